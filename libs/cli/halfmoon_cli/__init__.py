@@ -1,0 +1,1 @@
+"""The halfmoon command."""

@@ -1,0 +1,1 @@
+"""Paged attention under transformers' own models, and a deterministic fake."""

@@ -1,0 +1,100 @@
+"""An engine: a model over a pool of KV pages. The real one and the fake keep this contract.
+
+An engine owns the arithmetic and nothing else: no queue, no page allocation, no socket. Its
+caller says which tokens of which sequences to run and on which pages their KV lies. Calls
+block and come from one thread at a time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_protocol.sampling import Sampling
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """Choose the token that follows a run."""
+
+    sampling: Sampling
+    #: Tokens so far when penalties look at them (see `Sampling.needs_history`), else empty.
+    history: Sequence[int] = ()
+    #: How many of `history` are the client's prompt.
+    n_prompt: int = 0
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Consecutive tokens of one sequence to run through the model in one forward.
+
+    The KV of positions 0 … start-1 is in `pages` already; this run computes and writes
+    positions start … start+len(token_ids)-1. Position i lives on page
+    ``pages[i // block_size]``, slot ``i % block_size``.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    #: None: no token is wanted (a chunk that is not the last).
+    draw: Draw | None
+
+
+LayerHook = Callable[[int], None]
+
+
+class Engine(Protocol):
+    """A model, loaded, over a pool of pages that its caller registered for transfer."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """What a page's bytes mean."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest sequence that the model allows."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generation, from the model's generation config."""
+        ...
+
+    def attach(self, pool: memoryview) -> None:
+        """Use this memory as the pool: ``len(pool) // layout.block_bytes`` pages.
+
+        The pool is written in place; page p starts at byte ``p * layout.block_bytes``.
+
+        Raises:
+            ValueError: it holds no page, or is read-only.
+        """
+        ...
+
+    def forward(
+        self,
+        runs: Sequence[Run],
+        *,
+        before_layer: LayerHook | None = None,
+        after_layer: LayerHook | None = None,
+    ) -> list[int | None]:
+        """Run a ragged batch and choose the next token of each run that wants one.
+
+        Args:
+            runs: of different sequences, in any mix of lengths.
+            before_layer: called with the layer's index before its attention reads the pool;
+                may block (KV that is still on its way).
+            after_layer: called once the layer's keys and values of these runs are in the
+                pool's bytes; must be quick. An exception from either ends the forward.
+
+        Returns:
+            One entry per run: the token, or None where ``draw`` is None.
+        """
+        ...
+
+    def measure(self) -> tuple[PrefillCost, DecodeCost]:
+        """Time a few forwards on scratch pages of the attached pool and fit the cost models.
+
+        Takes a few seconds at the most; the pool must not be in use.
+        """
+        ...

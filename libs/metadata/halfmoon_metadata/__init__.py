@@ -1,0 +1,1 @@
+"""Small shared records under leases: in memory, over HTTP, in Redis."""

@@ -1,0 +1,28 @@
+"""What can be wrong with what a peer sent.
+
+ProtocolError
+├── UnknownVersion     the frame is of a version that we don't speak
+├── MessageTooLarge    the frame is over the limit
+├── Malformed          the frame is not one of our messages
+└── LayoutMismatch     two workers would misread each other's KV bytes
+"""
+
+
+class ProtocolError(ValueError):
+    """The base of all of these; its text names the thing, the value and the limit."""
+
+
+class UnknownVersion(ProtocolError):
+    """A frame of a version that this build does not speak."""
+
+
+class MessageTooLarge(ProtocolError):
+    """A frame over `codec.MAX_MESSAGE_BYTES`."""
+
+
+class Malformed(ProtocolError):
+    """Bytes that are not one of the expected messages."""
+
+
+class LayoutMismatch(ProtocolError):
+    """Two workers whose KV bytes mean different things."""

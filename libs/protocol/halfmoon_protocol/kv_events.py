@@ -1,0 +1,109 @@
+"""KV events in vLLM's format: what a cache holds, as it changes.
+
+Published as three frames: topic, sequence number (8 bytes, big-endian), and a MessagePack
+array ``[ts, [event, …], data_parallel_rank | nil]``. An event is a map with its name under
+``"type"`` (vLLM since June 2026) or an array that starts with its name (vLLM before, SGLang):
+we write maps and read both, ignoring fields and elements that we don't know.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from halfmoon_protocol.errors import Malformed
+
+
+class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Blocks were added to a cache, each the child of the one before."""
+
+    block_hashes: tuple[int | bytes, ...]
+    parent_block_hash: int | bytes | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    lora_id: int | None = None
+    #: "GPU", "CPU" or "STORAGE".
+    medium: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Blocks left a cache."""
+
+    block_hashes: tuple[int | bytes, ...]
+    medium: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True):
+    """A cache is empty."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+_BY_NAME: dict[str, type[KvEvent]] = {
+    kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)
+}
+
+
+class KvEventBatch(msgspec.Struct, frozen=True):
+    """The events of one publication."""
+
+    sequence: int
+    timestamp: float
+    events: tuple[KvEvent, ...]
+
+
+def encode_sequence(sequence: int) -> bytes:
+    """The second frame."""
+    return struct.pack(">q", sequence)
+
+
+def decode_sequence(frame: bytes) -> int:
+    """The second frame, read.
+
+    Raises:
+        Malformed: not 8 bytes.
+    """
+    if len(frame) != 8:
+        raise Malformed(f"a KV event sequence number of {len(frame)} bytes, not 8")
+    (sequence,) = struct.unpack(">q", frame)
+    return int(sequence)
+
+
+def encode_payload(events: Sequence[KvEvent], timestamp: float) -> bytes:
+    """The third frame, with events as maps."""
+    rows = [
+        {"type": type(event).__name__, **msgspec.to_builtins(event, builtin_types=(bytes,))}
+        for event in events
+    ]
+    return msgspec.msgpack.encode([timestamp, rows, None])
+
+
+def decode_payload(payload: bytes, sequence: int) -> KvEventBatch:
+    """The third frame, read; events of unknown kinds are left out.
+
+    Raises:
+        Malformed: not the shape above.
+    """
+    try:
+        parts: Any = msgspec.msgpack.decode(payload)
+        timestamp, rows = float(parts[0]), parts[1]
+        events = tuple(event for row in rows if (event := _decode_event(row)) is not None)
+    except (
+        msgspec.DecodeError,
+        msgspec.ValidationError,
+        TypeError,
+        ValueError,
+        LookupError,
+    ) as error:
+        raise Malformed(f"not a KV event batch: {error}") from None
+    return KvEventBatch(sequence, timestamp, events)
+
+
+def _decode_event(row: Any) -> KvEvent | None:
+    if isinstance(row, dict):
+        kind = _BY_NAME.get(row.get("type", ""))
+        fields = row
+    else:
+        kind = _BY_NAME.get(row[0])
+        fields = dict(zip(kind.__struct_fields__, row[1:], strict=False)) if kind else {}
+    return None if kind is None else msgspec.convert(fields, kind)

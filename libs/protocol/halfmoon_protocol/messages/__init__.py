@@ -1,0 +1,123 @@
+"""Every message on a Halfmoon socket, grouped by who talks with whom."""
+
+from halfmoon_protocol.messages.base import Message
+from halfmoon_protocol.messages.decode import (
+    DecodeFailed,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
+    Produced,
+    ReserveDecode,
+    StartDecode,
+    TokensProduced,
+)
+from halfmoon_protocol.messages.kvstore import (
+    BlocksCommitted,
+    BlocksLeased,
+    BlocksReserved,
+    BlocksSnapshot,
+    CommitBlocks,
+    KvstoreLoad,
+    KvstoreRefused,
+    LeaseBlocks,
+    Place,
+    ReleaseLease,
+    RenewLease,
+    ReserveBlocks,
+    RevokeBlocks,
+    SnapshotBlocks,
+)
+from halfmoon_protocol.messages.membership import (
+    Cancel,
+    DecodeCost,
+    Hello,
+    PrefillCost,
+    Role,
+    Unwelcome,
+    Welcome,
+    WorkerInfo,
+)
+from halfmoon_protocol.messages.prefill import (
+    CachedPrefix,
+    KvstoreAddress,
+    PrefillDone,
+    PrefillFailed,
+    PrefillLoad,
+    StartPrefill,
+)
+
+__all__ = [
+    "ALL_MESSAGES",
+    "AnyMessage",
+    "BlocksCommitted",
+    "BlocksLeased",
+    "BlocksReserved",
+    "BlocksSnapshot",
+    "CachedPrefix",
+    "Cancel",
+    "CommitBlocks",
+    "DecodeCost",
+    "DecodeFailed",
+    "DecodeLoad",
+    "DecodeRefused",
+    "DecodeReserved",
+    "Hello",
+    "KvstoreAddress",
+    "KvstoreLoad",
+    "KvstoreRefused",
+    "LeaseBlocks",
+    "Message",
+    "Place",
+    "PrefillCost",
+    "PrefillDone",
+    "PrefillFailed",
+    "PrefillLoad",
+    "Produced",
+    "ReleaseLease",
+    "RenewLease",
+    "ReserveBlocks",
+    "ReserveDecode",
+    "RevokeBlocks",
+    "Role",
+    "SnapshotBlocks",
+    "StartDecode",
+    "StartPrefill",
+    "TokensProduced",
+    "Unwelcome",
+    "Welcome",
+    "WorkerInfo",
+]
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Unwelcome
+    | Cancel
+    | ReserveDecode
+    | StartDecode
+    | DecodeReserved
+    | DecodeRefused
+    | TokensProduced
+    | DecodeFailed
+    | DecodeLoad
+    | StartPrefill
+    | PrefillDone
+    | PrefillFailed
+    | PrefillLoad
+    | ReserveBlocks
+    | CommitBlocks
+    | RevokeBlocks
+    | LeaseBlocks
+    | RenewLease
+    | ReleaseLease
+    | SnapshotBlocks
+    | BlocksReserved
+    | BlocksCommitted
+    | BlocksLeased
+    | KvstoreRefused
+    | BlocksSnapshot
+    | KvstoreLoad
+)
+
+#: The members of `AnyMessage`, for the schema, the golden bytes and whoever needs them all.
+ALL_MESSAGES: tuple[type[Message], ...] = AnyMessage.__args__

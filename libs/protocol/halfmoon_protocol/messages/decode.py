@@ -1,0 +1,90 @@
+"""Between a conductor and a decode worker."""
+
+import msgspec
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages.base import Message
+from halfmoon_protocol.regions import Landing
+from halfmoon_protocol.sampling import Sampling, Stopping
+
+# conductor -> decode
+
+
+class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
+    """Set pages aside for the KV of a prompt; answered by `DecodeReserved` or `DecodeRefused`."""
+
+    request_id: RequestId
+    #: Tokens whose KV will land.
+    n_tokens: int
+    stopping: Stopping
+
+
+class StartDecode(Message, frozen=True, tag="start_decode"):
+    """The KV has landed and the first token is known: go on from there."""
+
+    request_id: RequestId
+    first_token: int
+    sampling: Sampling
+    stopping: Stopping
+    #: Where new tokens begin: tokens of the client's prompt. Less than the `n_tokens` of the
+    #: reservation when tokens had been delivered before this try.
+    n_prompt: int
+    #: All tokens before `first_token`; empty when sampling does not look at them.
+    history: tuple[int, ...] = ()
+
+
+# decode -> conductor
+
+
+class DecodeReserved(Message, frozen=True, tag="decode_reserved"):
+    """Pages are set aside until the landing's deadline, or until `Cancel`."""
+
+    request_id: RequestId
+    landing: Landing
+
+
+class DecodeRefused(Message, frozen=True, tag="decode_refused"):
+    """No pages, or no such length: nothing is held for this request."""
+
+    request_id: RequestId
+    reason: str
+    #: True when waiting may help (no free page now), false when it can't (too long).
+    retryable: bool
+    retry_after_s: float = 1.0
+
+
+class Produced(msgspec.Struct, frozen=True, array_like=True):
+    """One request's part of a step."""
+
+    request_id: RequestId
+    token: int
+    #: "" while it goes on, else "stop" (a stop token) or "length".
+    finish: str = ""
+
+
+class TokensProduced(Message, frozen=True, tag="tokens_produced"):
+    """The tokens of one decode step, of all requests of this conductor in it."""
+
+    step: int
+    produced: tuple[Produced, ...]
+
+
+class DecodeFailed(Message, frozen=True, tag="decode_failed"):
+    """This request is gone from the worker and all it held is free."""
+
+    request_id: RequestId
+    reason: str
+    #: True when another try can succeed (preempted, landing lost), false when it can't.
+    retryable: bool
+
+
+class DecodeLoad(Message, frozen=True, tag="decode_load"):
+    """How busy a decode worker is; published."""
+
+    n_running: int
+    n_reserved: int
+    context_tokens: int
+    free_pages: int
+    n_pages: int
+    #: Seconds of a recent step, smoothed; 0 before the first one.
+    step_s: float

@@ -1,0 +1,132 @@
+"""Between a kvstore and its clients: prefill workers, and conductors for the index.
+
+A put is two-phase: reserve, write by one-sided transfer, then commit or revoke. A get takes a
+lease on the blocks, reads them by one-sided transfer, and releases it. Blocks are immutable;
+putting one that is there already is success.
+"""
+
+import msgspec
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages.base import Message
+from halfmoon_protocol.regions import Region
+
+# client -> kvstore
+
+
+class ReserveBlocks(Message, frozen=True, tag="reserve_blocks"):
+    """Make room for blocks; answered by `BlocksReserved` or `KvstoreRefused`."""
+
+    ticket: Ticket
+    layout: KvLayout
+    #: In prefix order: block i+1 is the child of block i.
+    hashes: tuple[BlockHash, ...]
+    #: Hash of the block before the first of `hashes`; none for the start of a prompt.
+    parent: BlockHash | None
+    #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events.
+    token_ids: tuple[int, ...]
+
+
+class CommitBlocks(Message, frozen=True, tag="commit_blocks"):
+    """The bytes are written: these blocks may be served. Answered by `BlocksCommitted`."""
+
+    ticket: Ticket
+    #: xxh3-64 of each written block's bytes, in the order of `BlocksReserved.places`.
+    checksums: tuple[int, ...]
+
+
+class RevokeBlocks(Message, frozen=True, tag="revoke_blocks"):
+    """Give the reservation back; nothing is answered."""
+
+    ticket: Ticket
+
+
+class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
+    """Pin the longest prefix of these blocks; answered by `BlocksLeased`."""
+
+    ticket: Ticket
+    layout: KvLayout
+    hashes: tuple[BlockHash, ...]
+
+
+class RenewLease(Message, frozen=True, tag="renew_lease"):
+    """A long read is still running; nothing is answered."""
+
+    ticket: Ticket
+
+
+class ReleaseLease(Message, frozen=True, tag="release_lease"):
+    """The read is over; nothing is answered."""
+
+    ticket: Ticket
+
+
+class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
+    """Tell all that is stored; answered by `BlocksSnapshot`."""
+
+
+# kvstore -> client
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where one block is, or is to be written."""
+
+    hash: BlockHash
+    #: Bytes from the region's start.
+    offset: int
+    #: xxh3-64 of its bytes; 0 in a reservation.
+    checksum: int = 0
+
+
+class BlocksReserved(Message, frozen=True, tag="blocks_reserved"):
+    """Write these; the hashes asked for and missing here are stored already."""
+
+    ticket: Ticket
+    region: Region
+    places: tuple[Place, ...]
+    #: Seconds after which an uncommitted reservation is discarded.
+    expires_s: float
+
+
+class BlocksCommitted(Message, frozen=True, tag="blocks_committed"):
+    """The blocks are served from now on."""
+
+    ticket: Ticket
+
+
+class BlocksLeased(Message, frozen=True, tag="blocks_leased"):
+    """The longest prefix that is here, perhaps empty, pinned until the lease runs out."""
+
+    ticket: Ticket
+    region: Region
+    places: tuple[Place, ...]
+    expires_s: float
+
+
+class KvstoreRefused(Message, frozen=True, tag="kvstore_refused"):
+    """No; the text says why and what would help."""
+
+    ticket: Ticket
+    reason: str
+    retry_after_s: float = 0.0
+
+
+class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
+    """All blocks that are served, and the KV event sequence number that this state is after.
+
+    Events with a sequence number of at most `sequence` are contained in it.
+    """
+
+    #: -1 before the first event.
+    sequence: int
+    hashes: tuple[BlockHash, ...]
+
+
+class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):
+    """How full a kvstore is; published."""
+
+    n_stored: int
+    n_reserved: int
+    n_leased: int
+    n_blocks: int

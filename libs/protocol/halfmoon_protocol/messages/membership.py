@@ -1,0 +1,83 @@
+"""Who is there: what a worker says of itself, and how a conductor and a worker meet."""
+
+from typing import Literal
+
+import msgspec
+
+from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages.base import Message
+
+Role = Literal["prefill", "decode", "kvstore"]
+
+
+class PrefillCost(msgspec.Struct, frozen=True):
+    """Seconds to prefill n tokens of which p are cached: c0 + c1·(n-p) + c2·(n²-p²)."""
+
+    c0_s: float = 0.01
+    c1_s: float = 1e-4
+    c2_s: float = 0.0
+
+
+class DecodeCost(msgspec.Struct, frozen=True):
+    """Seconds of one step: d0 + d1·(requests in it) + d2·(context tokens in it)."""
+
+    d0_s: float = 0.01
+    d1_s: float = 1e-3
+    d2_s: float = 0.0
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker, in its own words: its record in the metadata server, and its welcome."""
+
+    worker_id: WorkerId
+    role: Role
+    #: Which start of this worker it is; a restart has a higher one.
+    generation: int
+    #: The machine it runs on: workers with equal hosts may share memory.
+    host: str
+    #: ZeroMQ endpoint of its ROUTER, for commands.
+    commands: str
+    #: ZeroMQ endpoint of its PUB, for events.
+    events: str
+    #: What its KV bytes mean. A kvstore that has not stored anything yet has none.
+    layout: KvLayout | None = None
+    #: Name of the model it serves, as clients write it.
+    model: str = ""
+    #: Tokens of the longest context that the model allows.
+    max_context: int = 0
+    #: Blocks that its memory holds (pages of a pool, slots of a store).
+    n_blocks: int = 0
+    prefill_cost: PrefillCost | None = None
+    decode_cost: DecodeCost | None = None
+    #: The kvstore that this prefill worker would rather use, by its settings.
+    home_kvstore: WorkerId | None = None
+    #: True when it finishes what it has and takes nothing new.
+    draining: bool = False
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """The first message on a connection. A worker drops what this conductor's earlier
+    sessions had asked of it, and answers `Welcome`."""
+
+    conductor_id: ConductorId
+    #: Counts this conductor's connections to this worker.
+    session: int
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """The answer to `Hello`; sent again whenever the worker's own record changes."""
+
+    worker: WorkerInfo
+
+
+class Unwelcome(Message, frozen=True, tag="unwelcome"):
+    """A conductor will not use this worker; the worker logs the reason and stops."""
+
+    reason: str
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """Forget this request and free all it holds. Unknown ids are fine: nothing is answered."""
+
+    request_id: str

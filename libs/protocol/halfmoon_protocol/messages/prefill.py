@@ -1,0 +1,87 @@
+"""Between a conductor and a prefill worker."""
+
+import msgspec
+
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.messages.base import Message
+from halfmoon_protocol.regions import Landing
+from halfmoon_protocol.sampling import Sampling, Stopping
+
+# conductor -> prefill
+
+
+class KvstoreAddress(msgspec.Struct, frozen=True):
+    """A kvstore as a prefill worker reaches it."""
+
+    worker_id: WorkerId
+    generation: int
+    commands: str
+
+
+class CachedPrefix(msgspec.Struct, frozen=True):
+    """The first `n_blocks` blocks of a prompt are at this kvstore, as far as is known."""
+
+    kvstore: KvstoreAddress
+    n_blocks: int
+
+
+class StartPrefill(Message, frozen=True, tag="start_prefill"):
+    """Compute the KV of these tokens, write it to the landing, choose the next token."""
+
+    request_id: RequestId
+    #: Everything before the token to choose; tokens delivered by an earlier try included.
+    token_ids: tuple[int, ...]
+    #: Tokens of the client's prompt: the first so many of `token_ids`.
+    n_prompt: int
+    #: Hashes of the full blocks of `token_ids`.
+    block_hashes: tuple[BlockHash, ...]
+    landing: Landing
+    sampling: Sampling
+    stopping: Stopping
+    cached: CachedPrefix | None = None
+    #: Where to keep the blocks for reuse; none when no kvstore is there.
+    store_in: KvstoreAddress | None = None
+
+
+# prefill -> conductor
+
+
+class PrefillDone(Message, frozen=True, tag="prefill_done"):
+    """All KV is in the landing, acknowledged, and the first token is chosen."""
+
+    request_id: RequestId
+    first_token: int
+    #: "" when it goes on, else "stop" or "length": then no decode is needed.
+    finish: str
+    #: Tokens whose KV was fetched rather than computed.
+    n_cached: int
+    #: Seconds from the command's arrival to the first forward.
+    queue_s: float
+    #: Seconds of forward passes, waits for fetched layers included.
+    compute_s: float
+    #: Seconds from the last forward's end until all bytes were acknowledged.
+    drain_s: float
+    #: Bytes fetched from a kvstore, and the seconds until the last one was there.
+    fetched_bytes: int = 0
+    fetch_s: float = 0.0
+
+
+class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
+    """This request is gone from the worker and all it held is free."""
+
+    request_id: RequestId
+    reason: str
+    #: True when another try can succeed.
+    retryable: bool
+    #: The worker that could not be reached, if that was the cause.
+    culprit: WorkerId | None = None
+
+
+class PrefillLoad(Message, frozen=True, tag="prefill_load"):
+    """How busy a prefill worker is; published."""
+
+    n_queued: int
+    #: Tokens still to compute, of running and queued requests.
+    queued_tokens: int
+    free_pages: int
+    n_pages: int

@@ -1,0 +1,35 @@
+"""How a message points at memory: a registered region of a segment, and places in it.
+
+A *segment* is one process's set of regions, named and described in the metadata server (who
+it is, how it is reached). A *region* is one registered buffer in it, addressed by a key that
+can't be guessed. Messages carry regions; the bytes move through `halfmoon_transfer`.
+"""
+
+import msgspec
+
+from halfmoon_protocol.layout import KvLayout
+
+KEY_BYTES = 16
+
+
+class Region(msgspec.Struct, frozen=True):
+    """A registered buffer of some process, as its peers name it."""
+
+    #: Name of the segment, the key of its record in the metadata server.
+    segment: str
+    #: The segment's generation: a restarted process has a higher one, and an access with
+    #: an old one is refused rather than applied to other memory.
+    generation: int
+    #: 16 random bytes; whoever holds them may read and write the region.
+    key: bytes
+    #: Length in bytes.
+    length: int
+
+
+class Landing(msgspec.Struct, frozen=True):
+    """Where the KV of one request lands in a decode worker's pool."""
+
+    region: Region
+    #: Page i of the request's blocks; its bytes start at ``pages[i] * layout.block_bytes``.
+    pages: tuple[int, ...]
+    layout: KvLayout

@@ -1,0 +1,41 @@
+"""How the next token is chosen: the parameters of a request, checked at the edge."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters, with the meaning that OpenAI's API and vLLM give them.
+
+    The draw for the token at position i depends on (seed, i) alone, so a request that is
+    placed again on another worker goes on with the very same tokens.
+    """
+
+    #: 0 is greedy.
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    #: 0 keeps all.
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether choosing a token looks at the tokens before it."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+class Stopping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When a request is finished, as far as token ids tell (stop strings are the gateway's)."""
+
+    #: New tokens at the most, the first one included.
+    max_new_tokens: Annotated[int, Meta(ge=1)]
+    #: Any of these ends the request; it is reported and counted, its text is not shown.
+    stop_token_ids: tuple[int, ...] = ()
+    #: Until so many tokens are out, stop tokens don't stop.
+    min_new_tokens: Annotated[int, Meta(ge=0)] = 0

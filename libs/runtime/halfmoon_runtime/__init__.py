@@ -1,0 +1,1 @@
+"""What every service needs to stand up: channels, membership, lifecycle, telemetry."""

@@ -1,0 +1,66 @@
+"""What the scheduling core wants done: commands, in the imperative."""
+
+from typing import Literal
+
+import msgspec
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import AnyMessage
+
+
+class Command(msgspec.Struct, frozen=True, tag_field="type"):
+    """The base of all commands."""
+
+
+class Send(Command, frozen=True, tag="send"):
+    """Send a message to a worker. That it can't be sent comes back as `WorkerLost`."""
+
+    worker_id: WorkerId
+    message: AnyMessage
+
+
+class Deliver(Command, frozen=True, tag="deliver"):
+    """Hand the first token of a try to the client."""
+
+    request_id: RequestId
+    token: int
+    #: "" when more will come from decode, else "stop" or "length".
+    finish: str
+    #: Prompt tokens whose KV was reused.
+    n_cached: int
+
+
+class Reject(Command, frozen=True, tag="reject"):
+    """Refuse a request that nothing was spent on."""
+
+    request_id: RequestId
+    #: overloaded → 429, unavailable → 503, too_long → 400.
+    kind: Literal["overloaded", "unavailable", "too_long"]
+    reason: str
+    #: Seconds after which another try may succeed; 0 when none will.
+    retry_after_s: float = 0.0
+
+
+class Resubmit(Command, frozen=True, tag="resubmit"):
+    """This try is over through no fault of the request's: the next one is to arrive, with
+    the tokens delivered so far."""
+
+    request_id: RequestId
+    reason: str
+
+
+class Fail(Command, frozen=True, tag="fail"):
+    """End a request with an error; there is no use in another try."""
+
+    request_id: RequestId
+    reason: str
+
+
+class RefuseWorker(Command, frozen=True, tag="refuse_worker"):
+    """Tell a worker that it can't be used, and hang up."""
+
+    worker_id: WorkerId
+    reason: str
+
+
+AnyCommand = Send | Deliver | Reject | Resubmit | Fail | RefuseWorker

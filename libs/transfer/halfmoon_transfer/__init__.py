@@ -1,0 +1,1 @@
+"""Bytes between registered regions of memory, one-sided, checksummed and acknowledged."""

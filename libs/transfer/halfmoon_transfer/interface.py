@@ -1,0 +1,91 @@
+"""What users of this library hold: requests, their outcome, and the errors.
+
+TransferError
+├── Rejected      the peer refused: out of bounds, unknown key, another generation
+├── Lost          no path worked: which ones, after how many tries
+├── Corrupted     the bytes arrived with another checksum, after all tries
+├── TimedOut      the deadline passed first
+└── Cancelled     the caller did not want it any more
+"""
+
+from collections.abc import Callable, Generator
+from typing import Literal, Protocol
+
+import msgspec
+
+from halfmoon_protocol.regions import Region
+
+
+class TransferError(Exception):
+    """The base; nothing that raises it was reported done."""
+
+
+class Rejected(TransferError):
+    """The peer refused: out of bounds, unknown key, another generation."""
+
+
+class Lost(TransferError):
+    """No path worked; the text names them and counts the tries."""
+
+
+class Corrupted(TransferError):
+    """A checksum did not match, after all tries."""
+
+
+class TimedOut(TransferError):
+    """The deadline passed before all bytes were acknowledged."""
+
+
+class Cancelled(TransferError):
+    """The caller cancelled it; some bytes may have been written."""
+
+
+Op = Literal["read", "write"]
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One contiguous run of a scatter list: `length` bytes between here and there."""
+
+    local: Region
+    local_offset: int
+    remote: Region
+    remote_offset: int
+    length: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How a finished transfer went."""
+
+    n_bytes: int
+    seconds: float
+    #: The backends that moved bytes: ("shm",), ("tcp",), ("tcp", "shm").
+    path: tuple[str, ...]
+    retries: int
+
+
+class Transfer(Protocol):
+    """A submitted request. All its bytes are acknowledged by the far side, or it raises."""
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        ...
+
+    def result(self, timeout_s: float | None = None) -> Report:
+        """Wait, from a thread.
+
+        Raises:
+            TransferError: it failed; `TimedOut` also when `timeout_s` passed (it goes on).
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Ask it to stop; it ends with `Cancelled` unless it was done."""
+        ...
+
+    def add_done_callback(self, callback: Callable[["Transfer"], None]) -> None:
+        """Call this once it is done, from a thread of the engine (or at once)."""
+        ...
+
+    def __await__(self) -> Generator[object, None, Report]:
+        """Wait, from asyncio; raises like `result`. Cancelling the waiter doesn't cancel it."""
+        ...

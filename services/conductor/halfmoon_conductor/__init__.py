@@ -1,0 +1,1 @@
+"""Halfmoon's REST API and global scheduler."""

@@ -1,0 +1,1 @@
+"""Halfmoon's decode worker."""

@@ -1,0 +1,1 @@
+"""Halfmoon's KV block store."""

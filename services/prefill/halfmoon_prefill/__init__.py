@@ -1,0 +1,1 @@
+"""Halfmoon's prefill worker."""
