@@ -1,0 +1,62 @@
+"""Stores by URL scheme. A store's module, and its client library, is imported when chosen."""
+
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.store import MetadataStore
+
+_named: dict[str, MemoryStore] = {}
+_named_lock = threading.Lock()
+
+
+def open_store(url: str) -> MetadataStore:
+    """The store that `url` names; nothing is connected before the first call on it.
+
+    Args:
+        url: ``memory://name`` (one per name and process), ``http://host:port/metadata``,
+            ``https://…``, ``redis://host:port/0`` or ``rediss://…``.
+
+    Raises:
+        ValueError: a scheme that is not one of these, or no host.
+    """
+    scheme = urlsplit(url).scheme
+    opener = _OPENERS.get(scheme)
+    if opener is None:
+        known = ", ".join(f"{name}://" for name in _OPENERS)
+        raise ValueError(f"metadata URL {url!r} has no known scheme; known are {known}")
+    return opener(url)
+
+
+def _open_memory(url: str) -> MetadataStore:
+    parts = urlsplit(url)
+    with _named_lock:
+        return _named.setdefault(parts.netloc + parts.path, MemoryStore())
+
+
+def _open_http(url: str) -> MetadataStore:
+    from halfmoon_metadata.http import HttpStore
+
+    return HttpStore(_with_host(url))
+
+
+def _open_redis(url: str) -> MetadataStore:
+    from halfmoon_metadata.redis import RedisStore
+
+    return RedisStore(_with_host(url))
+
+
+def _with_host(url: str) -> str:
+    if not urlsplit(url).hostname:
+        raise ValueError(f"metadata URL {url!r} names no host")
+    return url
+
+
+_OPENERS: dict[str, Callable[[str], MetadataStore]] = {
+    "memory": _open_memory,
+    "http": _open_http,
+    "https": _open_http,
+    "redis": _open_redis,
+    "rediss": _open_redis,
+}
