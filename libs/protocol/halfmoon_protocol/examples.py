@@ -1,0 +1,151 @@
+"""One example of every message: the golden bytes are made of these, and tests use them."""
+
+from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import (
+    BlocksCommitted,
+    BlocksLeased,
+    BlocksReserved,
+    BlocksSnapshot,
+    CachedPrefix,
+    Cancel,
+    CommitBlocks,
+    DecodeCost,
+    DecodeFailed,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
+    Hello,
+    KvstoreAddress,
+    KvstoreLoad,
+    KvstoreRefused,
+    LeaseBlocks,
+    Message,
+    Place,
+    PrefillCost,
+    PrefillDone,
+    PrefillFailed,
+    PrefillLoad,
+    Produced,
+    ReleaseLease,
+    RenewLease,
+    ReserveBlocks,
+    ReserveDecode,
+    RevokeBlocks,
+    SnapshotBlocks,
+    StartDecode,
+    StartPrefill,
+    TokensProduced,
+    Unwelcome,
+    Welcome,
+    WorkerInfo,
+)
+from halfmoon_protocol.regions import Landing, Region
+from halfmoon_protocol.sampling import Sampling, Stopping
+
+REQUEST = RequestId("cmpl-7f3a")
+TICKET = Ticket("prefill-0/17")
+LAYOUT = KvLayout(
+    model="sha256:0f1e2d", n_layers=2, n_kv_heads=2, head_dim=16, dtype="float32", block_size=16
+)
+REGION = Region("decode-0", 3, bytes(range(16)), 1 << 20)
+LANDING = Landing(REGION, (4, 7), LAYOUT)
+HASHES = (BlockHash(bytes(range(16))), BlockHash(bytes(range(16, 32))))
+STOPPING = Stopping(max_new_tokens=32, stop_token_ids=(2,))
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=11)
+KVSTORE = KvstoreAddress(WorkerId("kvstore-0"), 2, "tcp://127.0.0.1:7301")
+WORKER = WorkerInfo(
+    worker_id=WorkerId("prefill-0"),
+    role="prefill",
+    generation=2,
+    host="host-a",
+    commands="tcp://127.0.0.1:7101",
+    events="tcp://127.0.0.1:7102",
+    layout=LAYOUT,
+    model="demo",
+    max_context=4096,
+    n_blocks=256,
+    prefill_cost=PrefillCost(0.01, 0.0001, 0.00000001),
+    decode_cost=DecodeCost(0.01, 0.001, 0.000001),
+    home_kvstore=WorkerId("kvstore-0"),
+)
+
+EXAMPLES: tuple[Message, ...] = (
+    Hello(conductor_id=ConductorId("conductor-0"), session=1),
+    Welcome(worker=WORKER),
+    Unwelcome(reason="KV layouts differ: block_size is 16 at the cluster, 32 at decode-1"),
+    Cancel(request_id=REQUEST),
+    ReserveDecode(request_id=REQUEST, n_tokens=20, stopping=STOPPING),
+    StartDecode(
+        request_id=REQUEST,
+        first_token=301,
+        sampling=SAMPLING,
+        stopping=STOPPING,
+        n_prompt=20,
+        history=(1, 5),
+    ),
+    DecodeReserved(request_id=REQUEST, landing=LANDING),
+    DecodeRefused(request_id=REQUEST, reason="2 pages wanted, 1 of 64 free", retryable=True),
+    TokensProduced(
+        step=9, produced=(Produced(REQUEST, 302), Produced(RequestId("cmpl-90b1~2"), 2, "stop"))
+    ),
+    DecodeFailed(request_id=REQUEST, reason="preempted: no page is free", retryable=True),
+    DecodeLoad(
+        n_running=3, n_reserved=1, context_tokens=1200, free_pages=40, n_pages=64, step_s=0.012
+    ),
+    StartPrefill(
+        request_id=REQUEST,
+        token_ids=(1, 5, 300),
+        n_prompt=3,
+        block_hashes=HASHES,
+        landing=LANDING,
+        sampling=SAMPLING,
+        stopping=STOPPING,
+        cached=CachedPrefix(KVSTORE, 1),
+        store_in=KVSTORE,
+    ),
+    PrefillDone(
+        request_id=REQUEST,
+        first_token=301,
+        finish="",
+        n_cached=16,
+        queue_s=0.01,
+        compute_s=0.2,
+        drain_s=0.003,
+        fetched_bytes=8192,
+        fetch_s=0.002,
+    ),
+    PrefillFailed(
+        request_id=REQUEST,
+        reason="writing to decode-0 was lost",
+        retryable=True,
+        culprit=WorkerId("decode-0"),
+    ),
+    PrefillLoad(n_queued=2, queued_tokens=3000, free_pages=100, n_pages=256),
+    ReserveBlocks(
+        ticket=TICKET,
+        layout=LAYOUT,
+        hashes=HASHES,
+        parent=BlockHash(b"\xff" * 16),
+        token_ids=tuple(range(32)),
+    ),
+    CommitBlocks(ticket=TICKET, checksums=(0x0123456789ABCDEF, 7)),
+    RevokeBlocks(ticket=TICKET),
+    LeaseBlocks(ticket=TICKET, layout=LAYOUT, hashes=HASHES),
+    RenewLease(ticket=TICKET),
+    ReleaseLease(ticket=TICKET),
+    SnapshotBlocks(),
+    BlocksReserved(
+        ticket=TICKET,
+        region=REGION,
+        places=(Place(HASHES[0], 0), Place(HASHES[1], 8192)),
+        expires_s=30.0,
+    ),
+    BlocksCommitted(ticket=TICKET),
+    BlocksLeased(
+        ticket=TICKET, region=REGION, places=(Place(HASHES[0], 0, 0xFEED),), expires_s=10.0
+    ),
+    KvstoreRefused(ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0),
+    BlocksSnapshot(sequence=41, hashes=HASHES),
+    KvstoreLoad(n_stored=50, n_reserved=2, n_leased=3, n_blocks=64),
+)

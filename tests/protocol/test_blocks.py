@@ -1,0 +1,114 @@
+"""Block hashes: equal exactly when model, tenant, block size and the whole prefix are equal."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_protocol import schema
+from halfmoon_protocol.blocks import block_hashes, root_hash
+from halfmoon_protocol.errors import LayoutMismatch, ProtocolError
+from halfmoon_protocol.examples import LAYOUT
+from halfmoon_protocol.ids import RequestId, origin, retry_id
+
+GOLDEN = Path(schema.__file__).parent.parent / "golden" / "block_hashes.json"
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=80)
+
+
+def written_out(token_ids: list[int], model: str, salt: str, size: int) -> list[bytes]:
+    """The docstring's recipe, step by step, with nothing shared with the code under test."""
+    data = b"halfmoon.block.v1" + struct.pack("<I", size)
+    for text in (model.encode(), salt.encode()):
+        data += struct.pack("<I", len(text)) + text
+    parent = hashlib.sha256(data).digest()[:16]
+    hashes = []
+    for block in range(len(token_ids) // size):
+        words = token_ids[block * size : (block + 1) * size]
+        parent = hashlib.sha256(parent + struct.pack(f"<{size}I", *words)).digest()[:16]
+        hashes.append(parent)
+    return hashes
+
+
+@given(tokens, st.text(max_size=8), st.text(max_size=8), st.sampled_from([16, 17, 32]))
+def test_hashes_follow_the_written_recipe(
+    token_ids: list[int], model: str, salt: str, size: int
+) -> None:
+    expected = written_out(token_ids, model, salt, size)
+    assert block_hashes(token_ids, model=model, salt=salt, block_size=size) == expected
+
+
+def test_golden_hashes_are_what_we_compute() -> None:
+    for case in json.loads(GOLDEN.read_text()):
+        root = root_hash(model=case["model"], salt=case["salt"], block_size=case["block_size"])
+        assert root.hex() == case["root_hex"]
+        computed = block_hashes(
+            case["token_ids"],
+            model=case["model"],
+            salt=case["salt"],
+            block_size=case["block_size"],
+        )
+        assert [block.hex() for block in computed] == case["hashes_hex"]
+
+
+@given(tokens, tokens)
+def test_hashes_agree_just_as_far_as_whole_blocks_of_the_prefix_do(
+    left: list[int], right: list[int]
+) -> None:
+    ours = block_hashes(left, model="m", block_size=16)
+    theirs = block_hashes(right, model="m", block_size=16)
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        end = 16 * (index + 1)
+        assert (a == b) == (left[:end] == right[:end])
+
+
+def test_tenants_models_and_block_sizes_share_nothing() -> None:
+    prompt = list(range(64))
+    variants = [
+        block_hashes(prompt, model="m", salt="", block_size=16),
+        block_hashes(prompt, model="m", salt="a", block_size=16),
+        block_hashes(prompt, model="n", salt="", block_size=16),
+        block_hashes(prompt, model="ma", salt="", block_size=16),
+        block_hashes(prompt, model="m", salt="", block_size=32),
+    ]
+    seen = [block for hashes in variants for block in hashes]
+    assert len(seen) == len(set(seen))
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 1.5, "x"])
+def test_a_token_id_out_of_range_is_refused(token: object) -> None:
+    with pytest.raises(ProtocolError, match="token ids"):
+        block_hashes([token] * 16, model="m", block_size=16)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("size", [0, 15, 513])
+def test_a_block_size_out_of_range_names_value_and_limits(size: int) -> None:
+    with pytest.raises(ProtocolError, match=f"{size}, allowed are 16 to 512"):
+        block_hashes([1], model="m", block_size=size)
+
+
+def test_a_layout_mismatch_names_the_field_and_both_values() -> None:
+    other = type(LAYOUT)(
+        model=LAYOUT.model, n_layers=2, n_kv_heads=4, head_dim=16, dtype="float32", block_size=32
+    )
+    with pytest.raises(LayoutMismatch) as caught:
+        LAYOUT.require_same(other, "prefill-0", "decode-1")
+    text = str(caught.value)
+    assert "block_size is 16 at prefill-0, 32 at decode-1" in text
+    assert "n_kv_heads is 2 at prefill-0, 4 at decode-1" in text
+    assert "head_dim" not in text
+
+
+def test_a_block_is_all_its_layers_and_a_layer_is_keys_and_values() -> None:
+    assert LAYOUT.layer_bytes == 2 * 16 * 2 * 16 * 4
+    assert LAYOUT.block_bytes == 2 * LAYOUT.layer_bytes
+    assert [LAYOUT.blocks_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+def test_a_retry_belongs_to_the_clients_request() -> None:
+    first = RequestId("cmpl-1")
+    assert retry_id(retry_id(first, 2), 3) == "cmpl-1~3"
+    assert origin(retry_id(first, 3)) == origin(first) == "cmpl-1"

@@ -1,0 +1,73 @@
+"""KV events: vLLM's frames, in both of its encodings."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from halfmoon_protocol import schema
+from halfmoon_protocol.errors import Malformed
+from halfmoon_protocol.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEventBatch,
+    decode_payload,
+    decode_sequence,
+    encode_payload,
+    encode_sequence,
+)
+
+STORED = BlockStored(
+    block_hashes=(b"a" * 16,), parent_block_hash=None, token_ids=(1, 2), block_size=2, medium="CPU"
+)
+
+
+def test_a_batch_survives_the_wire() -> None:
+    events = (STORED, BlockRemoved(block_hashes=(b"a" * 16,)), AllBlocksCleared())
+    batch = decode_payload(encode_payload(events, 12.5), decode_sequence(encode_sequence(7)))
+    assert batch == KvEventBatch(7, 12.5, events)
+
+
+def test_golden_batches_are_read_and_written_the_same() -> None:
+    golden = Path(schema.__file__).parent.parent / "golden" / "kv_events.json"
+    for case in json.loads(golden.read_text()):
+        payload = bytes.fromhex(case["payload_hex"])
+        batch = decode_payload(payload, decode_sequence(bytes.fromhex(case["sequence_hex"])))
+        assert encode_payload(batch.events, batch.timestamp) == payload
+
+
+def test_positional_events_with_more_elements_than_we_know_are_read() -> None:
+    row = ["BlockStored", [5, 6], 4, [1, 2], 1, None, "GPU", "of a later version"]
+    batch = decode_payload(msgspec.msgpack.encode([1.0, [row, ["AllBlocksCleared"]], 0]), 0)
+    assert batch.events == (
+        BlockStored(
+            block_hashes=(5, 6),
+            parent_block_hash=4,
+            token_ids=(1, 2),
+            block_size=1,
+            medium="GPU",
+        ),
+        AllBlocksCleared(),
+    )
+
+
+def test_unknown_fields_and_unknown_events_are_left_out() -> None:
+    rows = [
+        {"type": "BlockRemoved", "block_hashes": [1], "medium": None, "group_idx": 0},
+        {"type": "SomethingNew", "x": 1},
+    ]
+    batch = decode_payload(msgspec.msgpack.encode([1, rows]), 0)
+    assert batch.events == (BlockRemoved(block_hashes=(1,)),)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x01", b"\x92\x01\x02", b"\xa3abc"])
+def test_what_is_not_a_batch_is_malformed(payload: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_payload(payload, 0)
+
+
+def test_a_sequence_of_another_length_is_malformed() -> None:
+    with pytest.raises(Malformed, match="7 bytes"):
+        decode_sequence(bytes(7))
