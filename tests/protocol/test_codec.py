@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from halfmoon_protocol import codec, schema
 from halfmoon_protocol.errors import Malformed, MessageTooLarge, ProtocolError, UnknownVersion
 from halfmoon_protocol.examples import EXAMPLES
-from halfmoon_protocol.ids import ConductorId
+from halfmoon_protocol.ids import ConductorId, RequestId
 from halfmoon_protocol.messages import ALL_MESSAGES, Cancel, Hello, Message
 
 GOLDEN = Path(schema.__file__).parent.parent / "golden"
@@ -56,14 +56,16 @@ def test_schema_and_golden_bytes_are_current() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    frame = codec.encode(Cancel(request_id="r"))
+    frame = codec.encode(Cancel(request_id=RequestId("r")))
     fields = msgspec.msgpack.decode(frame[1:]) | {"of_a_later_version": [1, 2]}
-    assert codec.decode(frame[:1] + msgspec.msgpack.encode(fields)) == Cancel(request_id="r")
+    assert codec.decode(frame[:1] + msgspec.msgpack.encode(fields)) == Cancel(
+        request_id=RequestId("r")
+    )
 
 
 def test_a_frame_of_another_version_names_both_versions() -> None:
     with pytest.raises(UnknownVersion, match="version 9, this build speaks 1"):
-        codec.decode(b"\x09" + codec.encode(Cancel(request_id="r"))[1:])
+        codec.decode(b"\x09" + codec.encode(Cancel(request_id=RequestId("r")))[1:])
 
 
 def test_a_frame_over_the_limit_is_not_even_parsed() -> None:

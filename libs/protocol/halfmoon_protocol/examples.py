@@ -26,6 +26,7 @@ from halfmoon_protocol.messages import (
     PrefillDone,
     PrefillFailed,
     PrefillLoad,
+    PrefillStopped,
     Produced,
     ReleaseLease,
     RenewLease,
@@ -74,7 +75,7 @@ EXAMPLES: tuple[Message, ...] = (
     Hello(conductor_id=ConductorId("conductor-0"), session=1),
     Welcome(worker=WORKER),
     Unwelcome(reason="KV layouts differ: block_size is 16 at the cluster, 32 at decode-1"),
-    Cancel(request_id=REQUEST),
+    Cancel(request_id=REQUEST, landing_in_doubt=True),
     ReserveDecode(request_id=REQUEST, n_tokens=20, stopping=STOPPING),
     StartDecode(
         request_id=REQUEST,
@@ -84,7 +85,7 @@ EXAMPLES: tuple[Message, ...] = (
         n_prompt=20,
         history=(1, 5),
     ),
-    DecodeReserved(request_id=REQUEST, landing=LANDING),
+    DecodeReserved(request_id=REQUEST, landing=LANDING, expires_s=120.0),
     DecodeRefused(request_id=REQUEST, reason="2 pages wanted, 1 of 64 free", retryable=True),
     TokensProduced(
         step=9, produced=(Produced(REQUEST, 302), Produced(RequestId("cmpl-90b1~2"), 2, "stop"))
@@ -99,6 +100,7 @@ EXAMPLES: tuple[Message, ...] = (
         n_prompt=3,
         block_hashes=HASHES,
         landing=LANDING,
+        landing_expires_s=115.0,
         sampling=SAMPLING,
         stopping=STOPPING,
         cached=CachedPrefix(KVSTORE, 1),
@@ -121,6 +123,7 @@ EXAMPLES: tuple[Message, ...] = (
         retryable=True,
         culprit=WorkerId("decode-0"),
     ),
+    PrefillStopped(request_id=REQUEST),
     PrefillLoad(n_queued=2, queued_tokens=3000, free_pages=100, n_pages=256),
     ReserveBlocks(
         ticket=TICKET,

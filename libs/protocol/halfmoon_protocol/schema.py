@@ -87,12 +87,13 @@ def _golden_kv_events() -> list[dict[str, Any]]:
     )
     removed = kv_events.BlockRemoved(block_hashes=HASHES[:1], medium="CPU")
     cleared = kv_events.AllBlocksCleared()
+    batches: list[list[kv_events.KvEvent]] = [[stored], [removed, cleared], []]
     return [
         {
             "sequence_hex": kv_events.encode_sequence(sequence).hex(),
             "payload_hex": kv_events.encode_payload(events, 1795000000.25).hex(),
         }
-        for sequence, events in enumerate(([stored], [removed, cleared], []))
+        for sequence, events in enumerate(batches)
     ]
 
 

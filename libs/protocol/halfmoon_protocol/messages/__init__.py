@@ -43,6 +43,7 @@ from halfmoon_protocol.messages.prefill import (
     PrefillDone,
     PrefillFailed,
     PrefillLoad,
+    PrefillStopped,
     StartPrefill,
 )
 
@@ -72,6 +73,7 @@ __all__ = [
     "PrefillDone",
     "PrefillFailed",
     "PrefillLoad",
+    "PrefillStopped",
     "Produced",
     "ReleaseLease",
     "RenewLease",
@@ -103,6 +105,7 @@ AnyMessage = (
     | StartPrefill
     | PrefillDone
     | PrefillFailed
+    | PrefillStopped
     | PrefillLoad
     | ReserveBlocks
     | CommitBlocks

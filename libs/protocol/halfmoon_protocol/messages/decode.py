@@ -41,6 +41,8 @@ class DecodeReserved(Message, frozen=True, tag="decode_reserved"):
 
     request_id: RequestId
     landing: Landing
+    #: Seconds after which the pages are given to others if decoding has not started.
+    expires_s: float
 
 
 class DecodeRefused(Message, frozen=True, tag="decode_refused"):

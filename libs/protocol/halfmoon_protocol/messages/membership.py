@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages.base import Message
 
@@ -78,6 +78,12 @@ class Unwelcome(Message, frozen=True, tag="unwelcome"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """Forget this request and free all it holds. Unknown ids are fine: nothing is answered."""
+    """Forget this request and free all it holds. Unknown ids are fine.
 
-    request_id: str
+    A prefill worker answers `PrefillStopped`; a decode worker answers nothing.
+    """
+
+    request_id: RequestId
+    #: To decode: whoever writes the landing could not be stopped (it is lost), so its pages
+    #: are kept aside for a while before another request gets them.
+    landing_in_doubt: bool = False

@@ -36,6 +36,8 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     #: Hashes of the full blocks of `token_ids`.
     block_hashes: tuple[BlockHash, ...]
     landing: Landing
+    #: Seconds from this message's arrival after which nothing may be written to the landing.
+    landing_expires_s: float
     sampling: Sampling
     stopping: Stopping
     cached: CachedPrefix | None = None
@@ -67,7 +69,8 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
 
 
 class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
-    """This request is gone from the worker and all it held is free."""
+    """This request is gone from the worker, all it held is free, and nothing more will be
+    written to its landing."""
 
     request_id: RequestId
     reason: str
@@ -75,6 +78,13 @@ class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
     retryable: bool
     #: The worker that could not be reached, if that was the cause.
     culprit: WorkerId | None = None
+
+
+class PrefillStopped(Message, frozen=True, tag="prefill_stopped"):
+    """The answer to `Cancel`: nothing more will be written to this request's landing, so
+    its pages may be given to others."""
+
+    request_id: RequestId
 
 
 class PrefillLoad(Message, frozen=True, tag="prefill_load"):
