@@ -1,0 +1,457 @@
+"""The mind of a kvstore: which slot holds which block, who is reading, who is writing.
+
+Slots are equal pieces of the store's memory, one block each; the bytes and the sockets belong
+to the service. A slot is in exactly one of three states:
+
+    free ──reserve──▶ reserved ──commit──▶ stored ──evict──▶ free
+      ▲                  │
+      └──revoke, expire──┘
+
+A stored block may be leased any number of times; it is evicted only without leases. Blocks
+form chains (each hash has a parent): a block goes only after all its children, stored or
+reserved, so that what is stored stays reachable from the start of a prompt, and a reservation
+keeps its own prefix alive.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_scheduling.eviction import EvictionPolicy, open_policy
+
+#: What a client waits when nothing tells when a slot will come free.
+RETRY_S = 1.0
+
+
+class CacheError(Exception):
+    """The base of what a block cache refuses.
+
+    CacheError
+    ├── CacheFull        no slot is free and none may be evicted now
+    ├── UnknownTicket    the reservation never was, is over, or has expired
+    └── DuplicateTicket  the owner uses this ticket already
+    """
+
+
+class CacheFull(CacheError):
+    """Not one of the wanted blocks fits now; nothing changed."""
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        #: Seconds until a reservation or a lease runs out, so that another try may succeed.
+        self.retry_after_s = retry_after_s
+
+
+class UnknownTicket(CacheError, KeyError):
+    """There is no such reservation (any more)."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DuplicateTicket(CacheError, ValueError):
+    """A ticket names one reservation or one lease of its owner."""
+
+
+class Reserved(NamedTuple):
+    """What a reservation got, and what had to go for it."""
+
+    #: Blocks to write, in prefix order, each with its slot.
+    places: list[tuple[BlockHash, int]]
+    #: Blocks that are not stored any more, in the order in which they went.
+    evicted: list[BlockHash]
+
+
+class Stored(NamedTuple):
+    """One stored block as a reader needs it."""
+
+    hash: BlockHash
+    slot: int
+    checksum: int
+
+
+@dataclass(slots=True)
+class _Block:
+    """A stored block."""
+
+    slot: int
+    checksum: int
+    parent: BlockHash | None
+    n_leases: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A reserved block."""
+
+    slot: int
+    parent: BlockHash | None
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A reservation of pending blocks, or a lease on stored ones."""
+
+    hashes: list[BlockHash]
+    deadline_s: float
+
+
+_Key = tuple[str, Ticket]
+
+
+@dataclass(slots=True)
+class _Victims:
+    """A choice of blocks to evict, made before anything is changed."""
+
+    hashes: list[BlockHash] = field(default_factory=list)
+    #: How many children of each block are among `hashes`.
+    children_gone: dict[BlockHash, int] = field(default_factory=dict)
+
+
+class BlockCache:
+    """Slots of one block each, with two-phase puts, leases and eviction."""
+
+    def __init__(
+        self,
+        n_slots: int,
+        *,
+        policy: str = "lru",
+        high_watermark: float = 0.95,
+        low_watermark: float = 0.90,
+        reservation_ttl_s: float = 30.0,
+        lease_ttl_s: float = 10.0,
+    ) -> None:
+        """An empty cache.
+
+        Args:
+            n_slots: blocks that fit.
+            policy: name of an eviction policy, see `eviction.POLICIES`.
+            high_watermark: share of used slots above which `relieve` evicts.
+            low_watermark: share of used slots down to which it does.
+            reservation_ttl_s: a reservation not committed so long is discarded.
+            lease_ttl_s: a lease not renewed so long is discarded.
+
+        Raises:
+            ValueError: no slots, watermarks out of order, or an unknown policy.
+        """
+        if n_slots < 1:
+            raise ValueError(f"n_slots is {n_slots}, a cache has at least 1")
+        if not 0 <= low_watermark <= high_watermark <= 1:
+            raise ValueError(
+                f"watermarks must be 0 <= low <= high <= 1, not {low_watermark}, {high_watermark}"
+            )
+        self.n_slots = n_slots
+        self.reservation_ttl_s = reservation_ttl_s
+        self.lease_ttl_s = lease_ttl_s
+        self._high_slots = high_watermark * n_slots
+        self._low_slots = low_watermark * n_slots
+        #: Slots of no block. Disjoint from the slots in `_stored` and `_pending`.
+        self._free: list[int] = list(range(n_slots - 1, -1, -1))
+        self._stored: dict[BlockHash, _Block] = {}
+        #: Reserved blocks; each is in exactly one reservation, and not in `_stored`.
+        self._pending: dict[BlockHash, _Pending] = {}
+        #: Stored and reserved children of each block, whether or not that block is here.
+        self._n_children: dict[BlockHash, int] = {}
+        self._reservations: dict[_Key, _Hold] = {}
+        self._leases: dict[_Key, _Hold] = {}
+        #: Orders exactly the keys of `_stored`.
+        self._policy: EvictionPolicy[BlockHash] = open_policy(policy)
+        self._n_leased = 0
+
+    # -- what is here ------------------------------------------------------------------------
+
+    @property
+    def n_stored(self) -> int:
+        """Blocks that are served."""
+        return len(self._stored)
+
+    @property
+    def n_reserved(self) -> int:
+        """Blocks promised to a writer."""
+        return len(self._pending)
+
+    @property
+    def n_leased(self) -> int:
+        """Stored blocks with at least one reader."""
+        return self._n_leased
+
+    def hashes(self) -> list[BlockHash]:
+        """All stored blocks."""
+        return list(self._stored)
+
+    def __contains__(self, block: BlockHash) -> bool:
+        return block in self._stored
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        owner: str,
+        ticket: Ticket,
+        hashes: Sequence[BlockHash],
+        parent: BlockHash | None,
+        now: float,
+    ) -> Reserved:
+        """Promise slots for those of `hashes` that are neither stored nor reserved.
+
+        When not all of them fit, the first ones get slots: a prefix without its tail is of
+        use, a tail without its prefix is not. Blocks of this same prompt are not evicted.
+
+        Args:
+            owner: the client.
+            ticket: the client's name for this reservation.
+            hashes: blocks in prefix order, each the child of the one before.
+            parent: the block before the first; None at the start of a prompt.
+            now: seconds.
+
+        Raises:
+            CacheFull: not even one fits; nothing changes (but what expired is gone).
+            DuplicateTicket: the owner uses this ticket already.
+        """
+        self.expire(now)
+        key = self._new_key(owner, ticket)
+        parents = dict(zip(hashes, [parent, *hashes], strict=False))
+        missing = [h for h in parents if h not in self._stored and h not in self._pending]
+        evicted: list[BlockHash] = []
+        if len(missing) > len(self._free):
+            keep = {h for h in (*parents, parent) if h in self._stored}
+            evicted = self._choose(len(missing) - len(self._free), keep)
+            if not evicted and not self._free:
+                raise self._full(len(missing), now)
+            for block in evicted:
+                self._drop(block)
+        places = [(h, self._free.pop()) for h in missing[: len(self._free)]]
+        for block, slot in places:
+            self._pending[block] = _Pending(slot, parents[block])
+            self._add_child(parents[block])
+        self._touch([h for h in parents if h in self._stored])
+        taken = [block for block, _ in places]
+        self._reservations[key] = _Hold(taken, now + self.reservation_ttl_s)
+        return Reserved(places, evicted)
+
+    def commit(
+        self, owner: str, ticket: Ticket, checksums: Sequence[int], now: float
+    ) -> list[BlockHash]:
+        """The bytes are written: serve these blocks.
+
+        Args:
+            owner: the client.
+            ticket: of its reservation.
+            checksums: one for each of the reservation's places, in their order.
+            now: seconds.
+
+        Returns:
+            The blocks that are stored now and were not before, in prefix order.
+
+        Raises:
+            UnknownTicket: never reserved, revoked, or expired; write again.
+            ValueError: not one checksum per place; the reservation stays.
+        """
+        self.expire(now)
+        key = (owner, ticket)
+        if (reservation := self._reservations.get(key)) is None:
+            raise UnknownTicket(
+                f"no reservation {ticket!r} of {owner!r}: it is not made, revoked, committed, "
+                f"or older than {self.reservation_ttl_s} s"
+            )
+        if len(checksums) != len(reservation.hashes):
+            raise ValueError(
+                f"{len(checksums)} checksums for the {len(reservation.hashes)} places of "
+                f"reservation {ticket!r}"
+            )
+        del self._reservations[key]
+        for block, checksum in zip(reservation.hashes, checksums, strict=True):
+            pending = self._pending.pop(block)  # its parent keeps counting it as a child
+            self._stored[block] = _Block(pending.slot, checksum, pending.parent)
+        for block in reversed(reservation.hashes):  # the last one is the first to be evicted
+            self._policy.insert(block)
+        return reservation.hashes
+
+    def revoke(self, owner: str, ticket: Ticket) -> bool:
+        """Give a reservation back; whether there was one."""
+        if (reservation := self._reservations.pop((owner, ticket), None)) is None:
+            return False
+        for block in reservation.hashes:
+            pending = self._pending.pop(block)
+            self._free.append(pending.slot)
+            self._remove_child(pending.parent)
+        return True
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def lease(
+        self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], now: float
+    ) -> list[Stored]:
+        """Pin the longest prefix of `hashes` that is stored; nothing is held when it is empty.
+
+        Raises:
+            DuplicateTicket: the owner uses this ticket already.
+        """
+        self.expire(now)
+        key = self._new_key(owner, ticket)
+        found: list[Stored] = []
+        for block in dict.fromkeys(hashes):
+            if (stored := self._stored.get(block)) is None:
+                break
+            found.append(Stored(block, stored.slot, stored.checksum))
+        if found:
+            blocks = [place.hash for place in found]
+            self._pin(blocks, 1)
+            self._touch(blocks)
+            self._leases[key] = _Hold(blocks, now + self.lease_ttl_s)
+        return found
+
+    def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
+        """Keep a lease for another `lease_ttl_s`; whether it still was there."""
+        self.expire(now)
+        if (lease := self._leases.get((owner, ticket))) is None:
+            return False
+        lease.deadline_s = now + self.lease_ttl_s
+        return True
+
+    def release(self, owner: str, ticket: Ticket) -> bool:
+        """End a lease; whether there was one."""
+        if (lease := self._leases.pop((owner, ticket), None)) is None:
+            return False
+        self._pin(lease.hashes, -1)
+        return True
+
+    # -- clearing up -------------------------------------------------------------------------
+
+    def forget_owner(self, owner: str) -> None:
+        """The client is gone: revoke its reservations and release its leases."""
+        for key in [key for key in self._reservations if key[0] == owner]:
+            self.revoke(*key)
+        for key in [key for key in self._leases if key[0] == owner]:
+            self.release(*key)
+
+    def expire(self, now: float) -> None:
+        """Discard the reservations and leases whose time is over."""
+        for key in [key for key, r in self._reservations.items() if r.deadline_s <= now]:
+            self.revoke(*key)
+        for key in [key for key, lease in self._leases.items() if lease.deadline_s <= now]:
+            self.release(*key)
+
+    def relieve(self, now: float) -> list[BlockHash]:
+        """Evict ahead of demand: above the high watermark, down to the low one.
+
+        Returns:
+            The blocks that are not stored any more; fewer than wished when many are pinned.
+        """
+        self.expire(now)
+        used = self.n_slots - len(self._free)
+        if used <= self._high_slots:
+            return []
+        evicted = self._choose(used - int(self._low_slots), keep=set())
+        for block in evicted:
+            self._drop(block)
+        return evicted
+
+    def check(self) -> None:
+        """Audit: every slot in one state, every count what it counts."""
+        slots = [
+            *self._free,
+            *(block.slot for block in self._stored.values()),
+            *(pending.slot for pending in self._pending.values()),
+        ]
+        assert sorted(slots) == list(range(self.n_slots)), "a slot is lost or held twice"
+        assert not self._stored.keys() & self._pending.keys()
+        reserved = [block for r in self._reservations.values() for block in r.hashes]
+        assert sorted(reserved) == sorted(self._pending), "reservations and reserved blocks differ"
+        assert sorted(self._policy.candidates()) == sorted(self._stored), "policy differs"
+        children: dict[BlockHash, int] = {}
+        for parent in self._parents():
+            children[parent] = children.get(parent, 0) + 1
+        assert children == self._n_children, "children are miscounted"
+        leases: dict[BlockHash, int] = {}
+        for lease in self._leases.values():
+            for block in lease.hashes:
+                leases[block] = leases.get(block, 0) + 1
+        for block, stored in self._stored.items():
+            assert stored.n_leases == leases.pop(block, 0), "leases are miscounted"
+        assert not leases, "a leased block is not stored"
+        assert self._n_leased == sum(1 for block in self._stored.values() if block.n_leases)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _choose(self, n: int, keep: set[BlockHash]) -> list[BlockHash]:
+        """Up to `n` blocks to evict, children before parents; changes nothing.
+
+        One walk in the policy's order. A block passed over because of a child is taken as
+        soon as its last child is: it is older than whatever comes later in the walk.
+        """
+        victims = _Victims()
+        passed: set[BlockHash] = set()
+        for candidate in self._policy.candidates():
+            queue = deque([candidate])
+            while queue and len(victims.hashes) < n:
+                block = queue.popleft()
+                stored = self._stored[block]
+                if stored.n_leases or block in keep:
+                    continue
+                gone = victims.children_gone.get(block, 0)
+                if gone < self._n_children.get(block, 0):
+                    passed.add(block)
+                    continue
+                victims.hashes.append(block)
+                if (parent := stored.parent) is not None:
+                    victims.children_gone[parent] = victims.children_gone.get(parent, 0) + 1
+                    if parent in passed:
+                        queue.append(parent)
+            if len(victims.hashes) == n:
+                break
+        return victims.hashes
+
+    def _drop(self, block: BlockHash) -> None:
+        stored = self._stored.pop(block)
+        self._policy.remove(block)
+        self._free.append(stored.slot)
+        self._remove_child(stored.parent)
+
+    def _touch(self, blocks: Sequence[BlockHash]) -> None:
+        for block in reversed(blocks):  # parents are the last to be evicted
+            self._policy.touch(block)
+
+    def _pin(self, blocks: Sequence[BlockHash], change: int) -> None:
+        for block in blocks:
+            stored = self._stored[block]
+            before = stored.n_leases > 0
+            stored.n_leases += change
+            self._n_leased += (stored.n_leases > 0) - before
+
+    def _add_child(self, parent: BlockHash | None) -> None:
+        if parent is not None:
+            self._n_children[parent] = self._n_children.get(parent, 0) + 1
+
+    def _remove_child(self, parent: BlockHash | None) -> None:
+        if parent is not None:
+            self._n_children[parent] -= 1
+            if not self._n_children[parent]:
+                del self._n_children[parent]
+
+    def _parents(self) -> Iterator[BlockHash]:
+        for stored in self._stored.values():
+            if stored.parent is not None:
+                yield stored.parent
+        for pending in self._pending.values():
+            if pending.parent is not None:
+                yield pending.parent
+
+    def _new_key(self, owner: str, ticket: Ticket) -> _Key:
+        key = (owner, ticket)
+        if key in self._reservations or key in self._leases:
+            raise DuplicateTicket(f"ticket {ticket!r} of {owner!r} is in use; choose another")
+        return key
+
+    def _full(self, n_wanted: int, now: float) -> CacheFull:
+        holds = [*self._reservations.values(), *self._leases.values()]
+        first_s = min((hold.deadline_s - now for hold in holds if hold.hashes), default=RETRY_S)
+        return CacheFull(
+            f"{n_wanted} blocks wanted; of {self.n_slots} slots {self.n_reserved} are reserved, "
+            f"{self.n_leased} leased, and the other stored blocks are their or this prompt's "
+            f"prefix: retry in {first_s:.1f} s, or give the store more memory",
+            first_s,
+        )

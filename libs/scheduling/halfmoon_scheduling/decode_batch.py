@@ -1,0 +1,328 @@
+"""What a decode worker runs: landings that wait for their KV, and the continuous batch.
+
+    reserve ──▶ landing ──start──▶ running ──produced──▶ finished
+                   │                  │
+                expire,            preempted,
+                cancel             cancel
+
+Pages belong to a request from `reserve` until it leaves, by whichever arrow. Numbers only:
+the forward passes are the engine's. The worker calls this between steps, never during one,
+since a page that is freed may be another request's a moment later.
+
+Room to grow: a request is admitted only if, after its own pages are taken, one free page is
+left for each request held (itself included) that may still need one. So everybody can cross
+the next block border; beyond that the pool is overcommitted, and when it runs dry the request
+that started last gives its pages up, since the least work is lost with it.
+"""
+
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.sampling import Stopping
+from halfmoon_scheduling.pages import OutOfPages, PageAllocator
+
+
+class Refusal(Exception):
+    """No pages are set aside for a request."""
+
+    def __init__(self, reason: str, *, retryable: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        #: True when it would fit at another time, False when it never does.
+        self.retryable = retryable
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step."""
+
+    request_id: RequestId
+    #: The newest token; its KV is to be computed, then the next token is chosen.
+    token: int
+    #: Index of `token` in prompt and output; the KV of all before it is in `pages`.
+    position: int
+    #: Block i of the request is in page ``pages[i]``; they cover `position`.
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass over all running requests, the one that started first in front."""
+
+    rows: tuple[Row, ...]
+    #: Requests that lost their pages; they are gone from the batch.
+    preempted: tuple[RequestId, ...]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What both kinds of request own."""
+
+    pages: list[int]
+    #: Pages that it needs if it runs to its longest.
+    max_pages: int
+    #: Tokens that landed: where new ones begin.
+    n_landed: int
+    stopping: Stopping
+
+    @property
+    def may_grow(self) -> bool:
+        return len(self.pages) < self.max_pages
+
+
+@dataclass(slots=True)
+class _Landing(_Held):
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Running(_Held):
+    token: int
+    #: New tokens so far, the first one (prefill's) included.
+    n_new: int
+
+    @property
+    def position(self) -> int:
+        return self.n_landed + self.n_new - 1
+
+
+def finish_reason(stopping: Stopping, n_new: int, token: int) -> str:
+    """Whether a request is finished by its newest token.
+
+    Args:
+        stopping: the request's rules.
+        n_new: new tokens, this one included; the first one of a request is 1.
+        token: the newest one.
+
+    Returns:
+        "stop" for a stop token that counts, "length" when no more may come, else "".
+    """
+    if n_new >= stopping.min_new_tokens and token in stopping.stop_token_ids:
+        return "stop"
+    return "length" if n_new >= stopping.max_new_tokens else ""
+
+
+class DecodeBatch:
+    """Continuous batching: requests join and leave between steps, and grow page by page."""
+
+    def __init__(
+        self,
+        pages: PageAllocator,
+        *,
+        block_size: int,
+        max_running: int,
+        max_context: int,
+        landing_ttl_s: float,
+    ) -> None:
+        """An empty batch.
+
+        Args:
+            pages: the pool; pages that others hold are simply not free.
+            block_size: tokens per page.
+            max_running: requests at the most, landings included (each becomes a row).
+            max_context: tokens of prompt and output at the most.
+            landing_ttl_s: a landing not started so long after its reservation is discarded.
+        """
+        if min(block_size, max_running, max_context) < 1:
+            raise ValueError(
+                f"block_size {block_size}, max_running {max_running} and max_context "
+                f"{max_context} must be at least 1"
+            )
+        self._pages = pages
+        self._block_size = block_size
+        self._max_running = max_running
+        self._max_context = max_context
+        self._landing_ttl_s = landing_ttl_s
+        #: In order of reservation. Disjoint from `_running`.
+        self._landings: dict[RequestId, _Landing] = {}
+        #: In order of start.
+        self._running: dict[RequestId, _Running] = {}
+
+    @property
+    def n_running(self) -> int:
+        """Requests in the next step, if none is preempted."""
+        return len(self._running)
+
+    @property
+    def n_reserved(self) -> int:
+        """Landings that wait for their start."""
+        return len(self._landings)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the next step attends to, over all running requests."""
+        return sum(row.position + 1 for row in self._running.values())
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds."""
+        return self._pages.n_free
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._running or request_id in self._landings
+
+    def reserve(
+        self, request_id: RequestId, n_tokens: int, stopping: Stopping, now: float
+    ) -> list[int]:
+        """Set pages aside for the KV of `n_tokens` tokens, until `landing_ttl_s` from now.
+
+        Raises:
+            Refusal: it can never fit (not retryable), or not now (retryable).
+            ValueError: the request is here already, or has no tokens.
+        """
+        if request_id in self:
+            raise ValueError(f"request {request_id!r} is here already")
+        if n_tokens < 1:
+            raise ValueError(f"request {request_id!r} has {n_tokens} tokens; the least is 1")
+        max_pages = self._max_pages(n_tokens, stopping)
+        n_pages = self._pages_for(n_tokens)
+        n_held = len(self._running) + len(self._landings)
+        if n_held >= self._max_running:
+            raise Refusal(
+                f"{n_held} requests are running or landing, {self._max_running} is the limit",
+                retryable=True,
+            )
+        growing = sum(held.may_grow for held in (*self._running.values(), *self._landings.values()))
+        headroom = growing + (n_pages < max_pages)
+        if n_pages + headroom > self._pages.n_free:
+            raise Refusal(
+                f"{n_pages} pages wanted and {headroom} to be left for growing, "
+                f"{self._pages.n_free} of {self._pages.n_pages} are free",
+                retryable=True,
+            )
+        pages = self._pages.allocate(n_pages)
+        self._landings[request_id] = _Landing(
+            pages, max_pages, n_tokens, stopping, now + self._landing_ttl_s
+        )
+        return list(pages)
+
+    def start(self, request_id: RequestId, first_token: int, now: float) -> None:
+        """The KV has landed: the request is in the next step.
+
+        Raises:
+            KeyError: no such landing, or its deadline has passed (it is freed then).
+            ValueError: its first token was its last one too; the landing stays.
+        """
+        landing = self._landings.get(request_id)
+        if landing is None:
+            raise KeyError(f"no landing is held for request {request_id!r}")
+        if landing.stopping.max_new_tokens < 2:
+            raise ValueError(f"request {request_id!r} has max_new_tokens 1: nothing to decode")
+        del self._landings[request_id]
+        if landing.deadline_s <= now:
+            self._pages.release(landing.pages)
+            raise KeyError(f"the landing of request {request_id!r} ran out before its start")
+        self._running[request_id] = _Running(
+            landing.pages,
+            landing.max_pages,
+            landing.n_landed,
+            landing.stopping,
+            token=first_token,
+            n_new=1,
+        )
+
+    def next_step(self) -> Step:
+        """Give every row the page that its newest token needs, and say what to compute.
+
+        The oldest rows are served first. When no page is free, the youngest running request
+        is preempted, perhaps the very one that asks. The oldest is never preempted: if
+        landings hold all else, it sits this step out until they start or run out.
+        """
+        rows: list[Row] = []
+        preempted: list[RequestId] = []
+        for request_id in list(self._running):
+            if request_id not in self._running:
+                break  # preempted for an older one, as are all after it
+            if self._grow(request_id, preempted):
+                running = self._running[request_id]
+                rows.append(Row(request_id, running.token, running.position, tuple(running.pages)))
+        return Step(tuple(rows), tuple(preempted))
+
+    def produced(self, request_id: RequestId, token: int) -> str:
+        """A step chose this request's next token. A finished request leaves and frees all.
+
+        Returns:
+            "" while it goes on, else "stop" or "length".
+
+        Raises:
+            KeyError: the request is not running.
+        """
+        running = self._running[request_id]
+        running.token = token
+        running.n_new += 1
+        finish = finish_reason(running.stopping, running.n_new, token)
+        if finish:
+            self._pages.release(self._running.pop(request_id).pages)
+        return finish
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """Let go of a request, wherever it is; whether it was here."""
+        held = self._running.pop(request_id, None) or self._landings.pop(request_id, None)
+        if held is None:
+            return False
+        self._pages.release(held.pages)
+        return True
+
+    def expire(self, now: float) -> list[RequestId]:
+        """Discard the landings whose deadline has passed, and name them."""
+        late = [rid for rid, landing in self._landings.items() if landing.deadline_s <= now]
+        for request_id in late:
+            self.cancel(request_id)
+        return late
+
+    def check(self) -> None:
+        """Audit: every page has one owner, and every row's context is covered so far."""
+        self._pages.check()
+        assert not self._running.keys() & self._landings.keys()
+        assert len(self._running) + len(self._landings) <= self._max_running
+        held = [*self._running.values(), *self._landings.values()]
+        pages = [page for one in held for page in one.pages]
+        assert len(set(pages)) == len(pages), "a page belongs to two requests"
+        assert all(self._pages.n_holders(page) == 1 for page in pages)
+        assert len(pages) + self._pages.n_free <= self._pages.n_pages
+        for one in held:
+            assert self._pages_for(one.n_landed) <= len(one.pages) <= one.max_pages
+        for running in self._running.values():
+            assert running.n_new < running.stopping.max_new_tokens
+            assert running.position <= len(running.pages) * self._block_size
+
+    def _grow(self, request_id: RequestId, preempted: list[RequestId]) -> bool:
+        """Make a row's pages cover its position; whether they do."""
+        running = self._running[request_id]
+        while running.position >= len(running.pages) * self._block_size:
+            try:
+                running.pages += self._pages.allocate(1)
+            except OutOfPages:
+                oldest, youngest = next(iter(self._running)), next(reversed(self._running))
+                if youngest == oldest:
+                    return False
+                self._pages.release(self._running.pop(youngest).pages)
+                preempted.append(youngest)
+                if youngest == request_id:
+                    return False
+        return True
+
+    def _max_pages(self, n_tokens: int, stopping: Stopping) -> int:
+        """Pages of the longest that it may become: the last token's KV is never needed.
+
+        Raises:
+            Refusal: not retryable, over the model's context or the whole pool.
+        """
+        longest = n_tokens + stopping.max_new_tokens
+        if longest > self._max_context:
+            raise Refusal(
+                f"{n_tokens} tokens and {stopping.max_new_tokens} new ones are {longest}, "
+                f"max_context is {self._max_context}",
+                retryable=False,
+            )
+        max_pages = self._pages_for(longest - 1)
+        if max_pages > self._pages.n_pages:
+            raise Refusal(
+                f"{n_tokens} tokens and {stopping.max_new_tokens} new ones need {max_pages} "
+                f"pages of {self._block_size} tokens, the pool has {self._pages.n_pages}",
+                retryable=False,
+            )
+        return max_pages
+
+    def _pages_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self._block_size)
