@@ -47,6 +47,11 @@ class Engine(Protocol):
     """A model, loaded, over a pool of pages that its caller registered for transfer."""
 
     @property
+    def name(self) -> str:
+        """The model's name as clients write it."""
+        ...
+
+    @property
     def layout(self) -> KvLayout:
         """What a page's bytes mean."""
         ...

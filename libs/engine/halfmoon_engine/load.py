@@ -1,0 +1,76 @@
+"""From a name to an engine. Importing this imports neither torch nor transformers."""
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from halfmoon_engine.fake import FakeEngine, parse_fake_spec
+from halfmoon_engine.interface import Engine
+from halfmoon_protocol.layout import DType
+
+if TYPE_CHECKING:
+    from halfmoon_engine.torch_engine import TorchEngine
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def open_engine(
+    spec: str,
+    *,
+    block_size: int,
+    dtype: DType | Literal["auto"] = "auto",
+    device: Device = "auto",
+    threads: int | None = None,
+    served_name: str | None = None,
+) -> Engine:
+    """The engine that `spec` names.
+
+    Args:
+        spec: ``fake://…`` (see `fake.parse_fake_spec`), or a model's folder or hub id.
+        block_size: tokens per page, 16 to 512.
+        dtype: of weights and KV; "auto" is what the checkpoint was saved in.
+        device: where a model computes; "auto" is CUDA if there is a device.
+        threads: CPU threads of a model; None leaves it to torch.
+        served_name: the model's name as clients write it, rather than its own.
+
+    Raises:
+        BadEngineSpec: a fake's spec that can't be read.
+        ModelNotFound: neither a folder with a model nor a hub id that could be fetched.
+        UnsupportedModel: an architecture that a paged KV pool can't hold.
+        ProtocolError: a block size out of range.
+    """
+    if spec.startswith("fake://"):
+        model = parse_fake_spec(spec)
+        if served_name is not None:
+            model = msgspec.structs.replace(model, name=served_name)
+        return FakeEngine(model, block_size=block_size)
+    return load_engine(
+        spec,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        served_name=served_name,
+    )
+
+
+def load_engine(
+    path_or_hub_id: str,
+    *,
+    block_size: int,
+    dtype: DType | Literal["auto"] = "auto",
+    device: Device = "auto",
+    threads: int | None = None,
+    served_name: str | None = None,
+) -> "TorchEngine":
+    """Load a causal language model and prepare it for a paged pool; see `open_engine`."""
+    from halfmoon_engine.checkpoint import load_torch_engine
+
+    return load_torch_engine(
+        path_or_hub_id,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        served_name=served_name,
+    )
