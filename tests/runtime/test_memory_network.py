@@ -1,0 +1,103 @@
+"""The faults that the in-memory network can make, and what both sides see of them."""
+
+import asyncio
+
+import pytest
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch
+from halfmoon_protocol.messages import Cancel
+from halfmoon_runtime.memory_network import MemoryNetwork
+from halfmoon_runtime.network import PeerUnreachable
+
+MESSAGE = Cancel(request_id=RequestId("1"))
+
+
+async def test_a_killed_port_loses_what_it_had_not_read_and_its_links_keep_what_they_had() -> None:
+    network = MemoryNetwork()
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands, port.events)
+    await link.send(MESSAGE)
+    peer, _ = await port.receive()
+    await port.send(peer, MESSAGE)
+    await link.send(MESSAGE)
+    network.kill("decode-0")
+    network.check()
+    assert await link.receive() == MESSAGE
+    with pytest.raises(PeerUnreachable, match="killed"):
+        await link.receive()
+    with pytest.raises(PeerUnreachable, match="killed"):
+        await link.send(MESSAGE)
+    with pytest.raises(PeerUnreachable, match="killed"):
+        await port.receive()
+    with pytest.raises(PeerUnreachable, match="gone"):
+        await port.send(peer, MESSAGE)
+
+
+async def test_a_killed_worker_can_be_started_again_under_its_name() -> None:
+    network = MemoryNetwork()
+    old = await network.bind("decode-0")
+    network.kill("decode-0")
+    new = await network.bind("decode-0")
+    with pytest.raises(PeerUnreachable, match="nobody"):
+        await (await network.dial(old.commands)).receive()
+    link = await network.dial(new.commands)
+    await link.send(MESSAGE)
+    assert (await new.receive())[1] == MESSAGE
+
+
+async def test_a_partition_cuts_one_worker_off_until_it_heals() -> None:
+    network = MemoryNetwork()
+    cut, other = await network.bind("decode-0"), await network.bind("decode-1")
+    link, untouched = await network.dial(cut.commands), await network.dial(other.commands)
+    await link.send(MESSAGE)
+    peer, _ = await cut.receive()
+    network.partition("decode-0")
+    network.check()
+    with pytest.raises(PeerUnreachable, match="heartbeats"):
+        await link.send(MESSAGE)
+    with pytest.raises(PeerUnreachable):
+        await cut.send(peer, MESSAGE)
+    with pytest.raises(PeerUnreachable, match="nobody"):
+        await (await network.dial(cut.commands)).send(MESSAGE)
+    await untouched.send(MESSAGE)
+    assert (await other.receive())[1] == MESSAGE
+
+    network.heal("decode-0")
+    with pytest.raises(PeerUnreachable):
+        await link.send(MESSAGE)  # a link that was down stays down
+    again = await network.dial(cut.commands)
+    await again.send(MESSAGE)
+    assert (await cut.receive())[1] == MESSAGE
+
+
+async def test_full_queues_refuse_commands_and_answers_and_drop_publications() -> None:
+    network = MemoryNetwork(inbox_messages=2)
+    port = await network.bind("kvstore-0")
+    link = await network.dial(port.commands, port.events)
+    await link.send(MESSAGE)
+    await link.send(MESSAGE)
+    with pytest.raises(PeerUnreachable, match="full"):
+        await link.send(MESSAGE)
+    peer, _ = await port.receive()
+    for _ in range(3):
+        await port.publish_kv([AllBlocksCleared()])
+    with pytest.raises(PeerUnreachable, match="full"):
+        await port.send(peer, MESSAGE)
+    heard = [await link.receive() for _ in range(2)]
+    assert [b.sequence for b in heard if isinstance(b, KvEventBatch)] == [0, 1]
+    assert await port.publish_kv([AllBlocksCleared()]) == 3
+    missed = await link.receive()
+    assert isinstance(missed, KvEventBatch)
+    assert missed.sequence == 3, "the gap can be seen"
+
+
+async def test_closing_the_network_ends_every_port_and_link() -> None:
+    network = MemoryNetwork()
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    waiting = asyncio.create_task(link.receive())
+    await asyncio.sleep(0)
+    await network.close()
+    with pytest.raises(PeerUnreachable):
+        await waiting

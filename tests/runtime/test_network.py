@@ -1,0 +1,331 @@
+"""One suite for every network: what a service may rely on, whatever carries its messages."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from halfmoon_protocol.errors import MessageTooLarge
+from halfmoon_protocol.ids import ConductorId, RequestId
+from halfmoon_protocol.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    KvEventBatch,
+)
+from halfmoon_protocol.messages import Cancel, DecodeFailed, Hello
+from halfmoon_runtime.memory_network import MemoryNetwork
+from halfmoon_runtime.network import Link, Network, PeerUnreachable, Port
+from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.zmq_sockets import SocketSettings
+
+
+@pytest.fixture(params=["memory", "zmq"])
+async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
+    network: Network
+    if request.param == "memory":
+        network = MemoryNetwork(inbox_messages=50)
+    else:
+        settings = SocketSettings(
+            inbox_messages=50,
+            send_queue_messages=50,
+            receive_queue_messages=50,
+            connect_timeout_s=0.5,
+        )
+        network = ZmqNetwork(settings)
+    yield network
+    async with asyncio.timeout(10):
+        await network.close()
+
+
+def numbered(n: int) -> Cancel:
+    return Cancel(request_id=RequestId(str(n)))
+
+
+def number(message: object) -> int:
+    assert isinstance(message, Cancel)
+    return int(message.request_id)
+
+
+async def listening(network: Network, port: Port) -> Link:
+    """A link that hears what the port publishes from now on."""
+    link = await network.dial(port.commands, port.events)
+    marker = Hello(conductor_id=ConductorId("marker"), session=0)
+
+    async def mark() -> None:
+        while True:
+            await port.publish(marker)
+            await asyncio.sleep(0.01)
+
+    marking = asyncio.create_task(mark())
+    assert await link.receive() == marker
+    marking.cancel()
+    # The last marker may still be on its way: it is followed by one of another number.
+    last = Hello(conductor_id=ConductorId("marker"), session=1)
+    await port.publish(last)
+    while await link.receive() != last:
+        pass
+    return link
+
+
+async def test_a_command_arrives_and_is_answered_to_who_asked(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await link.send(numbered(1))
+    peer, message = await port.receive()
+    assert message == numbered(1)
+    answer = DecodeFailed(request_id=RequestId("1"), reason="because", retryable=True)
+    await port.send(peer, answer)
+    assert await link.receive() == answer
+
+
+async def test_messages_keep_their_order_both_ways(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    n = 500
+
+    async def command() -> None:
+        for i in range(n):
+            while True:
+                try:
+                    await link.send(numbered(i))
+                except PeerUnreachable as error:
+                    assert "full" in str(error)
+                    await asyncio.sleep(0.001)
+                else:
+                    break
+
+    commanding = asyncio.create_task(command())
+    assert [number((await port.receive())[1]) for _ in range(n)] == list(range(n))
+    await commanding
+
+    await link.send(numbered(0))
+    peer, _ = await port.receive()
+    for start in range(0, n, 20):
+        for i in range(start, start + 20):
+            await port.send(peer, numbered(i))
+        assert [number(await link.receive()) for _ in range(20)] == [*range(start, start + 20)]
+
+
+async def test_many_callers_are_told_apart(network: Network) -> None:
+    port = await network.bind("decode-0")
+    links = [await network.dial(port.commands) for _ in range(8)]
+    for i, link in enumerate(links):
+        await link.send(numbered(i))
+    for _ in links:
+        peer, message = await port.receive()
+        await port.send(peer, numbered(100 + number(message)))
+    assert [number(await link.receive()) for link in links] == [100 + i for i in range(8)]
+
+
+async def test_what_is_published_reaches_every_listener_and_nobody_else(network: Network) -> None:
+    port = await network.bind("kvstore-0")
+    listeners = [await listening(network, port) for _ in range(3)]
+    deaf = await network.dial(port.commands)
+    told = Hello(conductor_id=ConductorId("everybody"), session=7)
+    await port.publish(told)
+    for link in listeners:
+        received = await link.receive()
+        while received != told and isinstance(received, Hello):  # markers of later listeners
+            received = await link.receive()
+        assert received == told
+    await deaf.send(numbered(1))
+    peer, _ = await port.receive()
+    await port.send(peer, numbered(2))
+    assert await deaf.receive() == numbered(2)
+
+
+async def test_kv_events_are_numbered_from_zero_without_gaps(network: Network) -> None:
+    port = await network.bind("kvstore-0")
+    link = await listening(network, port)
+    stored = BlockStored(
+        block_hashes=(b"\x01" * 16, b"\xff" * 16),
+        parent_block_hash=None,
+        token_ids=tuple(range(32)),
+        block_size=16,
+        medium="CPU",
+    )
+    published: list[tuple[KvEvent, ...]] = [
+        (stored,),
+        (BlockRemoved(block_hashes=(b"\x01" * 16,)), stored),
+    ]
+    published += [(AllBlocksCleared(),)] * 28
+    numbers = [await port.publish_kv(events) for events in published]
+    assert numbers == list(range(30))
+    received = [await link.receive() for _ in published]
+    assert all(isinstance(batch, KvEventBatch) for batch in received)
+    assert [b.sequence for b in received if isinstance(b, KvEventBatch)] == list(range(30))
+    assert [b.events for b in received if isinstance(b, KvEventBatch)] == published
+
+
+async def test_a_send_to_a_caller_that_hung_up_is_refused(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await link.send(numbered(1))
+    peer, _ = await port.receive()
+    await link.close()
+    with pytest.raises(PeerUnreachable, match="gone"):
+        async with asyncio.timeout(5):
+            while True:  # until the port has noticed
+                await port.send(peer, numbered(2))
+                await asyncio.sleep(0.01)
+
+
+async def test_a_send_to_a_caller_that_reads_nothing_is_refused_in_the_end(
+    network: Network,
+) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await link.send(numbered(1))
+    peer, _ = await port.receive()
+    big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
+    with pytest.raises(PeerUnreachable, match="full"):
+        for _ in range(300):
+            await port.send(peer, big)
+            await asyncio.sleep(0)
+
+
+async def test_what_came_before_the_end_is_delivered_and_then_receive_raises(
+    network: Network,
+) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands, port.events)
+    await link.send(numbered(1))
+    peer, _ = await port.receive()
+    for i in range(40):
+        await port.send(peer, numbered(i))
+    await port.close()
+    assert [number(await link.receive()) for _ in range(40)] == list(range(40))
+    for _ in range(2):  # and it stays down
+        with pytest.raises(PeerUnreachable):
+            await link.receive()
+        with pytest.raises(PeerUnreachable):
+            await link.send(numbered(2))
+
+
+async def test_a_link_does_not_follow_a_worker_that_is_restarted(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await port.close()
+    with pytest.raises(PeerUnreachable):
+        await link.receive()
+    again = await network.bind("decode-0")
+    assert again.commands != port.commands
+    with pytest.raises(PeerUnreachable):
+        await link.send(numbered(1))
+    link = await network.dial(again.commands)
+    await link.send(numbered(2))
+    assert (await again.receive())[1] == numbered(2)
+
+
+async def test_a_waiting_receive_hears_of_the_end(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    at_link = asyncio.create_task(link.receive())
+    at_port = asyncio.create_task(port.receive())
+    await asyncio.sleep(0)
+    await port.close()
+    for waiting in (at_link, at_port):
+        with pytest.raises(PeerUnreachable):
+            async with asyncio.timeout(5):
+                await waiting
+
+
+async def test_hanging_up_ends_our_own_receive(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    waiting = asyncio.create_task(link.receive())
+    await asyncio.sleep(0)
+    await link.close()
+    await link.close()
+    with pytest.raises(PeerUnreachable, match="hung up"):
+        await waiting
+
+
+async def test_a_link_to_nobody_is_down(network: Network) -> None:
+    port = await network.bind("decode-0")
+    await port.close()
+    link = await network.dial(port.commands, port.events)
+    with pytest.raises(PeerUnreachable):
+        await link.receive()
+    with pytest.raises(PeerUnreachable):
+        await link.send(numbered(1))
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "nonsense://x", "tcp://no-port", "mem://nobody/1/commands"]
+)
+async def test_an_endpoint_that_is_none_gives_a_link_that_is_down(
+    network: Network, endpoint: str
+) -> None:
+    link = await network.dial(endpoint)
+    with pytest.raises(PeerUnreachable):
+        await link.receive()
+
+
+async def test_a_message_over_the_limit_is_refused_before_it_is_sent(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands, port.events)
+    huge = DecodeFailed(request_id=RequestId("1"), reason="x" * 17_000_000, retryable=True)
+    with pytest.raises(MessageTooLarge):
+        await link.send(huge)
+    with pytest.raises(MessageTooLarge):
+        await port.publish(huge)
+    with pytest.raises(MessageTooLarge):
+        await port.publish_kv([BlockRemoved(block_hashes=(b"x" * 17_000_000,))])
+    assert await port.publish_kv([AllBlocksCleared()]) == 0
+    await link.send(numbered(1))
+    assert (await port.receive())[1] == numbered(1)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("how", ["cancel", "timeout", "wait_for"])
+async def test_cancelling_receive_loses_nothing(network: Network, how: str, seed: int) -> None:
+    print("seed", seed)
+    dice = random.Random(seed)
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await link.send(numbered(0))
+    peer, _ = await port.receive()
+    n = 1000
+
+    async def answer() -> None:
+        for i in range(n):
+            while True:
+                try:
+                    await port.send(peer, numbered(i))
+                except PeerUnreachable:
+                    await asyncio.sleep(0.001)
+                else:
+                    break
+            if dice.random() < 0.5:
+                await asyncio.sleep(0)
+
+    answering = asyncio.create_task(answer())
+    received: list[int] = []
+    while len(received) < n:
+        if how == "cancel":
+            waiting = asyncio.create_task(link.receive())
+            for _ in range(dice.randrange(4)):
+                await asyncio.sleep(0)
+            if not waiting.cancel() or waiting.done():
+                received.append(number(await waiting))
+            else:
+                await asyncio.wait({waiting})
+                if not waiting.cancelled():
+                    received.append(number(waiting.result()))
+        else:
+            patience_s = dice.choice([0, 0.0001, 0.001])
+            try:
+                if how == "timeout":
+                    async with asyncio.timeout(patience_s):
+                        message = await link.receive()
+                        received.append(number(message))
+                else:
+                    received.append(number(await asyncio.wait_for(link.receive(), patience_s)))
+            except TimeoutError:
+                await asyncio.sleep(0)
+    assert received == list(range(n))
+    await answering

@@ -1,0 +1,279 @@
+"""What only real sockets can do to us: garbage, giants, killed and frozen processes."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from prometheus_client import REGISTRY
+
+from halfmoon_protocol.codec import VERSION, encode
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch, encode_payload
+from halfmoon_protocol.messages import Cancel
+from halfmoon_runtime.network import Link, PeerUnreachable
+from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.zmq_sockets import SocketSettings
+
+LIMIT = 10_000
+MESSAGE = Cancel(request_id=RequestId("hello"))
+
+WORKER = """
+import asyncio, sys
+from halfmoon_runtime.zmq_network import ZmqNetwork
+
+async def main():
+    port = await ZmqNetwork().bind("worker")
+    print(port.commands, port.events, flush=True)
+    while True:
+        peer, message = await port.receive()
+        await port.send(peer, message)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[ZmqNetwork]:
+    settings = SocketSettings(
+        max_message_bytes=LIMIT,
+        heartbeat_interval_s=0.1,
+        heartbeat_timeout_s=0.5,
+        connect_timeout_s=2,
+    )
+    network = ZmqNetwork(settings)
+    yield network
+    async with asyncio.timeout(10):
+        await network.close()
+
+
+@pytest.fixture
+def raw() -> "Iterator[Callable[[int], zmq.Socket[bytes]]]":
+    """Makes plain ZeroMQ sockets that do what they like."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def make(kind: int) -> "zmq.Socket[bytes]":
+        plain = context.socket(kind)
+        plain.setsockopt(zmq.LINGER, 0)
+        return plain
+
+    yield make
+    context.destroy(linger=0)
+
+
+def dropped(reason: str) -> float:
+    return REGISTRY.get_sample_value("halfmoon_dropped_messages_total", {"reason": reason}) or 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+GARBAGE = [
+    pytest.param([b""], "malformed", id="empty"),
+    pytest.param([bytes([VERSION])], "malformed", id="version only"),
+    pytest.param([bytes([VERSION + 1]) + encode(MESSAGE)[1:]], "unknown_version", id="version"),
+    pytest.param([bytes([VERSION]) + b"\xc1garbage"], "malformed", id="not msgpack"),
+    pytest.param([bytes([VERSION]) + b"\x91" * 5000], "malformed", id="deeply nested"),
+    pytest.param(
+        [bytes([VERSION]) + msgspec.msgpack.encode({"type": "no_such"})], "malformed", id="no tag"
+    ),
+    pytest.param(
+        [bytes([VERSION]) + msgspec.msgpack.encode({"type": "cancel", "request_id": 3})],
+        "malformed",
+        id="wrong type",
+    ),
+    pytest.param([b"\x80\x04\x95pickle."], "unknown_version", id="pickle"),
+    pytest.param([encode(MESSAGE), encode(MESSAGE)], "frames", id="two frames"),
+    pytest.param([b"x" * (LIMIT + 1)], "too_large", id="a little too large"),
+]
+
+
+@pytest.mark.parametrize(("frames", "reason"), GARBAGE)
+async def test_garbage_on_the_command_socket_is_counted_and_dropped(
+    network: ZmqNetwork,
+    raw: "Callable[[int], zmq.Socket[bytes]]",
+    frames: list[bytes],
+    reason: str,
+) -> None:
+    port = await network.bind("worker")
+    dealer = raw(zmq.DEALER)
+    dealer.connect(port.commands)
+    before = dropped(reason)
+    dealer.send_multipart(frames)
+    await until(lambda: dropped(reason) == before + 1)
+    dealer.send(encode(MESSAGE))
+    assert (await port.receive())[1] == MESSAGE
+
+
+async def test_a_giant_frame_costs_its_sender_the_connection_and_us_nothing(
+    network: ZmqNetwork, raw: "Callable[[int], zmq.Socket[bytes]]"
+) -> None:
+    port = await network.bind("worker")
+    dealer = raw(zmq.DEALER)
+    dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+    monitor = dealer.get_monitor_socket(int(zmq.Event.DISCONNECTED))
+    dealer.connect(port.commands)
+    dealer.send(encode(MESSAGE))
+    assert (await port.receive())[1] == MESSAGE
+    dealer.send(b"x" * 5_000_000)
+    assert await asyncio.to_thread(monitor.poll, 5000), "the sender is still connected"
+    monitor.close()
+    link = await network.dial(port.commands)
+    await link.send(MESSAGE)
+    assert (await port.receive())[1] == MESSAGE
+
+
+@pytest.mark.parametrize("which", ["commands", "events"])
+async def test_raw_tcp_garbage_harms_nobody(network: ZmqNetwork, which: str) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    dice = random.Random(seed)
+    port = await network.bind("worker")
+    host, tcp_port = getattr(port, which).removeprefix("tcp://").split(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f"
+    blobs = [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        greeting + b"\x03\x00PLAIN" + bytes(47),
+        greeting + b"\x03\x00NULL" + bytes(48) + struct.pack(">BBQ", 4, 6, 2**62),
+        *(dice.randbytes(dice.randrange(1, 3000)) for _ in range(20)),
+        *(greeting + dice.randbytes(dice.randrange(1, 3000)) for _ in range(20)),
+    ]
+    before = dropped("handshake")
+    connections = []
+    for blob in blobs:
+        connection = socket.create_connection((host, int(tcp_port)))
+        connection.sendall(blob)
+        connections.append(connection)
+    link = await network.dial(port.commands, port.events)
+    await link.send(MESSAGE)
+    assert (await port.receive())[1] == MESSAGE
+    for connection in connections:
+        connection.close()
+    await until(lambda: dropped("handshake") > before)
+    await link.send(MESSAGE)
+    assert (await port.receive())[1] == MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        pytest.param([b"load"], "frames", id="one frame"),
+        pytest.param([b"", b"", b"", b""], "frames", id="four frames"),
+        pytest.param([b"load", b"\x01\xc1"], "malformed", id="not a message"),
+        pytest.param([b"kv", b"short", encode_payload([], 0.0)], "malformed", id="sequence"),
+        pytest.param([b"kv", bytes(8), b"\xc1"], "malformed", id="payload"),
+        pytest.param([b"kv", bytes(8), b"\x91" * 5000], "malformed", id="nested payload"),
+        pytest.param([b"kv", bytes(8), b"\x93\x00\x01\x00"], "malformed", id="no events"),
+    ],
+)
+async def test_garbage_that_a_worker_publishes_or_answers_is_dropped(
+    network: ZmqNetwork,
+    raw: "Callable[[int], zmq.Socket[bytes]]",
+    frames: list[bytes],
+    reason: str,
+) -> None:
+    router, xpub = raw(zmq.ROUTER), raw(zmq.XPUB)
+    commands = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+    events = f"tcp://127.0.0.1:{xpub.bind_to_random_port('tcp://127.0.0.1')}"
+    link = await network.dial(commands, events)
+    assert await asyncio.to_thread(xpub.recv) == b"\x01", "the link listens to all topics"
+    before = dropped(reason)
+    xpub.send_multipart(frames)
+    await until(lambda: dropped(reason) == before + 1)
+    await link.send(MESSAGE)
+    peer, _ = await asyncio.to_thread(router.recv_multipart)
+    before = dropped("frames")
+    router.send_multipart([peer, b"one", b"two"])
+    await until(lambda: dropped("frames") == before + 1)
+    router.send_multipart([peer, encode(MESSAGE)])
+    assert await link.receive() == MESSAGE
+    xpub.send_multipart([b"any topic", bytes(8), encode_payload([AllBlocksCleared()], 2.0)])
+    assert await link.receive() == KvEventBatch(0, 2.0, (AllBlocksCleared(),))
+
+
+async def start_worker(network: ZmqNetwork) -> tuple[asyncio.subprocess.Process, Link]:
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKER, stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    commands, events = (await worker.stdout.readline()).decode().split()
+    link = await network.dial(commands, events)
+    await link.send(MESSAGE)
+    assert await link.receive() == MESSAGE
+    return worker, link
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_link_to_a_process_that_dies_or_freezes_goes_down(
+    network: ZmqNetwork, how: signal.Signals
+) -> None:
+    worker, link = await start_worker(network)
+    try:
+        os.kill(worker.pid, how)
+        with pytest.raises(PeerUnreachable, match="lost"):
+            async with asyncio.timeout(10):
+                await link.receive()
+        with pytest.raises(PeerUnreachable, match="lost"):
+            await link.send(MESSAGE)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            worker.kill()
+        await worker.wait()
+
+
+async def test_dial_waits_for_a_worker_that_binds_a_little_later(network: ZmqNetwork) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+    dialling = asyncio.create_task(network.dial(endpoint))
+    await asyncio.sleep(0.3)
+    assert not dialling.done()
+    context = zmq.asyncio.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(endpoint)
+    link = await dialling
+    await link.send(MESSAGE)
+    peer, frame = await router.recv_multipart()
+    assert frame == encode(MESSAGE)
+    await router.send_multipart([peer, frame])
+    assert await link.receive() == MESSAGE
+    context.destroy(linger=0)
+
+
+async def test_a_dial_that_is_given_up_leaves_nothing_behind(network: ZmqNetwork) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        before = asyncio.all_tasks()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await network.dial(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        assert asyncio.all_tasks() == before
+
+
+async def test_a_host_that_is_not_ours_cannot_be_bound(network: ZmqNetwork) -> None:
+    with pytest.raises(OSError, match=r"192\.0\.2\.1"):
+        await network.bind("worker", host="192.0.2.1")
+
+
+async def test_callers_are_given_the_advertised_host() -> None:
+    network = ZmqNetwork(advertise_host="decode-0.example")
+    port = await network.bind("worker", host="0.0.0.0")
+    assert port.commands.startswith("tcp://decode-0.example:")
+    assert port.events.startswith("tcp://decode-0.example:")
+    await network.close()
