@@ -1,0 +1,105 @@
+"""A conversation into the one text that the model was trained to go on with.
+
+Chat templates are Jinja programs that come with the model. They run in a sandbox, with the
+few names that model authors count on (those that transformers gives them).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from halfmoon_conductor.errors import InvalidRequest
+from halfmoon_conductor.tokenizer import TokenizerUnavailable
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """One model's template, compiled.
+
+    Args:
+        source: Jinja.
+        special_tokens: names such as ``bos_token`` that the template may write.
+
+    Raises:
+        TokenizerUnavailable: the source is not valid Jinja.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._special_tokens = special_tokens
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TokenizerUnavailable(
+                f"the chat template is not valid Jinja: {error.message}, line {error.lineno}"
+            ) from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation, BOS included where the template writes one.
+
+        Args:
+            messages: each with a role and a content, which is a string.
+            add_generation_prompt: end with what begins an assistant's turn.
+            variables: more names for the template (``enable_thinking`` and such).
+
+        Raises:
+            InvalidRequest: the template refuses the conversation; the text is its own.
+        """
+        try:
+            return self._template.render(
+                {
+                    **self._special_tokens,
+                    **(variables or {}),
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                    # Templates ask whether these are none; an undefined name is not.
+                    "tools": None,
+                    "documents": None,
+                }
+            )
+        except Exception as error:  # its author's program: whatever it raises is a refusal
+            raise InvalidRequest(
+                f"this model's chat template refuses these messages: {error}", param="messages"
+            ) from None
+
+
+class _GenerationBlock(Extension):
+    """Reads ``{% generation %}…{% endgeneration %}``, which marks text for training only."""
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    """JSON as models saw it in training: nothing escaped for HTML, characters as they are."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

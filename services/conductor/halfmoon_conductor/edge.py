@@ -1,0 +1,111 @@
+"""What every request passes first and every response last, whichever route it is for.
+
+It names the request (``X-Request-Id``), bounds its body, counts it, and has the last word when
+a route fails in a way that nobody foresaw.
+"""
+
+import re
+from uuid import uuid4
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from halfmoon_conductor import error_responses
+from halfmoon_conductor.errors import BodyTooLarge
+from halfmoon_conductor.http_metrics import HttpMetrics
+
+#: A client's request id goes into logs and headers: short, and no spaces or controls.
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+_log = structlog.get_logger(__name__)
+
+
+class Edge:
+    """The outermost of our layers around an app.
+
+    Args:
+        app: what is inside.
+        max_body_bytes: longer bodies are refused with 413, unread where they say their length.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics, max_body_bytes: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        offered = Headers(scope=scope).get("x-request-id", "")
+        request_id = offered if _REQUEST_ID.fullmatch(offered) else f"req-{uuid4().hex}"
+        with (
+            self._metrics.in_flight.track_inprogress(),
+            structlog.contextvars.bound_contextvars(http_request_id=request_id),
+        ):
+            await self._serve(scope, receive, _Reply(send, request_id))
+
+    async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
+        try:
+            if _content_length(scope) > self._max_body_bytes:
+                response = error_responses.error_response(BodyTooLarge(self._too_large()))
+                # What was not read of it is not worth reading.
+                response.headers["connection"] = "close"
+                await response(scope, receive, reply)
+            else:
+                await self._app(scope, self._bounded(receive), reply)
+        except Exception:
+            if reply.status:
+                raise  # the server closes the connection: the client sees a broken answer
+            _log.exception("internal error", path=scope["path"])
+            await error_responses.internal_error()(scope, receive, reply)
+        finally:
+            self._metrics.requests.labels(_route(scope), reply.status or "none").inc()
+
+    def _bounded(self, receive: Receive) -> Receive:
+        n_bytes = 0
+
+        async def bounded() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self._max_body_bytes:
+                # The one exception that passes through whoever parses the body.
+                raise HTTPException(
+                    BodyTooLarge.status, self._too_large(), headers={"connection": "close"}
+                )
+            return message
+
+        return bounded
+
+    def _too_large(self) -> str:
+        return f"The body is over {self._max_body_bytes} bytes, the most that is accepted."
+
+
+class _Reply:
+    """A `send` that remembers the status, and names the request in the headers."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        #: 0 until the response has started.
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+        await self._send(message)
+
+
+def _content_length(scope: Scope) -> int:
+    value = Headers(scope=scope).get("content-length", "")
+    return int(value) if value.isdecimal() else 0
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern: a client's own paths would be labels without end."""
+    return getattr(scope.get("route"), "path", None) or "unmatched"

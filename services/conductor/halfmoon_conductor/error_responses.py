@@ -1,0 +1,182 @@
+"""Errors on the wire: whatever goes wrong, a client reads OpenAI's error shape.
+
+``{"error": {"message", "type", "param", "code"}}``, with the status that belongs to it, and
+``Retry-After`` where trying again may help. What is our own mistake is logged whole and told
+in one sentence without details.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from halfmoon_conductor import sse
+from halfmoon_conductor.disconnect import ClientGone
+from halfmoon_conductor.errors import (
+    ApiError,
+    BodyTooLarge,
+    GenerationFailed,
+    InvalidRequest,
+    NotSupported,
+)
+from halfmoon_conductor.openai_responses import ErrorBody, ErrorResponse
+
+#: What nginx logs for a client that hung up; nobody is there to read it.
+CLIENT_GONE_STATUS = 499
+_INTERNAL = "Something went wrong inside; the server's log has the details."
+_SHOWN_CHARACTERS = 60
+
+_log = structlog.get_logger(__name__)
+
+
+def install(app: FastAPI) -> None:
+    """Answer in this shape whatever the app's routes raise."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        if isinstance(error, GenerationFailed):
+            _log.error("generation failed", reason=error.message)
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return error_response(describe(error.errors(), error.body))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        """No such route, no such method, or a body that could not be read."""
+        if error.status_code == BodyTooLarge.status:
+            return error_response(BodyTooLarge(str(error.detail)))
+        reason = f"{error.detail} ({request.method} {request.url.path})"
+        kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
+        return _response(error.status_code, reason, kind, headers=error.headers)
+
+    @app.exception_handler(ClientGone)
+    async def on_client_gone(request: Request, error: ClientGone) -> Response:
+        _log.info("client gone before its answer")
+        return Response(status_code=CLIENT_GONE_STATUS)
+
+
+def error_response(error: ApiError) -> Response:
+    """The response that tells of this error."""
+    headers = {}
+    if error.retry_after_s is not None:
+        # Whole seconds, and never "at once".
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return _response(
+        error.status, error.message, error.kind, error.param, error.code, headers=headers
+    )
+
+
+def internal_error() -> Response:
+    """For a mistake of ours: nothing of our inside is told."""
+    return error_response(ApiError(_INTERNAL))
+
+
+def error_event(error: Exception) -> bytes:
+    """The last event of a stream that began and could not be finished."""
+    if isinstance(error, ApiError):
+        _log.error("generation failed in mid-stream", reason=error.message)
+    else:
+        _log.error("internal error in mid-stream", exc_info=error)
+        error = ApiError(_INTERNAL)
+    body = _body(error.message, error.kind, error.param, error.code)
+    return sse.event(body.model_dump_json())
+
+
+def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:
+    """What pydantic found wrong with a body, as one sentence on its first finding."""
+    error = errors[0]
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "json_invalid":
+        return InvalidRequest(
+            f"The body is not valid JSON: {context.get('error')}, at character {error['loc'][-1]}."
+        )
+    param = _param(error, body)
+    if param is None:
+        if isinstance(body, bytes):
+            return InvalidRequest(
+                "The body was not read as JSON: send Content-Type: application/json with it."
+            )
+        if kind in ("contradiction", "not_supported"):
+            return InvalidRequest(_sentence(error["msg"]))
+        return InvalidRequest("The body must be a JSON object.")
+    if kind == "unknown_field":
+        return InvalidRequest(
+            f"{param} is not known here; leave it out (nothing is ignored in silence).",
+            param=param,
+        )
+    if kind == "missing":
+        return InvalidRequest(f"{param} is required.", param=param)
+    if kind == "not_supported":
+        return NotSupported(_sentence(f"{param} {error['msg']}"), param=param)
+    return InvalidRequest(
+        _sentence(f"{param}: {error['msg']}{_shown(error.get('input'))}"), param=param
+    )
+
+
+def _param(error: Mapping[str, Any], body: Any) -> str | None:
+    """Where the error is, such as ``messages[0].content``.
+
+    pydantic's location has the names of union branches in it too: what can't be followed
+    into the body is one of those, unless it is the very thing that is missing.
+    """
+    path, value = "", body
+    steps = list(error["loc"][1:])
+    if error["type"] == "unknown_field":
+        steps.append(error["ctx"]["field"])
+    for index, step in enumerate(steps):
+        if isinstance(value, dict) and step in value:
+            path, value = f"{path}.{step}", value[step]
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            path, value = f"{path}[{step}]", value[step]
+        elif error["type"] == "missing" and index == len(steps) - 1:
+            path = f"{path}.{step}"
+    return path.removeprefix(".")[: 4 * _SHOWN_CHARACTERS] or None
+
+
+def _shown(value: Any) -> str:
+    """A small offending value, to be recognised by whoever sent it."""
+    if not isinstance(value, str | int | float | bool | None):
+        return ""
+    text = repr(value)
+    return f", got {text}" if len(text) <= _SHOWN_CHARACTERS else ""
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> ErrorResponse:
+    return ErrorResponse(
+        error=ErrorBody(
+            message=_encodable(message),
+            type=kind,
+            param=None if param is None else _encodable(param),
+            code=code,
+        )
+    )
+
+
+def _encodable(text: str) -> str:
+    """Clients' own words come back in errors, and may hold what can't be encoded."""
+    return text.encode(errors="replace").decode()
+
+
+def _response(
+    status: int,
+    message: str,
+    kind: str,
+    param: str | None = None,
+    code: str | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = _body(message, kind, param, code)
+    return JSONResponse(body.model_dump(), status_code=status, headers=dict(headers or {}))

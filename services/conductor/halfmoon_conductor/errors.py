@@ -1,0 +1,98 @@
+"""What a client is told when it gets no tokens, and with which status.
+
+ApiError
+├── InvalidRequest       400  the request itself is wrong; `param` names the field
+│   ├── NotSupported     400  a known field that asks for what Halfmoon does not do
+│   └── TooLong          400  more tokens than the model, or any worker, can hold
+├── ModelNotFound        404  another model than the one served here
+├── BodyTooLarge         413  more bytes than the front accepts
+├── Overloaded           429  refused now so that others keep their latency; retry later
+├── GenerationFailed     500  it began and could not be finished
+└── Unavailable          503  nobody is there to serve it; retry later
+
+The gateway raises `TooLong`, `Overloaded` and `Unavailable` before the first token, and
+`GenerationFailed` at any time. How these look on the wire is `error_responses`.
+"""
+
+from typing import ClassVar
+
+
+class ApiError(Exception):
+    """The base of all of these: `message` is meant for the client's eyes."""
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        #: The field of the request that is to blame.
+        self.param = param
+        #: Seconds after which trying again may help; None when it won't.
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(ApiError):
+    """The request itself is wrong; the same request will fail again."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class NotSupported(InvalidRequest):
+    """A known field with a value that asks for what Halfmoon does not do."""
+
+    code = "not_supported"
+
+
+class TooLong(InvalidRequest):
+    """More tokens than the model's context, or than any worker can hold."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(ApiError):
+    """Another model than the one that is served here."""
+
+    status = 404
+    kind = "invalid_request_error"
+    code = "model_not_found"
+
+
+class BodyTooLarge(ApiError):
+    """A request body over the limit; it was not read to its end."""
+
+    status = 413
+    kind = "invalid_request_error"
+    code = "body_too_large"
+
+
+class Overloaded(ApiError):
+    """Refused so that the requests already here keep their latency."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "overloaded"
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason, retry_after_s=retry_after_s)
+
+
+class GenerationFailed(ApiError):
+    """The generation began, or was about to, and could not be finished."""
+
+    code = "generation_failed"
+
+
+class Unavailable(ApiError):
+    """Nobody is there to serve this request."""
+
+    status = 503
+    kind = "server_error"
+    code = "unavailable"
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason, retry_after_s=retry_after_s)

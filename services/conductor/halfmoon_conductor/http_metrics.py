@@ -1,0 +1,66 @@
+"""What the front measures, under the names that vLLM's dashboards know, with our prefix."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_TTFT_BUCKETS_S = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+)
+_TOKEN_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+_E2E_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0)
+_LONG_E2E_BUCKETS_S = (40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+
+
+class HttpMetrics:
+    """The front's metrics in one registry, which must not have them yet."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "halfmoon_http_requests",
+            "Requests answered, by route and status (499: the client was gone).",
+            ("route", "status"),
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "halfmoon_http_requests_in_flight",
+            "Requests that are being answered.",
+            registry=registry,
+        )
+        self.time_to_first_token_s = Histogram(
+            "halfmoon_time_to_first_token_seconds",
+            "From the request, read, to its first token.",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.inter_token_latency_s = Histogram(
+            "halfmoon_inter_token_latency_seconds",
+            "Between two tokens of a request.",
+            buckets=_TOKEN_BUCKETS_S,
+            registry=registry,
+        )
+        self.e2e_request_latency_s = Histogram(
+            "halfmoon_e2e_request_latency_seconds",
+            "From the request, read, to its last token.",
+            buckets=_E2E_BUCKETS_S + _LONG_E2E_BUCKETS_S,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "halfmoon_prompt_tokens", "Tokens of prompts that got a first token.", registry=registry
+        )
+        self.prompt_tokens_cached = Counter(
+            "halfmoon_prompt_tokens_cached",
+            "Those of them whose KV came from a cache.",
+            registry=registry,
+        )
+        self.generation_tokens = Counter(
+            "halfmoon_generation_tokens", "Tokens generated.", registry=registry
+        )
+        self.request_success = Counter(
+            "halfmoon_request_success",
+            "Generations that ended: stop, length, abort (by the client) or error.",
+            ("finished_reason",),
+            registry=registry,
+        )

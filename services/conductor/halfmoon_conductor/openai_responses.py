@@ -1,0 +1,167 @@
+"""What clients are answered: OpenAI's shapes.
+
+Fields that OpenAI sends as null are null here, and those that it leaves out are left out
+(`model_dump_json(exclude_unset=True)`).
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+FinishReason = Literal["stop", "length"]
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's KV came from."""
+
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """What a request cost, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionChoice(BaseModel):
+    """The text that was generated."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class Completion(BaseModel):
+    """The answer to a completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(BaseModel):
+    """A piece of the text; the last piece says why it is the last."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(BaseModel):
+    """One event of a streamed completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None
+
+
+class AssistantMessage(BaseModel):
+    """The model's turn."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    """The turn that was generated."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(BaseModel):
+    """The answer to a chat completion."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(BaseModel):
+    """A piece of the turn: the role first, then texts, nothing at the end."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """What this event adds to the turn."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(BaseModel):
+    """One event of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class Model(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    #: vLLM's addition.
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """The models that are served: one, or none while no worker has joined."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every answer that is not a success, whatever its status."""
+
+    error: ErrorBody
+
+
+class Health(BaseModel):
+    """The process lives."""
+
+    status: Literal["ok"]
+
+
+class Readiness(BaseModel):
+    """Whether requests can be served, and if not, who is missing."""
+
+    ready: bool
+    missing: list[str]

@@ -1,0 +1,82 @@
+"""Server-sent events: a stream that begins with its first event, or with an honest status."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from halfmoon_conductor.disconnect import ClientGone, unless_client_gone
+
+_log = structlog.get_logger(__name__)
+
+
+def event(data: str) -> bytes:
+    """One event; `data` is one line."""
+    return b"data: " + data.encode() + b"\n\n"
+
+
+DONE = event("[DONE]")
+
+
+class EventStream(Response):
+    """Sends events as they come. One task advances and closes the generator.
+
+    Nothing is sent before the first event is there, so what is raised instead of it becomes
+    an ordinary error response. What is raised later becomes a last event.
+
+    Args:
+        events: closed when the client is gone.
+        last_words: the event that tells of an error in mid-stream.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        last_words: Callable[[Exception], bytes],
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        # A proxy that gathered events before it passes them on would undo the streaming.
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
+        self._last_words = last_words
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it, or stop when the client is gone."""
+        try:
+            await unless_client_gone(receive, self._pump(send))
+        except ClientGone:
+            if not self._started:
+                raise
+            _log.info("client gone in mid-stream")
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            try:
+                async for data in events:
+                    await self._send(send, data)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                if not self._started:
+                    raise
+                await self._send(send, self._last_words(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+        await send({"type": "http.response.body", "body": data, "more_body": True})
