@@ -49,7 +49,6 @@ def create_app(
     gateway: Gateway,
     tokenizer: Tokenizer,
     *,
-    model_name: str,
     registry: CollectorRegistry,
     limits: FrontLimits | None = None,
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
@@ -59,7 +58,6 @@ def create_app(
     Args:
         gateway: where tokens come from.
         tokenizer: the model's.
-        model_name: what clients must write as ``model``.
         registry: where the front's metrics go, and what ``/metrics`` shows.
         limits: what is accepted.
         extra_mounts: other apps, each at its path and below.
@@ -68,7 +66,7 @@ def create_app(
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
     metrics = HttpMetrics(registry)
-    intake = Intake(gateway, tokenizer, model_name)
+    intake = Intake(gateway, tokenizer)
     app = FastAPI(
         title="Halfmoon",
         summary="The Mooncake serving system behind OpenAI's API",
@@ -109,12 +107,12 @@ def create_app(
     async def list_models() -> ModelList:
         """The model served, once a worker has joined."""
         card = gateway.model
-        return ModelList(object="list", data=[] if card is None else [_model(model_name, card)])
+        return ModelList(object="list", data=[] if card is None else [_model(card)])
 
     @app.get("/v1/models/{model:path}", responses=_errors(404, 503))
     async def retrieve_model(model: str) -> Model:
         """One model by its name, which may have slashes."""
-        return _model(model_name, intake.card(model))
+        return _model(intake.card(model))
 
     @app.get("/health")
     async def health() -> Health:
@@ -148,9 +146,9 @@ async def _respond(shape: AnswerShape, body: SharedFields, request: Request) -> 
     return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
-def _model(name: str, card: ModelCard) -> Model:
+def _model(card: ModelCard) -> Model:
     return Model(
-        id=name,
+        id=card.name,
         object="model",
         created=card.created,
         owned_by="halfmoon",

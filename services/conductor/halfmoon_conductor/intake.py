@@ -45,10 +45,9 @@ class Intake:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
 
-    def __init__(self, gateway: Gateway, tokenizer: Tokenizer, model_name: str) -> None:
+    def __init__(self, gateway: Gateway, tokenizer: Tokenizer) -> None:
         self._gateway = gateway
         self._tokenizer = tokenizer
-        self._model_name = model_name
         source = tokenizer.chat_template
         self._template = ChatTemplate(source, tokenizer.special_tokens) if source else None
 
@@ -56,19 +55,20 @@ class Intake:
         """The model of this name.
 
         Raises:
-            ModelNotFound: another one is served.
             Unavailable: no worker has joined yet.
+            ModelNotFound: another one is served.
         """
-        if name != self._model_name:
-            raise ModelNotFound(
-                f"The model {name!r} is not served here; {self._model_name!r} is.", param="model"
-            )
-        if self._gateway.model is None:
+        card = self._gateway.model
+        if card is None:
             raise Unavailable(
-                f"No worker that serves {self._model_name!r} has joined yet; try again soon.",
+                "No worker has joined yet, so no model is served; try again soon.",
                 retry_after_s=RETRY_WHILE_LOADING_S,
             )
-        return self._gateway.model
+        if name != card.name:
+            raise ModelNotFound(
+                f"The model {name!r} is not served here; {card.name!r} is.", param="model"
+            )
+        return card
 
     async def completion(self, body: CompletionRequest) -> Order:
         """The order of a completion.
@@ -155,7 +155,7 @@ class Intake:
     def _encode_chat(self, body: ChatRequest) -> list[int]:
         if self._template is None:
             raise InvalidRequest(
-                f"The model {self._model_name!r} has no chat template; use /v1/completions."
+                f"The model {body.model!r} has no chat template; use /v1/completions."
             )
         text = self._template.render(
             [message.for_template() for message in body.messages],

@@ -271,6 +271,16 @@ class CompletionRequest(SharedFields):
         return cast(list[int], self.prompt) if isinstance(first, int) else first
 
 
+def _only_text(kind: Any) -> Any:
+    if kind == "text":
+        return kind
+    raise PydanticCustomError(
+        "not_supported",
+        'is {kind}, which is not supported; only parts of type "text" are',
+        {"kind": json.dumps(kind)[:100]},
+    )
+
+
 class TextPart(Shape):
     """A part of a message's content; only text is supported."""
 
@@ -280,16 +290,6 @@ class TextPart(Shape):
         WithJsonSchema({"type": "string", "enum": ["text"]}),
     ]
     text: Text
-
-
-def _only_text(kind: Any) -> Any:
-    if kind == "text":
-        return kind
-    raise PydanticCustomError(
-        "not_supported",
-        'is {kind}, which is not supported; only parts of type "text" are',
-        {"kind": json.dumps(kind)[:100]},
-    )
 
 
 Content = Annotated[

@@ -1,6 +1,6 @@
 """Texts into token ids and back: the model's own tokenizer, without transformers or torch.
 
-`load_tokenizer` takes the same model spec as the workers: a local folder, a hub id (of which
+`open_tokenizer` takes the same model spec as the workers: a local folder, a hub id (of which
 only the tokenizer's files are fetched), or ``fake://…``, which needs no file at all.
 """
 
@@ -68,7 +68,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(spec: str) -> Tokenizer:
+def open_tokenizer(spec: str) -> Tokenizer:
     """The tokenizer of a model. Reads files, and may fetch them: not for the event loop.
 
     Raises:
