@@ -153,6 +153,10 @@ class FakeEngine:
         n_bytes = n_pages * self._layout.block_bytes
         self._pool = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
 
+    def detach(self) -> None:
+        """Let go of the attached memory, so that it can be closed."""
+        self._pool = None
+
     def forward(
         self,
         runs: Sequence[Run],

@@ -38,6 +38,10 @@ class Run(msgspec.Struct, frozen=True):
     pages: Sequence[int]
     #: None: no token is wanted (a chunk that is not the last).
     draw: Draw | None
+    #: The caller's promise that the pages were written by this engine alone since their
+    #: content was last read (a decode step after the first): a pool that is mirrored on a
+    #: device then needs no copy from the host. False is always right.
+    continues: bool = False
 
 
 LayerHook = Callable[[int], None]
@@ -74,6 +78,10 @@ class Engine(Protocol):
         Raises:
             ValueError: it holds no page, or is read-only.
         """
+        ...
+
+    def detach(self) -> None:
+        """Let go of the attached memory, so that its owner can close it."""
         ...
 
     def forward(
