@@ -1,13 +1,16 @@
 """What a decode worker runs: landings that wait for their KV, and the continuous batch.
 
     reserve ──▶ landing ──start──▶ running ──produced──▶ finished
-                   │                  │
+                   │  └─cancel in      │
+                   │    doubt─▶ aside  │
                 expire,            preempted,
                 cancel             cancel
 
 Pages belong to a request from `reserve` until it leaves, by whichever arrow. Numbers only:
 the forward passes are the engine's. The worker calls this between steps, never during one,
-since a page that is freed may be another request's a moment later.
+since a page that is freed may be another request's a moment later. For the same reason the
+pages of a landing whose writer could not be stopped stay aside until the landing's deadline:
+from then on the writer itself may not write.
 
 Room to grow: a request is admitted only if, after its own pages are taken, one free page is
 left for each request held (itself included) that may still need one. So everybody can cross
@@ -137,6 +140,8 @@ class DecodeBatch:
         self._landings: dict[RequestId, _Landing] = {}
         #: In order of start.
         self._running: dict[RequestId, _Running] = {}
+        #: Landings cancelled in doubt: nobody's any more, not yet free.
+        self._aside: list[_Landing] = []
 
     @property
     def n_running(self) -> int:
@@ -147,6 +152,11 @@ class DecodeBatch:
     def n_reserved(self) -> int:
         """Landings that wait for their start."""
         return len(self._landings)
+
+    @property
+    def pages_aside(self) -> int:
+        """Pages of landings cancelled in doubt; they come free at those landings' deadlines."""
+        return sum(len(landing.pages) for landing in self._aside)
 
     @property
     def context_tokens(self) -> int:
@@ -255,16 +265,29 @@ class DecodeBatch:
             self._pages.release(self._running.pop(request_id).pages)
         return finish
 
-    def cancel(self, request_id: RequestId) -> bool:
-        """Let go of a request, wherever it is; whether it was here."""
-        held = self._running.pop(request_id, None) or self._landings.pop(request_id, None)
-        if held is None:
+    def cancel(self, request_id: RequestId, *, in_doubt: bool = False) -> bool:
+        """Let go of a request, wherever it is; whether it was here.
+
+        Args:
+            request_id: of a landing or a running request.
+            in_doubt: a landing may still be written to: keep its pages aside until its
+                deadline. A running request has landed, so its pages are free at once.
+        """
+        if (running := self._running.pop(request_id, None)) is not None:
+            self._pages.release(running.pages)
+        elif (landing := self._landings.pop(request_id, None)) is None:
             return False
-        self._pages.release(held.pages)
+        elif in_doubt:
+            self._aside.append(landing)
+        else:
+            self._pages.release(landing.pages)
         return True
 
     def expire(self, now: float) -> list[RequestId]:
-        """Discard the landings whose deadline has passed, and name them."""
+        """Free the landings whose deadline has passed, and name those not cancelled before."""
+        for landing in [landing for landing in self._aside if landing.deadline_s <= now]:
+            self._aside.remove(landing)
+            self._pages.release(landing.pages)
         late = [rid for rid, landing in self._landings.items() if landing.deadline_s <= now]
         for request_id in late:
             self.cancel(request_id)
@@ -275,7 +298,7 @@ class DecodeBatch:
         self._pages.check()
         assert not self._running.keys() & self._landings.keys()
         assert len(self._running) + len(self._landings) <= self._max_running
-        held = [*self._running.values(), *self._landings.values()]
+        held = [*self._running.values(), *self._landings.values(), *self._aside]
         pages = [page for one in held for page in one.pages]
         assert len(set(pages)) == len(pages), "a page belongs to two requests"
         assert all(self._pages.n_holders(page) == 1 for page in pages)

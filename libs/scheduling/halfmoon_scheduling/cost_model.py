@@ -1,0 +1,120 @@
+"""How long things will take: predictions from profiles, corrected by what was seen.
+
+Formulas are those of the design, section 5; the profiles (`PrefillCost`, `DecodeCost`) come
+from the workers. Only seconds and bytes live here, nothing about who is chosen.
+"""
+
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
+
+#: Share that one observation has in the running mean.
+ALPHA = 0.2
+#: A correction outside these says that the profile is wrong, not that the worker is slow;
+#: following it further would let one odd observation decide for long.
+MIN_SCALE, MAX_SCALE = 0.1, 10.0
+#: Bytes per second of a path nobody has used yet: a busy 10 Gb/s link.
+PRIOR_BANDWIDTH = 1e9
+#: Transfers of less say more about latency than about bandwidth.
+MIN_OBSERVED_BYTES = 64 * 1024
+
+
+def unscaled_prefill_s(cost: PrefillCost, n_tokens: int, n_cached: int) -> float:
+    """c0 + c1·(n-p) + c2·(n²-p²), seconds on an idle worker."""
+    computed = n_tokens - n_cached
+    return cost.c0_s + cost.c1_s * computed + cost.c2_s * computed * (n_tokens + n_cached)
+
+
+def unscaled_step_s(cost: DecodeCost, n_requests: int, context_tokens: int) -> float:
+    """d0 + d1·requests + d2·context, seconds of one decode step."""
+    return cost.d0_s + cost.d1_s * n_requests + cost.d2_s * context_tokens
+
+
+@dataclass(slots=True)
+class _Mean:
+    """An exponentially weighted mean that starts from a prior."""
+
+    value: float
+
+    def observe(self, value: float) -> None:
+        self.value += ALPHA * (value - self.value)
+
+
+class CostModel:
+    """Predictions in seconds, per worker and per source of a transfer."""
+
+    def __init__(self, *, prior_bandwidth: float = PRIOR_BANDWIDTH) -> None:
+        """A model that has seen nothing.
+
+        Args:
+            prior_bandwidth: bytes per second of a source that nobody has read from.
+        """
+        self._prior_bandwidth = prior_bandwidth
+        #: Observed over predicted, within `MIN_SCALE` and `MAX_SCALE`.
+        self._scales: dict[WorkerId, _Mean] = {}
+        #: Bytes per second that one transfer alone would have from this source.
+        self._bandwidths: dict[WorkerId, _Mean] = {}
+
+    def prefill_s(self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int) -> float:
+        """Seconds of prefilling `n_tokens` tokens of which `n_cached` are cached."""
+        return self._scale(worker) * unscaled_prefill_s(cost, n_tokens, n_cached)
+
+    def observe_prefill(
+        self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int, seconds: float
+    ) -> None:
+        """A prefill took so many seconds of computing."""
+        self._observe(worker, seconds, unscaled_prefill_s(cost, n_tokens, n_cached))
+
+    def step_s(
+        self, worker: WorkerId, cost: DecodeCost, n_requests: int, context_tokens: int
+    ) -> float:
+        """Seconds of a decode step over so many requests and so much context."""
+        return self._scale(worker) * unscaled_step_s(cost, n_requests, context_tokens)
+
+    def observe_step(
+        self,
+        worker: WorkerId,
+        cost: DecodeCost,
+        n_requests: int,
+        context_tokens: int,
+        seconds: float,
+    ) -> None:
+        """Recent steps took so many seconds each."""
+        self._observe(worker, seconds, unscaled_step_s(cost, n_requests, context_tokens))
+
+    def transfer_s(self, source: WorkerId, n_bytes: int, n_active: int) -> float:
+        """Seconds of reading `n_bytes` from a source that has `n_active` other transfers."""
+        return n_bytes / self.bandwidth(source) * (1 + n_active)
+
+    def observe_transfer(
+        self, source: WorkerId, n_bytes: int, seconds: float, n_active: int
+    ) -> None:
+        """A read of `n_bytes` beside `n_active` others took so many seconds."""
+        if n_bytes >= MIN_OBSERVED_BYTES and seconds > 0:
+            mean = self._bandwidths.setdefault(source, _Mean(self._prior_bandwidth))
+            mean.observe(n_bytes / seconds * (1 + n_active))
+
+    def bandwidth(self, source: WorkerId) -> float:
+        """Bytes per second that one transfer alone has from this source."""
+        mean = self._bandwidths.get(source)
+        return self._prior_bandwidth if mean is None else mean.value
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is gone; another start of it may run on another machine."""
+        self._scales.pop(worker, None)
+        self._bandwidths.pop(worker, None)
+
+    def check(self) -> None:
+        """Audit: corrections are clamped, bandwidths are positive."""
+        assert all(MIN_SCALE <= mean.value <= MAX_SCALE for mean in self._scales.values())
+        assert all(mean.value > 0 for mean in self._bandwidths.values())
+
+    def _scale(self, worker: WorkerId) -> float:
+        mean = self._scales.get(worker)
+        return 1.0 if mean is None else mean.value
+
+    def _observe(self, worker: WorkerId, seconds: float, predicted_s: float) -> None:
+        if seconds > 0 and predicted_s > 0:
+            scale = min(MAX_SCALE, max(MIN_SCALE, seconds / predicted_s))
+            self._scales.setdefault(worker, _Mean(1.0)).observe(scale)

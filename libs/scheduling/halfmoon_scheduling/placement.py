@@ -1,0 +1,267 @@
+"""Which prefill worker, which decode worker, and where the cached prefix comes from.
+
+`place` is a function of its arguments. The modes differ in which prefill worker they take,
+and in whether a prefix may be fetched from a kvstore that is not the worker's own:
+
+    random           any, by a hash of seed and request; own kvstore's prefix
+    load_balance     the shortest queue;                 own kvstore's prefix
+    cache_aware      the least TTFT;                     own kvstore's prefix
+    kvcache_centric  the least TTFT;                     Algorithm 1 decides own or best
+    min_ttft         the least TTFT;                     whichever is faster, own or best
+
+Algorithm 1 is that of Mooncake (arXiv 2407.00079, section 6). A prefill worker's own prefix
+is what its home kvstore holds; the best is the longest that any kvstore holds. With
+``best/own <= threshold`` the own one is used (also when nobody has any), else the best one:
+an own prefix of 0 beside a best one above 0 is an infinite ratio.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_scheduling.config import PlacementMode
+from halfmoon_scheduling.cost_model import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What placement needs to know of a request."""
+
+    request_id: RequestId
+    n_tokens: int
+    #: Pages that decode must have free for it: its KV and one to grow into.
+    n_pages: int
+    block_size: int
+    block_bytes: int
+
+    @property
+    def max_cached_blocks(self) -> int:
+        """Whole blocks that may come from a cache: at least one token is computed."""
+        return (self.n_tokens - 1) // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCandidate:
+    """A prefill worker that may get the request."""
+
+    worker_id: WorkerId
+    cost: PrefillCost
+    #: Its kvstore, if any is there.
+    home: WorkerId | None
+    #: Predicted seconds until it would begin.
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCandidate:
+    """A decode worker that may get the request, with what has been promised to it already."""
+
+    worker_id: WorkerId
+    cost: DecodeCost
+    n_requests: int
+    context_tokens: int
+    free_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is predicted for one prefill worker: a row of the table that explains a choice."""
+
+    worker_id: WorkerId
+    home: WorkerId | None
+    #: Blocks that its home holds.
+    local_blocks: int
+    #: Where the cached prefix would come from, and how long it is; None with 0 blocks.
+    source: WorkerId | None
+    n_blocks: int
+    #: Blocks of those that its home does not hold.
+    transfer_blocks: int
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """Predicted seconds to the first token."""
+        return self.queue_s + self.transfer_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The choice, and what it was chosen from."""
+
+    #: The row of `estimates` that was taken.
+    chosen: Estimate
+    #: None when no decode worker has room now.
+    decode: WorkerId | None
+    #: Predicted seconds between tokens at `decode`, this request included; 0 without one.
+    tbt_s: float
+    #: One row per prefill worker, in order of their ids.
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def prefill(self) -> WorkerId:
+        """The prefill worker."""
+        return self.chosen.worker_id
+
+    @property
+    def ttft_s(self) -> float:
+        """Predicted seconds to the first token."""
+        return self.chosen.ttft_s
+
+
+def choose_home(
+    prefill: WorkerId,
+    host: str,
+    preferred: WorkerId | None,
+    kvstores: Mapping[WorkerId, str],
+) -> WorkerId | None:
+    """The kvstore that a prefill worker keeps its blocks in.
+
+    The preferred one if it is there; else one on the same host; else any. Among several the
+    highest hash of both names decides, so that workers spread, and a kvstore that comes or
+    goes moves only its own.
+
+    Args:
+        prefill: the prefill worker.
+        host: its host.
+        preferred: the kvstore that its settings name.
+        kvstores: hosts of the live kvstores.
+    """
+    if preferred is not None and preferred in kvstores:
+        return preferred
+    near = [kvstore for kvstore, where in kvstores.items() if where == host]
+    return max(near or kvstores, key=lambda k: (_draw(prefill, k), k), default=None)
+
+
+def place(
+    mode: PlacementMode,
+    job: Job,
+    prefills: Sequence[PrefillCandidate],
+    decodes: Sequence[DecodeCandidate],
+    prefixes: Mapping[WorkerId, int],
+    active_transfers: Mapping[WorkerId, int],
+    costs: CostModel,
+    *,
+    threshold: float,
+    seed: int,
+) -> Placement:
+    """Choose workers for one request.
+
+    Args:
+        mode: see the module's table.
+        job: the request.
+        prefills: live prefill workers that can take it; at least one.
+        decodes: live decode workers that could ever hold it; those without room are passed by.
+        prefixes: blocks of its prefix that each kvstore holds.
+        active_transfers: transfers under way at each kvstore.
+        costs: predictions.
+        threshold: the balancing threshold of mode "kvcache_centric".
+        seed: of mode "random".
+
+    Returns:
+        The placement; without a decode worker when none has room now.
+    """
+    matches = {
+        kvstore: min(n, job.max_cached_blocks)
+        for kvstore, n in prefixes.items()
+        if min(n, job.max_cached_blocks) > 0
+    }
+    best = min(
+        matches,
+        key=lambda k: (-matches[k], active_transfers.get(k, 0), k),
+        default=None,
+    )
+    rows: list[Estimate] = []
+    for candidate in sorted(prefills, key=lambda c: c.worker_id):
+        local = _estimate(job, candidate, candidate.home, matches, active_transfers, costs)
+        remote = _estimate(job, candidate, best, matches, active_transfers, costs)
+        if mode == "kvcache_centric":
+            rows.append(remote if _should_transfer(local, remote, threshold) else local)
+        elif mode == "min_ttft":
+            rows.append(remote if remote.ttft_s < local.ttft_s else local)
+        else:
+            rows.append(local)
+    decode, tbt_s = _choose_decode(job, decodes, costs)
+    return Placement(_choose_prefill(mode, job, rows, seed), decode, tbt_s, tuple(rows))
+
+
+def _should_transfer(local: Estimate, remote: Estimate, threshold: float) -> bool:
+    """Whether best/own > threshold; an own prefix of 0 beside a longer one is infinite.
+
+    The quotient is compared, not a product: it is the double nearest to the true ratio, as a
+    threshold written in decimals is, so that equal ones are equal.
+    """
+    if local.n_blocks == 0:
+        return remote.n_blocks > 0
+    return remote.n_blocks / local.n_blocks > threshold
+
+
+def _estimate(
+    job: Job,
+    candidate: PrefillCandidate,
+    source: WorkerId | None,
+    matches: Mapping[WorkerId, int],
+    active_transfers: Mapping[WorkerId, int],
+    costs: CostModel,
+) -> Estimate:
+    """The times of one prefill worker if the prefix comes from `source`."""
+    local_blocks = matches.get(candidate.home, 0) if candidate.home is not None else 0
+    n_blocks = matches.get(source, 0) if source is not None else 0
+    transfer_blocks = max(0, n_blocks - local_blocks)
+    transfer_s = 0.0
+    if source is not None and transfer_blocks:
+        transfer_s = costs.transfer_s(
+            source, transfer_blocks * job.block_bytes, active_transfers.get(source, 0)
+        )
+    n_cached = n_blocks * job.block_size
+    return Estimate(
+        worker_id=candidate.worker_id,
+        home=candidate.home,
+        local_blocks=local_blocks,
+        source=source if n_blocks else None,
+        n_blocks=n_blocks,
+        transfer_blocks=transfer_blocks,
+        queue_s=candidate.queue_s,
+        transfer_s=transfer_s,
+        prefill_s=costs.prefill_s(candidate.worker_id, candidate.cost, job.n_tokens, n_cached),
+    )
+
+
+def _choose_prefill(mode: PlacementMode, job: Job, rows: list[Estimate], seed: int) -> Estimate:
+    if mode == "random":
+        return rows[_draw(str(seed), job.request_id) % len(rows)]
+    if mode == "load_balance":
+        return min(rows, key=lambda row: (row.queue_s, row.worker_id))
+    return min(rows, key=lambda row: (row.ttft_s, row.queue_s, row.worker_id))
+
+
+def _choose_decode(
+    job: Job, decodes: Sequence[DecodeCandidate], costs: CostModel
+) -> tuple[WorkerId | None, float]:
+    """The decode worker with the least predicted TBT among those that have room."""
+    choices = [
+        (
+            costs.step_s(
+                decode.worker_id,
+                decode.cost,
+                decode.n_requests + 1,
+                decode.context_tokens + job.n_tokens,
+            ),
+            decode.worker_id,
+        )
+        for decode in decodes
+        if decode.free_pages >= job.n_pages
+    ]
+    if not choices:
+        return None, 0.0
+    tbt_s, worker_id = min(choices)
+    return worker_id, tbt_s
+
+
+def _draw(*names: str) -> int:
+    """A number that looks random and is the same for the same names."""
+    digest = hashlib.sha256("\0".join(names).encode()).digest()
+    return int.from_bytes(digest[:8], "big")

@@ -1,0 +1,114 @@
+"""From live workers to a placement, and from what a prefill took to better predictions.
+
+The conductor's state machine asks here where a request would run; nothing is promised to any
+worker here. The choice itself is `placement.place`, a plain function.
+"""
+
+from collections import OrderedDict
+from collections.abc import Container
+
+from halfmoon_protocol.ids import RequestId, WorkerId, origin
+from halfmoon_protocol.messages import PrefillDone
+from halfmoon_scheduling.cluster import Cluster
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.cost_model import CostModel
+from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.limits import able_workers
+from halfmoon_scheduling.placement import Job, Placement, place
+from halfmoon_scheduling.prefix_index import PrefixIndex
+
+#: Requests whose unreachable kvstores are remembered at the most.
+MAX_AVOIDED = 1024
+
+
+class Placer:
+    """Gathers what placement looks at, and remembers which kvstores a request could not reach."""
+
+    def __init__(
+        self, config: SchedulingConfig, cluster: Cluster, index: PrefixIndex, costs: CostModel
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._index = index
+        self._costs = costs
+        #: By the origin of the request, since its tries have different ids.
+        self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
+
+    def place(
+        self, request: Request, refused_by: Container[WorkerId], now: float
+    ) -> tuple[Placement, Job]:
+        """The best workers now; without a decode worker when none has room.
+
+        Args:
+            request: what to place.
+            refused_by: decode workers not to ask.
+            now: seconds.
+
+        Raises:
+            TooLong: none of the workers here can ever take it.
+        """
+        layout = self._cluster.layout
+        assert layout is not None, "prefill and decode workers join with a layout"
+        prefills, decodes = able_workers(
+            request,
+            self._cluster.accepting("prefill"),
+            self._cluster.accepting("decode"),
+            layout.block_size,
+        )
+        n_tokens = len(request.token_ids)
+        grows = request.stopping.max_new_tokens > 1
+        job = Job(
+            request.request_id,
+            n_tokens,
+            layout.blocks_for(n_tokens + grows),
+            layout.block_size,
+            layout.block_bytes,
+        )
+        avoided = self._avoided.get(origin(request.request_id), ())
+        prefixes = self._index.longest_prefix(request.block_hashes)
+        placement = place(
+            self._config.placement,
+            job,
+            self._cluster.prefill_candidates(prefills, now),
+            self._cluster.decode_candidates(
+                [info for info in decodes if info.worker_id not in refused_by], now
+            ),
+            {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided},
+            self._cluster.transfers,
+            self._costs,
+            threshold=self._config.kvcache_balancing_threshold,
+            seed=self._config.seed,
+        )
+        return placement, job
+
+    def store_for(self, request_id: RequestId, prefill: WorkerId) -> WorkerId | None:
+        """The kvstore that a live prefill worker is to keep this request's blocks in."""
+        home = self._cluster.home_of(prefill)
+        return None if home in self._avoided.get(origin(request_id), ()) else home
+
+    def learn(self, placement: Placement, request: Request, done: PrefillDone) -> None:
+        """Correct the predictions by what a prefill took."""
+        chosen = placement.chosen
+        info = self._cluster.get(chosen.worker_id)
+        # Compute time includes waits for fetched layers, which say nothing of computing.
+        if info is not None and info.prefill_cost is not None and done.fetch_s < done.compute_s / 2:
+            self._costs.observe_prefill(
+                chosen.worker_id,
+                info.prefill_cost,
+                len(request.token_ids),
+                done.n_cached,
+                done.compute_s,
+            )
+        if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
+            others = max(0, self._cluster.transfers.get(chosen.source, 0) - 1)
+            self._costs.observe_transfer(chosen.source, done.fetched_bytes, done.fetch_s, others)
+
+    def avoid(self, request_id: RequestId, kvstore: WorkerId) -> None:
+        """Tries at this client's request are not to use this kvstore any more."""
+        self._avoided.setdefault(origin(request_id), set()).add(kvstore)
+        if len(self._avoided) > MAX_AVOIDED:
+            self._avoided.popitem(last=False)
+
+    def forget(self, request_id: RequestId) -> None:
+        """This client's request is over, all its tries."""
+        self._avoided.pop(origin(request_id), None)

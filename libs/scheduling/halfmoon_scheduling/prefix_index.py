@@ -1,0 +1,298 @@
+"""Which kvstore holds which blocks: the conductor's soft copy of the kvstores' own records.
+
+`PrefixIndex` answers how long a prefix each kvstore holds; `KvFollower` keeps it true by
+following each kvstore's numbered events, and says when only a snapshot can help.
+
+Memory: one dict entry per block, whose value is a set of workers as the bits of an integer.
+Equal sets are one object (most blocks are held by one kvstore), so a block costs its 16-byte
+hash and a dict entry, about 110 bytes, however many workers there are.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from halfmoon_protocol.ids import BlockHash, WorkerId
+from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
+
+#: Batches kept while a snapshot is awaited; past this, one more snapshot is needed.
+MAX_BUFFERED_BATCHES = 1024
+
+
+class PrefixIndex:
+    """Blocks to the workers that hold them, and prefixes to their lengths."""
+
+    def __init__(self) -> None:
+        #: Bit i of a value: the worker of slot i holds the block. No value is 0, and equal
+        #: values are one object, the one in `_sets`.
+        self._holders: dict[BlockHash, int] = {}
+        #: Each set in use, and by how many blocks.
+        self._sets: dict[int, tuple[int, int]] = {}
+        #: Slot of each worker that holds anything.
+        self._slots: dict[WorkerId, int] = {}
+        #: The reverse; None is a slot to use again.
+        self._workers: list[WorkerId | None] = []
+        #: Blocks of each worker in `_slots`; never 0.
+        self._n_blocks: dict[WorkerId, int] = {}
+
+    def __len__(self) -> int:
+        """Blocks that somebody holds."""
+        return len(self._holders)
+
+    def n_blocks(self, worker: WorkerId) -> int:
+        """Blocks that this worker holds."""
+        return self._n_blocks.get(worker, 0)
+
+    def stored(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
+        """The worker holds these now; again is fine."""
+        bit = 1 << self._slot(worker)
+        added = 0
+        for block in hashes:
+            before = self._holders.get(block, 0)
+            if not before & bit:
+                self._set(block, before, before | bit)
+                added += 1
+        self._count(worker, added)
+
+    def removed(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
+        """The worker holds these no more; not having held them is fine."""
+        if (slot := self._slots.get(worker)) is None:
+            return
+        bit = 1 << slot
+        gone = 0
+        for block in hashes:
+            before = self._holders.get(block, 0)
+            if before & bit:
+                self._set(block, before, before & ~bit)
+                gone += 1
+        self._count(worker, -gone)
+
+    def cleared(self, worker: WorkerId) -> None:
+        """The worker holds nothing any more. Walks all blocks once if it held some."""
+        if (slot := self._slots.get(worker)) is not None:
+            bit = 1 << slot
+            self.removed(worker, [block for block, held in self._holders.items() if held & bit])
+
+    def replace(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
+        """The worker holds these and nothing else."""
+        self.cleared(worker)
+        self.stored(worker, hashes)
+
+    def drop(self, worker: WorkerId) -> None:
+        """The worker is gone."""
+        self.cleared(worker)
+
+    def longest_prefix(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
+        """For each worker that holds the first block: how many it holds without a gap.
+
+        One walk for all of them, to the first block that none of those left holds.
+        """
+        lengths: dict[WorkerId, int] = {}
+        left = self._holders.get(hashes[0], 0) if hashes else 0
+        length = 0
+        while left:
+            length += 1
+            following = self._holders.get(hashes[length], 0) & left if length < len(hashes) else 0
+            if following != left:
+                for worker in self._members(left & ~following):
+                    lengths[worker] = length
+            left = following
+        return lengths
+
+    def check(self) -> None:
+        """Audit: counts, sets and slots say the same."""
+        counts: dict[int, int] = {}
+        per_worker: dict[WorkerId, int] = {}
+        for held in self._holders.values():
+            assert held, "a block without holders is kept"
+            assert self._sets[held][0] is held, "equal sets are two objects"
+            counts[held] = counts.get(held, 0) + 1
+            for worker in self._members(held):
+                per_worker[worker] = per_worker.get(worker, 0) + 1
+        assert counts == {held: n for held, (_, n) in self._sets.items()}
+        assert per_worker == self._n_blocks
+        assert self._slots.keys() == self._n_blocks.keys(), "a slot is kept without blocks"
+        assert self._slots == {w: i for i, w in enumerate(self._workers) if w is not None}
+
+    def _slot(self, worker: WorkerId) -> int:
+        if (slot := self._slots.get(worker)) is not None:
+            return slot
+        if None in self._workers:
+            slot = self._workers.index(None)
+            self._workers[slot] = worker
+        else:
+            slot = len(self._workers)
+            self._workers.append(worker)
+        self._slots[worker] = slot
+        self._n_blocks[worker] = 0
+        return slot
+
+    def _count(self, worker: WorkerId, change: int) -> None:
+        self._n_blocks[worker] += change
+        if self._n_blocks[worker] == 0:
+            del self._n_blocks[worker]
+            self._workers[self._slots.pop(worker)] = None
+
+    def _set(self, block: BlockHash, before: int, after: int) -> None:
+        if before:
+            same, n = self._sets[before]
+            if n == 1:
+                del self._sets[before]
+            else:
+                self._sets[before] = (same, n - 1)
+        if after:
+            same, n = self._sets.get(after, (after, 0))
+            self._sets[same] = (same, n + 1)
+            self._holders[block] = same
+        else:
+            del self._holders[block]
+
+    def _members(self, held: int) -> Iterator[WorkerId]:
+        while held:
+            lowest = held & -held
+            worker = self._workers[lowest.bit_length() - 1]
+            assert worker is not None, "a block is held by nobody's slot"
+            yield worker
+            held ^= lowest
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is known of one kvstore's events."""
+
+    #: The newest event applied or contained in the snapshot.
+    applied: int = -1
+    #: The newest batch that came; batches come in order, so an older one means a restart.
+    newest: KvEventBatch | None = None
+    awaits_snapshot: bool = True
+    #: When the awaited snapshot was asked for.
+    asked_s: float = 0.0
+    #: Batches that came while a snapshot is awaited.
+    buffered: list[KvEventBatch] = field(default_factory=list)
+    #: Whether the buffer misses some, so that the awaited snapshot will not be enough.
+    buffer_broken: bool = False
+
+
+class KvFollower:
+    """Applies each kvstore's events to an index, in order and without gaps.
+
+    Methods that return a truth value say whether a snapshot must be asked for now. Until it
+    comes, the index keeps what it knew of that kvstore: a wrong entry costs one failed lease.
+    """
+
+    def __init__(self, index: PrefixIndex, *, max_buffered: int = MAX_BUFFERED_BATCHES) -> None:
+        self._index = index
+        self._max_buffered = max_buffered
+        self._streams: dict[WorkerId, _Stream] = {}
+
+    def joined(self, worker: WorkerId, now: float) -> bool:
+        """A kvstore is there, its contents unknown: always true."""
+        self._index.drop(worker)
+        self._streams[worker] = _Stream(asked_s=now)
+        return True
+
+    def lost(self, worker: WorkerId) -> None:
+        """The kvstore is gone, and with it what it held."""
+        self._streams.pop(worker, None)
+        self._index.drop(worker)
+
+    def distrust(self, worker: WorkerId, now: float) -> bool:
+        """What is known of this kvstore has proven wrong: forget it."""
+        if (stream := self._streams.get(worker)) is None:
+            return False
+        self._index.cleared(worker)
+        if stream.awaits_snapshot:
+            return False
+        return self._await_snapshot(stream, now)
+
+    def overdue(self, now: float, timeout_s: float) -> list[WorkerId]:
+        """Those whose snapshot was asked for so long ago that it must be asked for again."""
+        late = [
+            worker
+            for worker, stream in self._streams.items()
+            if stream.awaits_snapshot and stream.asked_s + timeout_s <= now
+        ]
+        for worker in late:
+            self._streams[worker].asked_s = now
+        return late
+
+    def changed(self, worker: WorkerId, batch: KvEventBatch, now: float) -> bool:
+        """A batch of events came. One of a stranger is ignored."""
+        stream = self._streams.get(worker)
+        if stream is None or batch == stream.newest:
+            return False
+        restarted = stream.newest is not None and batch.sequence <= stream.newest.sequence
+        stream.newest = batch
+        if stream.awaits_snapshot:
+            self._buffer(stream, batch, restarted)
+            return False
+        if batch.sequence <= stream.applied and not restarted:
+            return False  # contained in the snapshot
+        if restarted or batch.sequence > stream.applied + 1:
+            return self._await_snapshot(stream, now, batch)
+        self._apply(worker, stream, batch)
+        return False
+
+    def snapshot(
+        self, worker: WorkerId, sequence: int, hashes: Iterable[BlockHash], now: float
+    ) -> bool:
+        """A snapshot came, the state after event `sequence`; one not asked for is ignored."""
+        stream = self._streams.get(worker)
+        if stream is None or not stream.awaits_snapshot:
+            return False
+        self._index.replace(worker, hashes)
+        stream.applied = sequence
+        buffered, stream.buffered = stream.buffered, []
+        if stream.buffer_broken:
+            stream.buffer_broken = False
+            stream.newest = None
+            stream.asked_s = now
+            return True
+        stream.awaits_snapshot = False
+        for batch in buffered:
+            if batch.sequence <= stream.applied:
+                continue
+            if batch.sequence > stream.applied + 1:
+                return self._await_snapshot(stream, now)
+            self._apply(worker, stream, batch)
+        return False
+
+    def check(self) -> None:
+        """Audit: only streams that wait have a buffer, and it is bounded."""
+        for stream in self._streams.values():
+            assert stream.awaits_snapshot or not (stream.buffered or stream.buffer_broken)
+            assert len(stream.buffered) <= self._max_buffered
+            sequences = [batch.sequence for batch in stream.buffered]
+            assert sequences == sorted(set(sequences)), "buffered batches are out of order"
+
+    def _await_snapshot(
+        self, stream: _Stream, now: float, batch: KvEventBatch | None = None
+    ) -> bool:
+        stream.awaits_snapshot = True
+        stream.asked_s = now
+        stream.buffered = [] if batch is None else [batch]
+        stream.buffer_broken = False
+        return True
+
+    def _buffer(self, stream: _Stream, batch: KvEventBatch, restarted: bool) -> None:
+        """Keep a batch; without room or after a restart the snapshot on its way can't help."""
+        if restarted or len(stream.buffered) == self._max_buffered:
+            stream.buffered = []
+            stream.buffer_broken = True
+        elif not stream.buffer_broken:
+            stream.buffered.append(batch)
+
+    def _apply(self, worker: WorkerId, stream: _Stream, batch: KvEventBatch) -> None:
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    self._index.stored(worker, _ours(event.block_hashes))
+                case BlockRemoved():
+                    self._index.removed(worker, _ours(event.block_hashes))
+                case AllBlocksCleared():
+                    self._index.cleared(worker)
+        stream.applied = batch.sequence
+
+
+def _ours(hashes: Iterable[int | bytes]) -> Iterator[BlockHash]:
+    """Hashes as we make them; integers are another system's, and match no prompt of ours."""
+    return (BlockHash(block) for block in hashes if isinstance(block, bytes))

@@ -1,0 +1,86 @@
+"""One request as the conductor tracks it: its phase, its workers, its deadline.
+
+    waiting ──▶ reserving ──▶ prefilling ──▶ decoding ──▶ over
+       ▲            │              │
+       └──refused───┘              └── given up: stopping ──▶ over
+
+A request that is given up while prefill writes into its landing leaves a `Stopping` behind:
+decode may free the pages only when prefill says that it writes no more.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.placement import Placement
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    #: No decode worker has room; nothing is held anywhere.
+    WAITING = "waiting"
+    #: A decode worker was asked for pages.
+    RESERVING = "reserving"
+    #: Pages are held, a prefill worker computes and writes.
+    PREFILLING = "prefilling"
+    #: The first token is out, a decode worker goes on.
+    DECODING = "decoding"
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A request that is not over."""
+
+    request: Request
+    #: Counts arrivals; the order of everything that is done for several requests.
+    sequence: int
+    arrived_s: float
+    #: What to do at it depends on the phase; infinite while decoding.
+    deadline_s: float
+    phase: Phase = Phase.WAITING
+    #: Set in every phase but WAITING, with a decode worker.
+    placement: Placement | None = None
+    #: Decode workers that refused it since it last waited.
+    refused_by: set[WorkerId] = field(default_factory=set)
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id of this try."""
+        return self.request.request_id
+
+    @property
+    def prefill(self) -> WorkerId | None:
+        """The prefill worker, if it has one."""
+        return self.placement.prefill if self.placement else None
+
+    @property
+    def decode(self) -> WorkerId | None:
+        """The decode worker, if it has one."""
+        return self.placement.decode if self.placement else None
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether earlier tries were made: the client may have tokens already."""
+        return self.request.attempt > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A request that is over for its client, with prefill not yet known to have stopped."""
+
+    prefill: WorkerId
+    decode: WorkerId
+    #: Past it, prefill is taken to be unreachable and the landing to be in doubt.
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A placement that was acted on, kept to explain it."""
+
+    request_id: RequestId
+    attempt: int
+    at_s: float
+    placement: Placement
