@@ -1,0 +1,54 @@
+# The command list. `make` alone prints it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACKAGES := $(wildcard libs/*/pyproject.toml) $(wildcard services/*/pyproject.toml)
+EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
+
+# What `make up` takes from the command line or the environment.
+export MODEL PREFILL DECODE KVSTORE PORT
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check schema format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  settings of make up: MODEL=<folder or hub id> PREFILL=2 DECODE=2 KVSTORE=2 PORT=8000"
+
+up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
+	@$(BIN)/halfmoon up
+
+test: $(VENV)/.dev ## all tests
+	$(BIN)/pytest
+
+check: $(VENV)/.dev ## format, lint, types, import layers, schema drift
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m halfmoon_protocol.schema --check
+
+schema: $(VENV)/.installed ## write libs/protocol/{schema,golden} anew
+	$(BIN)/python -m halfmoon_protocol.schema
+
+format: $(VENV)/.dev ## let ruff have its way
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed ## how fast the parts are on this machine
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the environment and what runs leave behind
+	rm -rf $(VENV) .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.installed: constraints.txt $(PACKAGES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfmoon needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	@echo "installing into $(VENV) (the first time takes a minute or two) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt $(EDITABLE)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+	@touch $@

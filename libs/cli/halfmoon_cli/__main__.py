@@ -1,0 +1,129 @@
+"""The `halfmoon` command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+
+from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
+from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
+from halfmoon_cli.status import show_status
+from halfmoon_cli.up import run_up
+
+DEFAULT_PORT = 8000
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Halfmoon: disaggregated serving around a pooled KV cache.",
+)
+console = Console()
+
+
+@app.callback()
+def halfmoon() -> None:
+    """Halfmoon: disaggregated serving around a pooled KV cache."""
+
+
+@app.command()
+def up(
+    model: Annotated[
+        str,
+        typer.Option(
+            envvar="MODEL",
+            help="Folder or hub id of the model; fake://… for the engine without one. "
+            "Without it: a small random model, made here.",
+        ),
+    ] = "",
+    prefill: Annotated[int, typer.Option(envvar="PREFILL", min=1, help="Prefill workers")] = 1,
+    decode: Annotated[int, typer.Option(envvar="DECODE", min=1, help="Decode workers")] = 1,
+    kvstore: Annotated[int, typer.Option(envvar="KVSTORE", min=0, help="KV stores")] = 1,
+    port: Annotated[
+        int,
+        typer.Option(
+            envvar="PORT", min=0, max=65535, help="Port of the REST API; 0: 8000, or a free one"
+        ),
+    ] = 0,
+    name: Annotated[
+        str, typer.Option(envvar="SERVED_MODEL_NAME", help="Name of the model as clients write it")
+    ] = "",
+    metadata: Annotated[
+        str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
+    ] = "",
+    state: Annotated[
+        Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
+    ] = Path(".halfmoon/up"),
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            help="A flag for the services of a role, as ROLE.FLAG=VALUE: "
+            "-o prefill.chunk-tokens=256 -o conductor.placement=min_ttft",
+        ),
+    ] = None,
+) -> None:
+    """Start a cluster on this machine and keep it in the foreground until Ctrl-C."""
+    if port and not is_free(port):
+        _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
+    chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
+    if not model:
+        folder = demo_model_folder()
+        with console.status("making the demo model (the first time only) …"):
+            try:
+                make_demo_model(folder)
+            except DemoModelFailed as error:
+                _give_up(f"the demo model could not be made:\n{error}")
+        model, name = str(folder), name or "halfmoon-demo"
+    plan = ClusterPlan(
+        model=model,
+        http_port=chosen,
+        n_prefill=prefill,
+        n_decode=decode,
+        n_kvstore=kvstore,
+        served_model_name=name,
+        metadata=metadata,
+        extra=_extra(option or []),
+    )
+    raise typer.Exit(run_up(plan, state, console))
+
+
+@app.command()
+def status(
+    url: Annotated[
+        str, typer.Option(envvar="HALFMOON_URL", help="Where the conductor is")
+    ] = f"http://127.0.0.1:{DEFAULT_PORT}",
+) -> None:
+    """Show the workers of a running cluster, as its conductor sees them."""
+    try:
+        show_status(url, console)
+    except httpx.HTTPError as error:
+        _give_up(f"no conductor answers at {url}: {error}; name another with --url")
+
+
+def _extra(options: list[str]) -> dict[str, list[str]]:
+    extra: dict[str, list[str]] = {}
+    for text in options:
+        head, equals, value = text.partition("=")
+        role, dot, flag = head.partition(".")
+        if not (equals and dot and role in ("conductor", "kvstore", "prefill", "decode")):
+            _give_up(f"--option {text!r} is not of the form ROLE.FLAG=VALUE")
+        extra.setdefault(role, []).extend([f"--{flag}", value])
+    return extra
+
+
+def _give_up(message: str) -> None:
+    console.print(f"[red]halfmoon:[/red] {message}", highlight=False)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""`halfmoon up`: an embedded cluster in the foreground, with its progress to watch."""
+
+import json
+import shlex
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+import httpx
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from halfmoon_cli.cluster import Cluster, ClusterPlan, Process
+
+_POLL_S = 0.2
+_STYLES = {"ready": "green", "stopped": "red", "starting": "dim"}
+
+
+class _Stop(Exception):
+    """The user wants it to end."""
+
+
+def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
+    """Start, show, wait, stop; the exit status."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise _Stop
+
+    signal.signal(signal.SIGTERM, on_signal)
+    cluster = Cluster(plan, folder)
+    try:
+        cluster.start()
+        if not _wait_ready(cluster, console):
+            return 1
+        _greet(plan, console)
+        return _watch(cluster, console)
+    except (KeyboardInterrupt, _Stop):
+        console.print("\nstopping …")
+        return 0
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        cluster.stop()
+
+
+def _wait_ready(cluster: Cluster, console: Console) -> bool:
+    """Show progress until all is ready; False when something died on the way."""
+    began = time.monotonic()
+    with Live(console=console, refresh_per_second=8) as live:
+        while True:
+            live.update(_table(cluster, time.monotonic() - began))
+            if dead := cluster.dead():
+                break
+            if cluster.ready() and _answers(cluster.plan.url):
+                return True
+            time.sleep(_POLL_S)
+    for process in dead:
+        _report_death(process, console)
+    return False
+
+
+def _watch(cluster: Cluster, console: Console) -> int:
+    """Report whoever dies; end when the conductor does."""
+    reported: set[int] = set()
+    while True:
+        for process in cluster.dead():
+            if process.pid in reported:
+                continue
+            reported.add(process.pid)
+            _report_death(process, console)
+            if process.spec.role == "conductor":
+                console.print("[red]without a conductor nothing is served: stopping[/red]")
+                return 1
+        time.sleep(_POLL_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=1.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _table(cluster: Cluster, elapsed_s: float) -> Table:
+    table = Table(box=None, pad_edge=False, title=f"Halfmoon · {elapsed_s:.0f} s")
+    table.title_justify = "left"
+    for column in ("service", "state", ""):
+        table.add_column(column, no_wrap=True)
+    for name, process in cluster.processes.items():
+        stage = process.stage if process.exit_code is None else "stopped"
+        hidden = {"stage", "pid", "worker_id", "service", "time"}
+        details = ", ".join(f"{k}={v}" for k, v in process.status.items() if k not in hidden)
+        table.add_row(name, Text(stage, _STYLES.get(stage, "yellow")), Text(details, "dim"))
+    return table
+
+
+def _report_death(process: Process, console: Console) -> None:
+    code = process.exit_code or 0
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    console.print(f"\n[red]{process.spec.name} {how}[/red]; its last log lines:")
+    for line in process.last_lines():
+        console.print(Text("  " + line))
+    console.print(Text(f"  (all of it: {process.log_path})", "dim"))
+
+
+def _greet(plan: ClusterPlan, console: Console) -> None:
+    """The URL, and one line to paste."""
+    models = httpx.get(f"{plan.url}/v1/models", timeout=10.0).json()["data"]
+    body = {
+        "model": models[0]["id"],
+        "messages": [{"role": "user", "content": "What is a half moon?"}],
+        "max_tokens": 32,
+    }
+    line = (
+        f"curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json'"
+        f" -d {shlex.quote(json.dumps(body))}"
+    )
+    console.print(f"\n[green]ready[/green] at [bold]{plan.url}[/bold] · try\n")
+    console.print(Text(line), soft_wrap=True)
+    console.print("\nCtrl-C stops it.")

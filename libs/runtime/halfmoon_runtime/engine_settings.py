@@ -1,0 +1,53 @@
+"""Settings that every worker with a model shares."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from halfmoon_runtime.settings import ServiceSettings
+
+
+class EngineSettings(ServiceSettings):
+    """Which model a worker runs, in what precision, over how much KV memory."""
+
+    model: str = Field(
+        description="Folder or hub id of the model, or fake://… for the engine without a model"
+    )
+    served_model_name: str = Field(
+        "", description="Name of the model as clients write it; empty: the model's own"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Precision of weights and KV; auto: what the checkpoint says"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model computes; auto: CUDA if there is a device"
+    )
+    block_size: Annotated[int, Field(ge=16, le=512)] = Field(
+        64, description="Tokens per KV block; all workers of a cluster must agree"
+    )
+    pool_mib: Annotated[int, Field(ge=1)] = Field(
+        1024, description="Memory for KV pages, in MiB, taken at the start"
+    )
+    threads: Annotated[int, Field(ge=0)] = Field(
+        0, description="Threads for the model's arithmetic; 0: one per core"
+    )
+    measure: bool = Field(
+        True, description="Time a few forward passes at the start, for the cost model"
+    )
+    drain_s: Annotated[float, Field(ge=0)] = Field(
+        30.0, description="Seconds to finish requests after being told to stop"
+    )
+
+    def pages_of(self, block_bytes: int) -> int:
+        """Pages that the pool holds.
+
+        Raises:
+            ValueError: not even one, naming the setting that is too small.
+        """
+        n_pages = self.pool_mib * 1024 * 1024 // block_bytes
+        if n_pages == 0:
+            raise ValueError(
+                f"pool_mib is {self.pool_mib}: not one page of {block_bytes} bytes fits;"
+                f" at least {-(-block_bytes // (1024 * 1024))} MiB are needed"
+            )
+        return n_pages

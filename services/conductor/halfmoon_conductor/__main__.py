@@ -1,0 +1,17 @@
+"""`python -m halfmoon_conductor`: one conductor."""
+
+import sys
+
+from halfmoon_conductor.app import run
+from halfmoon_conductor.settings import ConductorSettings
+from halfmoon_runtime.lifecycle import run_service
+
+
+def main() -> None:
+    """Read the settings, run until told to stop."""
+    settings = ConductorSettings.from_args(sys.argv[1:])
+    run_service("conductor", settings, lambda service: run(settings, service))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Builds a conductor: metadata, core, hub, REST; opened in order, closed in reverse."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from halfmoon_conductor.debug import debug_app
+from halfmoon_conductor.gateway import Gateway
+from halfmoon_conductor.http import FrontLimits, create_app
+from halfmoon_conductor.hub import Hub
+from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
+from halfmoon_conductor.shell import Shell
+from halfmoon_conductor.tokenizer import open_tokenizer
+from halfmoon_metadata import MemoryStore, MetadataStore, open_store
+from halfmoon_metadata.server import metadata_app
+from halfmoon_protocol.ids import ConductorId
+from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_scheduling.conductor import Conductor
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to the service's lifecycle."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+async def run(settings: ConductorSettings, service: Service) -> None:
+    """Be a conductor until told to stop, then finish the requests that are here."""
+    async with AsyncExitStack() as stack:
+        service.announce("loading", worker_id=settings.worker_id, model=settings.model)
+        tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
+        embedded = settings.metadata == EMBEDDED
+        store: MetadataStore = MemoryStore() if embedded else open_store(settings.metadata)
+        stack.callback(store.close)
+        network = ZmqNetwork()
+        stack.push_async_callback(network.close)
+
+        shell = Shell(Conductor(settings.scheduling), SystemClock())
+        gateway = Gateway(shell, served_model_name=settings.served_model_name)
+        hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway)
+        shell.connect(hub, gateway)
+        service.spawn(hub.run())
+
+        mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(shell.core, hub))]
+        if embedded:
+            mounts.append(("/metadata", metadata_app(store)))
+        app = create_app(
+            gateway,
+            tokenizer,
+            registry=CollectorRegistry(),
+            limits=FrontLimits(max_body_bytes=settings.max_body_bytes),
+            extra_mounts=mounts,
+        )
+        listener = _listen(settings.host, settings.http_port)
+        stack.callback(listener.close)
+        server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=int(settings.drain_s),
+            )
+        )
+        serving = service.spawn(server.serve(sockets=[listener]))
+        service.ready()
+        host, port = listener.getsockname()[:2]
+        service.announce("ready", worker_id=settings.worker_id, url=f"http://{host}:{port}")
+        await service.stopping.wait()
+        service.announce("draining", worker_id=settings.worker_id)
+        server.should_exit = True
+        await serving
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        OSError: naming the address that can't be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"http_port {port} on {host} can't be had: {error.strerror}") from error
+    return listener

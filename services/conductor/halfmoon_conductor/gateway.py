@@ -1,0 +1,196 @@
+"""Clients' requests on their way through the core: tries, tokens, endings.
+
+A request is tried under an id of its own each time (`retry_id`), so that tokens of a try that
+was given up can't reach the client. Tokens delivered are kept: the next try's prompt is the
+client's prompt and those tokens, and its answer goes on from there.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from halfmoon_conductor.errors import (
+    ApiError,
+    GenerationFailed,
+    Overloaded,
+    TooLong,
+    Unavailable,
+)
+from halfmoon_conductor.generation import Finish, GenerationRequest, ModelCard, TokenEvent
+from halfmoon_conductor.shell import Shell
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_protocol.ids import RequestId, origin, retry_id
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_scheduling.commands import Reject
+from halfmoon_scheduling.events import Request, RequestArrived, RequestCancelled
+
+_UNAVAILABLE_RETRY_S = 1.0
+
+
+@dataclass
+class _Stream:
+    """One client's request."""
+
+    request: GenerationRequest
+    #: What the client will be given, in order; the bound is `max_new_tokens` and one error.
+    out: asyncio.Queue[TokenEvent | ApiError] = field(default_factory=asyncio.Queue)
+    attempt: int = 0
+    #: Tokens handed to `out` so far.
+    tokens: list[int] = field(default_factory=list)
+    #: Whether the last token or an error is in `out`.
+    over: bool = False
+
+    @property
+    def current(self) -> RequestId:
+        """The id of the try under way."""
+        first = RequestId(self.request.request_id)
+        return first if self.attempt <= 1 else retry_id(first, self.attempt)
+
+    def end(self, error: ApiError) -> None:
+        """Nothing more will come but this."""
+        if not self.over:
+            self.over = True
+            self.out.put_nowait(error)
+
+
+class Gateway:
+    """Implements `halfmoon_conductor.generation.Gateway` over the scheduling core."""
+
+    def __init__(self, shell: Shell, *, served_model_name: str = "") -> None:
+        self._shell = shell
+        self._name = served_model_name
+        self._created = int(time.time())
+        #: By the client's request id, `origin` of every try's id.
+        self._streams: dict[str, _Stream] = {}
+
+    @property
+    def model(self) -> ModelCard | None:
+        """The model served; None until a worker has joined and said."""
+        cluster = self._shell.core.cluster
+        if cluster.layout is None:
+            return None
+        return ModelCard(
+            name=self._name or cluster.model,
+            max_context=max(worker.max_context for worker in cluster.workers()),
+            created=self._created,
+        )
+
+    def ready(self) -> bool:
+        """Whether at least one prefill and one decode worker are alive."""
+        return not self.missing()
+
+    def missing(self) -> Sequence[str]:
+        """The roles that nobody alive fills."""
+        cluster = self._shell.core.cluster
+        return [role for role in ("prefill", "decode") if not cluster.accepting(role)]
+
+    @property
+    def n_live(self) -> int:
+        """Requests of clients that are not over."""
+        return len(self._streams)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `generation.Gateway.generate`."""
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id} is in use")
+        stream = _Stream(request)
+        self._streams[request.request_id] = stream
+        try:
+            self._try(stream)
+            while True:
+                item = await stream.out.get()
+                if isinstance(item, ApiError):
+                    raise item
+                yield item
+                if item.finish:
+                    return
+        finally:
+            del self._streams[request.request_id]
+            if not stream.over:
+                stream.over = True
+                self._shell.post(RequestCancelled(stream.current))
+
+    # -- what the shell asks -----------------------------------------------------------------
+
+    def deliver(self, request_id: RequestId, token: int, finish: str, n_cached: int = 0) -> bool:
+        """Hand a token to the client; whether anybody still waits for it."""
+        stream = self._streams.get(origin(request_id))
+        if stream is None or stream.over or stream.current != request_id:
+            return False
+        stream.tokens.append(token)
+        ending = msgspec.convert(finish, Finish)
+        stream.over = bool(ending)
+        # What a later try finds in the cache is no saving of the client's.
+        told = min(n_cached, len(stream.request.prompt_token_ids)) if stream.attempt == 1 else 0
+        stream.out.put_nowait(TokenEvent(token, ending, told))
+        return True
+
+    def reject(self, command: Reject) -> None:
+        """Refuse a request, or, once tokens are out, end it with an error."""
+        stream = self._streams.get(origin(command.request_id))
+        if stream is None or stream.current != command.request_id:
+            return
+        if stream.tokens:
+            stream.end(GenerationFailed(command.reason))
+            return
+        match command.kind:
+            case "overloaded":
+                stream.end(Overloaded(command.reason, command.retry_after_s))
+            case "unavailable":
+                stream.end(Unavailable(command.reason, command.retry_after_s))
+            case "too_long":
+                stream.end(TooLong(command.reason))
+
+    def resubmit(self, request_id: RequestId, reason: str) -> None:
+        """Start the next try, with what was delivered so far."""
+        stream = self._streams.get(origin(request_id))
+        if stream is not None and not stream.over and stream.current == request_id:
+            self._try(stream)
+
+    def fail(self, request_id: RequestId, reason: str) -> None:
+        """End a request with an error."""
+        stream = self._streams.get(origin(request_id))
+        if stream is not None and stream.current == request_id:
+            stream.end(GenerationFailed(reason))
+
+    # -- tries -------------------------------------------------------------------------------
+
+    def _try(self, stream: _Stream) -> None:
+        layout = self._shell.core.cluster.layout
+        if layout is None:
+            if stream.tokens:
+                stream.end(GenerationFailed("no worker is left to go on with it"))
+            else:
+                stream.end(Unavailable("no worker is there", _UNAVAILABLE_RETRY_S))
+            return
+        stream.attempt += 1
+        self._shell.post(RequestArrived(_request_of(stream, layout)))
+
+
+def _request_of(stream: _Stream, layout: KvLayout) -> Request:
+    """The try under way, as the core sees it: what was delivered is part of the prompt."""
+    asked = stream.request
+    token_ids = (*asked.prompt_token_ids, *stream.tokens)
+    n_out = len(stream.tokens)
+    return Request(
+        request_id=stream.current,
+        token_ids=token_ids,
+        n_prompt=len(asked.prompt_token_ids),
+        block_hashes=tuple(
+            block_hashes(
+                token_ids, model=layout.model, salt=asked.salt, block_size=layout.block_size
+            )
+        ),
+        sampling=asked.sampling,
+        stopping=msgspec.structs.replace(
+            asked.stopping,
+            max_new_tokens=asked.stopping.max_new_tokens - n_out,
+            min_new_tokens=max(0, asked.stopping.min_new_tokens - n_out),
+        ),
+        attempt=stream.attempt,
+        ttft_slo_s=asked.ttft_slo_s,
+        tbt_slo_s=asked.tbt_slo_s,
+    )

@@ -1,0 +1,112 @@
+"""Around the scheduling core: events in, one at a time, and commands carried out.
+
+The core decides; the hub reaches workers, the gateway reaches clients. Whatever carrying out
+a command leads to comes back as a further event.
+"""
+
+from collections import deque
+from typing import Protocol, assert_never
+
+import structlog
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import Message
+from halfmoon_runtime.clock import Clock
+from halfmoon_scheduling.commands import (
+    AnyCommand,
+    Deliver,
+    Fail,
+    RefuseWorker,
+    Reject,
+    Resubmit,
+    Send,
+)
+from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.events import AnyEvent
+
+log = structlog.get_logger()
+
+
+class Workers(Protocol):
+    """What the shell asks of the hub."""
+
+    def send(self, worker_id: WorkerId, message: Message) -> None:
+        """Queue a message; that it can't be sent comes back as `WorkerLost`."""
+        ...
+
+    def refuse(self, worker_id: WorkerId, reason: str) -> None:
+        """Tell a worker that it can't be used, and hang up."""
+        ...
+
+
+class Clients(Protocol):
+    """What the shell asks of the gateway."""
+
+    def deliver(self, request_id: RequestId, token: int, finish: str, n_cached: int = 0) -> bool:
+        """Hand a token to the client; whether anybody still waits for it."""
+        ...
+
+    def reject(self, command: Reject) -> None:
+        """Refuse a request."""
+        ...
+
+    def resubmit(self, request_id: RequestId, reason: str) -> None:
+        """Start the next try, with what was delivered so far."""
+        ...
+
+    def fail(self, request_id: RequestId, reason: str) -> None:
+        """End a request with an error."""
+        ...
+
+
+class Shell:
+    """Feeds the core. Used from one event loop."""
+
+    def __init__(self, core: Conductor, clock: Clock) -> None:
+        self.core = core
+        self._clock = clock
+        self._events: deque[AnyEvent] = deque()
+        self._draining = False
+        self._workers: Workers
+        self._clients: Clients
+
+    def connect(self, workers: Workers, clients: Clients) -> None:
+        """Say who carries out commands; once, before the first event."""
+        self._workers = workers
+        self._clients = clients
+
+    def post(self, event: AnyEvent) -> None:
+        """Let the core handle an event, after those posted before.
+
+        May be called while commands are carried out: the event waits its turn.
+        """
+        self._events.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._events:
+                for command in self.core.handle(self._events.popleft(), self._clock.now()):
+                    self._perform(command)
+        finally:
+            self._draining = False
+
+    def _perform(self, command: AnyCommand) -> None:
+        match command:
+            case Send(worker_id=worker_id, message=message):
+                self._workers.send(worker_id, message)
+            case Deliver(request_id=request_id, token=token, finish=finish, n_cached=n_cached):
+                self._clients.deliver(request_id, token, finish, n_cached)
+            case Reject():
+                self._clients.reject(command)
+            case Resubmit(request_id=request_id, reason=reason):
+                log.info("request_placed_again", request_id=request_id, reason=reason)
+                self._clients.resubmit(request_id, reason)
+            case Fail(request_id=request_id, reason=reason):
+                log.warning("request_failed", request_id=request_id, reason=reason)
+                self._clients.fail(request_id, reason)
+            case RefuseWorker(worker_id=worker_id, reason=reason):
+                log.error("worker_refused", worker_id=worker_id, reason=reason)
+                self._workers.refuse(worker_id, reason)
+            case _:
+                assert_never(command)

@@ -1,0 +1,95 @@
+"""A gateway without workers, for tests of the front: it says what a script says."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from halfmoon_conductor.generation import Finish, GenerationRequest, ModelCard, TokenEvent
+
+
+class ScriptedGateway:
+    """Answers every request with the same tokens, as far as the request's stopping lets it.
+
+    Args:
+        script: tokens to say; said again from the start when a request wants more.
+        model: None for a cluster that no worker has joined.
+        missing: roles that nobody fills.
+        n_cached: what the first event says of the prompt.
+        refusal: raised instead of the first token.
+        failure: raised after `n_before_failure` tokens.
+        n_before_pause: after so many tokens nothing comes until `resume` is set.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[int] = (65,),
+        *,
+        model: ModelCard | None,
+        missing: Sequence[str] = (),
+        n_cached: int = 0,
+        refusal: Exception | None = None,
+        failure: Exception | None = None,
+        n_before_failure: int = 2,
+        n_before_pause: int | None = None,
+    ) -> None:
+        self.script = script
+        self.card = model
+        self.roles_missing = missing
+        self.n_cached = n_cached
+        self.refusal = refusal
+        self.failure = failure
+        self.n_before_failure = n_before_failure
+        self.n_before_pause = n_before_pause
+        self.resume = asyncio.Event()
+        #: All requests so far.
+        self.requests: list[GenerationRequest] = []
+        #: Ids of those that are being generated.
+        self.live: set[str] = set()
+        #: Ids of those that were closed before their last token.
+        self.cancelled: list[str] = []
+        #: Tokens said so far, over all requests.
+        self.n_said = 0
+
+    @property
+    def model(self) -> ModelCard | None:
+        """The model of the script."""
+        return self.card
+
+    def ready(self) -> bool:
+        """Whether no role is missing."""
+        return not self.roles_missing
+
+    def missing(self) -> Sequence[str]:
+        """The roles that nobody fills."""
+        return self.roles_missing
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Say the script, with the endings that workers would give it."""
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        self.live.add(request.request_id)
+        finish: Finish = ""
+        try:
+            for index in range(request.stopping.max_new_tokens):
+                if index == self.n_before_pause:
+                    await self.resume.wait()
+                if self.failure is not None and index == self.n_before_failure:
+                    raise self.failure
+                token = self.script[index % len(self.script)]
+                finish = _finish(request, token, index + 1)
+                self.n_said += 1
+                yield TokenEvent(token, finish, self.n_cached if index == 0 else 0)
+                if finish:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.live.discard(request.request_id)
+            if not finish and self.failure is None:
+                self.cancelled.append(request.request_id)
+
+
+def _finish(request: GenerationRequest, token: int, n_new: int) -> Finish:
+    stopping = request.stopping
+    if token in stopping.stop_token_ids and n_new > stopping.min_new_tokens:
+        return "stop"
+    return "length" if n_new == stopping.max_new_tokens else ""

@@ -1,0 +1,89 @@
+"""Builds a decode worker: model, pool, port, membership; opened in order, closed in reverse."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from halfmoon_decode.settings import DecodeSettings
+from halfmoon_decode.worker import DecodeWorker
+from halfmoon_engine.load import open_engine
+from halfmoon_metadata import open_store
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import DecodeCost, WorkerInfo
+from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_transfer.engine import TransferEngine
+
+
+async def run(settings: DecodeSettings, service: Service) -> None:
+    """Be a decode worker until told to stop, then finish what is here."""
+    async with AsyncExitStack() as stack:
+        worker_id = WorkerId(settings.worker_id)
+        service.announce("loading", worker_id=worker_id, model=settings.model)
+        engine = await asyncio.to_thread(
+            open_engine,
+            settings.model,
+            block_size=settings.block_size,
+            dtype=settings.dtype,
+            device=settings.device,
+            threads=settings.threads or None,
+        )
+        store = open_store(settings.metadata)
+        stack.callback(store.close)
+        generation = await next_generation(store, worker_id)
+        transfer = stack.enter_context(
+            TransferEngine.open(
+                worker_id,
+                metadata=store,
+                generation=generation,
+                bind=settings.host,
+                advertise=settings.advertised_host,
+                host_id=settings.host_id,
+            )
+        )
+        n_pages = settings.pages_of(engine.layout.block_bytes)
+        memory = await asyncio.to_thread(transfer.allocate, n_pages * engine.layout.block_bytes)
+        engine.attach(memory.view)
+        cost = DecodeCost()
+        if settings.measure:
+            service.announce("measuring", worker_id=worker_id)
+            _, cost = await asyncio.to_thread(engine.measure)
+        network = ZmqNetwork(advertise_host=settings.advertised_host)
+        stack.push_async_callback(network.close)
+        port = await network.bind(worker_id, host=settings.host)
+        info = WorkerInfo(
+            worker_id=worker_id,
+            role="decode",
+            generation=generation,
+            host=settings.host_id,
+            commands=port.commands,
+            events=port.events,
+            layout=engine.layout,
+            model=settings.served_model_name or engine.name,
+            max_context=engine.max_context,
+            n_blocks=n_pages,
+            decode_cost=cost,
+        )
+        worker = DecodeWorker(
+            port=port,
+            engine=engine,
+            region=memory.region,
+            info=info,
+            settings=settings,
+            clock=SystemClock(),
+            pages=PageAllocator(n_pages),
+        )
+        service.spawn(worker.serve())
+        membership = Membership(store, info)
+        await membership.join()
+        stack.push_async_callback(membership.leave)
+        service.spawn(membership.keep_alive())
+        service.ready()
+        service.announce("ready", worker_id=worker_id, n_pages=n_pages)
+        await service.stopping.wait()
+        service.announce("draining", worker_id=worker_id)
+        await worker.drain(msgspec.structs.replace(info, draining=True), settings.drain_s)

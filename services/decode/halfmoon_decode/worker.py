@@ -1,0 +1,329 @@
+"""The decode worker at work: landings, the continuous batch, tokens out.
+
+`DecodeBatch` decides who is in the next step and on which pages; this shell owns the engine,
+the port and the clock. While a forward pass runs in its thread, reservations and starts are
+taken at once (they touch free pages only), but a request in that pass is let go after it: its
+pages are being written until then.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from halfmoon_decode.settings import DecodeSettings
+from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import (
+    Cancel,
+    DecodeFailed,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
+    Hello,
+    Message,
+    Produced,
+    ReserveDecode,
+    StartDecode,
+    TokensProduced,
+    Unwelcome,
+    Welcome,
+    WorkerInfo,
+)
+from halfmoon_protocol.regions import Landing, Region
+from halfmoon_protocol.sampling import Sampling
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
+from halfmoon_runtime.owners import Owners
+from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
+from halfmoon_scheduling.pages import PageAllocator
+
+log = structlog.get_logger()
+
+_HOUSEKEEPING_S = 0.1
+#: Weight of the newest step in the smoothed step time.
+_STEP_WEIGHT = 0.2
+
+
+@dataclass
+class _Generation:
+    """What a running request needs besides its pages."""
+
+    sampling: Sampling
+    n_prompt: int
+    #: All tokens so far, kept only when sampling looks at them.
+    history: list[int] | None
+
+
+@dataclass
+class _Quarantine:
+    """Pages that nobody may get yet, and until when."""
+
+    pages: list[int]
+    until_s: float
+
+
+@dataclass
+class DecodeWorker:
+    """Serves one port with one engine over one pool."""
+
+    port: Port
+    engine: Engine
+    region: Region
+    info: WorkerInfo
+    settings: DecodeSettings
+    clock: Clock
+    pages: PageAllocator
+    batch: DecodeBatch = field(init=False)
+    owners: Owners = field(default_factory=Owners, init=False)
+    #: Running requests; its keys are the batch's running ones.
+    _generations: dict[RequestId, _Generation] = field(default_factory=dict, init=False)
+    #: Pages of each landing, for the case that they must rest.
+    _landings: dict[RequestId, list[int]] = field(default_factory=dict, init=False)
+    _quarantines: list[_Quarantine] = field(default_factory=list, init=False)
+    #: Requests in the forward pass that runs now.
+    _in_step: set[RequestId] = field(default_factory=set, init=False)
+    #: Requests in that pass that are to be let go after it.
+    _to_cancel: set[RequestId] = field(default_factory=set, init=False)
+    #: Set while no request holds anything here.
+    _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _n_steps: int = field(default=0, init=False)
+    _step_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.batch = DecodeBatch(
+            self.pages,
+            block_size=self.engine.layout.block_size,
+            max_running=self.settings.max_running,
+            max_context=self.engine.max_context,
+            landing_ttl_s=self.settings.landing_ttl_s,
+        )
+        self._idle.set()
+
+    async def serve(self) -> None:
+        """Answer commands and run steps until cancelled.
+
+        Raises:
+            LayoutMismatch: a conductor refused this worker, with its reason.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="forward") as forward:
+            async with asyncio.TaskGroup() as tasks:
+                others = [
+                    tasks.create_task(self._step_forever(forward)),
+                    tasks.create_task(self._keep_house()),
+                ]
+                try:
+                    while True:
+                        peer, message = await self.port.receive()
+                        await self._handle(peer, message)
+                finally:
+                    for task in others:
+                        task.cancel()
+
+    async def drain(self, info: WorkerInfo, limit_s: float) -> None:
+        """Say that nothing new is taken, and finish what is here, for so long at the most."""
+        self.info = info
+        for peer in list(self.owners.conductors.values()):
+            await self._answer(peer, Welcome(worker=info))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+
+    # -- commands ----------------------------------------------------------------------------
+
+    async def _handle(self, peer: PeerId, message: Message) -> None:
+        match message:
+            case ReserveDecode():
+                await self._on_reserve(peer, message)
+            case StartDecode():
+                await self._on_start(peer, message)
+            case Cancel(request_id=request_id):
+                self._let_go(RequestId(request_id), in_doubt=message.landing_in_doubt)
+            case Hello(conductor_id=conductor):
+                for request_id in self.owners.greet(conductor, peer):
+                    self._let_go(request_id, in_doubt=True)
+                await self._answer(peer, Welcome(worker=self.info))
+            case Unwelcome(reason=reason):
+                raise LayoutMismatch(reason)
+            case _:
+                log.warning("unexpected_message", message_type=type(message).__name__)
+
+    async def _on_reserve(self, peer: PeerId, wanted: ReserveDecode) -> None:
+        request_id = wanted.request_id
+        try:
+            pages = self.batch.reserve(
+                request_id, wanted.n_tokens, wanted.stopping, self.clock.now()
+            )
+        except Refusal as refusal:
+            await self._answer(
+                peer,
+                DecodeRefused(
+                    request_id=request_id, reason=refusal.reason, retryable=refusal.retryable
+                ),
+            )
+            return
+        except ValueError as error:  # a duplicate: the first one stands
+            log.warning("reservation_ignored", request_id=request_id, reason=str(error))
+            return
+        self._idle.clear()
+        self.owners.add(request_id, peer)
+        self._landings[request_id] = pages
+        landing = Landing(self.region, tuple(pages), self.engine.layout)
+        await self._answer(
+            peer,
+            DecodeReserved(
+                request_id=request_id, landing=landing, expires_s=self.settings.landing_ttl_s
+            ),
+        )
+
+    async def _on_start(self, peer: PeerId, start: StartDecode) -> None:
+        request_id = start.request_id
+        try:
+            self.batch.start(request_id, start.first_token, self.clock.now())
+        except KeyError as error:
+            self._forget(request_id)
+            reason = str(error.args[0])
+            await self._answer(
+                peer, DecodeFailed(request_id=request_id, reason=reason, retryable=True)
+            )
+            return
+        self._landings.pop(request_id, None)
+        history = [*start.history, start.first_token] if start.sampling.needs_history else None
+        self._generations[request_id] = _Generation(start.sampling, start.n_prompt, history)
+        self._wake.set()
+
+    def _let_go(self, request_id: RequestId, *, in_doubt: bool) -> None:
+        """Free all that a request holds: at once, or after the forward pass it is in."""
+        if request_id in self._in_step:
+            self._to_cancel.add(request_id)
+            return
+        landing = self._landings.get(request_id)
+        if in_doubt and landing is not None:
+            self.pages.share(landing)
+            until_s = self.clock.now() + self.settings.quarantine_s
+            self._quarantines.append(_Quarantine(landing, until_s))
+        self.batch.cancel(request_id)
+        self._forget(request_id)
+
+    def _forget(self, request_id: RequestId) -> None:
+        self._landings.pop(request_id, None)
+        self._generations.pop(request_id, None)
+        self.owners.drop(request_id)
+        if self.batch.n_running + self.batch.n_reserved == 0:
+            self._idle.set()
+
+    # -- steps -------------------------------------------------------------------------------
+
+    async def _step_forever(self, forward: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self.batch.n_running:
+                self._wake.clear()
+                await self._wake.wait()
+            step = self.batch.next_step()
+            for request_id in step.preempted:
+                await self._fail(request_id, "preempted: no page is free for its next token")
+            if not step.rows:  # the pool is full of landings: the oldest waits for one to end
+                await asyncio.sleep(_HOUSEKEEPING_S)
+                continue
+            self._in_step = {row.request_id for row in step.rows}
+            began = self.clock.now()
+            try:
+                tokens = await loop.run_in_executor(
+                    forward, self.engine.forward, self._runs_of(step)
+                )
+            except Exception:
+                log.exception("step_failed", n_rows=len(step.rows))
+                tokens = []
+            took = self.clock.now() - began
+            self._step_s += (took - self._step_s) * (_STEP_WEIGHT if self._step_s else 1.0)
+            self._in_step = set()
+            for request_id in self._to_cancel:
+                self._let_go(request_id, in_doubt=False)
+            self._to_cancel.clear()
+            if tokens:
+                await self._deliver(step, tokens)
+            else:
+                for row in step.rows:
+                    if self.batch.cancel(row.request_id):
+                        await self._fail(row.request_id, "the forward pass failed")
+
+    def _runs_of(self, step: Step) -> list[Run]:
+        runs: list[Run] = []
+        for row in step.rows:
+            generation = self._generations[row.request_id]
+            draw = Draw(generation.sampling, generation.history or (), generation.n_prompt)
+            runs.append(Run((row.token,), row.position, row.pages, draw))
+        return runs
+
+    async def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
+        """Record a step's tokens and tell each conductor of its own, in one message each."""
+        self._n_steps += 1
+        produced: dict[RequestId, Produced] = {}
+        for row, token in zip(step.rows, tokens, strict=True):
+            generation = self._generations.get(row.request_id)
+            if generation is None or token is None:  # let go while the pass was running
+                continue
+            if generation.history is not None:
+                generation.history.append(token)
+            finish = self.batch.produced(row.request_id, token)
+            produced[row.request_id] = Produced(row.request_id, token, finish)
+        for peer, request_ids in self.owners.group(produced).items():
+            mine = tuple(produced[request_id] for request_id in request_ids)
+            await self._answer(peer, TokensProduced(step=self._n_steps, produced=mine))
+        for request_id, outcome in produced.items():
+            if outcome.finish:
+                self._forget(request_id)
+
+    async def _fail(self, request_id: RequestId, reason: str) -> None:
+        """Tell the owner that a request, which the batch holds no more, is gone."""
+        peer = self.owners.of(request_id)
+        self._forget(request_id)
+        if peer is not None:
+            failed = DecodeFailed(request_id=request_id, reason=reason, retryable=True)
+            await self._answer(peer, failed)
+
+    # -- housekeeping ------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """Give up landings that nobody started, end quarantines, say how busy it is."""
+        while True:
+            now = self.clock.now()
+            for request_id in self.batch.expire(now):
+                await self._fail(request_id, "its KV did not land before the deadline")
+            over = [q for q in self._quarantines if q.until_s <= now]
+            self._quarantines = [q for q in self._quarantines if q.until_s > now]
+            for quarantine in over:
+                self.pages.release(quarantine.pages)
+            await self.port.publish(
+                DecodeLoad(
+                    n_running=self.batch.n_running,
+                    n_reserved=self.batch.n_reserved,
+                    context_tokens=self.batch.context_tokens,
+                    free_pages=self.batch.free_pages,
+                    n_pages=self.pages.n_pages,
+                    step_s=self._step_s,
+                )
+            )
+            await asyncio.sleep(_HOUSEKEEPING_S)
+
+    async def _answer(self, peer: PeerId, message: Message) -> None:
+        try:
+            await self.port.send(peer, message)
+        except PeerUnreachable as gone:
+            orphans = self.owners.leave(peer)
+            if orphans:
+                log.warning("conductor_gone", reason=str(gone), n_requests=len(orphans))
+            for request_id in orphans:
+                self._let_go(request_id, in_doubt=True)
+
+    def check(self) -> None:
+        """Audit: the batch, and that every request here has what it should and an owner."""
+        self.batch.check()
+        assert len(self._generations) == self.batch.n_running
+        assert len(self._landings) == self.batch.n_reserved

@@ -1,0 +1,59 @@
+"""Builds a kvstore node: memory, port, membership, worker; opened in order, closed in reverse."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.worker import KvstoreWorker
+from halfmoon_metadata import open_store
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_transfer.engine import TransferEngine
+
+
+async def run(settings: KvstoreSettings, service: Service) -> None:
+    """Be a kvstore node until told to stop."""
+    async with AsyncExitStack() as stack:
+        worker_id = WorkerId(settings.worker_id)
+        service.announce("joining", worker_id=worker_id)
+        store = open_store(settings.metadata)
+        stack.callback(store.close)
+        generation = await next_generation(store, worker_id)
+        transfer = stack.enter_context(
+            TransferEngine.open(
+                worker_id,
+                metadata=store,
+                generation=generation,
+                bind=settings.host,
+                advertise=settings.advertised_host,
+                host_id=settings.host_id,
+            )
+        )
+        service.announce("allocating", worker_id=worker_id, mib=settings.capacity_mib)
+        memory = await asyncio.to_thread(transfer.allocate, settings.capacity_bytes)
+        network = ZmqNetwork()
+        stack.push_async_callback(network.close)
+        port = await network.bind(worker_id, host=settings.host)
+        info = WorkerInfo(
+            worker_id=worker_id,
+            role="kvstore",
+            generation=generation,
+            host=settings.host_id,
+            commands=port.commands,
+            events=port.events,
+        )
+        membership = Membership(store, info)
+        worker = KvstoreWorker(
+            port, memory.region, info, settings, SystemClock(), membership.update
+        )
+        service.spawn(worker.serve())
+        await membership.join()
+        stack.push_async_callback(membership.leave)
+        service.spawn(membership.keep_alive())
+        service.ready()
+        service.announce("ready", worker_id=worker_id)
+        await service.stopping.wait()

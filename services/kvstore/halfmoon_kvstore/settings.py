@@ -1,0 +1,34 @@
+"""Settings of a kvstore node."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from halfmoon_runtime.settings import ServiceSettings
+
+
+class KvstoreSettings(ServiceSettings):
+    """One kvstore node: how much it holds and how it lets go."""
+
+    worker_id: str = Field("kvstore-0", description="Stable name of this node in the cluster")
+    capacity_mib: Annotated[int, Field(ge=1)] = Field(
+        1024, description="Memory for blocks, in MiB, taken at the start"
+    )
+    eviction: str = Field("lru", description="Eviction policy, by name: lru, lfu, fifo")
+    high_watermark: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.95, description="Share of blocks in use above which eviction starts ahead of demand"
+    )
+    low_watermark: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.90, description="Share of blocks in use at which eviction ahead of demand ends"
+    )
+    reservation_ttl_s: Annotated[float, Field(gt=0)] = Field(
+        30.0, description="Seconds until a put that is not committed is discarded"
+    )
+    lease_ttl_s: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="Seconds until a lease that is not renewed ends"
+    )
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of memory for blocks."""
+        return self.capacity_mib * 1024 * 1024

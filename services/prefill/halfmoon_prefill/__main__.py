@@ -1,0 +1,17 @@
+"""`python -m halfmoon_prefill`: one prefill worker."""
+
+import sys
+
+from halfmoon_prefill.app import run
+from halfmoon_prefill.settings import PrefillSettings
+from halfmoon_runtime.lifecycle import run_service
+
+
+def main() -> None:
+    """Read the settings, run until told to stop."""
+    settings = PrefillSettings.from_args(sys.argv[1:])
+    run_service("prefill", settings, lambda service: run(settings, service))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Builds a prefill worker: model, pool, port, membership; opened in order, closed in reverse."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from halfmoon_engine.load import open_engine
+from halfmoon_metadata import open_store
+from halfmoon_prefill.forward import PrefillForward
+from halfmoon_prefill.kvstores import Kvstores
+from halfmoon_prefill.settings import PrefillSettings
+from halfmoon_prefill.worker import PrefillWorker
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import PrefillCost, WorkerInfo
+from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_transfer.engine import TransferEngine
+
+
+async def run(settings: PrefillSettings, service: Service) -> None:
+    """Be a prefill worker until told to stop, then finish what is here."""
+    async with AsyncExitStack() as stack:
+        worker_id = WorkerId(settings.worker_id)
+        clock = SystemClock()
+        service.announce("loading", worker_id=worker_id, model=settings.model)
+        engine = await asyncio.to_thread(
+            open_engine,
+            settings.model,
+            block_size=settings.block_size,
+            dtype=settings.dtype,
+            device=settings.device,
+            threads=settings.threads or None,
+        )
+        store = open_store(settings.metadata)
+        stack.callback(store.close)
+        generation = await next_generation(store, worker_id)
+        transfer = stack.enter_context(
+            TransferEngine.open(
+                worker_id,
+                metadata=store,
+                generation=generation,
+                bind=settings.host,
+                advertise=settings.advertised_host,
+                host_id=settings.host_id,
+            )
+        )
+        n_pages = settings.pages_of(engine.layout.block_bytes)
+        memory = await asyncio.to_thread(transfer.allocate, n_pages * engine.layout.block_bytes)
+        engine.attach(memory.view)
+        cost = PrefillCost()
+        if settings.measure:
+            service.announce("measuring", worker_id=worker_id)
+            cost, _ = await asyncio.to_thread(engine.measure)
+        network = ZmqNetwork(advertise_host=settings.advertised_host)
+        stack.push_async_callback(network.close)
+        kvstores = Kvstores(network, settings.kvstore_timeout_s)
+        stack.push_async_callback(kvstores.close)
+        port = await network.bind(worker_id, host=settings.host)
+        info = WorkerInfo(
+            worker_id=worker_id,
+            role="prefill",
+            generation=generation,
+            host=settings.host_id,
+            commands=port.commands,
+            events=port.events,
+            layout=engine.layout,
+            model=settings.served_model_name or engine.name,
+            max_context=engine.max_context,
+            n_blocks=n_pages,
+            prefill_cost=cost,
+            home_kvstore=WorkerId(settings.home_kvstore) if settings.home_kvstore else None,
+        )
+        worker = PrefillWorker(
+            port=port,
+            forward=PrefillForward(engine, transfer.submit, memory.region, clock),
+            transfer=transfer,
+            memory=memory,
+            kvstores=kvstores,
+            info=info,
+            settings=settings,
+            clock=clock,
+            pages=PageAllocator(n_pages),
+        )
+        service.spawn(worker.serve())
+        membership = Membership(store, info)
+        await membership.join()
+        stack.push_async_callback(membership.leave)
+        service.spawn(membership.keep_alive())
+        service.ready()
+        service.announce("ready", worker_id=worker_id, n_pages=n_pages)
+        await service.stopping.wait()
+        service.announce("draining", worker_id=worker_id)
+        await worker.drain(msgspec.structs.replace(info, draining=True), settings.drain_s)

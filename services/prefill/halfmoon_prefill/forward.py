@@ -1,0 +1,87 @@
+"""One forward pass of a prefill batch, with KV coming in and going out layer by layer.
+
+Runs in the forward thread. Before a layer's attention it waits for that layer of the cached
+blocks (the next layers load meanwhile); as soon as a layer's KV is in the pool it is handed to
+the transfer engine (Mooncake, arXiv 2407.00079, section 5.2). A request whose cached blocks
+fail to come is marked and runs on over what is in its pages: the others in the batch must not
+suffer, and its result is thrown away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_prefill.job import Job
+from halfmoon_protocol.regions import Region
+from halfmoon_runtime.clock import Clock
+from halfmoon_scheduling.prefill_queue import Chunk
+from halfmoon_transfer.interface import Op, Piece, Transfer, TransferError
+
+
+class Submit(Protocol):
+    """`TransferEngine.submit`."""
+
+    def __call__(self, op: Op, pieces: Sequence[Piece], deadline_s: float = ...) -> Transfer:
+        """Start a transfer; never waits for the network."""
+        ...
+
+
+@dataclass(frozen=True)
+class PrefillForward:
+    """Runs batches of chunks on an engine and streams their KV."""
+
+    engine: Engine
+    submit: Submit
+    pool: Region
+    clock: Clock
+
+    def __call__(self, batch: Sequence[tuple[Job, Chunk]]) -> list[int | None]:
+        """Compute these chunks; one entry each: the next token where the chunk is the last."""
+        blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
+        began = self.clock.now()
+        for job, _ in batch:
+            job.computing_since_s = job.computing_since_s or began
+
+        def before_layer(layer: int) -> None:
+            for job, _ in batch:
+                if job.loads and job.failure is None:
+                    try:
+                        job.loads[layer].result()
+                    except TransferError as error:
+                        job.failure = error
+
+        def after_layer(layer: int) -> None:
+            for (job, _), complete in zip(batch, blocks, strict=True):
+                if complete and job.failure is None:
+                    self._hand_on(job, layer, complete)
+
+        tokens = self.engine.forward(
+            [self._run(job, chunk) for job, chunk in batch],
+            before_layer=before_layer,
+            after_layer=after_layer,
+        )
+        took = self.clock.now() - began
+        for (job, _), complete in zip(batch, blocks, strict=True):
+            job.n_streamed = complete.stop
+            job.compute_s += took
+        return tokens
+
+    def _hand_on(self, job: Job, layer: int, blocks: Sequence[int]) -> None:
+        layout = self.engine.layout
+        left_s = job.write_until_s - self.clock.now()
+        if left_s <= 0:
+            job.failure = TimeoutError("the landing's time ran out before its KV was computed")
+            return
+        landing = job.landing_pieces(self.pool, layout, layer, blocks)
+        job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
+        if put := job.put_pieces(self.pool, layout, layer, blocks):
+            job.put_writes.append(self.submit("write", put, deadline_s=left_s))
+
+    def _run(self, job: Job, chunk: Chunk) -> Run:
+        start = job.start
+        draw = None
+        if chunk.last:
+            history = start.token_ids if start.sampling.needs_history else ()
+            draw = Draw(start.sampling, history, start.n_prompt)
+        return Run(start.token_ids[chunk.start : chunk.stop], chunk.start, job.pages, draw)

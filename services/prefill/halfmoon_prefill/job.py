@@ -1,0 +1,144 @@
+"""One request on a prefill worker: its pages, what comes in and what goes out.
+
+    pages of the request in this worker's pool, one block each:
+
+        [ cached blocks │ computed, full │ last one, perhaps partly filled ]
+          read from a     ──────────── written to the decode's landing ─────────────
+          kvstore         ── full ones also to the home kvstore ──
+
+Bytes move layer by layer. A block's layer is handed to the transfer engine as soon as it is
+complete in the pool: for a full block once its last token has run, for the last block once
+the prompt is over. It is never written again, so it may be read while later tokens run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from halfmoon_prefill.kvstores import KvstoreClient
+from halfmoon_protocol.ids import RequestId, Ticket
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import Place, StartPrefill
+from halfmoon_protocol.regions import Region
+from halfmoon_runtime.network import PeerId
+from halfmoon_transfer.interface import Piece, Transfer
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Blocks that a kvstore holds still while they are read."""
+
+    kvstore: KvstoreClient
+    ticket: Ticket
+    region: Region
+    places: tuple[Place, ...]
+    expires_s: float
+
+
+@dataclass(frozen=True)
+class Put:
+    """Room at a kvstore for blocks of this request."""
+
+    kvstore: KvstoreClient
+    ticket: Ticket
+    region: Region
+    #: Block index → where it goes; empty when all are stored there already.
+    offsets: dict[int, int]
+
+
+@dataclass
+class Job:
+    """The state of one request; changed by the worker's event loop, read by the forward."""
+
+    start: StartPrefill
+    owner: PeerId
+    #: When the command came, and until when the landing may be written.
+    arrived_s: float
+    write_until_s: float
+    pages: list[int] = field(default_factory=list)
+    lease: Lease | None = None
+    put: Put | None = None
+    #: Tokens whose KV is fetched rather than computed: whole blocks.
+    n_cached: int = 0
+    #: Blocks whose layers have all been handed to the transfer engine.
+    n_streamed: int = 0
+    #: Reads of cached blocks, one per layer; empty when nothing is cached.
+    loads: list[Transfer] = field(default_factory=list)
+    landing_writes: list[Transfer] = field(default_factory=list)
+    put_writes: list[Transfer] = field(default_factory=list)
+    #: Why its KV can't be trusted, found in the middle of a forward pass.
+    failure: Exception | None = None
+    #: When its first forward began, and the seconds of all of them.
+    computing_since_s: float = 0.0
+    compute_s: float = 0.0
+    fetch_s: float = 0.0
+    drain_s: float = 0.0
+
+    @property
+    def request_id(self) -> RequestId:
+        """Its id."""
+        return self.start.request_id
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return len(self.start.token_ids)
+
+    def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
+        """One layer of the cached blocks: from the kvstore into this pool."""
+        assert self.lease is not None
+        return [
+            Piece(
+                pool,
+                self.pages[block] * layout.block_bytes + layer * layout.layer_bytes,
+                self.lease.region,
+                place.offset + layer * layout.layer_bytes,
+                layout.layer_bytes,
+            )
+            for block, place in enumerate(self.lease.places)
+        ]
+
+    def complete_blocks(self, stop: int, layout: KvLayout) -> range:
+        """Blocks to hand on once the tokens before `stop` have run."""
+        last = layout.blocks_for(stop) if stop == self.n_tokens else stop // layout.block_size
+        return range(self.n_streamed, max(self.n_streamed, last))
+
+    def landing_pieces(
+        self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
+    ) -> list[Piece]:
+        """One layer of these blocks: from this pool to the decode's landing."""
+        landing = self.start.landing
+        shift = layer * layout.layer_bytes
+        return [
+            Piece(
+                pool,
+                self.pages[block] * layout.block_bytes + shift,
+                landing.region,
+                landing.pages[block] * layout.block_bytes + shift,
+                layout.layer_bytes,
+            )
+            for block in blocks
+        ]
+
+    def put_pieces(
+        self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
+    ) -> list[Piece]:
+        """One layer of those of these blocks that the home kvstore wants."""
+        if self.put is None:
+            return []
+        shift = layer * layout.layer_bytes
+        return [
+            Piece(
+                pool,
+                self.pages[block] * layout.block_bytes + shift,
+                self.put.region,
+                self.put.offsets[block] + shift,
+                layout.layer_bytes,
+            )
+            for block in blocks
+            if block in self.put.offsets
+        ]
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Everything under way or over."""
+        return [*self.loads, *self.landing_writes, *self.put_writes]

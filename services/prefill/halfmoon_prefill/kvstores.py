@@ -1,0 +1,189 @@
+"""A prefill worker's side of the kvstores: leases to read under, reservations to write into.
+
+One link per kvstore, made when first needed. Answers find their question by ticket. A kvstore
+that does not answer is done without: blocks are then computed, or not kept.
+"""
+
+import asyncio
+import itertools
+from typing import TypeVar
+
+import structlog
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import (
+    BlocksCommitted,
+    BlocksLeased,
+    BlocksReserved,
+    CommitBlocks,
+    KvstoreAddress,
+    KvstoreRefused,
+    LeaseBlocks,
+    Message,
+    ReleaseLease,
+    RenewLease,
+    ReserveBlocks,
+    RevokeBlocks,
+)
+from halfmoon_runtime.network import Link, Network, PeerUnreachable
+
+log = structlog.get_logger()
+
+_Answer = TypeVar("_Answer", BlocksLeased, BlocksReserved, BlocksCommitted)
+
+
+class KvstoreUnavailable(Exception):
+    """It did not answer in time, refused, or is gone: the text says which and why."""
+
+
+class KvstoreClient:
+    """One kvstore, over one link."""
+
+    def __init__(self, name: str, link: Link, timeout_s: float) -> None:
+        self.name = name
+        self._link = link
+        self._timeout_s = timeout_s
+        self._tickets = itertools.count(1)
+        #: Questions without an answer yet.
+        self._waiting: dict[Ticket, asyncio.Future[Message]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the link is up."""
+        return not self._reader.done()
+
+    async def lease(self, layout: KvLayout, hashes: tuple[BlockHash, ...]) -> BlocksLeased:
+        """Pin the longest stored prefix of `hashes`.
+
+        Raises:
+            KvstoreUnavailable: no lease is held.
+        """
+        ticket = self._ticket()
+        return await self._ask(
+            LeaseBlocks(ticket=ticket, layout=layout, hashes=hashes), ticket, BlocksLeased
+        )
+
+    async def reserve(
+        self,
+        layout: KvLayout,
+        hashes: tuple[BlockHash, ...],
+        parent: BlockHash | None,
+        token_ids: tuple[int, ...],
+    ) -> BlocksReserved:
+        """Get room for those of `hashes` that are not stored.
+
+        Raises:
+            KvstoreUnavailable: nothing is reserved.
+        """
+        ticket = self._ticket()
+        put = ReserveBlocks(
+            ticket=ticket, layout=layout, hashes=hashes, parent=parent, token_ids=token_ids
+        )
+        return await self._ask(put, ticket, BlocksReserved)
+
+    async def commit(self, ticket: Ticket, checksums: tuple[int, ...]) -> None:
+        """The bytes are written.
+
+        Raises:
+            KvstoreUnavailable: whether they are served is unknown.
+        """
+        await self._ask(CommitBlocks(ticket=ticket, checksums=checksums), ticket, BlocksCommitted)
+
+    async def revoke(self, ticket: Ticket) -> None:
+        """Give a reservation back."""
+        await self._tell(RevokeBlocks(ticket=ticket))
+
+    async def renew(self, ticket: Ticket) -> None:
+        """Keep a lease."""
+        await self._tell(RenewLease(ticket=ticket))
+
+    async def release(self, ticket: Ticket) -> None:
+        """End a lease."""
+        await self._tell(ReleaseLease(ticket=ticket))
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._reader.cancel()
+        await self._link.close()
+
+    def _ticket(self) -> Ticket:
+        return Ticket(str(next(self._tickets)))
+
+    async def _ask(self, question: Message, ticket: Ticket, kind: type[_Answer]) -> _Answer:
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
+        try:
+            await self._link.send(question)
+            answer = await asyncio.wait_for(future, self._timeout_s)
+        except TimeoutError:
+            raise KvstoreUnavailable(
+                f"{self.name} did not answer {type(question).__name__} in {self._timeout_s} s"
+            ) from None
+        except PeerUnreachable as error:
+            raise KvstoreUnavailable(f"{self.name}: {error}") from None
+        finally:
+            self._waiting.pop(ticket, None)
+        if isinstance(answer, kind):
+            return answer
+        reason = answer.reason if isinstance(answer, KvstoreRefused) else f"answered {answer!r}"
+        raise KvstoreUnavailable(f"{self.name}: {reason}")
+
+    async def _tell(self, message: Message) -> None:
+        try:
+            await self._link.send(message)
+        except PeerUnreachable as error:
+            log.info("kvstore_not_told", kvstore=self.name, reason=str(error))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                answer = await self._link.receive()
+                ticket = getattr(answer, "ticket", None)
+                future = self._waiting.get(ticket) if ticket is not None else None
+                if future is not None and not future.done() and isinstance(answer, Message):
+                    future.set_result(answer)
+                elif isinstance(answer, BlocksLeased):  # asked for by somebody who gave up
+                    await self._tell(ReleaseLease(ticket=answer.ticket))
+                elif isinstance(answer, BlocksReserved):
+                    await self._tell(RevokeBlocks(ticket=answer.ticket))
+        except PeerUnreachable as error:
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(error)
+
+
+class Kvstores:
+    """All kvstores that this worker talks to."""
+
+    def __init__(self, network: Network, timeout_s: float) -> None:
+        self._network = network
+        self._timeout_s = timeout_s
+        self._clients: dict[KvstoreAddress, KvstoreClient] = {}
+        self._dialling = asyncio.Lock()
+
+    async def at(self, address: KvstoreAddress) -> KvstoreClient:
+        """The client for this kvstore, connected.
+
+        Raises:
+            KvstoreUnavailable: it can't be reached.
+        """
+        async with self._dialling:
+            client = self._clients.get(address)
+            if client is not None and client.alive:
+                return client
+            for stale in [a for a in self._clients if a.worker_id == address.worker_id]:
+                await self._clients.pop(stale).close()
+            try:
+                link = await self._network.dial(address.commands)
+            except PeerUnreachable as error:
+                raise KvstoreUnavailable(f"{address.worker_id}: {error}") from None
+            self._clients[address] = KvstoreClient(address.worker_id, link, self._timeout_s)
+            return self._clients[address]
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()

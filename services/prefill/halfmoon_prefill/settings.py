@@ -1,0 +1,25 @@
+"""Settings of a prefill worker."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from halfmoon_runtime.engine_settings import EngineSettings
+
+
+class PrefillSettings(EngineSettings):
+    """One prefill worker: how it cuts prompts, and which kvstore it would rather use."""
+
+    worker_id: str = Field("prefill-0", description="Stable name of this worker in the cluster")
+    chunk_tokens: Annotated[int, Field(ge=1)] = Field(
+        512, description="Tokens of one forward pass at the most"
+    )
+    max_requests: Annotated[int, Field(ge=1)] = Field(
+        256, description="Requests held at the most, queued ones included"
+    )
+    home_kvstore: str = Field(
+        "", description="kvstore to keep blocks in; empty: the conductor picks one on this host"
+    )
+    kvstore_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="Seconds to wait for a kvstore's answer before doing without it"
+    )

@@ -1,0 +1,308 @@
+"""All services in one process: real workers, engines and transfer, over the memory network.
+
+What differs from a deployment is only how messages and bytes travel; one test directory up,
+`tests/e2e`, runs the same services as processes over ZeroMQ and TCP.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from halfmoon_conductor.gateway import Gateway
+from halfmoon_conductor.generation import GenerationRequest, TokenEvent
+from halfmoon_conductor.hub import Hub
+from halfmoon_conductor.shell import Shell
+from halfmoon_decode.settings import DecodeSettings
+from halfmoon_decode.worker import DecodeWorker
+from halfmoon_engine.fake import FakeEngine
+from halfmoon_engine.interface import Engine
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.worker import KvstoreWorker
+from halfmoon_metadata import MemoryStore
+from halfmoon_prefill.forward import PrefillForward
+from halfmoon_prefill.kvstores import Kvstores
+from halfmoon_prefill.settings import PrefillSettings
+from halfmoon_prefill.worker import PrefillWorker
+from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.messages import Role, WorkerInfo
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.memory_network import MemoryNetwork
+from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_transfer.engine import TransferEngine
+
+GREEDY = Sampling(temperature=0.0)
+EngineMaker = Callable[[], Engine]
+_names = itertools.count()
+
+
+@dataclass
+class Member:
+    """One running worker."""
+
+    worker: Any
+    task: asyncio.Task[None]
+    engine: Engine | None
+    transfer: TransferEngine
+
+
+@dataclass
+class LocalCluster:
+    """The conductor and the workers, and a client's way in."""
+
+    make_engine: EngineMaker
+    stack: AsyncExitStack
+    config: SchedulingConfig
+    n_pages: int = 1024
+    chunk_tokens: int = 512
+    kvstore_mib: int = 64
+    backends: Sequence[Any] = ("memory",)
+    prefill_settings: dict[str, Any] = field(default_factory=dict)
+    decode_settings: dict[str, Any] = field(default_factory=dict)
+    network: MemoryNetwork = field(default_factory=MemoryNetwork)
+    store: MemoryStore = field(default_factory=MemoryStore)
+    clock: SystemClock = field(default_factory=SystemClock)
+    members: dict[str, Member] = field(default_factory=dict)
+    n_requests: int = 0
+
+    async def open(self, n_prefill: int, n_decode: int, n_kvstore: int) -> None:
+        self.core = Conductor(self.config)
+        self.shell = Shell(self.core, self.clock)
+        self.gateway = Gateway(self.shell)
+        self.hub = Hub(
+            self.network, self.store, ConductorId("conductor-0"), self.shell, self.gateway
+        )
+        self.shell.connect(self.hub, self.gateway)
+        running = asyncio.create_task(self.hub.run())
+        self.stack.push_async_callback(_cancel, running)
+        for i in range(n_kvstore):
+            await self.start_kvstore(f"kvstore-{i}")
+        for i in range(n_prefill):
+            home = f"kvstore-{i % n_kvstore}" if n_kvstore else ""
+            await self.start_prefill(f"prefill-{i}", home_kvstore=home)
+        for i in range(n_decode):
+            await self.start_decode(f"decode-{i}")
+        await self.until(
+            lambda: (
+                [len(self.core.cluster.accepting(role)) for role in ("prefill", "decode", "kvstore")]
+                == [n_prefill, n_decode, n_kvstore]
+            )
+        )
+
+    # -- workers -----------------------------------------------------------------------------
+
+    async def start_kvstore(self, name: str) -> KvstoreWorker:
+        generation, transfer = await self._begin(name)
+        settings = KvstoreSettings(worker_id=name, capacity_mib=self.kvstore_mib)
+        memory = transfer.allocate(settings.capacity_bytes)
+        port = await self.network.bind(name)
+        info = self._info(name, "kvstore", generation, port)
+        membership = Membership(self.store, info)
+        worker = KvstoreWorker(port, memory.region, info, settings, self.clock, membership.update)
+        await self._run(name, worker, membership, None, transfer)
+        return worker
+
+    async def start_prefill(self, name: str, **settings: Any) -> PrefillWorker:
+        generation, transfer = await self._begin(name)
+        engine = self.make_engine()
+        size = engine.layout.block_bytes
+        memory = transfer.allocate(self.n_pages * size)
+        engine.attach(memory.view)
+        port = await self.network.bind(name)
+        kvstores = Kvstores(self.network, timeout_s=2.0)
+        self.stack.push_async_callback(kvstores.close)
+        settings = {"chunk_tokens": self.chunk_tokens, **self.prefill_settings, **settings}
+        config = PrefillSettings(worker_id=name, model="m", **settings)
+        info = self._info(
+            name,
+            "prefill",
+            generation,
+            port,
+            engine,
+            home_kvstore=WorkerId(config.home_kvstore) if config.home_kvstore else None,
+        )
+        worker = PrefillWorker(
+            port=port,
+            forward=PrefillForward(engine, transfer.submit, memory.region, self.clock),
+            transfer=transfer,
+            memory=memory,
+            kvstores=kvstores,
+            info=info,
+            settings=config,
+            clock=self.clock,
+            pages=PageAllocator(self.n_pages),
+        )
+        await self._run(name, worker, Membership(self.store, info), engine, transfer)
+        return worker
+
+    async def start_decode(self, name: str, **settings: Any) -> DecodeWorker:
+        generation, transfer = await self._begin(name)
+        engine = self.make_engine()
+        memory = transfer.allocate(self.n_pages * engine.layout.block_bytes)
+        engine.attach(memory.view)
+        port = await self.network.bind(name)
+        config = DecodeSettings(worker_id=name, model="m", **{**self.decode_settings, **settings})
+        info = self._info(name, "decode", generation, port, engine)
+        worker = DecodeWorker(
+            port=port,
+            engine=engine,
+            region=memory.region,
+            info=info,
+            settings=config,
+            clock=self.clock,
+            pages=PageAllocator(self.n_pages),
+        )
+        await self._run(name, worker, Membership(self.store, info), engine, transfer)
+        return worker
+
+    async def kill(self, name: str) -> None:
+        """End a worker as `kill -9` would: its port is gone, nobody is told."""
+        member = self.members.pop(name)
+        self.network.kill(name)
+        await _cancel(member.task)
+        member.transfer.close()
+        self.store.delete(f"halfmoon/members/{name}")
+
+    def worker(self, name: str) -> Any:
+        return self.members[name].worker
+
+    async def _begin(self, name: str) -> tuple[int, TransferEngine]:
+        generation = await next_generation(self.store, WorkerId(name))
+        transfer = TransferEngine.open(
+            name, metadata=self.store, generation=generation, backends=self.backends
+        )
+        self.stack.callback(transfer.close)
+        return generation, transfer
+
+    def _info(
+        self,
+        name: str,
+        role: Role,
+        generation: int,
+        port: Any,
+        engine: Engine | None = None,
+        **more: Any,
+    ) -> WorkerInfo:
+        if engine is not None:
+            more |= {
+                "layout": engine.layout,
+                "model": "m",
+                "max_context": engine.max_context,
+                "n_blocks": self.n_pages,
+            }
+        return WorkerInfo(
+            worker_id=WorkerId(name),
+            role=role,
+            generation=generation,
+            host="here",
+            commands=port.commands,
+            events=port.events,
+            **more,
+        )
+
+    async def _run(
+        self,
+        name: str,
+        worker: Any,
+        membership: Membership,
+        engine: Engine | None,
+        transfer: TransferEngine,
+    ) -> None:
+        task = asyncio.create_task(worker.serve(), name=name)
+        self.stack.push_async_callback(_cancel, task)
+        self.members[name] = Member(worker, task, engine, transfer)
+        await membership.join()
+        keeping = asyncio.create_task(membership.keep_alive())
+        self.stack.push_async_callback(_cancel, keeping)
+
+    # -- clients -----------------------------------------------------------------------------
+
+    async def events(
+        self,
+        prompt: Sequence[int],
+        n_new: int,
+        sampling: Sampling = GREEDY,
+        **more: Any,
+    ) -> AsyncIterator[TokenEvent]:
+        """Generate like a client, token by token."""
+        self.n_requests += 1
+        stopping = more.pop("stopping", Stopping(max_new_tokens=n_new))
+        request = GenerationRequest(
+            request_id=f"cmpl-{self.n_requests}",
+            prompt_token_ids=tuple(prompt),
+            sampling=sampling,
+            stopping=stopping,
+            **more,
+        )
+        async for event in self.gateway.generate(request):
+            yield event
+
+    async def generate(self, prompt: Sequence[int], n_new: int, **more: Any) -> list[int]:
+        return [event.token async for event in self.events(prompt, n_new, **more)]
+
+    async def n_cached(self, prompt: Sequence[int], n_new: int = 1) -> int:
+        """Cached tokens that one more request with this prompt reports."""
+        first, *_ = [event.n_cached async for event in self.events(prompt, n_new)]
+        return first
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def settled(self) -> None:
+        """Wait until no worker holds anything for a request, and audit everybody."""
+        await self.until(
+            lambda: all(
+                w.pages.n_free == w.pages.n_pages
+                for w in (m.worker for m in self.members.values())
+                if hasattr(w, "pages")
+            )
+        )
+        await self.until(
+            lambda: all(
+                w.cache is None or (w.cache.n_reserved, w.cache.n_leased) == (0, 0)
+                for w in (m.worker for m in self.members.values())
+                if hasattr(w, "cache")
+            )
+        )
+        for member in self.members.values():
+            if hasattr(member.worker, "check"):
+                member.worker.check()
+        self.core.check()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def open_cluster(
+    make_engine: EngineMaker = lambda: FakeEngine(),
+    *,
+    n_prefill: int = 1,
+    n_decode: int = 1,
+    n_kvstore: int = 1,
+    config: SchedulingConfig | None = None,
+    **more: Any,
+) -> AsyncIterator[LocalCluster]:
+    async with AsyncExitStack() as stack:
+        cluster = LocalCluster(make_engine, stack, config or SchedulingConfig(), **more)
+        stack.push_async_callback(cluster.network.close)
+        await cluster.open(n_prefill, n_decode, n_kvstore)
+        yield cluster
+
+
+@pytest.fixture
+def local_cluster() -> Callable[..., Any]:
+    """`open_cluster`, for tests: ``async with local_cluster(...) as cluster``."""
+    return open_cluster

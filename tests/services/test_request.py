@@ -1,0 +1,277 @@
+"""One request's way through the services, on the engine whose tokens depend on every KV byte."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from halfmoon_conductor.errors import ApiError, GenerationFailed, Overloaded, TooLong, Unavailable
+from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.config import SchedulingConfig
+
+LocalCluster = Callable[..., Any]
+ORACLE = FakeEngine()
+
+
+def prompt_of(n: int, salt: int = 0) -> list[int]:
+    return [(i * 7 + salt * 131) % 990 for i in range(n)]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 15, 16, 17, 100, 1000])
+async def test_tokens_are_the_oracles_cold_and_cached(
+    local_cluster: LocalCluster, n_tokens: int
+) -> None:
+    prompt = prompt_of(n_tokens)
+    async with local_cluster() as cluster:
+        for _ in range(2):
+            assert await cluster.generate(prompt, 40) == ORACLE.expected(prompt, 40)
+        await cluster.settled()
+
+
+async def test_a_second_request_reuses_whole_blocks_and_computes_at_least_one_token(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster() as cluster:
+        assert await cluster.n_cached(prompt_of(64)) == 0
+        await cluster.settled()
+        assert await cluster.n_cached(prompt_of(64)) == 48
+        assert await cluster.n_cached(prompt_of(70)) == 64
+        assert await cluster.n_cached(prompt_of(64, salt=1)) == 0
+
+
+async def test_tenants_with_different_salts_share_no_cache(local_cluster: LocalCluster) -> None:
+    async with local_cluster() as cluster:
+        await cluster.generate(prompt_of(64), 1, salt="a")
+        await cluster.settled()
+        events = [e async for e in cluster.events(prompt_of(64), 1, salt="b")]
+        assert events[0].n_cached == 0
+        events = [e async for e in cluster.events(prompt_of(64), 1, salt="a")]
+        assert events[0].n_cached == 48
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 512])
+async def test_sixteen_requests_at_once_in_two_by_two(
+    local_cluster: LocalCluster, chunk_tokens: int
+) -> None:
+    prompts = [prompt_of(1 + 23 * i, salt=i % 3) for i in range(16)]
+    async with local_cluster(
+        n_prefill=2, n_decode=2, n_kvstore=2, chunk_tokens=chunk_tokens
+    ) as cluster:
+        answers = await asyncio.gather(*(cluster.generate(p, 30) for p in prompts))
+        assert answers == [ORACLE.expected(p, 30) for p in prompts]
+        await cluster.settled()
+
+
+async def test_a_request_works_without_any_kvstore(local_cluster: LocalCluster) -> None:
+    async with local_cluster(n_kvstore=0) as cluster:
+        for _ in range(2):
+            assert await cluster.generate(prompt_of(80), 5) == ORACLE.expected(prompt_of(80), 5)
+        await cluster.settled()
+
+
+async def test_a_stop_token_ends_the_request(local_cluster: LocalCluster) -> None:
+    prompt = prompt_of(20)
+    expected = ORACLE.expected(prompt, 20)
+    stop = expected[7]
+    cut = expected[: expected.index(stop) + 1]
+    async with local_cluster() as cluster:
+        events = [
+            event
+            async for event in cluster.events(
+                prompt, 20, stopping=Stopping(max_new_tokens=20, stop_token_ids=(stop,))
+            )
+        ]
+        assert [event.token for event in events] == cut
+        assert events[-1].finish == "stop"
+        await cluster.settled()
+
+
+async def test_one_token_needs_no_decode_step(local_cluster: LocalCluster) -> None:
+    async with local_cluster() as cluster:
+        events = [event async for event in cluster.events(prompt_of(33), 1)]
+        assert [(e.token, e.finish) for e in events] == [
+            (ORACLE.expected(prompt_of(33), 1)[0], "length")
+        ]
+        await cluster.settled()
+
+
+async def test_a_seeded_draw_is_the_same_again(local_cluster: LocalCluster) -> None:
+    sampling = Sampling(temperature=1.0, seed=5, repetition_penalty=1.1)
+    async with local_cluster() as cluster:
+        first = await cluster.generate(prompt_of(40), 20, sampling=sampling)
+        assert await cluster.generate(prompt_of(40), 20, sampling=sampling) == first
+
+
+async def test_a_full_pool_preempts_and_every_token_still_comes(
+    local_cluster: LocalCluster,
+) -> None:
+    """Twelve pages for four requests that grow to four pages each."""
+    prompts = [prompt_of(20, salt=i) for i in range(4)]
+    async with local_cluster(n_pages=12) as cluster:
+        answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
+        assert answers == [ORACLE.expected(p, 44) for p in prompts]
+        await cluster.settled()
+
+
+async def test_a_client_that_leaves_frees_everything_on_both_workers(
+    local_cluster: LocalCluster,
+) -> None:
+    slow = FakeModel(step_s=0.005)
+    async with local_cluster(lambda: FakeEngine(slow)) as cluster:
+        stream = cluster.events(prompt_of(100), 1000)
+        for _ in range(3):
+            await anext(stream)
+        await stream.aclose()
+        await cluster.settled()
+        assert not sum(cluster.core.n_requests.values())
+
+
+async def test_a_client_that_leaves_during_prefill_stops_it(local_cluster: LocalCluster) -> None:
+    slow = FakeModel(step_s=0.02)
+    async with local_cluster(lambda: FakeEngine(slow), chunk_tokens=16) as cluster:
+        stream = cluster.events(prompt_of(2000), 10)
+        task = asyncio.create_task(anext(stream))
+        await cluster.until(lambda: bool(cluster.worker("prefill-0").jobs))
+        task.cancel()
+        await asyncio.wait([task])
+        await cluster.settled()
+        assert not sum(cluster.core.n_requests.values())
+
+
+# -- bad input -------------------------------------------------------------------------------
+
+
+async def test_nobody_there_is_unavailable(local_cluster: LocalCluster) -> None:
+    async with local_cluster(n_prefill=0, n_decode=0, n_kvstore=0) as cluster:
+        with pytest.raises(Unavailable):
+            await cluster.generate([1, 2], 2)
+
+
+@pytest.mark.parametrize("missing", ["n_prefill", "n_decode"])
+async def test_a_missing_role_is_unavailable(local_cluster: LocalCluster, missing: str) -> None:
+    async with local_cluster(**{missing: 0}) as cluster:
+        with pytest.raises(Unavailable, match=missing.removeprefix("n_")):
+            await cluster.generate([1, 2], 2)
+
+
+async def test_a_prompt_that_no_decode_worker_can_hold_names_the_limit(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(n_pages=8) as cluster:
+        with pytest.raises(TooLong, match="8"):
+            await cluster.generate(prompt_of(120), 16)
+        await cluster.settled()
+
+
+async def test_a_predicted_slo_miss_is_refused_and_nothing_is_spent(
+    local_cluster: LocalCluster,
+) -> None:
+    config = SchedulingConfig(admission="early")
+    async with local_cluster(config=config) as cluster:
+        with pytest.raises(Overloaded) as caught:
+            await cluster.generate(prompt_of(3000), 4, ttft_slo_s=0.001)
+        assert caught.value.retry_after_s and caught.value.retry_after_s > 0
+        assert not cluster.worker("prefill-0").jobs
+        await cluster.settled()
+
+
+# -- bad luck --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["decode", "prefill"])
+async def test_a_worker_killed_in_mid_request_costs_no_token(
+    local_cluster: LocalCluster, victim: str
+) -> None:
+    slow = FakeModel(step_s=0.003)
+    prompt = prompt_of(400)
+    async with local_cluster(
+        lambda: FakeEngine(slow), n_prefill=2, n_decode=2, chunk_tokens=16
+    ) as cluster:
+
+        def holder() -> str | None:
+            for name, member in cluster.members.items():
+                worker = member.worker
+                busy = worker.batch.n_running if victim == "decode" else 0
+                if victim == "prefill" and name.startswith("prefill"):
+                    busy = len(worker.jobs)
+                if busy:
+                    return str(name)
+            return None
+
+        if victim == "decode":
+            tokens = []
+            async for event in cluster.events(prompt, 60):
+                tokens.append(event.token)
+                if len(tokens) == 20:
+                    name = next(
+                        n
+                        for n, m in cluster.members.items()
+                        if n.startswith("decode") and m.worker.batch.n_running
+                    )
+                    await cluster.kill(name)
+        else:
+            task = asyncio.create_task(cluster.generate(prompt, 60))
+            await cluster.until(
+                lambda: any(
+                    m.worker.jobs for n, m in cluster.members.items() if n.startswith("prefill")
+                )
+            )
+            name = next(
+                n for n, m in cluster.members.items() if n.startswith("prefill") and m.worker.jobs
+            )
+            await cluster.kill(name)
+            tokens = await task
+        assert tokens == ORACLE.expected(prompt, 60)
+        await cluster.settled()
+
+
+async def test_the_last_decode_worker_killed_ends_the_stream_in_an_error(
+    local_cluster: LocalCluster,
+) -> None:
+    slow = FakeModel(step_s=0.003)
+    async with local_cluster(lambda: FakeEngine(slow)) as cluster:
+        got = []
+        with pytest.raises(GenerationFailed):
+            async for event in cluster.events(prompt_of(50), 200):
+                got.append(event.token)
+                if len(got) == 10:
+                    await cluster.kill("decode-0")
+        assert got == ORACLE.expected(prompt_of(50), 200)[: len(got)]
+
+
+async def test_a_killed_kvstore_costs_its_cache_and_nothing_else(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster() as cluster:
+        prompt = prompt_of(200)
+        await cluster.generate(prompt, 3)
+        await cluster.settled()
+        await cluster.kill("kvstore-0")
+        assert await cluster.generate(prompt, 20) == ORACLE.expected(prompt, 20)
+
+
+async def test_a_restarted_worker_of_the_same_name_is_used_again(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster() as cluster:
+        await cluster.kill("decode-0")
+        await cluster.until(lambda: not cluster.core.cluster.accepting("decode"))
+        with pytest.raises(ApiError):
+            await cluster.generate([1], 2)
+        await cluster.start_decode("decode-0")
+        await cluster.until(lambda: bool(cluster.core.cluster.accepting("decode")))
+        assert await cluster.generate([1], 5) == ORACLE.expected([1], 5)
+
+
+async def test_a_worker_of_another_layout_is_refused_with_both_values_named(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster() as cluster:
+        cluster.make_engine = lambda: FakeEngine(block_size=32)
+        await cluster.start_decode("decode-1")
+        await cluster.until(lambda: "decode-1" in cluster.hub.refusals())
+        reason = cluster.hub.refusals()["decode-1"]
+        assert "block_size" in reason and "16" in reason and "32" in reason
+        assert await cluster.generate([1], 5) == ORACLE.expected([1], 5)
