@@ -1,1 +1,37 @@
 """Bytes between registered regions of memory, one-sided, checksummed and acknowledged."""
+
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.interface import (
+    Cancelled,
+    Corrupted,
+    Lost,
+    Op,
+    Overloaded,
+    Piece,
+    Rejected,
+    Report,
+    TimedOut,
+    Transfer,
+    TransferError,
+)
+from halfmoon_transfer.regions import Memory
+from halfmoon_transfer.settings import TransferSettings
+from halfmoon_transfer.stats import TransferStats
+
+__all__ = [
+    "Cancelled",
+    "Corrupted",
+    "Lost",
+    "Memory",
+    "Op",
+    "Overloaded",
+    "Piece",
+    "Rejected",
+    "Report",
+    "TimedOut",
+    "Transfer",
+    "TransferEngine",
+    "TransferError",
+    "TransferSettings",
+    "TransferStats",
+]

@@ -5,6 +5,7 @@ TransferError
 ├── Lost          no path worked: which ones, after how many tries
 ├── Corrupted     the bytes arrived with another checksum, after all tries
 ├── TimedOut      the deadline passed first
+├── Overloaded    this engine has too many live transfers already
 └── Cancelled     the caller did not want it any more
 """
 
@@ -34,6 +35,10 @@ class Corrupted(TransferError):
 
 class TimedOut(TransferError):
     """The deadline passed before all bytes were acknowledged."""
+
+
+class Overloaded(TransferError):
+    """This engine has as many live transfers as it allows; wait for some of them."""
 
 
 class Cancelled(TransferError):

@@ -1,0 +1,33 @@
+"""Backends by name. Each is a small class in a module that is imported when it is chosen."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from halfmoon_transfer.backends.interface import Backend, Home
+
+if TYPE_CHECKING:
+    from halfmoon_transfer.backends.faults import Faults
+
+#: Name to "module:class"; the class is called with the `Home`.
+BACKENDS = {
+    "memory": "halfmoon_transfer.backends.memory:MemoryBackend",
+    "shm": "halfmoon_transfer.backends.shm.backend:ShmBackend",
+    "tcp": "halfmoon_transfer.backends.tcp.backend:TcpBackend",
+}
+
+
+def open_backend(choice: "str | Faults", home: Home) -> Backend:
+    """Open a backend by name, or one wrapped in faults.
+
+    Raises:
+        ValueError: no backend of this name, or settings that it can't use.
+        OSError: it can't listen.
+    """
+    if not isinstance(choice, str):
+        return choice.wrap(open_backend(choice.inner, home))
+    if choice not in BACKENDS:
+        raise ValueError(f"no backend {choice!r}; there are {', '.join(sorted(BACKENDS))}")
+    module, name = BACKENDS[choice].split(":")
+    make = cast("Callable[[Home], Backend]", getattr(import_module(module), name))
+    return make(home)

@@ -1,0 +1,164 @@
+"""Bad luck on purpose: a wrapper that delays, drops and damages what a backend carries.
+
+It ships with the product: run a cluster through it and see that nothing but time is lost.
+What happens to a slice depends on the seed, the number of its transfer, its own number and
+how often it was tried, and on nothing else: the same program meets the same faults, however
+its threads are scheduled. (When several threads submit, the transfers' numbers depend on who
+comes first.)
+
+A dropped slice is lost either on the way there, or with its acknowledgement on the way back
+(then it has been applied). A damaged slice has one byte turned over in flight, so the wrapper
+asks for checksums even where no wire is crossed.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from halfmoon_transfer.backends.interface import Backend, Errand, Gauges, all_of
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.plan import Fate, Outcome, Slice
+
+_POLL_S = 0.02
+
+
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much bad luck. Rates are per slice and try, from 0 to 1."""
+
+    seed: int = 0
+    #: Added to every batch.
+    delay_s: float = 0.0
+    drop_rate: float = 0.0
+    corrupt_rate: float = 0.0
+    #: After so many slices the path is dead for good; None: never.
+    fail_after_n: int | None = None
+    #: Nothing gets through.
+    partitioned: bool = False
+
+
+class Faults:
+    """A backend's name and its bad luck; given to `TransferEngine.open` in place of the name.
+
+    `plan` may be replaced at any time, also while transfers are going on.
+    """
+
+    def __init__(self, inner: str, plan: FaultPlan) -> None:
+        self.inner = inner
+        self.plan = plan
+
+    def partition(self) -> None:
+        """Let nothing through."""
+        self.plan = msgspec.structs.replace(self.plan, partitioned=True)
+
+    def heal(self) -> None:
+        """End a partition."""
+        self.plan = msgspec.structs.replace(self.plan, partitioned=False)
+
+    def wrap(self, inner: Backend) -> Backend:
+        """The backend with these faults around it."""
+        return FaultyBackend(inner, self)
+
+
+class FaultyBackend:
+    """Carries through another backend, less what the faults say."""
+
+    def __init__(self, inner: Backend, faults: Faults) -> None:
+        self.name = f"faults({inner.name})"
+        self.slice_bytes = inner.slice_bytes
+        self._inner = inner
+        self._faults = faults
+        self._n_slices = 0
+        self._lock = threading.Lock()
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """The inner one's: peers don't know about our bad luck."""
+        return self._inner.endpoints
+
+    def reaches(self, peer: SegmentDescriptor) -> bool:
+        """As the inner one."""
+        return self._inner.reaches(peer)
+
+    def carry(self, errand: Errand) -> Sequence[Outcome]:
+        """Some of the batch, some of it damaged."""
+        plan = self._faults.plan
+        _wait(errand, plan.delay_s)
+        if plan.partitioned:
+            return all_of(errand.batch, Fate.LOST, "partitioned")
+        kept: list[int] = []
+        outcomes = all_of(errand.batch, Fate.LOST, "dropped")
+        unacknowledged: set[int] = set()
+        damage: dict[int, int] = {}
+        for index, each in enumerate(errand.batch.slices):
+            if self._is_dead(plan):
+                outcomes[index] = Outcome(Fate.LOST, f"dead after {plan.fail_after_n} slices")
+                continue
+            dice = _dice(plan.seed, errand.batch.transfer, each)
+            if dice.random() < plan.drop_rate:
+                if dice.random() < 0.5:
+                    continue
+                unacknowledged.add(index)
+            elif dice.random() < plan.corrupt_rate:
+                damage[len(kept)] = dice.randrange(each.length)
+            kept.append(index)
+        if kept:
+            carried = self._inner.carry(_part(errand, kept, damage))
+            for index, outcome in zip(kept, carried, strict=True):
+                if index not in unacknowledged:
+                    outcomes[index] = outcome
+        return outcomes
+
+    def _is_dead(self, plan: FaultPlan) -> bool:
+        with self._lock:
+            self._n_slices += 1
+            return plan.fail_after_n is not None and self._n_slices > plan.fail_after_n
+
+    def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
+        """None while partitioned."""
+        return None if self._faults.plan.partitioned else self._inner.view(peer, key)
+
+    def revoke(self, key: bytes) -> None:
+        """As the inner one."""
+        self._inner.revoke(key)
+
+    def evict(self, key: bytes) -> None:
+        """As the inner one."""
+        self._inner.evict(key)
+
+    def forget(self, segment: str) -> None:
+        """As the inner one."""
+        self._inner.forget(segment)
+
+    def gauges(self) -> Gauges:
+        """The inner one's."""
+        return self._inner.gauges()
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self._inner.close()
+
+
+def _dice(seed: int, transfer: int, each: Slice) -> random.Random:
+    return random.Random(f"{seed}/{transfer}/{each.number}/{each.tries}")
+
+
+def _part(errand: Errand, kept: Sequence[int], damage: dict[int, int]) -> Errand:
+    """The errand with only these slices, some to be damaged."""
+    slices = tuple(errand.batch.slices[index] for index in kept)
+    return msgspec.structs.replace(
+        errand,
+        batch=msgspec.structs.replace(errand.batch, slices=slices),
+        local=tuple(errand.local[index] for index in kept),
+        verify=True,
+        damage=damage,
+    )
+
+
+def _wait(errand: Errand, seconds: float) -> None:
+    """Sleep, but not beyond the transfer's end."""
+    until = time.monotonic() + seconds
+    while not errand.stop.stopped and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _POLL_S))

@@ -1,0 +1,130 @@
+"""What a backend is: one way to move bytes between this engine's regions and a peer's.
+
+A backend is opened with its engine, listens if it needs to, and carries batches in threads
+of the engine. It never raises for what the world does: every slice gets an outcome.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.plan import Batch, Fate, Outcome, Slice
+from halfmoon_transfer.regions import RegionTable, Status
+from halfmoon_transfer.settings import TransferSettings
+from halfmoon_transfer.stop import StopSignal
+
+
+class Home(msgspec.Struct, frozen=True):
+    """What a backend knows of the engine it belongs to."""
+
+    name: str
+    generation: int
+    host_id: str
+    bind: str
+    port: int
+    advertise: str | None
+    regions: RegionTable
+    settings: TransferSettings
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """One batch, and all that carrying it needs."""
+
+    batch: Batch
+    peer: SegmentDescriptor
+    #: This process's bytes of each slice: the source of a write, the destination of a read.
+    local: tuple[memoryview, ...]
+    stop: StopSignal
+    #: Check the bytes even if no wire is crossed.
+    verify: bool = False
+    #: By position in the batch: the byte to damage in flight. Only `faults` sets it.
+    damage: dict[int, int] = {}
+
+
+class Backend(Protocol):
+    """One way. Methods are safe from any thread."""
+
+    name: str
+    #: The size of slices that suits it.
+    slice_bytes: int
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """What to publish for peers, by the name that they know it under."""
+        ...
+
+    def reaches(self, peer: SegmentDescriptor) -> bool:
+        """Whether it is worth a try, by the peer's descriptor alone; asks nobody."""
+        ...
+
+    def carry(self, errand: Errand) -> Sequence[Outcome]:
+        """Move a batch and return one outcome per slice, in order. Blocks.
+
+        When it returns, nobody touches the local bytes any more.
+        """
+        ...
+
+    def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
+        """All bytes of a peer's region, read-only, without a copy; None if it has no way."""
+        ...
+
+    def revoke(self, key: bytes) -> None:
+        """One of our regions is gone: tell whoever holds on to it."""
+        ...
+
+    def evict(self, key: bytes) -> None:
+        """An access to a region that is gone does not end: cut it off."""
+        ...
+
+    def forget(self, segment: str) -> None:
+        """Close what is held towards this peer."""
+        ...
+
+    def gauges(self) -> "Gauges":
+        """What is held now."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening and close everything; no batch is being carried any more."""
+        ...
+
+
+class Gauges(msgspec.Struct, frozen=True):
+    """What a backend holds now, and what it refused to read so far."""
+
+    n_connections: int = 0
+    n_mappings: int = 0
+    n_malformed: int = 0
+
+
+def all_of(batch: Batch, fate: Fate, reason: str) -> list[Outcome]:
+    """All slices of a batch share one fate."""
+    return [Outcome(fate, reason)] * len(batch.slices)
+
+
+def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
+    """What an owner's refusal means for a slice, in words."""
+    where = f"{batch.op} of {each.length} bytes at offset {each.remote_offset}"
+    region = f"a region of segment {batch.peer.segment}"
+    match status:
+        case Status.OUT_OF_BOUNDS:
+            return Outcome(Fate.REJECTED, f"{where} of {region}, which has {detail} bytes")
+        case Status.UNKNOWN_KEY:
+            reason = f"{where}: segment {batch.peer.segment} has no region of this key (any more)"
+            return Outcome(Fate.REJECTED, reason)
+        case Status.READ_ONLY:
+            return Outcome(Fate.REJECTED, f"{where} of {region}, which is read-only")
+        case Status.OTHER_GENERATION:
+            reason = (
+                f"{where}: segment {batch.peer.segment} is of generation {detail} now, "
+                f"the region is of generation {batch.peer.generation}"
+            )
+            return Outcome(Fate.STALE, reason)
+        case Status.CHECKSUM_MISMATCH:
+            return Outcome(Fate.CORRUPTED, f"{where} of {region}: the checksum does not match")
+        case Status.NOT_SHAREABLE:
+            return Outcome(Fate.UNUSABLE, f"{region} is not in memory that can be mapped")
+        case Status.OK:
+            return Outcome(Fate.APPLIED)

@@ -1,0 +1,185 @@
+"""Copies between this process's memory and memory of another that both have mapped.
+
+A region is asked for by its key once (`wire`), mapped and kept, the least recently used one
+dropped beyond a bound. Only memory from `TransferEngine.allocate` can be mapped: for other
+regions this path is unusable and the next one is taken. No wire is crossed, so checksums are
+made only when asked for. A copy into mapped memory is applied when it is done.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of, refusal
+from halfmoon_transfer.backends.memory import move_here
+from halfmoon_transfer.backends.shm.peer import PeerGone, ShmPeer
+from halfmoon_transfer.backends.shm.server import ShmServer
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.plan import Fate, Outcome, Slice
+from halfmoon_transfer.regions import Refused, Status
+from halfmoon_transfer.stop import StopSignal
+
+_VIEW_S = 2.0
+
+
+class ShmBackend:
+    """Both sides of shared memory."""
+
+    name = "shm"
+
+    def __init__(self, home: Home) -> None:
+        self.slice_bytes = home.settings.copy_slice_bytes
+        self._host_id = home.host_id
+        self._max_mappings = home.settings.max_mappings
+        self._server = ShmServer(
+            home.regions,
+            label=f"halfmoon-transfer-{home.name}-shm",
+            max_connections=home.settings.max_connections,
+        )
+        self._lock = threading.Lock()
+        #: By segment name: the connection to its current start.
+        self._peers: dict[str, ShmPeer] = {}
+        #: By owner's address and region key, the most recently used last.
+        self._mappings: OrderedDict[tuple[str, bytes], memoryview] = OrderedDict()
+        #: For each batch being carried: the keys that were revoked since it began.
+        self._active: list[set[bytes]] = []
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """The name of our Unix socket."""
+        return {self.name: Endpoint(self._server.address)}
+
+    def reaches(self, peer: SegmentDescriptor) -> bool:
+        """Whether the peer is on this host and shares memory."""
+        return peer.host_id == self._host_id and self.name in peer.endpoints
+
+    def carry(self, errand: Errand) -> Sequence[Outcome]:
+        """Copy slice by slice, with a look at the owner before and after."""
+        revoked: set[bytes] = set()
+        with self._lock:
+            self._active.append(revoked)
+        try:
+            peer = self._peer(errand.peer)
+            outcomes = [
+                Outcome(Fate.LOST, "stopped")
+                if errand.stop.stopped
+                else self._move(errand, index, each, peer)
+                for index, each in enumerate(errand.batch.slices)
+            ]
+            peer.require_alive()
+        except PeerGone as gone:
+            self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
+            return all_of(errand.batch, Fate.LOST, str(gone))
+        finally:
+            with self._lock:
+                self._active = [each for each in self._active if each is not revoked]
+        return [
+            refusal(errand.batch, each, Status.UNKNOWN_KEY, 0)
+            if each.remote.key in revoked and outcome.fate is Fate.APPLIED
+            else outcome
+            for each, outcome in zip(errand.batch.slices, outcomes, strict=True)
+        ]
+
+    def _move(self, errand: Errand, index: int, each: Slice, peer: ShmPeer) -> Outcome:
+        try:
+            whole = self._mapping(peer, errand.batch.peer.generation, each.remote.key, errand.stop)
+        except Refused as refused:
+            return refusal(errand.batch, each, refused.status, refused.detail)
+        end = each.remote_offset + each.length
+        if end > len(whole):
+            return refusal(errand.batch, each, Status.OUT_OF_BOUNDS, len(whole))
+        return move_here(errand, index, whole[each.remote_offset : end])
+
+    def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
+        """The mapped memory, read-only; None when the owner is gone or it can't be mapped."""
+        try:
+            owner = self._peer(peer)
+            stop = StopSignal.after(_VIEW_S)
+            return self._mapping(owner, peer.generation, key, stop).toreadonly()
+        except PeerGone:
+            self._drop(peer.name, peer.endpoints[self.name].address)
+            return None
+        except Refused as refused:
+            if refused.status is Status.NOT_SHAREABLE:
+                return None
+            raise
+
+    def revoke(self, key: bytes) -> None:
+        """Tell peers that mapped it."""
+        self._server.revoke(key)
+
+    def evict(self, key: bytes) -> None:
+        """Mapped memory can't be taken away."""
+
+    def forget(self, segment: str) -> None:
+        """Hang up on a peer and unmap its memory."""
+        peer = self._peers.get(segment)
+        if peer is not None:
+            self._drop(segment, peer.address)
+
+    def gauges(self) -> Gauges:
+        """Connections of both sides, and mappings."""
+        with self._lock:
+            return Gauges(
+                n_connections=self._server.n_connections + len(self._peers),
+                n_mappings=len(self._mappings),
+                n_malformed=self._server.n_malformed,
+            )
+
+    def close(self) -> None:
+        """Hang up on everybody; memory that is viewed stays mapped until the view is gone."""
+        for segment in list(self._peers):
+            self.forget(segment)
+        self._server.close()
+
+    def _peer(self, wanted: SegmentDescriptor) -> ShmPeer:
+        """The connection to this owner, alive a moment ago."""
+        address = wanted.endpoints[self.name].address
+        with self._lock:
+            peer = self._peers.get(wanted.name)
+        if peer is not None and peer.address != address:
+            self._drop(wanted.name, peer.address)
+            peer = None
+        if peer is not None:
+            peer.require_alive()
+            return peer
+        made = ShmPeer(address, lambda key: self._on_revoked(address, key))
+        with self._lock:
+            peer = self._peers.setdefault(wanted.name, made)
+        if peer is not made:
+            made.close()
+        return peer
+
+    def _mapping(self, peer: ShmPeer, generation: int, key: bytes, stop: StopSignal) -> memoryview:
+        place = (peer.address, key)
+        with self._lock:
+            known = self._mappings.get(place)
+            if known is not None:
+                self._mappings.move_to_end(place)
+                return known
+        made = peer.map(generation, key, stop)
+        with self._lock:
+            whole = self._mappings.setdefault(place, made)
+            while len(self._mappings) > self._max_mappings:
+                # Unmapped with its last view: another thread may be copying.
+                self._mappings.popitem(last=False)
+        return whole
+
+    def _on_revoked(self, address: str, key: bytes) -> None:
+        with self._lock:
+            self._mappings.pop((address, key), None)
+            for revoked in self._active:
+                revoked.add(key)
+
+    def _drop(self, segment: str, address: str) -> None:
+        """This start of an owner is gone, or not wanted any more."""
+        with self._lock:
+            peer = self._peers.get(segment)
+            if peer is not None and peer.address == address:
+                del self._peers[segment]
+            else:
+                peer = None
+            for place in [place for place in self._mappings if place[0] == address]:
+                del self._mappings[place]
+        if peer is not None:
+            peer.close()

@@ -1,0 +1,156 @@
+"""The asking side: one connection to an owner, and what it said about its regions.
+
+The connection is the proof of life. It is looked at before and after each use of mapped
+memory: once it has closed, the memory is nobody's, and what was done to it counts as lost.
+"""
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from halfmoon_transfer.backends.shm.wire import (
+    GRANTED,
+    MESSAGE_BYTES,
+    REFUSED,
+    REVOKED,
+    Ask,
+    Notice,
+    WireError,
+    decode_notice,
+    encode_ask,
+)
+from halfmoon_transfer.regions import Refused
+from halfmoon_transfer.stop import StopSignal
+
+#: How long an owner may take to answer: it only looks into a table.
+_ANSWER_S = 2.0
+_POLL_S = 0.05
+
+
+class PeerGone(Exception):
+    """The owner can't be reached, hung up, or makes no sense; the text says which."""
+
+
+class ShmPeer:
+    """One connection to one start of one owner."""
+
+    def __init__(self, address: str, on_revoked: Callable[[bytes], None]) -> None:
+        """Connect.
+
+        Raises:
+            PeerGone: nobody listens there.
+        """
+        self.address = address
+        self._on_revoked = on_revoked
+        # One thread talks at a time.
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_ANSWER_S)
+        try:
+            self._socket.connect("\0" + address)
+        except OSError as error:
+            self._socket.close()
+            raise PeerGone(f"nobody listens at @{address}: {error}") from error
+        self._socket.setblocking(False)
+
+    def require_alive(self) -> None:
+        """Read what the owner said meanwhile.
+
+        Raises:
+            PeerGone: it hung up.
+        """
+        with self._lock:
+            while (notice := self._receive(block=False)) is not None:
+                self._heed(*notice)
+
+    def map(self, generation: int, key: bytes, stop: StopSignal) -> memoryview:
+        """Ask for a region and map it.
+
+        Raises:
+            Refused: the owner says no.
+            PeerGone: it says nothing, or nothing that makes sense.
+        """
+        with self._lock:
+            try:
+                self._socket.send(encode_ask(Ask(generation, key)))
+            except OSError as error:
+                raise PeerGone(f"the owner at @{self.address} hung up: {error}") from error
+            fd, length = self._await_grant(key, stop)
+        try:
+            return _map(fd, length)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            self._socket.close()
+
+    def _await_grant(self, key: bytes, stop: StopSignal) -> tuple[int, int]:
+        patience = min(_ANSWER_S, stop.remaining_s())
+        waited = 0.0
+        while waited <= patience and not stop.stopped:
+            received = self._receive(block=True)
+            if received is None:
+                waited += _POLL_S
+                continue
+            notice, fd = received
+            if notice.kind == GRANTED and fd is not None and notice.key == key:
+                return fd, notice.number
+            self._heed(notice, fd)
+            if notice.kind == REFUSED and notice.key == key:
+                raise Refused(notice.status, notice.number)
+        # An answer that comes after this would be taken for that of a later question.
+        self._socket.close()
+        raise PeerGone(f"the owner at @{self.address} did not answer in {patience:.2f} s")
+
+    def _receive(self, *, block: bool) -> tuple[Notice, int | None] | None:
+        """One notice with its descriptor; None when none is there (yet)."""
+        try:
+            if block and not _readable(self._socket):
+                return None
+            message, fds, _, _ = socket.recv_fds(
+                self._socket, MESSAGE_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return None
+        except (OSError, ValueError) as error:
+            raise PeerGone(f"the owner at @{self.address} hung up: {error}") from error
+        fd = fds[0] if fds else None
+        try:
+            if not message:
+                raise PeerGone(f"the owner at @{self.address} hung up")
+            return decode_notice(message), fd
+        except (WireError, PeerGone) as error:
+            if fd is not None:
+                os.close(fd)
+            raise PeerGone(str(error)) from error
+
+    def _heed(self, notice: Notice, fd: int | None) -> None:
+        """Act on a notice that nobody waits for."""
+        if fd is not None:
+            os.close(fd)
+        if notice.kind == REVOKED:
+            self._on_revoked(notice.key)
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Wait a moment for something to read."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(_POLL_S * 1000))
+
+
+def _map(fd: int, length: int) -> memoryview:
+    """Map an owner's memory, if that can't hurt us later."""
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not sealed or os.fstat(fd).st_size < length:
+            raise PeerGone("the owner's memory could be cut short under us: not mapped")
+        return memoryview(mmap.mmap(fd, length))
+    except (OSError, ValueError) as error:
+        raise PeerGone(f"the owner's memory of {length} bytes can't be mapped: {error}") from error

@@ -1,0 +1,146 @@
+"""The owner's side: hands file descriptors of regions to whoever knows their keys.
+
+One thread serves all peers: requests are tiny and answered from a table.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import selectors
+import socket
+import threading
+
+from halfmoon_transfer.backends.shm.wire import (
+    GRANTED,
+    MESSAGE_BYTES,
+    REFUSED,
+    REVOKED,
+    Notice,
+    WireError,
+    decode_ask,
+    encode_notice,
+)
+from halfmoon_transfer.regions import Refused, RegionTable, Status
+
+_log = logging.getLogger(__name__)
+
+
+class ShmServer:
+    """Listens at `address`, the name of an abstract Unix socket."""
+
+    def __init__(self, regions: RegionTable, *, label: str, max_connections: int) -> None:
+        self.address = f"halfmoon-{secrets.token_hex(12)}"
+        self.n_malformed = 0
+        self._regions = regions
+        self._max_connections = max_connections
+        #: Keys granted over each open connection.
+        self._granted: dict[socket.socket, set[bytes]] = {}
+        # Guards `_granted`, and that a revocation isn't overtaken by a grant.
+        self._lock = threading.Lock()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("\0" + self.address)
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        self._wake = os.eventfd(0)
+        self._thread = threading.Thread(target=self._run, name=label, daemon=True)
+        self._thread.start()
+
+    @property
+    def n_connections(self) -> int:
+        """Peers connected now."""
+        return len(self._granted)
+
+    def revoke(self, key: bytes) -> None:
+        """Tell all who were granted this region that it is gone."""
+        message = encode_notice(Notice(REVOKED, Status.UNKNOWN_KEY, 0, key))
+        with self._lock:
+            for connection, keys in self._granted.items():
+                if key in keys:
+                    keys.discard(key)
+                    _send(connection, message)
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector, self._listener:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == self._wake:
+                        with self._lock:
+                            for connection in self._granted:
+                                connection.close()
+                            self._granted.clear()
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif isinstance(key.fileobj, socket.socket):
+                        self._serve(selector, key.fileobj)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            _log.warning("a peer could not connect: %s", error)
+            return
+        if len(self._granted) >= self._max_connections:
+            _log.warning("a peer was turned away: %d are connected", len(self._granted))
+            connection.close()
+            return
+        connection.setblocking(False)
+        with self._lock:
+            self._granted[connection] = set()
+        selector.register(connection, selectors.EVENT_READ)
+
+    def _serve(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Answer one request; hang up when there is none and won't be."""
+        try:
+            message = connection.recv(MESSAGE_BYTES + 1)
+            if message:
+                self._answer(connection, message)
+                return
+        except BlockingIOError:
+            return
+        except WireError as error:
+            self.n_malformed += 1
+            _log.warning("hanging up on a peer: %s", error)
+        except OSError:
+            pass
+        selector.unregister(connection)
+        with self._lock:
+            del self._granted[connection]
+            connection.close()
+
+    def _answer(self, connection: socket.socket, message: bytes) -> None:
+        ask = decode_ask(message)
+        with self._lock:
+            try:
+                fd, length = self._regions.share(ask.generation, ask.key)
+            except Refused as refused:
+                notice = Notice(REFUSED, refused.status, refused.detail, ask.key)
+                _send(connection, encode_notice(notice))
+                return
+            try:
+                notice = Notice(GRANTED, Status.OK, length, ask.key)
+                _send(connection, encode_notice(notice), fd)
+                self._granted[connection].add(ask.key)
+            finally:
+                os.close(fd)
+
+
+def _send(connection: socket.socket, message: bytes, *fds: int) -> None:
+    """Send, or hang up: who reads so slowly that the socket is full can't be told anything."""
+    try:
+        if fds:
+            socket.send_fds(connection, [message], fds)
+        else:
+            connection.send(message)
+    except OSError:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,1 @@
+"""Over TCP: persistent connections, several slices per frame, checksums, acknowledgements."""

@@ -1,0 +1,204 @@
+"""TCP between any two hosts that can dial each other.
+
+Connections are kept and used again, at most as many per peer as batches are carried at once.
+A connection that breaks takes its unanswered slices with it (they are lost, and tried again);
+the other idle ones to that peer are thrown away too, as they may be as dead.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
+from halfmoon_transfer.backends.tcp.addresses import advertised, split
+from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError
+from halfmoon_transfer.backends.tcp.lane import Lane, Refusal
+from halfmoon_transfer.backends.tcp.server import TcpServer
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.plan import Fate, Outcome
+from halfmoon_transfer.stop import StopSignal
+
+
+class TcpBackend:
+    """Both sides of TCP."""
+
+    name = "tcp"
+
+    def __init__(self, home: Home) -> None:
+        settings = home.settings
+        self.slice_bytes = min(settings.slice_bytes, MAX_SLICE_BYTES)
+        self._checksums = settings.checksums
+        self._connect_timeout_s = settings.connect_timeout_s
+        self._max_idle = settings.max_idle_connections
+        self._server = TcpServer(
+            home.regions,
+            bind=home.bind,
+            port=home.port,
+            label=f"halfmoon-transfer-{home.name}-tcp",
+            max_connections=settings.max_connections,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
+        try:
+            self._endpoint = advertised(home.bind, self._server.port, home.advertise)
+        except ValueError:
+            self._server.close()
+            raise
+        self._lock = threading.Lock()
+        #: Connections that nobody uses now, with whom they lead to; the oldest first.
+        self._idle: list[tuple[SegmentDescriptor, Lane]] = []
+        self._n_busy = 0
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """Where peers dial."""
+        return {self.name: self._endpoint}
+
+    def reaches(self, peer: SegmentDescriptor) -> bool:
+        """Whether the peer listens."""
+        return self.name in peer.endpoints
+
+    def carry(self, errand: Errand) -> Sequence[Outcome]:
+        """Move a batch over one connection."""
+        where = _where(errand.peer)
+        try:
+            lane = self._take(errand.peer, errand.stop)
+        except Refusal as refused:
+            stale = refused.own.generation != errand.peer.generation
+            reason = f"{where}: {refused}"
+            return all_of(errand.batch, Fate.STALE if stale else Fate.LOST, reason)
+        except (OSError, FrameError, ValueError) as error:
+            return all_of(errand.batch, Fate.LOST, f"{where}: {error}")
+        outcomes: list[Outcome | None] = [None] * len(errand.batch.slices)
+        broken = ""
+        reused = lane.used
+        try:
+            with errand.stop.kicking(lane.kick):
+                lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
+        except (OSError, FrameError) as error:
+            broken = f"{where}: {error}"
+        if broken or errand.stop.stopped:
+            self._discard(lane)
+            if reused:
+                self._drop_idle(errand.peer.name)
+        else:
+            self._put_back(errand.peer, lane)
+        missing = Outcome(Fate.LOST, broken or "stopped")
+        return [outcome or missing for outcome in outcomes]
+
+    def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
+        """There is none over a wire."""
+        return None
+
+    def revoke(self, key: bytes) -> None:
+        """Nobody holds on to a region; accesses look at its key each time."""
+
+    def evict(self, key: bytes) -> None:
+        """Cut the connections that access the region now."""
+        self._server.evict(key)
+
+    def forget(self, segment: str) -> None:
+        """Close idle connections to this peer."""
+        self._drop_idle(segment)
+
+    def gauges(self) -> Gauges:
+        """Connections of both sides."""
+        with self._lock:
+            n_dialled = len(self._idle) + self._n_busy
+        return Gauges(
+            n_connections=n_dialled + self._server.n_connections,
+            n_malformed=self._server.n_malformed,
+        )
+
+    def close(self) -> None:
+        """Hang up on everybody and stop listening."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, lane in idle:
+            lane.close()
+        self._server.close()
+
+    def _take(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
+        """An idle connection to this peer, or a new one."""
+        with self._lock:
+            self._n_busy += 1
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == peer:
+                    return self._idle.pop(index)[1]
+        try:
+            return self._dial(peer, stop)
+        except BaseException:
+            with self._lock:
+                self._n_busy -= 1
+            raise
+
+    def _dial(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
+        host, port = split(peer.endpoints[self.name].address, 0)
+        stop.doing = f"connecting to {_where(peer)}"
+        patience = min(self._connect_timeout_s, stop.remaining_s())
+        sock = _connect(host, port, time.monotonic() + patience, stop)
+        lane = Lane(sock)
+        try:
+            # Whoever accepts a connection and says nothing is no better than who doesn't accept.
+            with stop.kicking(lane.kick):
+                lane.greet(peer.name, peer.generation)
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except BaseException:
+            lane.close()
+            raise
+        stop.doing = f"waiting for {_where(peer)}"
+        return lane
+
+    def _put_back(self, peer: SegmentDescriptor, lane: Lane) -> None:
+        with self._lock:
+            self._n_busy -= 1
+            self._idle.append((peer, lane))
+            surplus = self._idle[: max(0, len(self._idle) - self._max_idle)]
+            del self._idle[: len(surplus)]
+        for _, old in surplus:
+            old.close()
+
+    def _discard(self, lane: Lane) -> None:
+        with self._lock:
+            self._n_busy -= 1
+        lane.close()
+
+    def _drop_idle(self, segment: str) -> None:
+        with self._lock:
+            dropped = [lane for peer, lane in self._idle if peer.name == segment]
+            self._idle = [(peer, lane) for peer, lane in self._idle if peer.name != segment]
+        for lane in dropped:
+            lane.close()
+
+
+def _where(peer: SegmentDescriptor) -> str:
+    endpoint = peer.endpoints["tcp"]
+    return f"segment {peer.name} at {endpoint.address} ({endpoint.origin})"
+
+
+def _connect(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
+    """Dial the host's addresses in turn; the socket keeps the patience that is left.
+
+    Raises:
+        OSError: none of them answers.
+    """
+    error: OSError = ConnectionError(f"{host!r} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        left = until - time.monotonic()
+        if left <= 0 or stop.stopped:
+            break
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(left)
+        try:
+            with stop.kicking(Lane(sock).kick):
+                sock.connect(address)
+        except OSError as failed:
+            sock.close()
+            error = failed
+        else:
+            return sock
+    raise error

@@ -1,0 +1,274 @@
+"""The framing over TCP, byte for byte. Pure: bytes in, values out, and back.
+
+All integers are little-endian. The one who dials is the *initiator*, the other the *owner*.
+Right after connecting the initiator says hello, the owner answers, and from then on there are
+requests and replies, answered in order. An initiator may send further requests before the
+first reply has come.
+
+    hello      4s "HMTH" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
+               initiator: {segment, generation}; whom it wants
+               owner:     {segment, generation, refused}; who it is, and why not ("" is yes)
+               Unknown fields are ignored, so that a challenge can be added.
+
+    request    4s "HMTQ" | u8 version 1 | u8 op | u16 n | u32 flags | u32 0
+               | u64 request id | u64 generation                                    32 bytes
+               n entries of 40 bytes:
+                 16s key | u64 offset | u32 length | u32 0 | u64 sum
+               u64 xxh3-64 of header and entries
+               op 2 (write): the slices' bytes, one after the other
+
+    reply      4s "HMTR" | u8 version 1 | u8 op | u16 n | u32 0 | u32 0
+               | u64 request id | u64 0                                             32 bytes
+               n entries of 16 bytes: u8 status | 7 zero bytes | u64 detail
+               u64 xxh3-64 of header and entries
+               op 1 (read): the bytes of the slices whose status is 0, one after the other
+
+    op         1 read, 2 write; in a reply also 255: the owner could not read the request;
+               n is 0, n_text bytes (the u32 after n) of UTF-8 say why after the checksum, and
+               the connection is closed
+    flags      1: bytes carry checksums. `sum` of a written slice is the xxh3-64 of its bytes
+               (0 in a read); `detail` of a read slice with status 0 is the same
+    status     as in `regions.Status`; `detail` is what it says there
+
+Limits, checked before anything is allocated: 1 to 1,024 slices of 1 byte to 16 MiB in a
+request, 64 MiB in all, 4,096 bytes of hello.
+
+A written slice goes straight into the region and is checked there: with another checksum it
+is answered 6, and the initiator sends it again. Bytes of a refused slice are read and dropped.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from halfmoon_protocol.regions import KEY_BYTES
+from halfmoon_transfer.regions import Status
+
+VERSION = 1
+READ, WRITE, FAILED = 1, 2, 255
+CHECKSUMS = 1
+
+MAX_SLICES = 1024
+MAX_SLICE_BYTES = 16 * 1024 * 1024
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_HELLO_BYTES = 4096
+MAX_TEXT_BYTES = 512
+
+_HELLO = struct.Struct("<4sBBH")
+_HEADER = struct.Struct("<4sBBHIIQQ")
+_ASKED = struct.Struct(f"<{KEY_BYTES}sQIIQ")
+_ANSWERED = struct.Struct("<BxxxxxxxQ")
+_SUM = struct.Struct("<Q")
+
+HELLO_HEADER_BYTES = _HELLO.size
+HEADER_BYTES = _HEADER.size
+
+
+class FrameError(ValueError):
+    """What came is not our framing; the connection can't be used any more."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first words of either side."""
+
+    segment: str
+    generation: int
+    refused: str = ""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """One slice of a request."""
+
+    key: bytes
+    offset: int
+    length: int
+    checksum: int = 0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The head of a request, without the bytes of a write."""
+
+    op: int
+    number: int
+    generation: int
+    checksums: bool
+    slices: tuple[Asked, ...]
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """What became of one slice."""
+
+    status: Status
+    detail: int = 0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The head of a reply, without the bytes of a read."""
+
+    op: int
+    number: int
+    slices: tuple[Answered, ...]
+
+
+# Hello.
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """A whole hello."""
+    body = msgspec.msgpack.encode(hello)
+    return _HELLO.pack(b"HMTH", VERSION, 0, len(body)) + body
+
+
+def hello_bytes(header: bytes | memoryview) -> int:
+    """How many bytes of hello follow this header.
+
+    Raises:
+        FrameError: it is none, or too long.
+    """
+    magic, version, _, length = _HELLO.unpack(header)
+    _check_start(magic, b"HMTH", version)
+    if length > MAX_HELLO_BYTES:
+        raise FrameError(f"a hello of {length} bytes, at most {MAX_HELLO_BYTES}")
+    return int(length)
+
+
+def decode_hello(body: bytes | memoryview) -> Hello:
+    """The hello after its header.
+
+    Raises:
+        FrameError: it is none.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=Hello)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"not a hello: {error}") from None
+
+
+# Requests.
+
+
+def encode_request(request: Request) -> bytes:
+    """Header, entries and their checksum."""
+    head = bytearray(
+        _HEADER.pack(
+            b"HMTQ",
+            VERSION,
+            request.op,
+            len(request.slices),
+            CHECKSUMS if request.checksums else 0,
+            0,
+            request.number,
+            request.generation,
+        )
+    )
+    for each in request.slices:
+        head += _ASKED.pack(each.key, each.offset, each.length, 0, each.checksum)
+    return _summed(head)
+
+
+def request_rest_bytes(header: bytes | memoryview) -> int:
+    """How many bytes of entries and checksum follow this header.
+
+    Raises:
+        FrameError: it is not the header of a request, or over a limit.
+    """
+    magic, version, op, n_slices, flags, _, _, _ = _HEADER.unpack(header)
+    _check_start(magic, b"HMTQ", version)
+    if op not in (READ, WRITE):
+        raise FrameError(f"a request with op {op}")
+    if flags & ~CHECKSUMS:
+        raise FrameError(f"a request with unknown flags {flags:#x}")
+    if not 1 <= n_slices <= MAX_SLICES:
+        raise FrameError(f"a request of {n_slices} slices, allowed are 1 to {MAX_SLICES}")
+    return int(n_slices) * _ASKED.size + _SUM.size
+
+
+def decode_request(header: bytes | memoryview, rest: bytes | memoryview) -> Request:
+    """A request whose header `request_rest_bytes` accepted.
+
+    Raises:
+        FrameError: damaged, or over a limit.
+    """
+    _check_sum(header, rest)
+    _, _, op, _, flags, _, number, generation = _HEADER.unpack(header)
+    slices = tuple(
+        Asked(key, offset, length, checksum)
+        for key, offset, length, _, checksum in _ASKED.iter_unpack(rest[: -_SUM.size])
+    )
+    for each in slices:
+        if not 1 <= each.length <= MAX_SLICE_BYTES:
+            raise FrameError(f"a slice of {each.length} bytes, allowed are 1 to {MAX_SLICE_BYTES}")
+    total = sum(each.length for each in slices)
+    if total > MAX_FRAME_BYTES:
+        raise FrameError(f"a request for {total} bytes, at most {MAX_FRAME_BYTES}")
+    return Request(op, number, generation, bool(flags & CHECKSUMS), slices)
+
+
+# Replies.
+
+
+def encode_reply(op: int, number: int, slices: Sequence[Answered]) -> bytes:
+    """Header, entries and their checksum."""
+    head = bytearray(_HEADER.pack(b"HMTR", VERSION, op, len(slices), 0, 0, number, 0))
+    for each in slices:
+        head += _ANSWERED.pack(each.status, each.detail)
+    return _summed(head)
+
+
+def encode_failure(text: str) -> bytes:
+    """The reply to what was not a request."""
+    body = text.encode()[:MAX_TEXT_BYTES]
+    head = bytearray(_HEADER.pack(b"HMTR", VERSION, FAILED, 0, len(body), 0, 0, 0))
+    return _summed(head) + body
+
+
+def reply_rest_bytes(header: bytes | memoryview) -> tuple[int, int]:
+    """How many bytes of entries and checksum, and then of failure text, follow this header.
+
+    Raises:
+        FrameError: it is not the header of a reply, or over a limit.
+    """
+    magic, version, op, n_slices, n_text, _, _, _ = _HEADER.unpack(header)
+    _check_start(magic, b"HMTR", version)
+    if op not in (READ, WRITE, FAILED) or n_slices > MAX_SLICES or n_text > MAX_TEXT_BYTES:
+        raise FrameError(f"a reply with op {op}, {n_slices} slices, {n_text} bytes of text")
+    return int(n_slices) * _ANSWERED.size + _SUM.size, int(n_text)
+
+
+def decode_reply(header: bytes | memoryview, rest: bytes | memoryview) -> Reply:
+    """A reply whose header `reply_rest_bytes` accepted.
+
+    Raises:
+        FrameError: damaged, or with a status that we don't know.
+    """
+    _check_sum(header, rest)
+    _, _, op, _, _, _, number, _ = _HEADER.unpack(header)
+    try:
+        slices = tuple(
+            Answered(Status(status), detail)
+            for status, detail in _ANSWERED.iter_unpack(rest[: -_SUM.size])
+        )
+    except ValueError as error:
+        raise FrameError(f"a reply with an unknown status: {error}") from None
+    return Reply(op, number, slices)
+
+
+def _check_start(magic: bytes, expected: bytes, version: int) -> None:
+    if magic != expected:
+        raise FrameError(f"{magic!r} where {expected!r} begins a frame")
+    if version != VERSION:
+        raise FrameError(f"a frame of version {version}, this build speaks {VERSION}")
+
+
+def _summed(head: bytearray) -> bytes:
+    return bytes(head) + _SUM.pack(xxhash.xxh3_64_intdigest(head))
+
+
+def _check_sum(header: bytes | memoryview, rest: bytes | memoryview) -> None:
+    (expected,) = _SUM.unpack(rest[-_SUM.size :])
+    state = xxhash.xxh3_64(header)
+    state.update(rest[: -_SUM.size])
+    if state.intdigest() != expected:
+        raise FrameError("a frame whose header has another checksum")

@@ -1,0 +1,169 @@
+"""The initiator's side of TCP: one connection, used by one thread at a time.
+
+Requests are sent ahead of their replies, so that the link stays busy while the far side works.
+The window is so small that what is owed in the other direction always fits into the sockets'
+buffers: neither side can end up waiting for the other to read.
+"""
+
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from halfmoon_transfer.backends.interface import Errand, refusal
+from halfmoon_transfer.backends.tcp import frames
+from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Reply, Request
+from halfmoon_transfer.backends.tcp.sockets import receive, receive_into, send_all
+from halfmoon_transfer.copying import checksum, damage
+from halfmoon_transfer.plan import Outcome
+from halfmoon_transfer.regions import Status
+
+#: Bytes and slices of one request, and requests ahead of the first reply.
+_FRAME_BYTES = 1024 * 1024
+_FRAME_SLICES = 256
+_WINDOW = 4
+
+
+class Refusal(Exception):
+    """The owner does not want this connection; `own` is who it says it is."""
+
+    def __init__(self, own: Hello) -> None:
+        super().__init__(own.refused)
+        self.own = own
+
+
+class Lane:
+    """A connection that has been greeted."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._n_requests = 0
+        #: Whether it has carried a batch: an idle connection may have died unnoticed.
+        self.used = False
+
+    def greet(self, segment: str, generation: int) -> None:
+        """Say whom we want, and hear whether that is who answers.
+
+        Raises:
+            Refusal: it is not, or it has no room.
+            FrameError: it does not speak our framing.
+            OSError: the connection broke.
+        """
+        send_all(self._socket, [frames.encode_hello(Hello(segment, generation))])
+        header = receive(self._socket, frames.HELLO_HEADER_BYTES)
+        own = frames.decode_hello(receive(self._socket, frames.hello_bytes(header)))
+        if own.refused:
+            raise Refusal(own)
+
+    def kick(self) -> None:
+        """Wake the thread that uses it, from another one; the lane is of no use afterwards."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def carry(self, errand: Errand, outcomes: list[Outcome | None], *, checksums: bool) -> None:
+        """Move a batch; fills in the outcomes as replies come.
+
+        Raises:
+            FrameError: the peer sent something else than replies.
+            OSError: the connection broke; slices without an outcome are lost.
+        """
+        self.used = True
+        waiting: deque[tuple[int, Sequence[int]]] = deque()
+        for part in _parts(errand):
+            if errand.stop.stopped:
+                break
+            if len(waiting) == _WINDOW:
+                self._receive(errand, waiting.popleft(), outcomes, checksums=checksums)
+            waiting.append((self._send(errand, part, checksums=checksums), part))
+        while waiting:
+            self._receive(errand, waiting.popleft(), outcomes, checksums=checksums)
+
+    def _send(self, errand: Errand, part: Sequence[int], *, checksums: bool) -> int:
+        write = errand.batch.op == "write"
+        number = self._n_requests
+        self._n_requests += 1
+        slices = tuple(
+            Asked(
+                errand.batch.slices[index].remote.key,
+                errand.batch.slices[index].remote_offset,
+                errand.batch.slices[index].length,
+                checksum(errand.local[index]) if write and checksums else 0,
+            )
+            for index in part
+        )
+        op = frames.WRITE if write else frames.READ
+        generation = errand.batch.peer.generation
+        head = frames.encode_request(Request(op, number, generation, checksums, slices))
+        buffers: list[bytes | memoryview] = [head]
+        if write:
+            for index in part:
+                buffers.extend(_in_flight(errand, index))
+        send_all(self._socket, buffers)
+        return number
+
+    def _receive(
+        self,
+        errand: Errand,
+        sent: tuple[int, Sequence[int]],
+        outcomes: list[Outcome | None],
+        *,
+        checksums: bool,
+    ) -> None:
+        number, part = sent
+        read = errand.batch.op == "read"
+        reply = self._reply()
+        wanted = (frames.READ if read else frames.WRITE, number, len(part))
+        if (reply.op, reply.number, len(reply.slices)) != wanted:
+            raise FrameError("a reply that belongs to another request")
+        fine = [
+            index
+            for index, answer in zip(part, reply.slices, strict=True)
+            if answer.status is Status.OK
+        ]
+        if read and fine:
+            receive_into(self._socket, [errand.local[index] for index in fine])
+        for index, answer in zip(part, reply.slices, strict=True):
+            status = answer.status
+            if read and status is Status.OK:
+                if index in errand.damage:
+                    damage(errand.local[index], errand.damage[index])
+                if checksums and checksum(errand.local[index]) != answer.detail:
+                    status = Status.CHECKSUM_MISMATCH
+            each = errand.batch.slices[index]
+            outcomes[index] = refusal(errand.batch, each, status, answer.detail)
+
+    def _reply(self) -> Reply:
+        header = receive(self._socket, frames.HEADER_BYTES)
+        n_rest, n_text = frames.reply_rest_bytes(header)
+        reply = frames.decode_reply(header, receive(self._socket, n_rest))
+        if reply.op == frames.FAILED:
+            text = bytes(receive(self._socket, n_text)).decode(errors="replace")
+            raise FrameError(f"the peer could not read our request: {text}")
+        return reply
+
+
+def _parts(errand: Errand) -> Iterator[Sequence[int]]:
+    """Indices of the slices that go into one request each."""
+    part: list[int] = []
+    n_bytes = 0
+    for index, each in enumerate(errand.batch.slices):
+        if part and (n_bytes + each.length > _FRAME_BYTES or len(part) == _FRAME_SLICES):
+            yield part
+            part, n_bytes = [], 0
+        part.append(index)
+        n_bytes += each.length
+    if part:
+        yield part
+
+
+def _in_flight(errand: Errand, index: int) -> list[bytes | memoryview]:
+    """A slice's bytes as they are sent: damaged if a fault was injected."""
+    data = errand.local[index]
+    if index not in errand.damage:
+        return [data]
+    position = errand.damage[index]
+    return [data[:position], bytes([data[position] ^ 0xFF]), data[position + 1 :]]

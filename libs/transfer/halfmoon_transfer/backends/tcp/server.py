@@ -1,0 +1,262 @@
+"""The owner's side of TCP: a listener, and a thread per accepted connection.
+
+A connection that sends what is not our framing is told so and closed; it can't have written
+anything outside a region, as every slice is bounds-checked before its bytes are read.
+"""
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from contextlib import ExitStack
+
+from halfmoon_transfer.backends.tcp import frames
+from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
+from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all
+from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.regions import Refused, RegionTable, Status
+
+_log = logging.getLogger(__name__)
+_SCRAP_BYTES = 64 * 1024
+
+
+class TcpServer:
+    """Serves one segment's regions at `bind`:`port`."""
+
+    def __init__(
+        self,
+        regions: RegionTable,
+        *,
+        bind: str,
+        port: int,
+        label: str,
+        max_connections: int,
+        stall_timeout_s: float,
+    ) -> None:
+        self.n_malformed = 0
+        self._regions = regions
+        self._label = label
+        self._max_connections = max_connections
+        self._stall_timeout_s = stall_timeout_s
+        #: Open connections and the threads that serve them.
+        self._connections: dict[_Connection, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        self._listener = socket.create_server((bind, port), family=family, backlog=128)
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run, name=f"{label}-accept", daemon=True)
+        self._thread.start()
+
+    @property
+    def n_connections(self) -> int:
+        """Connections open now."""
+        return len(self._connections)
+
+    def evict(self, key: bytes) -> None:
+        """Close the connections that access this region now."""
+        with self._lock:
+            for connection in self._connections:
+                if key in connection.accessing:
+                    connection.hang_up()
+
+    def close(self) -> None:
+        """Stop listening and hang up on everybody."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._connections.values())
+            for connection in self._connections:
+                connection.hang_up()
+        # Closing alone would not wake the thread that waits in accept.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for thread in threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if self._closed:
+                    return
+                _log.warning("%s: a peer could not connect: %s", self._label, error)
+                continue
+            with self._lock:
+                if self._closed:
+                    sock.close()
+                    return
+                crowded = len(self._connections) >= self._max_connections
+                refused = f"{len(self._connections)} connections are open, the limit"
+                connection = _Connection(
+                    sock, self._regions, self._stall_timeout_s, refused if crowded else ""
+                )
+                if crowded:
+                    # Told so without a thread of its own: the line is short.
+                    connection.turn_away()
+                    continue
+                thread = threading.Thread(
+                    target=self._serve, args=(connection,), name=f"{self._label}-serve", daemon=True
+                )
+                self._connections[connection] = thread
+                thread.start()
+
+    def _serve(self, connection: "_Connection") -> None:
+        try:
+            connection.serve()
+        except FrameError as error:
+            with self._lock:
+                self.n_malformed += 1
+            _log.warning("%s: hanging up on a peer: %s", self._label, error)
+        except OSError as error:
+            _log.debug("%s: a connection ended: %s", self._label, error)
+        finally:
+            with self._lock:
+                del self._connections[connection]
+                connection.close()
+
+
+class _Connection:
+    """One accepted connection, served by one thread."""
+
+    def __init__(
+        self, sock: socket.socket, regions: RegionTable, stall_timeout_s: float, refused: str
+    ) -> None:
+        self._socket = sock
+        self._regions = regions
+        self._refused = refused
+        #: Keys of the regions that the current request accesses.
+        self.accessing: frozenset[bytes] = frozenset()
+        self._scrap = memoryview(bytearray(0))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # The kernel's own timeouts, so that one call can still wait for a whole buffer.
+        seconds = int(stall_timeout_s)
+        patience = struct.pack("@ll", seconds, int((stall_timeout_s - seconds) * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+
+    def hang_up(self) -> None:
+        """Wake the thread that serves it, from another one; it closes the socket."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Free the socket."""
+        self._socket.close()
+
+    def turn_away(self) -> None:
+        """Say that there is no room, if that can be said without waiting."""
+        hello = Hello(self._regions.segment, self._regions.generation, self._refused)
+        with self._socket, contextlib.suppress(OSError):
+            self._socket.send(frames.encode_hello(hello), socket.MSG_DONTWAIT)
+
+    def serve(self) -> None:
+        """Greet, then answer requests until the peer hangs up.
+
+        Raises:
+            FrameError: the peer sent something else.
+            OSError: the connection broke, or stalled in the middle of a frame.
+        """
+        try:
+            if not self._greet():
+                return
+            while (header := self._next_header()) is not None:
+                rest = receive(self._socket, frames.request_rest_bytes(header))
+                self._answer(frames.decode_request(header, rest))
+        except FrameError as error:
+            with contextlib.suppress(OSError):
+                self._socket.send(frames.encode_failure(str(error)), socket.MSG_DONTWAIT)
+            raise
+
+    def _greet(self) -> bool:
+        header = receive(self._socket, frames.HELLO_HEADER_BYTES)
+        hello = frames.decode_hello(receive(self._socket, frames.hello_bytes(header)))
+        regions = self._regions
+        refused = ""
+        if (hello.segment, hello.generation) != (regions.segment, regions.generation):
+            refused = (
+                f"this is segment {regions.segment}, generation {regions.generation}, "
+                f"not {hello.segment:.200}, generation {hello.generation}"
+            )
+        own = Hello(regions.segment, regions.generation, refused)
+        send_all(self._socket, [frames.encode_hello(own)])
+        return not refused
+
+    def _next_header(self) -> memoryview | None:
+        """The next request's header; None when the peer has hung up in between."""
+        while True:
+            try:
+                # Idling between requests is fine, for as long as the peer likes.
+                if not self._socket.recv(1, socket.MSG_PEEK):
+                    return None
+            except BlockingIOError:
+                continue
+            try:
+                return receive(self._socket, frames.HEADER_BYTES)
+            except Closed as closed:
+                raise FrameError("the peer hung up in the middle of a header") from closed
+
+    def _answer(self, request: Request) -> None:
+        self.accessing = frozenset(each.key for each in request.slices)
+        with ExitStack() as leases:
+            views: list[memoryview | None] = []
+            answers: list[Answered] = []
+            for each in request.slices:
+                try:
+                    view = leases.enter_context(
+                        self._regions.lease(
+                            request.generation,
+                            each.key,
+                            each.offset,
+                            each.length,
+                            write=request.op == frames.WRITE,
+                        )
+                    )
+                except Refused as refused:
+                    views.append(None)
+                    answers.append(Answered(refused.status, refused.detail))
+                else:
+                    views.append(view)
+                    answers.append(Answered(Status.OK))
+            if request.op == frames.WRITE:
+                self._take(request, views, answers)
+            else:
+                self._give(request, views, answers)
+        self.accessing = frozenset()
+
+    def _take(
+        self, request: Request, views: list[memoryview | None], answers: list[Answered]
+    ) -> None:
+        """Read the slices' bytes into place, check them, acknowledge."""
+        buffers: list[memoryview] = []
+        for each, view in zip(request.slices, views, strict=True):
+            buffers.extend([view] if view is not None else self._scraps(each.length))
+        receive_into(self._socket, buffers)
+        if request.checksums:
+            for index, (each, view) in enumerate(zip(request.slices, views, strict=True)):
+                if view is not None and checksum(view) != each.checksum:
+                    answers[index] = Answered(Status.CHECKSUM_MISMATCH)
+        send_all(self._socket, [frames.encode_reply(frames.WRITE, request.number, answers)])
+
+    def _give(
+        self, request: Request, views: list[memoryview | None], answers: list[Answered]
+    ) -> None:
+        """Send the slices' bytes from where they are."""
+        given = [view for view in views if view is not None]
+        if request.checksums:
+            for index, view in enumerate(views):
+                if view is not None:
+                    answers[index] = Answered(Status.OK, checksum(view))
+        head = frames.encode_reply(frames.READ, request.number, answers)
+        send_all(self._socket, [head, *given])
+
+    def _scraps(self, n_bytes: int) -> list[memoryview]:
+        """Room to read bytes into that nobody wants: the same piece again and again."""
+        if not self._scrap:
+            self._scrap = memoryview(bytearray(_SCRAP_BYTES))
+        whole, part = divmod(n_bytes, _SCRAP_BYTES)
+        return [self._scrap] * whole + ([self._scrap[:part]] if part else [])

@@ -1,0 +1,499 @@
+"""The transfer engine: what services hold. It builds the parts and performs plans' commands.
+
+    submit -> Plan -> Resolve -> Directory -> paths
+                   -> Carry   -> Couriers  -> Backend.carry -> outcomes -> Plan -> …
+                   -> Finish  -> the waiters
+
+Threads inside, no event loop: sockets and copies release the interpreter, and an asyncio
+caller is woken once per transfer.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path as FilePath
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from halfmoon_metadata.store import MetadataStore
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer.backends import open_backend
+from halfmoon_transfer.backends.interface import Backend, Errand, Home, all_of
+from halfmoon_transfer.backends.memory import MemoryBackend
+from halfmoon_transfer.couriers import Couriers
+from halfmoon_transfer.deadlines import Deadlines
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, check_name
+from halfmoon_transfer.directory import Directory
+from halfmoon_transfer.interface import (
+    Cancelled,
+    Lost,
+    Op,
+    Overloaded,
+    Piece,
+    Rejected,
+    Transfer,
+    TransferError,
+)
+from halfmoon_transfer.plan import (
+    Batch,
+    Carry,
+    Command,
+    Fate,
+    Finish,
+    Limits,
+    Outcome,
+    Path,
+    PeerKey,
+    Plan,
+    Resolve,
+)
+from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable
+from halfmoon_transfer.settings import TransferSettings
+from halfmoon_transfer.stats import TransferStats
+from halfmoon_transfer.transfer import LiveTransfer
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from halfmoon_transfer.backends.faults import Faults
+
+_log = logging.getLogger(__name__)
+#: How long a polite wait for a removed region's last access is; then connections are cut.
+_POLITE_S = 1.0
+
+
+class TransferEngine:
+    """One process's segment: its regions, its ways to peers, its live transfers.
+
+    All methods are safe from any thread. `open` and `close` block; so may `view` and
+    `unregister`; `submit` never waits for a peer.
+    """
+
+    def __init__(
+        self, home: Home, backends: Sequence["str | Faults"], directory: Directory
+    ) -> None:
+        """Use `open`."""
+        self._home = home
+        self._regions = home.regions
+        self._settings = home.settings
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        #: Submitted and not done.
+        self._live: set[LiveTransfer] = set()
+        self._all_done = threading.Condition(self._lock)
+        self._closed = False
+        self._counts = {"read": 0, "write": 0, "done": 0, "failed": 0, "retries": 0}
+        self._limits = Limits(
+            home.settings.batch_bytes, home.settings.batch_slices, home.settings.tries_per_path
+        )
+        with ExitStack() as undo:
+            self._backends: dict[str, Backend] = {}
+            for choice in backends:
+                backend = open_backend(choice, home)
+                undo.callback(backend.close)
+                self._backends[backend.name] = backend
+            endpoints: dict[str, Endpoint] = {}
+            for backend in self._backends.values():
+                endpoints |= backend.endpoints
+            self.descriptor = SegmentDescriptor(home.name, home.generation, home.host_id, endpoints)
+            directory.publish(self.descriptor)
+            undo.pop_all()
+        # Our own regions are reached by a copy, whatever the peers use.
+        self._own_key = PeerKey(home.name, home.generation)
+        self._own = MemoryBackend(home)
+        self._own_descriptor = msgspec.structs.replace(
+            self.descriptor, endpoints=self._own.endpoints
+        )
+        label = f"halfmoon-transfer-{home.name}"
+        self._couriers = Couriers(label, threads=home.settings.threads, lanes=home.settings.lanes)
+        self._deadlines: Deadlines[LiveTransfer] = Deadlines(f"{label}-deadlines", self._on_overdue)
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        *,
+        metadata: MetadataStore,
+        generation: int | None = None,
+        backends: Sequence["str | Faults"] = ("shm", "tcp"),
+        bind: str = "127.0.0.1",
+        port: int = 0,
+        advertise: str | None = None,
+        host_id: str | None = None,
+        settings: TransferSettings | None = None,
+    ) -> "TransferEngine":
+        """Open a segment and publish how it is reached.
+
+        Args:
+            name: the segment's name, unique in the metadata store.
+            metadata: where descriptors are; stays the caller's to close.
+            generation: which start of this segment it is, higher each time; None: counted
+                in the metadata store.
+            backends: paths by name, best first; or `Faults` around one.
+            bind: address to listen at, IPv4 or IPv6.
+            port: TCP port to listen at; 0 takes a free one.
+            advertise: "host" or "host:port" that peers should dial, if not what is bound.
+            host_id: who can pass file descriptors to each other; None: found out.
+            settings: sizes, bounds and patience.
+
+        Raises:
+            ValueError: a bad name, backend or address.
+            Rejected: a later generation of this segment is published already.
+            OSError: nothing can listen there.
+            MetadataError: the store can't.
+        """
+        check_name(name)
+        directory = Directory(metadata)
+        if generation is None:
+            generation = directory.next_generation(name)
+        home = Home(
+            name=name,
+            generation=generation,
+            host_id=host_id or this_host(),
+            bind=bind,
+            port=port,
+            advertise=advertise,
+            regions=RegionTable(name, generation),
+            settings=settings or TransferSettings(),
+        )
+        return cls(home, backends, directory)
+
+    def __enter__(self) -> "TransferEngine":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """The segment's name."""
+        return self._home.name
+
+    @property
+    def generation(self) -> int:
+        """Which start of this segment it is."""
+        return self._home.generation
+
+    # Memory.
+
+    def allocate(self, n_bytes: int, location: str = "cpu:0") -> Memory:
+        """Make zeroed memory that peers on this host can map, and register it.
+
+        It lives until it is unregistered (or the engine closed) and all views are gone.
+
+        Raises:
+            ValueError: not at least one byte.
+            OSError: the system has no more.
+        """
+        self._require_open()
+        return self._regions.allocate(n_bytes, location)
+
+    def register(self, buffer: "Buffer", location: str = "*") -> Region:
+        """Let whoever has the region's key read and write this buffer until unregistered.
+
+        Any contiguous buffer (bytearray, numpy array, mmap); a read-only one can only be
+        read. Other processes reach it over a wire, not by mapping it: see `allocate`.
+
+        Raises:
+            ValueError: empty or not contiguous.
+        """
+        self._require_open()
+        return self._regions.register(memoryview(buffer), location)
+
+    def unregister(self, region: Region) -> None:
+        """Take a region back. Peers' accesses are refused from now on.
+
+        Returns when accesses over wires have ended. A peer that has the memory mapped is
+        told, and may still finish the batch that it is copying.
+
+        Raises:
+            Rejected: it is not registered here.
+        """
+        entry = self._regions.remove(region.key)
+        if entry is None:
+            raise Rejected(f"not a region of segment {self.name} (any more)")
+        self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        for backend in self._backends.values():
+            backend.revoke(entry.region.key)
+        if not self._regions.wait_quiet(entry, _POLITE_S):
+            for backend in self._backends.values():
+                backend.evict(entry.region.key)
+            if not self._regions.wait_quiet(entry, _POLITE_S):
+                _log.warning("a region of segment %s is still being accessed", self.name)
+        self._regions.discard(entry)
+
+    # Transfers.
+
+    def submit(self, op: Op, pieces: Sequence[Piece], deadline_s: float = 30.0) -> Transfer:
+        """Start moving these pieces; returns at once.
+
+        A read fills local regions from remote ones, a write the other way round. Pieces of
+        one transfer may go to several peers, and in any order; two that overlap at the
+        destination leave either's bytes there.
+
+        The result raises `Rejected` for pieces out of bounds or local regions that are not
+        ours; `submit` itself raises nothing but programming errors.
+        """
+        plan = Plan(next(self._numbers), op, pieces, self._limits)
+        transfer = LiveTransfer(
+            plan, deadline_s=deadline_s, perform=self._perform, on_cancel=self._on_cancel
+        )
+        error = self._admit(transfer) or self._check(op, pieces)
+        if error is not None:
+            transfer.stop(error)
+            return transfer
+        self._deadlines.watch(transfer)
+        transfer.begin()
+        return transfer
+
+    def _admit(self, transfer: LiveTransfer) -> TransferError | None:
+        with self._lock:
+            n_live = len(self._live)
+            self._live.add(transfer)
+            if self._closed:
+                return Cancelled(f"the transfer engine of segment {self.name} is closed")
+        if n_live >= self._settings.max_live:
+            return Overloaded(f"{n_live} transfers are live, the limit; wait for some to end")
+        return None
+
+    def _check(self, op: Op, pieces: Sequence[Piece]) -> Rejected | None:
+        """What is wrong with a request, as far as that can be seen from here."""
+        for piece in pieces:
+            ends = (
+                ("local", piece.local, piece.local_offset),
+                ("remote", piece.remote, piece.remote_offset),
+            )
+            for side, region, offset in ends:
+                if offset < 0 or piece.length < 0 or offset + piece.length > region.length:
+                    return Rejected(
+                        f"{op} of {piece.length} bytes at {side} offset {offset} of a region "
+                        f"of segment {region.segment}, which has {region.length} bytes"
+                    )
+            try:
+                view = self._regions.local(piece.local)
+            except Refused:
+                return Rejected(
+                    f"the local region of a {op} is of segment {piece.local.segment}, generation "
+                    f"{piece.local.generation}, and not registered at segment {self.name}, "
+                    f"generation {self.generation}: register it first"
+                )
+            if piece.local_offset + piece.length > len(view):
+                return Rejected(f"the local region of a {op} has {len(view)} bytes only")
+            if op == "read" and view.readonly:
+                return Rejected("the local region of a read is read-only memory")
+        return None
+
+    def _perform(self, transfer: LiveTransfer, command: Command) -> None:
+        match command:
+            case Resolve(peer=peer, fresh=fresh):
+                paths = None if fresh and peer != self._own_key else self._known_paths(peer)
+                if paths is not None:
+                    transfer.on_resolved(peer, paths, moved=False)
+                else:
+                    self._couriers.post(
+                        peer.segment, lambda: self._resolve(transfer, peer, fresh=fresh)
+                    )
+            case Carry(batch=batch):
+                self._couriers.post(batch.peer.segment, lambda: self._carry(transfer, batch))
+            case Finish(error=error):
+                self._finish(transfer, error)
+
+    def _resolve(self, transfer: LiveTransfer, peer: PeerKey, *, fresh: bool) -> None:
+        try:
+            found, moved = self._directory.resolve(peer.segment, peer.generation, fresh=fresh)
+        except TransferError as error:
+            transfer.on_unresolved(peer, error)
+        else:
+            transfer.on_resolved(peer, self._paths(found), moved=moved)
+
+    def _known_paths(self, peer: PeerKey) -> tuple[Path, ...] | None:
+        if peer == self._own_key:
+            return (Path(self._own.name, self._own.slice_bytes),)
+        known = self._directory.cached(peer.segment, peer.generation)
+        return None if known is None else self._paths(known)
+
+    def _paths(self, peer: SegmentDescriptor) -> tuple[Path, ...]:
+        return tuple(
+            Path(backend.name, backend.slice_bytes)
+            for backend in self._backends.values()
+            if backend.reaches(peer)
+        )
+
+    def _carry(self, transfer: LiveTransfer, batch: Batch) -> None:
+        if not transfer.take(batch.number):
+            return
+        try:
+            outcomes = self._move(transfer, batch)
+        except Exception as error:
+            # A fault in a backend must not leave its transfer hanging.
+            _log.exception("backend %s failed", batch.path)
+            outcomes = all_of(batch, Fate.UNUSABLE, f"the backend failed: {error!r}")
+        transfer.on_carried(batch.number, outcomes)
+
+    def _move(self, transfer: LiveTransfer, batch: Batch) -> Sequence[Outcome]:
+        own = batch.peer == self._own_key
+        backend = self._own if own else self._backends[batch.path]
+        with ExitStack() as leases:
+            try:
+                peer = self._own_descriptor if own else self._peer(batch.peer)
+                views = {
+                    region.key: leases.enter_context(self._regions.lease_local(region))
+                    for region in {each.local.key: each.local for each in batch.slices}.values()
+                }
+            except Refused:
+                return all_of(batch, Fate.REJECTED, "the local region was unregistered meanwhile")
+            except TransferError as error:
+                return all_of(batch, Fate.LOST, str(error))
+            local = tuple(
+                views[each.local.key][each.local_offset : each.local_offset + each.length]
+                for each in batch.slices
+            )
+            return backend.carry(Errand(batch, peer, local, transfer.stop_signal))
+
+    def _peer(self, peer: PeerKey) -> SegmentDescriptor:
+        return self._directory.resolve(peer.segment, peer.generation, fresh=False)[0]
+
+    def _finish(self, transfer: LiveTransfer, error: TransferError | None) -> None:
+        plan = transfer.plan
+        self._deadlines.forget(transfer)
+        with self._lock:
+            self._live.discard(transfer)
+            self._counts["retries"] += plan.n_retries
+            if error is None:
+                self._counts["done"] += 1
+                self._counts[plan.op] += plan.n_bytes
+            else:
+                self._counts["failed"] += 1
+            if not self._live:
+                self._all_done.notify_all()
+        transfer.finish(error)
+
+    def _on_cancel(self, transfer: LiveTransfer) -> None:
+        transfer.stop(Cancelled(f"{transfer.plan.op} of {transfer.plan.n_bytes} bytes, cancelled"))
+
+    def _on_overdue(self, transfer: LiveTransfer) -> None:
+        transfer.stop(transfer.timeout_error())
+
+    # Peers.
+
+    def view(self, region: Region, offset: int, length: int) -> memoryview | None:
+        """These bytes of a region, read-only and without a copy, if that is possible.
+
+        It is for our own regions, and for those of a peer on this host that allocated them;
+        None otherwise. The first view of a region asks its owner for it (and perhaps the
+        metadata store for the owner), so it may block shortly. The view stays readable when
+        the owner goes away, and shows whatever the owner writes meanwhile.
+
+        Raises:
+            Rejected: out of bounds, unknown key, or another generation.
+        """
+        self._require_open()
+        key = PeerKey(region.segment, region.generation)
+        try:
+            if key == self._own_key:
+                whole = self._regions.view(region.generation, region.key)
+            else:
+                peer = self._peer(key)
+                found = (
+                    backend.view(peer, region.key)
+                    for backend in self._backends.values()
+                    if backend.reaches(peer)
+                )
+                first = next((view for view in found if view is not None), None)
+                if first is None:
+                    return None
+                whole = first
+        except Lost:
+            return None
+        except Refused as refused:
+            raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
+        if offset < 0 or length < 0 or offset + length > len(whole):
+            raise Rejected(
+                f"view of {length} bytes at offset {offset} of a region of segment "
+                f"{region.segment}, which has {len(whole)} bytes"
+            )
+        return whole[offset : offset + length]
+
+    def release_peer(self, segment: str) -> None:
+        """Forget a peer that is gone: its descriptor, connections and mapped memory."""
+        self._directory.forget(segment)
+        for backend in self._backends.values():
+            backend.forget(segment)
+
+    def stats(self) -> TransferStats:
+        """Counters since `open`, and gauges of now."""
+        gauges = [backend.gauges() for backend in self._backends.values()]
+        with self._lock:
+            return TransferStats(
+                n_transfers=self._counts["done"],
+                bytes_read=self._counts["read"],
+                bytes_written=self._counts["write"],
+                n_failures=self._counts["failed"],
+                n_retries=self._counts["retries"],
+                n_live=len(self._live),
+                n_regions=len(self._regions),
+                n_connections=sum(each.n_connections for each in gauges),
+                n_mappings=sum(each.n_mappings for each in gauges),
+                n_malformed=sum(each.n_malformed for each in gauges),
+            )
+
+    # The end.
+
+    def close(self) -> None:
+        """Withdraw the segment, end live transfers with `Cancelled`, free everything.
+
+        Memory from `allocate` stays until its last view is dropped; the regions are gone.
+        A second call does nothing.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            live = list(self._live)
+        self._directory.withdraw(self.descriptor)
+        for transfer in live:
+            transfer.stop(Cancelled(f"the transfer engine of segment {self.name} was closed"))
+        with self._all_done:
+            self._all_done.wait_for(lambda: not self._live)
+        self._couriers.close()
+        self._deadlines.close()
+        entries = self._regions.clear()
+        for backend in reversed(self._backends.values()):
+            backend.close()
+        self._own.close()
+        for entry in entries:
+            self._regions.discard(entry)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise TransferError(f"the transfer engine of segment {self.name} is closed")
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        self._regions.check()
+        self._couriers.check()
+        with self._lock:
+            assert not (self._closed and self._live) or any(
+                not transfer.done() for transfer in self._live
+            )
+
+
+def this_host() -> str:
+    """What processes that can pass each other file descriptors have in common.
+
+    The kernel's boot and the network namespace: abstract Unix sockets live in the latter.
+    """
+    boot = FilePath("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{FilePath('/proc/self/ns/net').stat().st_ino}"

@@ -1,0 +1,39 @@
+"""The numbers of a transfer engine, read once and handed down."""
+
+import msgspec
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes, bounds and patience. Every default is meant for a few peers on fast links."""
+
+    #: Bytes of the unit of retry where a wire is crossed.
+    slice_bytes: int = 256 * KIB
+    #: The same where bytes are copied in memory: no wire, so fewer and larger ones.
+    copy_slice_bytes: int = 4 * MIB
+    #: Bytes given to one lane at a time; a transfer of more is spread over the lanes.
+    batch_bytes: int = 8 * MIB
+    #: Slices given to one lane at a time.
+    batch_slices: int = 1024
+    #: Batches (and so connections) in flight per peer.
+    lanes: int = 2
+    #: Threads in all; one peer that hangs holds at most `lanes` of them.
+    threads: int = 16
+    #: Live transfers at the most; the next one ends in `Overloaded`.
+    max_live: int = 16_384
+    #: Tries of a slice on one path before the next path is taken.
+    tries_per_path: int = 3
+    #: Patience for a connection to be accepted, if the deadline is not earlier.
+    connect_timeout_s: float = 3.0
+    #: Patience with a peer that stops in the middle of a frame, at the side that serves.
+    stall_timeout_s: float = 30.0
+    #: Connections that an engine accepts; the next one is turned away with the reason.
+    max_connections: int = 256
+    #: Connections kept open while unused.
+    max_idle_connections: int = 64
+    #: Regions of other processes kept mapped.
+    max_mappings: int = 128
+    #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
+    checksums: bool = True

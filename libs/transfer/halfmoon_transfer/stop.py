@@ -1,0 +1,53 @@
+"""Telling whoever carries a transfer to stop: it was cancelled, or its time is over.
+
+A carrier looks at `stopped` between slices. Where it blocks on a socket it says how to wake
+it: a *kick* is called at once when the signal is set, and never after its block was left.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+
+class StopSignal:
+    """One per transfer, shared by all threads that carry its batches."""
+
+    def __init__(self, deadline: float) -> None:
+        #: On the monotonic clock.
+        self.deadline = deadline
+        self.stopped = False
+        #: What is being waited for, for the message of a timeout.
+        self.doing = ""
+        self._kicks: list[Callable[[], None]] = []
+        # Held while kicks run: leaving `kicking` waits for them.
+        self._lock = threading.Lock()
+
+    @classmethod
+    def after(cls, seconds: float) -> "StopSignal":
+        """One whose deadline is so many seconds from now."""
+        return cls(time.monotonic() + seconds)
+
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def set(self) -> None:
+        """Stop: wakes all who block. Kicks must be quick and must not raise."""
+        with self._lock:
+            self.stopped = True
+            for kick in self._kicks:
+                kick()
+
+    @contextmanager
+    def kicking(self, kick: Callable[[], None]) -> Generator[None]:
+        """Have `kick` called if the signal is set, before or during the block."""
+        with self._lock:
+            self._kicks.append(kick)
+            if self.stopped:
+                kick()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._kicks.remove(kick)

@@ -1,0 +1,167 @@
+"""A submitted transfer, as its caller holds it and as the engine drives it.
+
+The caller's half is `Transfer`'s contract: wait, poll, cancel, from threads or asyncio. The
+engine's half keeps the plan under a lock and passes its commands on to be performed.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from threading import Lock
+
+from halfmoon_transfer.backends.interface import all_of
+from halfmoon_transfer.interface import Report, TimedOut, Transfer, TransferError
+from halfmoon_transfer.plan import Batch, Carry, Command, Fate, Outcome, Path, PeerKey, Plan
+from halfmoon_transfer.stop import StopSignal
+
+Perform = Callable[["LiveTransfer", Command], None]
+
+
+class LiveTransfer(Transfer):
+    """One transfer from submission to its end."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        deadline_s: float,
+        perform: Perform,
+        on_cancel: Callable[["LiveTransfer"], None],
+    ) -> None:
+        self._started = time.monotonic()
+        self.plan = plan
+        self.stop_signal = StopSignal(self._started + deadline_s)
+        self.deadline_s = deadline_s
+        self._perform = perform
+        self._on_cancel = on_cancel
+        self._future: Future[Report] = Future()
+        #: Batches that the plan gave out and no courier has taken yet.
+        self._queued: dict[int, Batch] = {}
+        # Guards the plan and `_queued`; commands are performed outside of it.
+        self._lock = Lock()
+
+    # The caller's half.
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> Report:
+        """Wait, from a thread.
+
+        Raises:
+            TransferError: it failed; `TimedOut` also when `timeout_s` passed (it goes on).
+        """
+        try:
+            return self._future.result(timeout_s)
+        except FutureTimeout:
+            raise TimedOut(f"not done after {timeout_s} s of waiting; it goes on") from None
+
+    def cancel(self) -> None:
+        """Ask it to stop; it ends with `Cancelled` unless it was done."""
+        self._on_cancel(self)
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        """Call this once it is done, from a thread of the engine (or at once)."""
+        self._future.add_done_callback(lambda _: callback(self))
+
+    def __await__(self) -> Generator[object, None, Report]:
+        """Wait, from asyncio; raises like `result`. Cancelling the waiter doesn't cancel it."""
+        if not self._future.done():
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def end_wait() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            def wake(_: Future[Report]) -> None:
+                # A loop that was closed meanwhile raises: nobody waits there any more.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(end_wait)
+
+            self._future.add_done_callback(wake)
+            yield from waiter
+        return self._future.result(0)
+
+    # The engine's half.
+
+    @property
+    def deadline(self) -> float:
+        """On the monotonic clock."""
+        return self.stop_signal.deadline
+
+    def begin(self) -> None:
+        """Start; performs the first commands."""
+        self._feed(self.plan.begin)
+
+    def on_resolved(self, key: PeerKey, paths: tuple[Path, ...], *, moved: bool) -> None:
+        """A peer is reached over these paths."""
+        self._feed(lambda: self.plan.on_resolved(key, paths, moved=moved))
+
+    def on_unresolved(self, key: PeerKey, error: TransferError) -> None:
+        """A peer can't be reached at all."""
+        self._feed(lambda: self.plan.on_unresolved(key, error))
+
+    def on_carried(self, number: int, outcomes: Sequence[Outcome]) -> None:
+        """A batch is back."""
+        self._feed(lambda: self.plan.on_carried(number, outcomes))
+
+    def take(self, number: int) -> bool:
+        """Whether this batch is still to be carried; from now on it is in the taker's hands."""
+        with self._lock:
+            return self._queued.pop(number, None) is not None
+
+    def stop(self, error: TransferError) -> None:
+        """End with this error as soon as its memory is left alone."""
+        self._feed(lambda: self.plan.stop(error))
+
+    def timeout_error(self) -> TimedOut:
+        """The error for a deadline that passed now."""
+        plan, doing = self.plan, self.stop_signal.doing
+        text = f"{plan.op} of {plan.n_bytes} bytes not done after {self.deadline_s} s"
+        with self._lock:
+            failures = plan.last_failure()
+        return TimedOut("; ".join(part for part in (text, doing, failures) if part))
+
+    def finish(self, error: TransferError | None) -> None:
+        """Tell the waiters; done once, as the plan says `Finish` once."""
+        if error is not None:
+            self._future.set_exception(error)
+            return
+        plan = self.plan
+        self._future.set_result(
+            Report(
+                n_bytes=plan.n_bytes,
+                seconds=time.monotonic() - self._started,
+                path=tuple(plan.paths_used),
+                retries=plan.n_retries,
+            )
+        )
+
+    def _feed(self, event: Callable[[], list[Command]]) -> None:
+        with self._lock:
+            commands = event()
+            for command in commands:
+                if isinstance(command, Carry):
+                    self._queued[command.batch.number] = command.batch
+            wind_down = self.plan.failing and not self.stop_signal.stopped
+        for command in commands:
+            self._perform(self, command)
+        if wind_down:
+            self._wind_down()
+
+    def _wind_down(self) -> None:
+        """It will fail: wake whoever carries, and don't wait for what nobody has taken.
+
+        A batch that is queued may stand in line behind a peer that hangs.
+        """
+        self.stop_signal.set()
+        with self._lock:
+            queued = list(self._queued.values())
+            self._queued.clear()
+        for batch in queued:
+            self.on_carried(batch.number, all_of(batch, Fate.LOST, "stopped"))
