@@ -92,7 +92,10 @@ class LocalCluster:
             await self.start_decode(f"decode-{i}")
         await self.until(
             lambda: (
-                [len(self.core.cluster.accepting(role)) for role in ("prefill", "decode", "kvstore")]
+                [
+                    len(self.core.cluster.accepting(role))
+                    for role in ("prefill", "decode", "kvstore")
+                ]
                 == [n_prefill, n_decode, n_kvstore]
             )
         )

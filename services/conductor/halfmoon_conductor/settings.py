@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from halfmoon_runtime.settings import ServiceSettings
-from halfmoon_scheduling.config import AdmissionMode, SchedulingConfig
+from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
 
 #: `metadata` says this when the conductor is to serve the metadata store itself.
 EMBEDDED = "embedded"

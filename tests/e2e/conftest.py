@@ -1,0 +1,111 @@
+"""Clusters of real processes: ZeroMQ, HTTP and transfer as deployed, on loopback."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, free_port
+from halfmoon_engine.testing import make_tiny_model
+
+READY_WITHIN_S = 120.0
+
+
+@dataclass
+class LiveCluster:
+    """A cluster that is ready, and what tests ask of it."""
+
+    cluster: Cluster
+
+    @property
+    def url(self) -> str:
+        return self.cluster.plan.url
+
+    def process(self, name: str) -> Process:
+        return self.cluster.processes[name]
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.url}{path}", timeout=10)
+        answer.raise_for_status()
+        return answer.json()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        answer = self.post("/v1/completions", model=self.model, **body)
+        assert answer.status_code == 200, answer.text
+        completion = answer.json()
+        assert isinstance(completion, dict)
+        return completion
+
+    @property
+    def model(self) -> str:
+        return str(self.get("/v1/models")["data"][0]["id"])
+
+    def live(self) -> list[str]:
+        """Workers that the conductor uses."""
+        workers = self.get("/debug/cluster")["workers"]
+        return sorted(w["worker_id"] for w in workers if not w["refused"] and not w["draining"])
+
+    def decisions(self) -> list[dict[str, Any]]:
+        found = self.get("/debug/decisions")["decisions"]
+        assert isinstance(found, list)
+        return found
+
+    def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {within_s} s\n{self.logs()}"
+            time.sleep(0.02)
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {name} (exit {process.exit_code})\n" + "\n".join(process.last_lines(25))
+            for name, process in self.cluster.processes.items()
+        )
+
+
+@contextmanager
+def _cluster(folder: Path, model: str, **more: Any) -> Iterator[LiveCluster]:
+    plan = ClusterPlan(model=model, http_port=free_port(), **more)
+    with Cluster(plan, folder) as cluster:
+        live = LiveCluster(cluster)
+
+        def answers() -> bool:
+            assert not cluster.dead(), live.logs()
+            try:
+                return httpx.get(f"{plan.url}/ready", timeout=5).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        live.until(lambda: cluster.ready() and answers(), READY_WITHIN_S)
+        expected = plan.n_prefill + plan.n_decode + plan.n_kvstore
+        live.until(lambda: len(live.live()) == expected)
+        yield live
+
+
+StartCluster = Callable[..., AbstractContextManager[LiveCluster]]
+
+
+@pytest.fixture(scope="session")
+def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> StartCluster:
+    """``with start_cluster(model, n_decode=2) as cluster``."""
+    numbers = itertools.count()
+
+    def start(model: str, **more: Any) -> AbstractContextManager[LiveCluster]:
+        folder = tmp_path_factory.mktemp(f"cluster-{next(numbers)}")
+        return _cluster(folder, model, **more)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("qwen3", tmp_path_factory.mktemp("tiny-qwen3"))

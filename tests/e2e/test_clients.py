@@ -1,0 +1,177 @@
+"""Real clients against a real cluster with a real, if tiny, model."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = pytest.mark.e2e
+
+StartCluster = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster, tiny_model: Path) -> Iterator[Any]:
+    fp32 = ["--dtype", "float32", "--block-size", "16"]
+    extra = {"prefill": fp32, "decode": fp32}
+    with start_cluster(
+        str(tiny_model), served_model_name="tiny", n_prefill=2, n_decode=2, n_kvstore=2, extra=extra
+    ) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def generated(tiny_model: Path) -> Callable[[list[int], int], str]:
+    """What transformers itself says."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+
+    def generate(prompt: list[int], n_new: int) -> str:
+        out = model.generate(
+            torch.tensor([prompt]),
+            do_sample=False,
+            max_new_tokens=n_new,
+            min_new_tokens=n_new,
+            pad_token_id=0,
+        )
+        text = tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+    return generate
+
+
+def prompt_of(n: int) -> list[int]:
+    return [10 + (i * 37) % 300 for i in range(n)]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 16, 17, 300, 3000])
+def test_greedy_text_is_that_of_transformers_cold_and_cached(
+    cluster: Any, generated: Callable[[list[int], int], str], n_tokens: int
+) -> None:
+    prompt = prompt_of(n_tokens)
+    expected = generated(prompt, 24)
+    for _ in range(2):
+        answer = cluster.complete(prompt=prompt, max_tokens=24, temperature=0, ignore_eos=True)
+        assert answer["choices"][0]["text"] == expected
+
+
+def test_openai_streams_a_chat_completion(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "The moon rises over the harbour."}],
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert 1 <= usage.completion_tokens <= 12
+    finishes = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert finishes[-1] in ("stop", "length")
+    whole = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "The moon rises over the harbour."}],
+        max_tokens=12,
+        temperature=0,
+    )
+    streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert whole.choices[0].message.content == streamed
+
+
+def test_openai_streams_a_completion_and_reports_what_was_cached(
+    client: openai.OpenAI,
+) -> None:
+    prefix = prompt_of(2000)
+    cached = []
+    for tail in (11, 12):
+        stream = client.completions.create(
+            model="tiny",
+            prompt=[*prefix, tail],
+            max_tokens=4,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        usage = [chunk.usage for chunk in stream if chunk.usage][-1]
+        assert usage.prompt_tokens == 2001
+        assert usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens or 0)
+    assert cached[1] >= 1984
+
+
+def test_openai_gets_its_own_error_types(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model="tiny", prompt="x", max_tokens=-1)
+    with pytest.raises(openai.BadRequestError, match="8192"):
+        client.completions.create(model="tiny", prompt=prompt_of(8192), max_tokens=16)
+
+
+def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
+    def complete(**more: Any) -> Any:
+        answer = client.completions.create(
+            model="tiny", prompt=prompt_of(50), max_tokens=30, temperature=0, **more
+        )
+        return answer.choices[0]
+
+    whole = complete().text
+    stop = whole[8:11]
+    cut = complete(stop=stop)
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_the_schema_and_the_metrics_are_served(cluster: Any) -> None:
+    assert "/v1/chat/completions" in cluster.get("/openapi.json")["paths"]
+    import httpx
+
+    metrics = httpx.get(f"{cluster.url}/metrics", timeout=10).text
+    assert "halfmoon_time_to_first_token_seconds" in metrics
+
+
+def test_a_real_model_goes_on_after_its_decode_process_is_killed(
+    cluster: Any, generated: Callable[[list[int], int], str]
+) -> None:
+    import httpx
+
+    prompt = prompt_of(100)
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": 200,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, n_events = "", 0
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
+        for line in answer.iter_lines():
+            data = line.removeprefix("data: ")
+            if not line.startswith("data: ") or data == "[DONE]":
+                continue
+            choice = json.loads(data)["choices"][0]
+            text += choice["text"]
+            n_events += 1
+            if n_events == 30:
+                victim = cluster.decisions()[-1]["placement"]["decode"]
+                cluster.process(victim).signal(signal.SIGKILL)
+    assert text == generated(prompt, 200)
+    cluster.cluster.restart(victim)
+    cluster.until(lambda: len(cluster.live()) == 6)
