@@ -1,0 +1,221 @@
+"""The life of a service's process: start, ready, asked to stop, stopped, and how it says so.
+
+    starting ──ready()──► serving ──signal──► stopping (main finishes what it has) ──► exit 0
+        └──signal: main is cancelled──────────────────────────────────────────────────► exit 0
+    a task fails: the others are cancelled, the traceback is logged ────────────────► exit 1
+    a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
+    a third one: the process ends at once
+
+Every task has a parent: those that `Service.spawn` starts belong to the process's task group,
+end with it, and their failure ends it.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.telemetry import configure_logging, start_metrics_server
+
+#: The variable that names the file for `announce`.
+STATUS_FILE = "HALFMOON_STATUS_FILE"
+
+_log = structlog.get_logger(__name__)
+
+
+def announce(stage: str, **fields: object) -> None:
+    """Log how far the service is, for people; and, for whoever started it, write it to a file.
+
+    The file is the one that `STATUS_FILE` names, if set: one JSON object of the stage, the
+    process id and the fields, replaced whole.
+
+    Args:
+        stage: a word such as "loading" or "ready".
+        fields: what else there is to say, as plain values.
+    """
+    _log.info(stage, **fields)
+    target = os.environ.get(STATUS_FILE)
+    if not target:
+        return
+    status = json.dumps({"stage": stage, "pid": os.getpid(), **fields}, default=str)
+    path = Path(target)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=path.name, delete=False
+        ) as draft:
+            draft.write(status)
+        Path(draft.name).replace(path)
+    except OSError as error:
+        _log.warning("status file can't be written", path=target, error=str(error))
+
+
+class Service:
+    """What a service's main coroutine is given: its tasks, and when to stop."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._spawned: set[asyncio.Task[Any]] = set()
+        self._ready = False
+        #: Set at the first signal. Main then finishes what it has and returns.
+        self.stopping = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes work: started, and not asked to stop."""
+        return self._ready and not self.stopping.is_set()
+
+    def ready(self) -> None:
+        """Started: from now on a signal lets main finish rather than cancels it."""
+        self._ready = True
+
+    def announce(self, stage: str, **fields: object) -> None:
+        """See the function `announce`."""
+        announce(stage, **fields)
+
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, Any], name: str | None = None
+    ) -> "asyncio.Task[Any]":
+        """Run a task as long as the service; it is cancelled when main has returned.
+
+        Its failure ends the service. When that happens while stopping (its sockets are being
+        closed, say) it is only logged.
+        """
+        task = self._tasks.create_task(self._guard(coroutine), name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+        return task
+
+    async def _guard(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await coroutine
+        except Exception:
+            if not self.stopping.is_set():
+                raise
+            _log.warning("a task failed while stopping", exc_info=True)
+            return None
+
+    def cancel_spawned(self) -> None:
+        """Main has returned: nothing is left to do for the others."""
+        for task in self._spawned:
+            task.cancel()
+
+
+def run_service(
+    name: str,
+    settings: ServiceSettings,
+    main: Callable[[Service], Coroutine[Any, Any, None]],
+) -> NoReturn:
+    """Be this service until it has stopped, then exit.
+
+    Args:
+        name: the service's name, in logs.
+        settings: what configures logs and metrics here.
+        main: builds and runs the service; returns when it has stopped, some time after
+            `Service.stopping` is set, or raises.
+    """
+    configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
+    announce("starting", worker_id=settings.worker_id)
+    run = _Run(settings, main)
+    with asyncio.Runner() as runner:
+        code = runner.run(run.to_the_end())
+        if run.was_cancelled:
+            # What main had put into a thread (loading a model, say) can't be cancelled, and
+            # the runner would wait for it.
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(code)
+    raise SystemExit(code)
+
+
+class _Run:
+    """One run of a service, and the signals that it gets."""
+
+    def __init__(
+        self, settings: ServiceSettings, main: Callable[[Service], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._settings = settings
+        self._main = main
+        self._service: Service | None = None
+        self._main_task: asyncio.Task[None] | None = None
+        self._n_signals = 0
+        #: Whether a signal ended main before it was through.
+        self.was_cancelled = False
+        #: The exit status when nothing failed.
+        self._code = 0
+
+    async def to_the_end(self) -> int:
+        """Run; the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            with self._metrics():
+                await self._run_main()
+        except BaseException as failure:
+            reasons = _leaves(failure)
+            for reason in reasons:
+                _log.error("service failed", exc_info=reason)
+            self._announce("failed", error="; ".join(_text(reason) for reason in reasons))
+            return 1
+        self._announce("stopped")
+        return self._code
+
+    async def _run_main(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._service = Service(tasks)
+            self._main_task = tasks.create_task(self._main(self._service), name="main")
+            await asyncio.wait({self._main_task})
+            self._service.cancel_spawned()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._n_signals += 1
+        _log.info("signal", signal=number.name, n=self._n_signals)
+        if self._n_signals >= 3:
+            logging.shutdown()
+            os._exit(128 + number)
+        if self._service is None or self._main_task is None:
+            return
+        is_starting = not self._service.is_ready
+        self._service.stopping.set()
+        if self._n_signals == 2:
+            self._code = 128 + number
+        if is_starting or self._n_signals == 2:
+            self.was_cancelled = self._main_task.cancel()
+
+    @contextlib.contextmanager
+    def _metrics(self) -> Iterator[None]:
+        """Serve metrics, if the settings want it."""
+        port, host = self._settings.metrics_port, self._settings.host
+        if port < 0:
+            yield
+            return
+        port, stop = start_metrics_server(port, host=host)
+        _log.info("metrics", url=f"http://{host}:{port}/metrics")
+        try:
+            yield
+        finally:
+            stop()
+
+    def _announce(self, stage: str, **fields: object) -> None:
+        announce(stage, worker_id=self._settings.worker_id, **fields)
+
+
+def _leaves(failure: BaseException) -> list[BaseException]:
+    """The exceptions in a group, groups in it included; or the one that is none."""
+    if isinstance(failure, BaseExceptionGroup):
+        return [leaf for one in failure.exceptions for leaf in _leaves(one)]
+    return [failure]
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,253 @@
+"""Who is there: workers keep a record under a lease, conductors watch the records.
+
+    halfmoon/generation/<worker id>   a counter: which start of this worker it is
+    halfmoon/members/<worker id>      its `WorkerInfo` as JSON, under a lease
+
+A worker that crashes says nothing and its record is gone when the lease has run out; one that
+is started again has a higher generation and takes the record over. While the metadata server
+is away nothing changes for anybody: workers keep trying, conductors keep the view they had.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from halfmoon_metadata.store import MetadataError, MetadataStore
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import WorkerInfo
+
+MEMBERS = "halfmoon/members/"
+GENERATIONS = "halfmoon/generation/"
+#: Seconds that a crashed worker's record lives on.
+LEASE_S = 3.0
+#: Seconds between two tries while the metadata server is away.
+_RETRY_S = 0.5
+_WRITE_TRIES = 10
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+_decoder: msgspec.json.Decoder[WorkerInfo] = msgspec.json.Decoder(WorkerInfo)
+
+
+class Superseded(Exception):
+    """Another process runs under this worker's name and started later: this one must stop."""
+
+
+# -- a worker's side ---------------------------------------------------------------------------
+
+
+async def next_generation(store: MetadataStore, worker_id: WorkerId) -> int:
+    """Which start of this worker this is: 1, or more than any before.
+
+    Waits for the metadata server as long as it takes.
+    """
+    return await _until_done(
+        f"generation of {worker_id}",
+        lambda: asyncio.to_thread(store.increment, GENERATIONS + worker_id),
+    )
+
+
+class Membership:
+    """One worker's record: joined, kept alive, changed and left.
+
+    Args:
+        store: the metadata server.
+        info: the worker, with a generation from `next_generation`.
+        ttl_s: seconds of the lease; it is renewed three times as often.
+    """
+
+    def __init__(self, store: MetadataStore, info: WorkerInfo, *, ttl_s: float = LEASE_S) -> None:
+        self._store = store
+        self._info = info
+        self._ttl_s = ttl_s
+        self._key = MEMBERS + info.worker_id
+        #: Held while the record is written, so that an update and a renewal don't cross.
+        self._writing = asyncio.Lock()
+        self._left = False
+
+    @property
+    def info(self) -> WorkerInfo:
+        """The worker, as its record says or soon will."""
+        return self._info
+
+    async def join(self) -> None:
+        """Write the record; waits for the metadata server as long as it takes.
+
+        Raises:
+            Superseded: a later start of this worker is there.
+        """
+        await _until_done(self._key, self._write)
+
+    async def update(self, info: WorkerInfo) -> None:
+        """Change the record. While the metadata server is away, `keep_alive` makes up for it.
+
+        Raises:
+            Superseded: a later start of this worker is there.
+        """
+        assert (info.worker_id, info.generation) == (self._info.worker_id, self._info.generation)
+        self._info = info
+        try:
+            await self._write()
+        except MetadataError as error:
+            _log.warning("record not written, will try again", key=self._key, error=str(error))
+
+    async def keep_alive(self) -> None:
+        """Renew the lease until `leave`, or cancelled.
+
+        Raises:
+            Superseded: a later start of this worker took the record.
+        """
+        while not self._left:
+            await asyncio.sleep(self._ttl_s / 3)
+            await _until_done(self._key, self._write)
+
+    async def leave(self) -> None:
+        """Remove the record, if it is still this start's; nothing renews it any more."""
+        self._left = True
+        async with self._writing:
+            try:
+                await asyncio.to_thread(self._remove_now)
+            except MetadataError as error:
+                _log.warning("record not removed, it expires", key=self._key, error=str(error))
+
+    async def _write(self) -> None:
+        async with self._writing:
+            if not self._left:
+                await asyncio.to_thread(self._write_now)
+
+    def _write_now(self) -> None:
+        value = msgspec.json.encode(self._info)
+        for _ in range(_WRITE_TRIES):
+            current = self._store.get(self._key)
+            other = _decode(self._key, current)
+            if other is not None and other.generation > self._info.generation:
+                raise Superseded(
+                    f"worker {self._info.worker_id} of generation {self._info.generation} is "
+                    f"superseded: generation {other.generation} runs at {other.commands}"
+                )
+            if self._store.compare_and_swap(self._key, current, value, ttl_s=self._ttl_s):
+                return
+        raise MetadataError(f"{self._key!r} changed under each of {_WRITE_TRIES} writes")
+
+    def _remove_now(self) -> None:
+        current = self._store.get(self._key)
+        other = _decode(self._key, current)
+        if other is not None and other.generation == self._info.generation:
+            self._store.compare_and_swap(self._key, current, None)
+
+
+async def _until_done(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of the first attempt that the metadata server answers."""
+    failures = 0
+    while True:
+        try:
+            result = await attempt()
+        except MetadataError as error:
+            if failures % 20 == 0:
+                _log.warning("metadata server is away, still trying", what=what, error=str(error))
+            failures += 1
+            await asyncio.sleep(_RETRY_S)
+        else:
+            if failures:
+                _log.info("metadata server is back", what=what, failures=failures)
+            return result
+
+
+# -- a conductor's side ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemberJoined:
+    """A worker is there that was not."""
+
+    info: WorkerInfo
+
+
+@dataclass(frozen=True)
+class MemberChanged:
+    """A worker's record says something else; same generation."""
+
+    info: WorkerInfo
+
+
+@dataclass(frozen=True)
+class MemberGone:
+    """A start of a worker is over: it left, its lease ran out, or a later one took over."""
+
+    worker_id: WorkerId
+    generation: int
+
+
+MemberEvent = MemberJoined | MemberChanged | MemberGone
+
+
+async def watch_members(
+    store: MetadataStore, *, interval_s: float = 0.5
+) -> AsyncIterator[MemberEvent]:
+    """All members as `MemberJoined`, then what changes, without end.
+
+    An outage of the store makes nobody gone: the view stays as it was.
+
+    Args:
+        store: the metadata server.
+        interval_s: seconds between two looks.
+    """
+    view: dict[WorkerId, WorkerInfo] = {}
+    ignored: dict[str, bytes] = {}
+    while True:
+        records = await _until_done(MEMBERS, lambda: asyncio.to_thread(store.list, MEMBERS))
+        now, ignored = _readable(records, ignored)
+        for event in member_events(view, now):
+            yield event
+        view = now
+        await asyncio.sleep(interval_s)
+
+
+def member_events(
+    before: Mapping[WorkerId, WorkerInfo], now: Mapping[WorkerId, WorkerInfo]
+) -> list[MemberEvent]:
+    """What happened between two views: who is gone first, each kind by worker id."""
+    gone: list[MemberEvent] = []
+    there: list[MemberEvent] = []
+    for worker_id in sorted(before.keys() | now.keys()):
+        old, new = before.get(worker_id), now.get(worker_id)
+        if old is not None and (new is None or new.generation != old.generation):
+            gone.append(MemberGone(worker_id, old.generation))
+            old = None
+        if new is not None and old is None:
+            there.append(MemberJoined(new))
+        elif new is not None and new != old:
+            there.append(MemberChanged(new))
+    return gone + there
+
+
+def _readable(
+    records: Mapping[str, bytes], ignored: dict[str, bytes]
+) -> tuple[dict[WorkerId, WorkerInfo], dict[str, bytes]]:
+    """The members in these records, and the records that can't be read, logged when new."""
+    members: dict[WorkerId, WorkerInfo] = {}
+    unreadable: dict[str, bytes] = {}
+    for key, value in records.items():
+        info = _decode(key, value)
+        if info is not None:
+            members[info.worker_id] = info
+            continue
+        unreadable[key] = value
+        if ignored.get(key) != value:
+            _log.warning("member's record can't be read, ignored", key=key, record=value[:200])
+    return members, unreadable
+
+
+def _decode(key: str, value: bytes | None) -> WorkerInfo | None:
+    """The record, unless there is none or it is not that of the worker whom the key names."""
+    if value is None:
+        return None
+    try:
+        info = _decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return info if key == MEMBERS + info.worker_id else None

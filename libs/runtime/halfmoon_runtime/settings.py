@@ -1,0 +1,120 @@
+"""Settings: one frozen object per service, read once from flags and environment, handed down.
+
+A flag ``--worker-id`` wins over the variable ``HALFMOON_WORKER_ID``, and that over the default.
+"""
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+ENVIRONMENT_PREFIX = "HALFMOON_"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def this_machine() -> str:
+    """An id of this machine, or container, since its start: processes with equal ids may share
+    memory."""
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "unknown"
+    return f"{socket.gethostname()}/{boot}"
+
+
+class ServiceSettings(BaseSettings):
+    """What every service has: a name, an address, a metadata server, logs and metrics."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        env_prefix=ENVIRONMENT_PREFIX,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+    )
+
+    worker_id: str = Field(
+        "service-0",
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="Stable name of this process in the cluster",
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all")
+    advertise_host: str = Field(
+        "",
+        description="Name or address by which others reach this process; empty: what it listens"
+        " on, or this machine's own address when that is all",
+    )
+    host_id: str = Field(
+        default_factory=this_machine,
+        min_length=1,
+        description="Machine id; processes with the same one share memory for KV on this host"
+        " (the machine's name and boot id unless given)",
+    )
+    metadata: str = Field(
+        "http://127.0.0.1:8000/metadata",
+        description="Metadata server: http://host:port/metadata, redis://host:port/0 or"
+        " memory://name",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log lines to write"
+    )
+    log_format: Literal["console", "json"] = Field(
+        "console", description="Log lines for people, or one JSON object each"
+    )
+    metrics_port: Annotated[int, Field(ge=-1, le=65535)] = Field(
+        0, description="TCP port of Prometheus metrics; 0 takes a free one, -1 turns them off"
+    )
+
+    @property
+    def advertised_host(self) -> str:
+        """Name or address by which others reach this process.
+
+        Raises:
+            OSError: it listens on all addresses and this machine's own name has none.
+        """
+        if self.advertise_host:
+            return self.advertise_host
+        return socket.gethostbyname(socket.gethostname()) if _is_any(self.host) else self.host
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str]) -> Self:
+        """The settings that flags and environment give.
+
+        Prints what is wrong, or the help, and exits (status 2, or 0) rather than raise.
+        """
+        program = f"python -m {cls.__module__.partition('.')[0]}"
+        try:
+            return cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
+        except ValidationError as error:
+            lines = [_explain(one) for one in error.errors()]
+        except SettingsError as error:
+            lines = [str(error)]
+        sys.stderr.write("\n  ".join([f"{program}: can't start with these settings", *lines]))
+        sys.stderr.write(f"\n{program} --help says what there is\n")
+        raise SystemExit(2)
+
+
+def _explain(error: ErrorDetails) -> str:
+    """One wrong setting, by the names under which it can be given."""
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    names = f"--{name.replace('_', '-')} ({ENVIRONMENT_PREFIX}{name.upper()})"
+    if error["type"] == "missing":
+        return f"{names} is missing: it has no default"
+    return f"{names} is {error['input']!r}: {message}"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,110 @@
+"""What a service tells of itself: structured logs with request ids, Prometheus metrics."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+from structlog.typing import Processor
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["console", "json"]
+
+#: Libraries that tell of every request or frame at "info".
+_TALKATIVE = ("httpx", "httpcore", "uvicorn.access", "asyncio", "urllib3", "filelock")
+
+
+def configure_logging(
+    service: str, worker_id: str, level: LogLevel = "info", format: LogFormat = "console"
+) -> None:
+    """Write all log lines, the libraries' too, to standard error, one line or object each.
+
+    Args:
+        service: the service's name, on every line of the JSON format.
+        worker_id: the process's name, on every line.
+        level: the least severe lines to write.
+        format: "console" for people, "json" for machines.
+    """
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if format == "json":
+        final: list[Processor] = [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    else:
+        final = [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *final],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(worker_id=worker_id)
+    if format == "json":
+        structlog.contextvars.bind_contextvars(service=service)
+
+
+@contextlib.contextmanager
+def bind_request(request_id: str) -> Iterator[None]:
+    """Put the request's id on every log line of the task inside, and of tasks it starts."""
+    with structlog.contextvars.bound_contextvars(request_id=request_id):
+        yield
+
+
+def start_metrics_server(
+    port: int, registry: CollectorRegistry = REGISTRY, *, host: str = "127.0.0.1"
+) -> tuple[int, Callable[[], None]]:
+    """Serve the registry's metrics at ``http://host:port/metrics``, in a thread.
+
+    Args:
+        port: 0 takes a free one.
+        registry: what to serve.
+        host: the address to listen on.
+
+    Returns:
+        The port, and what to call to stop.
+
+    Raises:
+        OSError: the port can't be had; the text names it.
+    """
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"metrics_port {port} on {host} can't be had: {error.strerror}"
+        ) from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, stop
