@@ -52,7 +52,9 @@ def install(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         """No such route, no such method, or a body that could not be read."""
         if error.status_code == BodyTooLarge.status:
-            return error_response(BodyTooLarge(str(error.detail)))
+            response = error_response(BodyTooLarge(str(error.detail)))
+            response.headers.update(error.headers or {})
+            return response
         reason = f"{error.detail} ({request.method} {request.url.path})"
         kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
         return _response(error.status_code, reason, kind, headers=error.headers)

@@ -108,7 +108,10 @@ Text = Annotated[str, AfterValidator(_unicode)]
 Single = (AfterValidator(_single), Field(json_schema_extra={"minItems": 1, "maxItems": 1}))
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Salt = Annotated[str, Field(max_length=1024), AfterValidator(_unicode)]
+StopString = Annotated[
+    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_unicode)
+]
 Stop = Annotated[
     Annotated[StopString, Tag("text")]
     | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), Tag("list")],
@@ -131,12 +134,16 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        # One error for the first of them, where pydantic would make one for each of a million.
-        if isinstance(body, dict):
-            for name in body:
-                if name not in cls.model_fields:
-                    raise PydanticCustomError("unknown_field", "{field}", {"field": name})
-        return body
+        return _refuse_unknown(cls, body)
+
+
+def _refuse_unknown(shape: type[BaseModel], body: Any) -> Any:
+    """One error for the first unknown field, where pydantic would make one for each."""
+    if isinstance(body, dict):
+        for name in body:
+            if name not in shape.model_fields:
+                raise PydanticCustomError("unknown_field", "{field}", {"field": name})
+    return body
 
 
 class StreamOptions(Shape):
@@ -181,8 +188,8 @@ class SharedFields(Shape):
     ignore_eos: bool | None = Field(None, description="Go on after an end-of-text token.")
     stream: bool | None = Field(None, description="Send server-sent events.")
     stream_options: StreamOptions | None = None
-    cache_salt: Text | None = Field(
-        None, max_length=1024, description="Share cached prefixes only with the same salt."
+    cache_salt: Salt | None = Field(
+        None, description="Share cached prefixes only with the same salt."
     )
     ttft_slo_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Seconds to the first token, at the most."
@@ -290,6 +297,14 @@ class TextPart(Shape):
         WithJsonSchema({"type": "string", "enum": ["text"]}),
     ]
     text: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        # What is wrong with an image is its type, and not that its fields are unknown.
+        if isinstance(body, dict) and body.get("type", "text") != "text":
+            return {"type": body["type"], "text": ""}
+        return _refuse_unknown(cls, body)
 
 
 Content = Annotated[

@@ -40,6 +40,8 @@ class ScriptedGateway:
         self.n_before_failure = n_before_failure
         self.n_before_pause = n_before_pause
         self.resume = asyncio.Event()
+        #: Break the contract: end after the first token without a finish.
+        self.falls_silent = False
         #: All requests so far.
         self.requests: list[GenerationRequest] = []
         #: Ids of those that are being generated.
@@ -79,7 +81,7 @@ class ScriptedGateway:
                 finish = _finish(request, token, index + 1)
                 self.n_said += 1
                 yield TokenEvent(token, finish, self.n_cached if index == 0 else 0)
-                if finish:
+                if finish or self.falls_silent:
                     return
                 await asyncio.sleep(0)
         finally:

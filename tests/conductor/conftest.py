@@ -1,0 +1,118 @@
+"""A real tokenizer, made here, and an app over a scripted gateway."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from halfmoon_conductor.generation import ModelCard
+from halfmoon_conductor.http import create_app
+from halfmoon_conductor.testing import ScriptedGateway
+from halfmoon_conductor.tokenizer import HubTokenizer
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first %}
+{{- raise_exception('a system message must be the first one') }}
+{%- endif %}
+{{- '<|turn|>' + message.role + ':' + message.content + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|turn|>assistant:' }}
+{%- endif %}
+"""
+_TEXTS = [
+    "The kettle sang while the rain drew slow lines on the window, and nobody hurried.",
+    "def moon(phase: float) -> str: return 'half' if 0.2 < phase < 0.8 else 'other'",
+    "Größe, naïveté, œuvre, 半月, 数据, полумесяц, 🌗🌘🌑 and a flag 🇫🇷.",
+]
+
+
+def _train() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<|end|>", "<|turn|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXTS * 4, trainer)
+    # One whose characters are all in the alphabet of bytes, and one with others in it.
+    tokenizer.add_tokens([AddedToken("<été>"), AddedToken("half moon 半")])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def bpe() -> Tokenizer:
+    """A byte-level BPE as it comes from the library."""
+    return _train()
+
+
+@pytest.fixture(scope="session")
+def model_folder(bpe: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the hub lays it out, without weights."""
+    folder = tmp_path_factory.mktemp("model")
+    bpe.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|end|>", "bos_token": None, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> HubTokenizer:
+    return HubTokenizer(model_folder)
+
+
+@pytest.fixture
+def card() -> ModelCard:
+    return ModelCard(name="lab/moon", max_context=200, created=1_700_000_000)
+
+
+@pytest.fixture
+def gateway(card: ModelCard, tokenizer: HubTokenizer) -> ScriptedGateway:
+    """Says a sentence with characters of several tokens, then the end-of-text token."""
+    script = tokenizer.encode("The moon 🌗 is half 半月 full.", add_special_tokens=False)
+    return ScriptedGateway([*script, 0], model=card)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def app(gateway: ScriptedGateway, tokenizer: HubTokenizer, registry: CollectorRegistry) -> FastAPI:
+    return create_app(gateway, tokenizer, registry=registry)
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client inside this process."""
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+        yield client
+
+
+Events = Callable[[str], list[Any]]
+
+
+@pytest.fixture
+def events_of() -> Iterator[Events]:
+    """Reads a whole stream of server-sent events: objects, and ``[DONE]`` as it is."""
+
+    def read(text: str) -> list[Any]:
+        blocks = text.split("\n\n")
+        assert blocks.pop() == "", "the last event is complete"
+        data: Sequence[str] = [block.removeprefix("data: ") for block in blocks]
+        return [each if each == "[DONE]" else json.loads(each) for each in data]
+
+    yield read

@@ -1,0 +1,158 @@
+"""Pieces of text, token by token, join to what decoding everything at once gives."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from halfmoon_conductor.detokenizer import (
+    REPLACEMENT,
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+)
+from halfmoon_conductor.text import TextStream
+from halfmoon_conductor.tokenizer import HubTokenizer
+
+TEXTS = st.text(st.sampled_from("the moon half.,'\n 半月🌗é\u0301"), max_size=40)
+
+
+def stream(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
+    return [detokenizer.push(token) for token in token_ids] + [detokenizer.flush()]
+
+
+@given(data=st.data())
+def test_any_tokens_of_a_byte_level_tokenizer_join_to_their_decoding(
+    tokenizer: HubTokenizer, data: st.DataObject
+) -> None:
+    known = st.integers(0, tokenizer.vocab_size + 3)  # a few that don't exist, too
+    token_ids = data.draw(st.lists(known, max_size=30))
+    detokenizer = tokenizer.detokenizer()
+    assert isinstance(detokenizer, ByteDetokenizer)
+    assert "".join(stream(detokenizer, token_ids)) == tokenizer.decode(token_ids)
+
+
+@given(text=TEXTS)
+def test_no_piece_shows_half_a_character(tokenizer: HubTokenizer, text: str) -> None:
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = stream(tokenizer.detokenizer(), token_ids)
+    assert "".join(pieces) == text
+    assert all(REPLACEMENT not in piece for piece in pieces)
+
+
+def test_a_character_comes_out_with_its_last_byte(tokenizer: HubTokenizer) -> None:
+    token_ids = [token for byte in "🌗".encode() for token in byte_tokens(tokenizer, byte)]
+    assert stream(tokenizer.detokenizer(), token_ids) == ["", "", "", "🌗", ""]
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_broken(tokenizer: HubTokenizer) -> None:
+    token_ids = [token for byte in "🌗".encode()[:2] for token in byte_tokens(tokenizer, byte)]
+    assert stream(tokenizer.detokenizer(), token_ids) == ["", "", REPLACEMENT]
+
+
+def byte_tokens(tokenizer: HubTokenizer, byte: int) -> list[int]:
+    """The token of one byte, found by what the tokenizer makes of all others."""
+    (token,) = [
+        token
+        for token in range(tokenizer.vocab_size)
+        if tokenizer._token_bytes(token) == bytes([byte])
+    ]
+    return [token]
+
+
+def metaspace() -> Tokenizer:
+    """As SentencePiece models come: spaces are ▁, unknown characters fall back to bytes."""
+    letters = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    for piece in ["<unk>", "▁", *"themonalf", "th", "the", "▁the", "▁m", "oo", "half"]:
+        letters.setdefault(piece, len(letters))
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "m"), ("o", "o")]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=letters, merges=merges, unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    """As BERT has it: ## marks what goes on a word."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=60, special_tokens=["[UNK]"], show_progress=False
+    )
+    tokenizer.train_from_iterator(["the half moon, the moon 半月 🌗 é"], trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=[metaspace, word_piece])
+def other(request: pytest.FixtureRequest) -> Tokenizer:
+    tokenizer: Tokenizer = request.param()
+    return tokenizer
+
+
+@given(text=TEXTS)
+def test_texts_of_other_tokenizers_join_to_their_decoding(other: Tokenizer, text: str) -> None:
+    token_ids = other.encode(text).ids
+    detokenizer = WindowDetokenizer(other.decode, frozenset())
+    said = ""
+    for token in token_ids:
+        said += detokenizer.push(token)
+        detokenizer.check()
+    assert said + detokenizer.flush() == other.decode(token_ids)
+
+
+@given(data=st.data())
+def test_any_tokens_keep_the_window_short(other: Tokenizer, data: st.DataObject) -> None:
+    known = st.integers(0, other.get_vocab_size() - 1)
+    detokenizer = WindowDetokenizer(other.decode, frozenset({3}))
+    for token in data.draw(st.lists(known, max_size=60)):
+        detokenizer.push(token)
+        detokenizer.check()
+
+
+def test_a_window_decodes_a_bounded_number_of_tokens_for_each_new_one() -> None:
+    lengths: list[int] = []
+
+    def decode(token_ids: Sequence[int]) -> str:
+        lengths.append(len(token_ids))
+        return REPLACEMENT * len(token_ids)
+
+    detokenizer = WindowDetokenizer(decode, frozenset())
+    said = sum(len(detokenizer.push(1)) for _ in range(500)) + len(detokenizer.flush())
+    assert said == 500
+    assert max(lengths) <= 16
+
+
+@given(text=TEXTS, stop=st.sampled_from(["moon", "半月", " h", "🌗", "é"]))
+def test_a_stop_string_cuts_the_text_wherever_the_tokens_lie(
+    tokenizer: HubTokenizer, text: str, stop: str
+) -> None:
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    answer = TextStream(tokenizer.detokenizer(), [stop])
+    said = "".join(answer.push(token) for token in token_ids) + answer.finish()
+    assert said == text.split(stop)[0]
+    assert answer.stopped == (stop in text)
+
+
+def test_stop_strings_are_not_looked_for_in_the_first_tokens(tokenizer: HubTokenizer) -> None:
+    token_ids = [token for text in ("a", "b", "a", "b") for token in _ids(tokenizer, text)]
+    answer = TextStream(tokenizer.detokenizer(), ["ab"], min_tokens=2)
+    assert "".join(answer.push(token) for token in token_ids) + answer.finish() == "ab"
+    assert answer.stopped
+
+
+def _ids(tokenizer: HubTokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)

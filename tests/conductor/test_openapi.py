@@ -1,0 +1,116 @@
+"""/openapi.json is valid, and says what the front does."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture
+async def document(client: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await client.get("/openapi.json")
+    assert answer.status_code == 200
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def schema_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+
+
+async def test_every_schema_is_valid_and_every_reference_leads_somewhere(
+    document: dict[str, Any],
+) -> None:
+    assert document["openapi"].startswith("3.1")
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    for reference in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)):
+        found: Any = document
+        for step in reference.split("/"):
+            found = found[step]
+
+
+async def test_all_routes_and_their_errors_are_there(document: dict[str, Any]) -> None:
+    assert set(document["paths"]) == {
+        COMPLETIONS, CHAT, "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
+    }  # fmt: skip
+    for path in (COMPLETIONS, CHAT):
+        responses = document["paths"][path]["post"]["responses"]
+        assert set(responses) == {"200", "400", "404", "413", "429", "500", "503", "4XX"}
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        for status in set(responses) - {"200"}:
+            content = responses[status]["content"]["application/json"]
+            assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
+    assert "422" not in json.dumps(document["paths"])
+    assert set(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {
+        "text/plain"
+    }
+
+
+COMPLETION_CHANGES: list[dict[str, Any]] = [
+    {}, {"prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a"]}, {"prompt": [[1]]},
+    {"prompt": []}, {"prompt": ["a", "b"]}, {"prompt": [-1]}, {"prompt": 1}, {"prompt": None},
+    {"n": 1}, {"n": 2}, {"n": None}, {"echo": False}, {"echo": True}, {"logprobs": 1},
+    {"stop": "a"}, {"stop": ["a"]}, {"stop": ""}, {"stop": ["a"] * 17}, {"stop": None},
+    {"temperature": 0}, {"temperature": 2.5}, {"temperature": "1"}, {"top_p": 0}, {"top_k": -1},
+    {"max_tokens": 0}, {"max_tokens": 1}, {"seed": -1}, {"seed": 2**64}, {"user": "me"},
+    {"stream": True}, {"stream": 1}, {"stream": True, "stream_options": {"include_usage": True}},
+    {"stream": True, "stream_options": {"usage": True}}, {"unknown": 1}, {"model": None},
+    {"response_format": {"type": "text"}}, {"response_format": {"type": "json"}},
+    {"stop_token_ids": [1] * 129}, {"min_tokens": -1}, {"ttft_slo_s": 0}, {"logit_bias": {}},
+    {"cache_salt": "x" * 1025}, {"cache_salt": "x"},
+]  # fmt: skip
+TEXT_PART = {"type": "text", "text": "a"}
+CHAT_CHANGES: list[dict[str, Any]] = [
+    {}, {"messages": []}, {"tools": []}, {"tools": [{}]},
+    {"messages": [{"role": "user", "content": [TEXT_PART]}]},
+    {"messages": [{"role": "user", "content": [TEXT_PART | {"type": "image_url"}]}]},
+    {"messages": [{"role": "user", "content": [TEXT_PART | {"more": 1}]}]},
+    {"messages": [{"role": "user", "content": []}]},
+    {"messages": [{"role": "bot", "content": "a"}]},
+    {"messages": [{"role": "assistant", "content": None}]},
+    {"messages": [{"role": "assistant", "content": "a", "refusal": None, "tool_calls": []}]},
+    {"tool_choice": "auto"}, {"tool_choice": "required"}, {"chat_template_kwargs": {"a": [1]}},
+]  # fmt: skip
+BODIES = [
+    *(("CompletionRequest", change) for change in COMPLETION_CHANGES),
+    *(("ChatRequest", change) for change in CHAT_CHANGES),
+]
+
+
+async def test_the_schema_takes_what_the_front_takes(
+    client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
+    disagreements: list[Any] = []
+    for name, change in BODIES:
+        chat = name == "ChatRequest"
+        base = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
+        body = {"model": "lab/moon", **base, **change}
+        answer = await client.post(CHAT if chat else COMPLETIONS, json=body)
+        valid = jsonschema.Draft202012Validator(schema_of(document, name)).is_valid(body)
+        assert answer.status_code in (200, 400, 404), body
+        if valid != (answer.status_code == 200):
+            disagreements.append((body, answer.text))
+    assert not disagreements
+
+
+async def test_answers_are_as_the_schema_says(
+    client: httpx.AsyncClient, document: dict[str, Any]
+) -> None:
+    prompt = {"model": "lab/moon", "prompt": "a"}
+    hello = {"model": "lab/moon", "messages": [{"role": "user", "content": "a"}]}
+    for name, answer in [
+        ("Completion", await client.post(COMPLETIONS, json=prompt)),
+        ("ChatCompletion", await client.post(CHAT, json=hello)),
+        ("ModelList", await client.get("/v1/models")),
+        ("Model", await client.get("/v1/models/lab/moon")),
+        ("Health", await client.get("/health")),
+        ("Readiness", await client.get("/ready")),
+        ("ErrorResponse", await client.get("/v1/models/none")),
+    ]:
+        jsonschema.validate(answer.json(), schema_of(document, name))

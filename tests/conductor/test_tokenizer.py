@@ -1,0 +1,167 @@
+"""The model's tokenizer, from its files."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_conductor.tokenizer import (
+    FILES,
+    FakeTokenizer,
+    HubTokenizer,
+    TokenizerUnavailable,
+    open_tokenizer,
+)
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(model_folder, tmp_path / "copy"))
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@given(text=st.text(max_size=50))
+def test_a_byte_level_tokenizer_loses_nothing(tokenizer: HubTokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=True)) == text
+
+
+def test_special_tokens_are_not_shown(tokenizer: HubTokenizer) -> None:
+    token_ids = tokenizer.encode("half<|end|> moon", add_special_tokens=False)
+    assert 0 in token_ids
+    assert tokenizer.decode(token_ids) == "half moon"
+    detokenizer = tokenizer.detokenizer()
+    assert "".join(detokenizer.push(token) for token in token_ids) == "half moon"
+
+
+def test_a_tokenizer_that_says_to_cut_its_texts_does_not(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["truncation"] = {
+        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    write(folder, "tokenizer.json", content)
+    assert len(HubTokenizer(folder).encode("0123456789", add_special_tokens=False)) == 10
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"generation_config.json": {"eos_token_id": [5, 7]}, "config.json": {}}, (5, 7)),
+        ({"generation_config.json": {}, "config.json": {"eos_token_id": 9}}, (9,)),
+        (
+            {
+                "generation_config.json": {"eos_token_id": None},
+                "config.json": {"text_config": {"eos_token_id": 4}},
+            },
+            (4,),
+        ),
+        ({"generation_config.json": {}, "config.json": {}}, (0,)),
+        ({"generation_config.json": {}, "tokenizer_config.json": {}}, ()),
+    ],
+)
+def test_end_tokens_come_from_the_first_config_that_has_them(
+    folder: Path, files: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    for name, content in files.items():
+        write(folder, name, content)
+    assert HubTokenizer(folder).eos_token_ids == expected
+
+
+def test_the_vocabulary_is_as_large_as_what_the_model_embeds(folder: Path) -> None:
+    largest = HubTokenizer(folder).vocab_size
+    write(folder, "config.json", {"vocab_size": largest + 28})
+    assert HubTokenizer(folder).vocab_size == largest + 28
+
+
+def test_special_tokens_have_their_roles(folder: Path) -> None:
+    write(folder, "special_tokens_map.json", {"pad_token": {"content": "<|end|>", "lstrip": False}})
+    write(folder, "tokenizer_config.json", {"bos_token": "<|turn|>", "eos_token": None})
+    tokens = HubTokenizer(folder).special_tokens
+    assert tokens == {"pad_token": "<|end|>", "bos_token": "<|turn|>"}
+
+
+def test_a_template_file_is_preferred_and_a_named_default_is_found(folder: Path) -> None:
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    write(folder, "tokenizer_config.json", {"chat_template": several})
+    assert HubTokenizer(folder).chat_template == "D"
+    write(folder, "chat_template.jinja", "J")
+    assert HubTokenizer(folder).chat_template == "J"
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerUnavailable, match=r"no tokenizer\.json"):
+        open_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_an_unreadable_file_is_named_with_its_model(folder: Path, name: str) -> None:
+    write(folder, name, "{")
+    with pytest.raises(TokenizerUnavailable, match="copy"):
+        open_tokenizer(str(folder))
+
+
+def test_a_hub_id_fetches_the_tokenizers_files_only(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
+        asked.append((repo_id, allow_patterns))
+        return str(model_folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert open_tokenizer("lab/moon").eos_token_ids == (0,)
+    assert asked == [("lab/moon", list(FILES))]
+    assert not any("safetensors" in name or name.endswith(".bin") for name in FILES)
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*args: Any, **options: Any) -> str:
+        raise ConnectionError("no route\nmore of it")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(TokenizerUnavailable, match=r"lab/moon is not a local folder.*no route$"):
+        open_tokenizer("lab/moon")
+
+
+def test_encoding_a_long_text_leaves_the_interpreter_to_others(tokenizer: HubTokenizer) -> None:
+    """The event loop must go on: here another thread counts while this text is encoded."""
+    text = "the half moon " * 60_000
+    counted, encoded = 0, threading.Event()
+
+    def encode() -> None:
+        tokenizer.encode(text, add_special_tokens=False)
+        encoded.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not encoded.wait(0.001):
+        counted += 1
+    thread.join()
+    assert counted > 10
+
+
+def test_a_fake_model_needs_no_files() -> None:
+    fake = open_tokenizer("fake://tiny?vocab=100&eos=7&step_s=0.01")
+    assert isinstance(fake, FakeTokenizer)
+    assert fake.encode("aé", add_special_tokens=True) == [97, 0xC3 % 100, 0xA9 % 100]
+    assert fake.eos_token_ids == (7,)
+    detokenizer = fake.detokenizer()
+    pieces = [detokenizer.push(token) for token in (5, 12)]
+    assert pieces == [" t5", " t12"]
+    assert "".join(pieces) == fake.decode([5, 12])
+
+
+@pytest.mark.parametrize("spec", ["fake://tiny?vocab=many", "fake://tiny?vocab=0"])
+def test_a_fake_model_with_a_bad_vocabulary_is_refused(spec: str) -> None:
+    with pytest.raises(TokenizerUnavailable, match=r"vocab|many"):
+        open_tokenizer(spec)
