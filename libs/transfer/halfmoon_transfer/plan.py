@@ -186,11 +186,13 @@ class Plan:
         if self._error is not None:
             return []
         peer = self._peers[key]
+        if not paths and peer.n_resolves < _MAX_RESOLVES:
+            peer.n_resolves += 1
+            return [Resolve(key, fresh=True)]
         if not paths:
-            return self._fail(Lost(f"segment {key.segment} offers no way that is enabled here"))
-        first = peer.n_resolves == 1
+            return self._fail(Lost(f"segment {key.segment} offers no path that is enabled here"))
         peer.paths = paths
-        if first:
+        if key in self._uncut:
             ready = list(self._cut(self._uncut.pop(key), paths[0].slice_bytes))
         elif moved:
             ready = [msgspec.structs.replace(each, path=0, path_tries=0) for each in peer.waiting]

@@ -14,6 +14,8 @@ from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.plan import APPLIED, Fate, Outcome, Slice
 from halfmoon_transfer.regions import Refused, RegionTable, Status
 
+#: What addresses of this process begin with.
+_PROCESS = secrets.token_hex(8)
 #: All open engines of this process that can be reached so, by address.
 _homes: dict[str, RegionTable] = {}
 _lock = threading.Lock()
@@ -26,7 +28,7 @@ class MemoryBackend:
 
     def __init__(self, home: Home) -> None:
         self.slice_bytes = home.settings.copy_slice_bytes
-        self._address = secrets.token_hex(8)
+        self._address = f"{_PROCESS}/{secrets.token_hex(8)}"
         with _lock:
             _homes[self._address] = home.regions
 
@@ -36,8 +38,9 @@ class MemoryBackend:
         return {self.name: Endpoint(self._address)}
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """Whether the peer is an open engine of this process."""
-        return _find(peer) is not None
+        """Whether the peer is, or was, an engine of this process."""
+        endpoint = peer.endpoints.get("memory")
+        return endpoint is not None and endpoint.address.startswith(_PROCESS)
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Copy slice by slice."""

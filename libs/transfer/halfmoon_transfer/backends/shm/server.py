@@ -10,6 +10,7 @@ import secrets
 import selectors
 import socket
 import threading
+import time
 
 from halfmoon_transfer.backends.shm.wire import (
     GRANTED,
@@ -24,6 +25,7 @@ from halfmoon_transfer.backends.shm.wire import (
 from halfmoon_transfer.regions import Refused, RegionTable, Status
 
 _log = logging.getLogger(__name__)
+_ACCEPT_PAUSE_S = 0.1
 
 
 class ShmServer:
@@ -87,7 +89,9 @@ class ShmServer:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
+            # Out of descriptors, accepting fails at once and again: don't spin.
             _log.warning("a peer could not connect: %s", error)
+            time.sleep(_ACCEPT_PAUSE_S)
             return
         if len(self._granted) >= self._max_connections:
             _log.warning("a peer was turned away: %d are connected", len(self._granted))

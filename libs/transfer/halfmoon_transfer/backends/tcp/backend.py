@@ -125,6 +125,8 @@ class TcpBackend:
             for index in reversed(range(len(self._idle))):
                 if self._idle[index][0] == peer:
                     return self._idle.pop(index)[1]
+        # None to this start of the peer: what there is leads to an earlier one.
+        self._drop_idle(peer.name)
         try:
             return self._dial(peer, stop)
         except BaseException:

@@ -9,6 +9,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from contextlib import ExitStack
 
 from halfmoon_transfer.backends.tcp import frames
@@ -19,6 +20,8 @@ from halfmoon_transfer.regions import Refused, RegionTable, Status
 
 _log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
+#: Out of descriptors, accepting fails at once and again: don't spin.
+_ACCEPT_PAUSE_S = 0.1
 
 
 class TcpServer:
@@ -84,6 +87,7 @@ class TcpServer:
                 if self._closed:
                     return
                 _log.warning("%s: a peer could not connect: %s", self._label, error)
+                time.sleep(_ACCEPT_PAUSE_S)
                 continue
             with self._lock:
                 if self._closed:

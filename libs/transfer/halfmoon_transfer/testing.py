@@ -1,0 +1,118 @@
+"""A segment in a process of its own, for tests of any package: start it, talk to it, kill it.
+
+Run as a program, it opens an engine, allocates one region filled with a pattern, prints one
+line of JSON (descriptor and region, so that no metadata server is needed between the two
+processes) and then answers commands on its standard input:
+
+    digest            the xxh3-64 of the region's bytes
+    unregister        takes the region back
+    (end of input)    closes the engine and ends
+"""
+
+import subprocess
+import sys
+from types import TracebackType
+
+import msgspec
+import numpy as np
+
+from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.store import MetadataStore
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer import descriptor as records
+from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.engine import TransferEngine
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """The first line that a segment process prints."""
+
+    descriptor: SegmentDescriptor
+    region: Region
+
+
+class SegmentProcess:
+    """The parent's handle; a context manager that ends the process."""
+
+    def __init__(
+        self, name: str, generation: int, backends: str, n_bytes: int, metadata: MetadataStore
+    ) -> None:
+        """Start it, and make it known in this process's metadata store."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, name, str(generation), backends, str(n_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        introduction = msgspec.json.decode(self._read_line(), type=Introduction)
+        self.region = introduction.region
+        metadata.put(records.PREFIX + name, records.encode(introduction.descriptor))
+
+    @property
+    def pid(self) -> int:
+        """To send it signals."""
+        return self._process.pid
+
+    def ask(self, command: str) -> str:
+        """One command, and its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._read_line().strip()
+
+    def kill(self) -> None:
+        """As abruptly as can be; returns when it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> "SegmentProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _read_line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the segment process ended with {self._process.wait()}"
+        return line
+
+
+def pattern(n_bytes: int) -> bytes:
+    """What a segment process fills its region with; each 4-byte word differs."""
+    words = np.arange((n_bytes + 3) // 4, dtype="<u4") * np.uint32(2654435761)
+    return words.tobytes()[:n_bytes]
+
+
+def main(name: str, generation: str, backends: str, n_bytes: str) -> None:
+    """The child's program."""
+    with TransferEngine.open(
+        name,
+        metadata=MemoryStore(),
+        generation=int(generation),
+        backends=backends.split(","),
+    ) as engine:
+        memory = engine.allocate(int(n_bytes))
+        memory.view[:] = pattern(int(n_bytes))
+        introduction = Introduction(engine.descriptor, memory.region)
+        print(msgspec.json.encode(introduction).decode(), flush=True)
+        for line in sys.stdin:
+            match line.strip():
+                case "digest":
+                    print(checksum(memory.view), flush=True)
+                case "unregister":
+                    engine.unregister(memory.region)
+                    print("done", flush=True)
+                case command:
+                    print(f"unknown command {command}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,557 @@
+"""What every backend must do, inside one process and between processes."""
+
+import asyncio
+import os
+import random
+import signal
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer import (
+    Cancelled,
+    Lost,
+    Memory,
+    Piece,
+    Rejected,
+    TimedOut,
+    TransferEngine,
+    TransferError,
+)
+from halfmoon_transfer.backends.faults import FaultPlan, Faults
+from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.testing import pattern
+
+World = Any
+MIB = 1024 * 1024
+SIZES = [1, 2, 3, 1000, 4095, 50_000, 65_537, MIB + 3, 8 * MIB]
+PATIENCE_S = 60.0
+
+
+def fill(memory: Memory, seed: int) -> None:
+    memory.view[:] = random.Random(seed).randbytes(len(memory.view))
+
+
+def move(engine: TransferEngine, op: Any, *pieces: Piece, deadline_s: float = PATIENCE_S) -> Any:
+    return engine.submit(op, pieces, deadline_s).result(PATIENCE_S)
+
+
+# Bytes.
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
+def test_a_write_puts_exactly_these_bytes_there(world: World, n_bytes: int) -> None:
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(n_bytes + 20), there.allocate(n_bytes + 20)
+    fill(source, 1)
+    report = move(here, "write", Piece(source.region, 7, target.region, 5, n_bytes))
+    assert target.view[5 : 5 + n_bytes] == source.view[7 : 7 + n_bytes]
+    assert bytes(target.view[:5]) + bytes(target.view[5 + n_bytes :]) == bytes(20)
+    assert (report.n_bytes, report.path) == (n_bytes, (world.kind,))
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
+def test_a_read_brings_exactly_these_bytes_here(world: World, n_bytes: int) -> None:
+    here, there = world.open("here"), world.open("there")
+    target, source = here.allocate(n_bytes + 20), there.allocate(n_bytes + 20)
+    fill(source, 2)
+    move(here, "read", Piece(target.region, 3, source.region, 11, n_bytes))
+    assert target.view[3 : 3 + n_bytes] == source.view[11 : 11 + n_bytes]
+    assert bytes(target.view[:3]) + bytes(target.view[3 + n_bytes :]) == bytes(20)
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_a_scatter_list_is_as_good_as_its_pieces(world: World, data: st.DataObject) -> None:
+    room = 300_000
+    name = f"segment-{data.draw(st.uuids())}"
+    with world.open(f"{name}-here") as here, world.open(f"{name}-there") as there:
+        local = [here.allocate(room) for _ in range(2)]
+        remote = [there.allocate(room) for _ in range(2)]
+        for seed, memory in enumerate(local + remote):
+            fill(memory, seed)
+        op = data.draw(st.sampled_from(["read", "write"]))
+        # Cut a whole region into runs: they don't overlap at the destination.
+        cuts = data.draw(st.lists(st.integers(0, room), max_size=8).map(sorted))
+        pieces, expected = [], [bytearray(memory.view) for memory in local + remote]
+        for start, end in zip([0, *cuts], [*cuts, room], strict=True):
+            length = end - start
+            side = data.draw(st.integers(0, 1))
+            other = data.draw(st.integers(0, 1))
+            other_start = data.draw(st.integers(0, room - length))
+            if op == "write":
+                piece = Piece(local[other].region, other_start, remote[side].region, start, length)
+                source = local[other].view[other_start : other_start + length]
+                expected[2 + side][start:end] = source
+            else:
+                piece = Piece(local[side].region, start, remote[other].region, other_start, length)
+                source = remote[other].view[other_start : other_start + length]
+                expected[side][start:end] = source
+            pieces.append(piece)
+        move(here, op, *data.draw(st.permutations(pieces)))
+        assert [bytes(memory.view) for memory in local + remote] == [
+            bytes(each) for each in expected
+        ]
+        del local, remote, memory, source
+
+
+def test_no_pieces_and_empty_pieces_are_done_at_once(world: World) -> None:
+    here = world.open("here")
+    memory = here.allocate(10)
+    nobody = Region("nobody", 1, bytes(16), 10)
+    assert here.submit("write", []).done()
+    transfer = here.submit("read", [Piece(memory.region, 10, nobody, 10, 0)])
+    assert transfer.done()
+    assert transfer.result().n_bytes == 0
+
+
+def test_one_transfer_may_go_to_several_peers(world: World) -> None:
+    here = world.open("here")
+    source = here.allocate(300_000)
+    fill(source, 3)
+    targets = [world.open(f"there-{i}").allocate(100_000) for i in range(3)]
+    pieces = [
+        Piece(source.region, i * 100_000, target.region, 0, 100_000)
+        for i, target in enumerate(targets)
+    ]
+    move(here, "write", *pieces)
+    assert b"".join(target.view for target in targets) == source.view
+
+
+def test_our_own_regions_are_reached_like_any_other(world: World) -> None:
+    here = world.open("here")
+    source, target = here.allocate(200_000), here.allocate(200_000)
+    fill(source, 4)
+    move(here, "write", Piece(source.region, 0, target.region, 0, 200_000))
+    assert target.view == source.view
+
+
+def test_a_region_may_be_any_buffer(make_world: Any) -> None:
+    world = make_world("tcp")
+    here, there = world.open("here"), world.open("there")
+    mine, theirs = bytearray(b"x" * 1000), bytearray(1000)
+    piece = Piece(here.register(mine), 0, there.register(theirs), 0, 1000)
+    move(here, "write", piece)
+    assert theirs == mine
+
+
+# Many at once.
+
+
+def test_many_threads_may_use_one_engine(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    n_threads, n_each, size = 6, 20, 30_000
+    total = n_threads * n_each * size
+    source, target, back = here.allocate(total), there.allocate(total), here.allocate(total)
+    fill(source, 5)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(n_each):
+                at = (number * n_each + i) * size
+                move(here, "write", Piece(source.region, at, target.region, at, size))
+                move(here, "read", Piece(back.region, at, target.region, at, size))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert back.view == source.view
+    assert here.stats().n_live == 0
+
+
+async def test_many_transfers_may_be_awaited_at_once(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(600_000), there.allocate(600_000)
+    fill(source, 6)
+    reports = await asyncio.gather(
+        *(
+            _awaited(here, Piece(source.region, i * 10_000, target.region, i * 10_000, 10_000))
+            for i in range(60)
+        )
+    )
+    assert sum(report.n_bytes for report in reports) == 600_000
+    assert target.view == source.view
+
+
+async def _awaited(engine: TransferEngine, piece: Piece) -> Any:
+    return await engine.submit("write", [piece])
+
+
+async def test_giving_up_waiting_does_not_cancel_the_transfer(world: World) -> None:
+    slow = Faults(world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2))
+    here, there = world.open("here", backends=(slow,)), world.open("there")
+    source, target = here.allocate(1000), there.allocate(1000)
+    fill(source, 7)
+    transfer = here.submit("write", [Piece(source.region, 0, target.region, 0, 1000)])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(transfer, 0.01)
+    await transfer
+    assert target.view == source.view
+
+
+def test_a_loop_that_closed_meanwhile_does_no_harm(world: World) -> None:
+    slow = Faults(world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2))
+    here, there = world.open("here", backends=(slow,)), world.open("there")
+    source, target = here.allocate(1000), there.allocate(1000)
+    transfer = here.submit("write", [Piece(source.region, 0, target.region, 0, 1000)])
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(transfer, 0.01)
+
+    asyncio.run(give_up())
+    assert transfer.result(PATIENCE_S).n_bytes == 1000
+
+
+def test_a_callback_is_called_when_it_is_done_or_at_once(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    source, target = here.allocate(1000), there.allocate(1000)
+    called = threading.Event()
+    transfer = here.submit("write", [Piece(source.region, 0, target.region, 0, 1000)])
+    transfer.add_done_callback(lambda done: called.set() if done.done() else None)
+    assert called.wait(PATIENCE_S)
+    again: list[object] = []
+    transfer.add_done_callback(again.append)
+    assert again == [transfer]
+
+
+# What is refused.
+
+
+def test_bounds_are_checked_here_with_offset_length_and_limit(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(1000), there.allocate(500)
+    with pytest.raises(Rejected, match=r"100 bytes at remote offset 450.*500 bytes"):
+        move(here, "write", Piece(local.region, 0, remote.region, 450, 100))
+    with pytest.raises(Rejected, match=r"100 bytes at local offset 950.*1000 bytes"):
+        move(here, "read", Piece(local.region, 950, remote.region, 0, 100))
+    with pytest.raises(Rejected, match="offset -1"):
+        move(here, "read", Piece(local.region, 0, remote.region, -1, 100))
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_the_owner_checks_bounds_whatever_the_peer_believes(world: World, op: str) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(1000), there.allocate(500)
+    fill(local, 8)
+    forged = msgspec.structs.replace(remote.region, length=10**12)
+    for offset in (450, 500, 10**11):
+        with pytest.raises(Rejected, match=f"100 bytes at offset {offset} .*500 bytes"):
+            move(here, op, Piece(local.region, 0, forged, offset, 100))
+    assert bytes(remote.view) == bytes(500)
+
+
+def test_a_good_piece_beside_a_refused_one_does_not_hide_it(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(1000), there.allocate(500)
+    forged = msgspec.structs.replace(remote.region, length=10**12)
+    with pytest.raises(Rejected):
+        move(
+            here,
+            "write",
+            Piece(local.region, 0, remote.region, 0, 100),
+            Piece(local.region, 200, forged, 450, 100),
+            Piece(local.region, 400, remote.region, 200, 100),
+        )
+    # The path is in order afterwards.
+    move(here, "write", Piece(local.region, 0, remote.region, 0, 500))
+
+
+def test_an_unknown_key_is_refused(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    forged = msgspec.structs.replace(remote.region, key=os.urandom(16))
+    with pytest.raises(Rejected, match="no region of this key"):
+        move(here, "read", Piece(local.region, 0, forged, 0, 100))
+
+
+def test_a_region_that_was_taken_back_is_refused(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    fill(local, 9)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    move(here, "read", piece)
+    there.unregister(remote.region)
+    fill(local, 9)
+    with pytest.raises(Rejected, match="no region of this key"):
+        move(here, "write", piece)
+    assert bytes(remote.view) == bytes(100)
+    with pytest.raises(Rejected, match="not a region"):
+        there.unregister(remote.region)
+
+
+def test_a_local_region_that_is_not_ours_is_refused(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    remote, other = there.allocate(100), there.allocate(100)
+    with pytest.raises(Rejected, match="register it first"):
+        move(here, "write", Piece(other.region, 0, remote.region, 0, 100))
+    gone = here.allocate(100)
+    here.unregister(gone.region)
+    with pytest.raises(Rejected, match="register it first"):
+        move(here, "write", Piece(gone.region, 0, remote.region, 0, 100))
+
+
+def test_read_only_memory_can_be_read_and_not_written(make_world: Any) -> None:
+    for kind in ("memory", "tcp"):
+        world = make_world(kind)
+        here, there = world.open("here"), world.open("there")
+        local, text = here.allocate(5), there.register(b"fixed")
+        with pytest.raises(Rejected, match="read-only"):
+            move(here, "write", Piece(local.region, 0, text, 0, 5))
+        move(here, "read", Piece(local.region, 0, text, 0, 5))
+        assert bytes(local.view) == b"fixed"
+        with pytest.raises(Rejected, match="read-only"):
+            move(there, "read", Piece(text, 0, local.region, 0, 5))
+
+
+def test_a_region_of_an_earlier_start_is_refused_with_both_generations(world: World) -> None:
+    here = world.open("here")
+    local = here.allocate(100)
+    first = world.open("there", generation=6)
+    old = first.allocate(100)
+    move(here, "write", Piece(local.region, 0, old.region, 0, 100))
+    first.close()
+    second = world.open("there", generation=7)
+    new = second.allocate(100)
+    fill(local, 10)
+    with pytest.raises(Rejected, match=r"generation 7 now.*generation 6"):
+        move(here, "write", Piece(local.region, 0, old.region, 0, 100))
+    assert bytes(new.view) == bytes(100)
+    move(here, "write", Piece(local.region, 0, new.region, 0, 100))
+    assert new.view == local.view
+
+
+def test_a_segment_that_nobody_has_heard_of_is_lost(world: World) -> None:
+    here = world.open("here")
+    local = here.allocate(100)
+    nobody = Region("nobody", 1, bytes(16), 100)
+    with pytest.raises(Lost, match="nobody is not in the metadata store"):
+        move(here, "read", Piece(local.region, 0, nobody, 0, 100))
+
+
+def test_a_segment_that_was_closed_is_lost(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    move(here, "write", piece)
+    there.close()
+    with pytest.raises(Lost):
+        move(here, "write", piece)
+
+
+# Stopping.
+
+
+def stuck(world: World) -> TransferEngine:
+    """An engine whose transfers don't get anywhere by themselves."""
+    inner = world.kind.removeprefix("faults(").removesuffix(")")
+    engine: TransferEngine = world.open("stuck", backends=(Faults(inner, FaultPlan(delay_s=600)),))
+    return engine
+
+
+def test_a_cancelled_transfer_ends_and_says_so(world: World) -> None:
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(10 * MIB), there.allocate(10 * MIB)
+    transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10 * MIB)])
+    assert not transfer.done()
+    transfer.cancel()
+    with pytest.raises(Cancelled, match="write of 10485760 bytes"):
+        transfer.result(PATIENCE_S)
+    transfer.cancel()
+    assert here.stats().n_live == 0
+
+
+def test_a_transfer_that_is_done_can_not_be_cancelled(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(10), there.allocate(10)
+    transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)])
+    transfer.result(PATIENCE_S)
+    transfer.cancel()
+    assert transfer.result().n_bytes == 10
+
+
+def test_a_deadline_ends_a_transfer(world: World) -> None:
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(10 * MIB), there.allocate(10 * MIB)
+    piece = Piece(local.region, 0, remote.region, 0, 10 * MIB)
+    with pytest.raises(TimedOut, match=r"not done after 0\.05 s"):
+        move(here, "write", piece, deadline_s=0.05)
+    with pytest.raises(TimedOut):
+        move(here, "write", piece, deadline_s=0.0)
+
+
+def test_waiting_for_a_while_leaves_the_transfer_going(world: World) -> None:
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(10), there.allocate(10)
+    transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)])
+    with pytest.raises(TimedOut, match="it goes on"):
+        transfer.result(0.01)
+    assert not transfer.done()
+
+
+def test_closing_the_engine_cancels_what_is_live(world: World) -> None:
+    here, there = stuck(world), world.open("there")
+    local, remote = here.allocate(1000), there.allocate(1000)
+    pieces = [Piece(local.region, 0, remote.region, 0, 1000)]
+    transfers = [here.submit("read", pieces) for _ in range(10)]
+    here.close()
+    here.close()
+    for transfer in transfers:
+        with pytest.raises(Cancelled, match="closed"):
+            transfer.result(0)
+    with pytest.raises(Cancelled, match="closed"):
+        here.submit("read", pieces).result(0)
+    with pytest.raises(TransferError, match="closed"):
+        here.allocate(10)
+
+
+# Views.
+
+
+def test_a_view_shows_the_bytes_without_a_copy_or_is_none(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    remote = there.allocate(100_000)
+    fill(remote, 11)
+    view = here.view(remote.region, 1000, 50_000)
+    if world.kind == "tcp":
+        assert view is None
+        return
+    assert view is not None
+    assert view == remote.view[1000:51_000]
+    assert view.readonly
+    remote.view[1000] ^= 0xFF
+    assert view[0] == remote.view[1000]
+    with pytest.raises(Rejected, match=r"100000 bytes"):
+        here.view(remote.region, 99_999, 2)
+    with pytest.raises(Rejected):
+        here.view(msgspec.structs.replace(remote.region, key=bytes(16)), 0, 1)
+
+
+def test_a_view_of_our_own_memory_needs_nobody(world: World) -> None:
+    here = world.open("here")
+    memory = here.allocate(100)
+    fill(memory, 12)
+    view = here.view(memory.region, 10, 20)
+    assert view == memory.view[10:30]
+    assert view is not None
+    assert view.readonly
+
+
+# Another process.
+
+
+def test_bytes_cross_process_borders_both_ways(far_world: World) -> None:
+    here = far_world.open("here")
+    size = 3 * MIB + 17
+    there = far_world.start("there", 1, size)
+    local = here.allocate(size)
+    report = move(here, "read", Piece(local.region, 0, there.region, 0, size))
+    assert bytes(local.view) == pattern(size)
+    assert report.path == (far_world.kind.split(",")[0],)
+    fill(local, 13)
+    move(here, "write", Piece(local.region, 0, there.region, 0, size))
+    assert there.ask("digest") == str(checksum(local.view))
+
+
+def test_another_process_refuses_what_it_has_taken_back(far_world: World) -> None:
+    here = far_world.open("here")
+    there = far_world.start("there", 1, 1000)
+    local = here.allocate(1000)
+    fill(local, 14)
+    piece = Piece(local.region, 0, there.region, 0, 1000)
+    move(here, "write", piece)
+    before = there.ask("digest")
+    there.ask("unregister")
+    fill(local, 15)
+    with pytest.raises(Rejected, match="no region of this key"):
+        move(here, "write", piece)
+    assert there.ask("digest") == before
+    assert here.view(local.region, 0, 10) is not None
+
+
+def test_a_peer_that_is_killed_in_the_middle_is_lost_and_nothing_hangs(far_world: World) -> None:
+    here = far_world.open("here")
+    size = 4 * MIB
+    there = far_world.start("there", 1, size)
+    local = here.allocate(size)
+    piece = Piece(local.region, 0, there.region, 0, size)
+    move(here, "write", piece)
+    transfers = [here.submit("write", [piece], PATIENCE_S) for _ in range(200)]
+    transfers[3].result(PATIENCE_S)
+    there.kill()
+    ends = []
+    for transfer in transfers:
+        try:
+            transfer.result(PATIENCE_S)
+            ends.append("done")
+        except Lost:
+            ends.append("lost")
+    assert ends[3] == "done"
+    with pytest.raises(Lost, match="there"):
+        move(here, "read", piece)
+    here.check()
+
+
+def test_a_restarted_peer_is_another_one(far_world: World) -> None:
+    here = far_world.open("here")
+    first = far_world.start("there", 1, 1000)
+    local = here.allocate(1000)
+    move(here, "read", Piece(local.region, 0, first.region, 0, 1000))
+    first.kill()
+    second = far_world.start("there", 2, 1000)
+    fill(local, 16)
+    with pytest.raises(Rejected, match=r"generation 2 now.*generation 1"):
+        move(here, "write", Piece(local.region, 0, first.region, 0, 1000))
+    assert second.ask("digest") == str(checksum(memoryview(pattern(1000))))
+    move(here, "write", Piece(local.region, 0, second.region, 0, 1000))
+    assert second.ask("digest") == str(checksum(local.view))
+
+
+def test_a_peer_that_stands_still_costs_no_more_than_the_deadline(make_world: Any) -> None:
+    world = make_world("tcp")
+    here = world.open("here")
+    there = world.start("there", 1, 32 * MIB)
+    local = here.allocate(32 * MIB)
+    piece = Piece(local.region, 0, there.region, 0, 32 * MIB)
+    move(here, "write", Piece(local.region, 0, there.region, 0, 1000))
+    os.kill(there.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimedOut, match="segment there at 127"):
+            move(here, "write", piece, deadline_s=0.3)
+        transfer = here.submit("read", [piece], PATIENCE_S)
+        transfer.cancel()
+        with pytest.raises(Cancelled):
+            transfer.result(PATIENCE_S)
+    finally:
+        os.kill(there.pid, signal.SIGCONT)
+    move(here, "write", piece)
+
+
+def test_a_peer_that_stands_still_delays_no_other_peer(make_world: Any) -> None:
+    world = make_world("tcp")
+    here = world.open("here")
+    still, live = world.start("still", 1, MIB), world.open("live")
+    local, remote = here.allocate(MIB), live.allocate(MIB)
+    os.kill(still.pid, signal.SIGSTOP)
+    stuck_ones = [
+        here.submit("write", [Piece(local.region, 0, still.region, 0, MIB)], PATIENCE_S)
+        for _ in range(40)
+    ]
+    for _ in range(20):
+        move(here, "write", Piece(local.region, 0, remote.region, 0, MIB))
+    assert not any(transfer.done() for transfer in stuck_ones)
