@@ -35,6 +35,7 @@ def client(cluster: Any) -> openai.OpenAI:
 def generated(tiny_model: Path) -> Callable[[list[int], int], str]:
     """What transformers itself says."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # our requests ignore it
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 
     def generate(prompt: list[int], n_new: int) -> str:
@@ -42,7 +43,6 @@ def generated(tiny_model: Path) -> Callable[[list[int], int], str]:
             torch.tensor([prompt]),
             do_sample=False,
             max_new_tokens=n_new,
-            min_new_tokens=n_new,
             pad_token_id=0,
         )
         text = tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True)

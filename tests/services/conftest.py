@@ -115,7 +115,7 @@ class LocalCluster:
 
     async def start_prefill(self, name: str, **settings: Any) -> PrefillWorker:
         generation, transfer = await self._begin(name)
-        engine = self.make_engine()
+        engine = await asyncio.to_thread(self.make_engine)
         size = engine.layout.block_bytes
         memory = transfer.allocate(self.n_pages * size)
         engine.attach(memory.view)
@@ -148,7 +148,7 @@ class LocalCluster:
 
     async def start_decode(self, name: str, **settings: Any) -> DecodeWorker:
         generation, transfer = await self._begin(name)
-        engine = self.make_engine()
+        engine = await asyncio.to_thread(self.make_engine)
         memory = transfer.allocate(self.n_pages * engine.layout.block_bytes)
         engine.attach(memory.view)
         port = await self.network.bind(name)
