@@ -69,8 +69,7 @@ def next_count(key: str, value: bytes | None) -> int:
     """
     if value is None:
         return 1
-    digits = value.removeprefix(b"-")
-    if not (digits.isdigit() and len(digits) <= 19):
+    if not (value.isdigit() and len(value) <= 19):
         raise MetadataRefused(f"{key!r} is not a counter: it holds {value[:40]!r}")
     count = int(value) + 1
     if count > MAX_COUNT:

@@ -1,0 +1,162 @@
+"""The stores that the conformance suite runs on, each with what it needs: a server, a clock."""
+
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import redis
+import uvicorn
+
+from halfmoon_metadata import MemoryStore, MetadataStore, open_store
+from halfmoon_metadata.server import metadata_app
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+class HttpServer:
+    """`metadata_app` in a real server, in a thread."""
+
+    def __init__(self, store: MetadataStore, port: int = 0) -> None:
+        # Saying TCP lets asyncio turn Nagle's algorithm off, which costs 40 ms per answer.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        self.port: int = listener.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(metadata_app(store), log_config=None, lifespan="off")
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self._thread.start()
+        until(lambda: self._server.started)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._server.force_exit = True
+        self._thread.join()
+
+
+class RedisServer:
+    """A Redis without persistence."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        options = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", "/tmp"]
+        self._process = subprocess.Popen(
+            ["redis-server", "--port", str(self.port), *options], stdout=subprocess.DEVNULL
+        )
+        client = redis.Redis(port=self.port)
+
+        def answers() -> bool:
+            try:
+                return bool(client.ping())
+            except redis.ConnectionError:
+                return False
+
+        until(answers)
+        client.close()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+@dataclass
+class Subject:
+    """A store under test."""
+
+    kind: str
+    #: A client of its own, of the same records.
+    another: Callable[[], MetadataStore]
+    #: Lets so many seconds pass, by the store's clock.
+    sleep: Callable[[float], None]
+    #: Takes the server away for good; None when there is none.
+    kill: Callable[[], None] | None
+    store: MetadataStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = self.another()
+
+
+class Hands:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    server = RedisServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def http_server() -> Iterator[HttpServer]:
+    server = HttpServer(MemoryStore())
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "http", "redis"])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    opened: list[MetadataStore] = []
+
+    def opener(url: str) -> Callable[[], MetadataStore]:
+        def another() -> MetadataStore:
+            opened.append(open_store(url))
+            return opened[-1]
+
+        return another
+
+    if request.param == "memory":
+        clock = Hands()
+        memory = MemoryStore(clock)
+        yield Subject("memory", lambda: memory, clock.advance, None)
+        memory.check()
+    elif request.param == "http":
+        # The server's clock runs when a test says so, so expiry needs no waiting here either.
+        clock = Hands()
+        backing = MemoryStore(clock)
+        server = HttpServer(backing)
+        url = f"http://127.0.0.1:{server.port}/metadata"
+        yield Subject("http", opener(url), clock.advance, server.stop)
+        server.stop()
+        backing.check()
+    else:
+        redis_server: RedisServer = request.getfixturevalue("redis_server")
+        client = redis.Redis(port=redis_server.port)
+        client.flushall()
+        client.close()
+        url = f"redis://127.0.0.1:{redis_server.port}/0"
+        yield Subject("redis", opener(url), time.sleep, None)
+    for store in opened:
+        store.close()
