@@ -1,9 +1,12 @@
 """Processes that die in the middle, and what the client sees of it: nothing, or an error."""
 
+import base64
 import json
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -39,7 +42,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(e["choices"][0]["text"] for e in events if e.get("choices"))
 
 
-def expected_text(cluster: Any, prompt: list[int], n_new: int) -> str:
+def expected_text(prompt: list[int], n_new: int) -> str:
     tokens = FakeEngine(parse_fake_spec(SLOW), block_size=64).expected(prompt, n_new)
     return "".join(f" t{token}" for token in tokens)
 
@@ -57,7 +60,7 @@ def test_a_decode_killed_in_mid_stream_costs_no_token(start_cluster: StartCluste
             events.append(event)
             if len(events) == 50:
                 cluster.process(chosen(cluster, "decode")).signal(signal.SIGKILL)
-        assert text_of(events) == expected_text(cluster, prompt, 200)
+        assert text_of(events) == expected_text(prompt, 200)
         usage = next(e["usage"] for e in events if e.get("usage"))
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (300, 200)
         assert events[-1] == {"done": True}
@@ -65,25 +68,19 @@ def test_a_decode_killed_in_mid_stream_costs_no_token(start_cluster: StartCluste
 
 
 def test_a_prefill_killed_in_mid_prompt_costs_no_token(start_cluster: StartCluster) -> None:
-    prompt = list(range(6000))
+    prompt = [i % 900 for i in range(6000)]
     extra = {"prefill": ["--chunk-tokens", "32"]}
-    with start_cluster(SLOW, n_prefill=2, extra=extra) as cluster:
-        before = len(cluster.decisions())
-        events = stream(cluster, prompt, 200)
-
-        def kill_when_placed() -> None:
-            cluster.until(lambda: len(cluster.decisions()) > before)
-            cluster.process(chosen(cluster, "prefill")).signal(signal.SIGKILL)
-
-        import threading
-
-        killer = threading.Thread(target=kill_when_placed)
-        killer.start()
-        got = list(events)
-        killer.join()
-        assert text_of(got) == expected_text(cluster, prompt, 200)
-        assert len(cluster.decisions()) == before + 2  # it was placed again
-        assert got[-1] == {"done": True}
+    with (
+        start_cluster(SLOW, n_prefill=2, extra=extra) as cluster,
+        ThreadPoolExecutor(1) as client,
+    ):
+        answer = client.submit(lambda: list(stream(cluster, prompt, 200)))
+        cluster.until(lambda: bool(cluster.decisions()))
+        cluster.process(chosen(cluster, "prefill")).signal(signal.SIGKILL)
+        events = answer.result(timeout=60)
+        assert text_of(events) == expected_text(prompt, 200)
+        assert len(cluster.decisions()) == 2  # it was placed again
+        assert events[-1] == {"done": True}
 
 
 def test_the_last_decode_killed_ends_the_stream_in_an_error_event(
@@ -110,12 +107,12 @@ def test_the_last_decode_killed_ends_the_stream_in_an_error_event(
 def test_garbage_on_every_socket_leaves_the_services_alive(start_cluster: StartCluster) -> None:
     with start_cluster("fake://tiny") as cluster:
         ports = [int(cluster.url.rsplit(":", 1)[1])]
-        for key, record in (
+        for record in (
             httpx.get(f"{cluster.url}/metadata", params={"prefix": "halfmoon/"}, timeout=5)
             .json()
-            .items()
+            .values()
         ):
-            ports += _ports_in(key, record)
+            ports += _ports_in(record)
         assert len(ports) >= 7
         for port in ports:
             for garbage in (b"\x00" * 64, b"\xff" * 4096, b"GET / HTTP/9.9\r\n\r\n", b"\x7f"):
@@ -125,10 +122,7 @@ def test_garbage_on_every_socket_leaves_the_services_alive(start_cluster: StartC
         assert cluster.complete(prompt=[1, 2], max_tokens=5)["usage"]["completion_tokens"] == 5
 
 
-def _ports_in(key: str, record: str) -> list[int]:
-    import base64
-    import re
-
+def _ports_in(record: str) -> list[int]:
     text = base64.b64decode(record).decode(errors="replace")
     return [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", text)]
 
@@ -146,4 +140,4 @@ def test_a_hanging_decode_is_noticed_and_its_request_placed_again(
                 frozen.signal(signal.SIGSTOP)
         assert frozen is not None
         frozen.signal(signal.SIGKILL)
-        assert text_of(events) == expected_text(cluster, [5, 6, 7], 150)
+        assert text_of(events) == expected_text([5, 6, 7], 150)
