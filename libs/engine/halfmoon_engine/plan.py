@@ -20,6 +20,9 @@ from halfmoon_protocol.layout import KvLayout
 _LENGTH_RATIO = 1.25
 #: give or take so many tokens: padding is cheaper than another call for short contexts.
 _LENGTH_SLACK = 128
+#: and while one layer's keys and values of the whole group are at most so many bytes: they
+#: are gathered before attention reads them, and should still be in the processor's cache.
+_GATHERED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -133,18 +136,26 @@ def plan_forward(
     return ForwardPlan(
         pool=pool,
         segments=segments,
-        decodes=_group(steps, device, dtype),
+        decodes=_group(steps, layout, device, dtype),
         write_rows=torch.from_numpy(np.concatenate(written)).to(device),
         fetched_pages=torch.from_numpy(np.concatenate(fetched)) if fetched else None,
     )
 
 
 def _group(
-    steps: list[tuple[int, NDArray[np.int64], int]], device: torch.device, dtype: torch.dtype
+    steps: list[tuple[int, NDArray[np.int64], int]],
+    layout: KvLayout,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[DecodeGroup]:
     groups: list[list[tuple[int, NDArray[np.int64], int]]] = []
+    most_keys = _GATHERED_BYTES // (layout.layer_bytes // layout.block_size)
     for step in sorted(steps, key=lambda step: step[2]):
-        if groups and step[2] <= groups[-1][0][2] * _LENGTH_RATIO + _LENGTH_SLACK:
+        if (
+            groups
+            and step[2] <= groups[-1][0][2] * _LENGTH_RATIO + _LENGTH_SLACK
+            and step[2] * (len(groups[-1]) + 1) <= most_keys
+        ):
             groups[-1].append(step)
         else:
             groups.append([step])
