@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import redis
@@ -34,6 +35,8 @@ class HttpServer:
     """`metadata_app` in a real server, in a thread."""
 
     def __init__(self, store: MetadataStore, port: int = 0) -> None:
+        #: What is served; may be exchanged at any time.
+        self.store = store
         # Saying TCP lets asyncio turn Nagle's algorithm off, which costs 40 ms per answer.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,13 +44,16 @@ class HttpServer:
         listener.listen()
         self.port: int = listener.getsockname()[1]
         self._server = uvicorn.Server(
-            uvicorn.Config(metadata_app(store), log_config=None, lifespan="off")
+            uvicorn.Config(self._app, interface="asgi3", log_config=None, lifespan="off")
         )
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
         )
         self._thread.start()
         until(lambda: self._server.started)
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        await metadata_app(self.store)(scope, receive, send)
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -89,8 +95,6 @@ class Subject:
     another: Callable[[], MetadataStore]
     #: Lets so many seconds pass, by the store's clock.
     sleep: Callable[[float], None]
-    #: Takes the server away for good; None when there is none.
-    kill: Callable[[], None] | None
     store: MetadataStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +123,13 @@ def redis_server() -> Iterator[RedisServer]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def shared_http_server() -> Iterator[HttpServer]:
+    server = HttpServer(MemoryStore())
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def http_server() -> Iterator[HttpServer]:
     server = HttpServer(MemoryStore())
@@ -140,16 +151,15 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     if request.param == "memory":
         clock = Hands()
         memory = MemoryStore(clock)
-        yield Subject("memory", lambda: memory, clock.advance, None)
+        yield Subject("memory", lambda: memory, clock.advance)
         memory.check()
     elif request.param == "http":
         # The server's clock runs when a test says so, so expiry needs no waiting here either.
         clock = Hands()
-        backing = MemoryStore(clock)
-        server = HttpServer(backing)
+        server: HttpServer = request.getfixturevalue("shared_http_server")
+        server.store = backing = MemoryStore(clock)
         url = f"http://127.0.0.1:{server.port}/metadata"
-        yield Subject("http", opener(url), clock.advance, server.stop)
-        server.stop()
+        yield Subject("http", opener(url), clock.advance)
         backing.check()
     else:
         redis_server: RedisServer = request.getfixturevalue("redis_server")
@@ -157,6 +167,6 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         client.flushall()
         client.close()
         url = f"redis://127.0.0.1:{redis_server.port}/0"
-        yield Subject("redis", opener(url), time.sleep, None)
+        yield Subject("redis", opener(url), time.sleep)
     for store in opened:
         store.close()

@@ -48,8 +48,13 @@ def _open_redis(url: str) -> MetadataStore:
 
 
 def _with_host(url: str) -> str:
-    if not urlsplit(url).hostname:
-        raise ValueError(f"metadata URL {url!r} names no host")
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"metadata URL {url!r}: {error}") from None
+    if not named:
+        raise ValueError(f"metadata URL {url!r} names no host, or port 0")
     return url
 
 
