@@ -1,0 +1,35 @@
+import msgspec
+import pytest
+
+from halfmoon_scheduling.config import SchedulingConfig
+
+
+def test_the_defaults_are_the_papers_placement_and_no_limits() -> None:
+    config = SchedulingConfig()
+    assert (config.placement, config.admission) == ("kvcache_centric", "none")
+    assert config.max_attempts == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("placement", "best", "placement is 'best', there are: random, load_balance"),
+        ("admission", "late", "admission is 'late', there are: none, early"),
+        ("kvcache_balancing_threshold", 0.9, "kvcache_balancing_threshold is 0.9"),
+        ("request_timeout_s", 0, "request_timeout_s is 0, it must be more than 0"),
+        ("ttft_slo_s", -1, "ttft_slo_s is -1"),
+        ("max_attempts", 0, "max_attempts is 0"),
+        ("max_waiting", -1, "max_waiting -1"),
+        ("block_size", 15, "block_size is 15, allowed are 16 to 512"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name_and_what_is_allowed(
+    field: str, value: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        SchedulingConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="tpyo"):
+        msgspec.convert({"tpyo": 1}, SchedulingConfig)
