@@ -34,7 +34,7 @@ def client(cluster: Any) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def generated(tiny_model: Path) -> Callable[[list[int], int], str]:
     """What transformers itself says."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     model.generation_config.eos_token_id = None  # our requests ignore it
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.generation import GenerationRequest, TokenEvent
 from halfmoon_conductor.hub import Hub
@@ -78,7 +80,12 @@ class LocalCluster:
         self.shell = Shell(self.core, self.clock)
         self.gateway = Gateway(self.shell)
         self.hub = Hub(
-            self.network, self.store, ConductorId("conductor-0"), self.shell, self.gateway
+            self.network,
+            self.store,
+            ConductorId("conductor-0"),
+            self.shell,
+            self.gateway,
+            CoreMetrics(self.core, CollectorRegistry()),
         )
         self.shell.connect(self.hub, self.gateway)
         running = asyncio.create_task(self.hub.run())

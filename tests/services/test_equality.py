@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
@@ -41,15 +41,16 @@ def oracle(model_folder: Callable[[str], Path]) -> Callable[[str], Oracle]:
 
     @cache
     def of(arch: str) -> Oracle:
-        model = AutoModelForCausalLM.from_pretrained(model_folder(arch), dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_folder(arch), dtype=torch.float32)
         model.generation_config.eos_token_id = None  # our requests here have no stop token
         said: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
         def generate(prompt: list[int], n_new: int) -> list[int]:
             key = (tuple(prompt), n_new)
             if key not in said:
-                config = GenerationConfig(do_sample=False, max_new_tokens=n_new, pad_token_id=0)
-                out = model.generate(torch.tensor([prompt]), generation_config=config)
+                out = model.generate(
+                    torch.tensor([prompt]), do_sample=False, max_new_tokens=n_new, pad_token_id=0
+                )
                 said[key] = out[0, len(prompt) :].tolist()
             return said[key]
 

@@ -9,6 +9,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.debug import debug_app
 from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.http import FrontLimits, create_app
@@ -47,7 +48,9 @@ async def run(settings: ConductorSettings, service: Service) -> None:
 
         shell = Shell(Conductor(settings.scheduling), SystemClock())
         gateway = Gateway(shell, served_model_name=settings.served_model_name)
-        hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway)
+        registry = CollectorRegistry()
+        metrics = CoreMetrics(shell.core, registry)
+        hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
         shell.connect(hub, gateway)
         service.spawn(hub.run())
 
@@ -57,7 +60,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         app = create_app(
             gateway,
             tokenizer,
-            registry=CollectorRegistry(),
+            registry=registry,
             limits=FrontLimits(max_body_bytes=settings.max_body_bytes),
             extra_mounts=mounts,
         )

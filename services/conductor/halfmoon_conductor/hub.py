@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.shell import Shell
 from halfmoon_metadata.store import MetadataStore
@@ -21,6 +22,7 @@ from halfmoon_protocol.messages import (
     Cancel,
     Hello,
     Message,
+    PrefillDone,
     TokensProduced,
     Unwelcome,
     Welcome,
@@ -69,6 +71,7 @@ class Hub:
     conductor_id: ConductorId
     shell: Shell
     gateway: Gateway
+    metrics: CoreMetrics
     _members: dict[WorkerId, _Member] = field(default_factory=dict, init=False)
     _sessions: "itertools.count[int]" = field(
         default_factory=lambda: itertools.count(1), init=False
@@ -184,6 +187,9 @@ class Hub:
                     log.info("worker_joined", worker_id=worker_id, role=info.role)
                 member.joined = True
                 self.shell.post(WorkerJoined(info))
+            case PrefillDone():
+                self.metrics.on_prefill_done(message)
+                self.shell.post(MessageReceived(worker_id, message))
             case KvEventBatch():
                 self.shell.post(KvChanged(worker_id, message))
             case _:

@@ -12,6 +12,7 @@ from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.gauges import expose
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
@@ -77,6 +78,7 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             clock=SystemClock(),
             pages=PageAllocator(n_pages),
         )
+        stack.callback(expose(worker.readings))
         service.spawn(worker.serve())
         membership = Membership(store, info)
         await membership.join()

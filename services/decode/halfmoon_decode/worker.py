@@ -37,6 +37,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
 from halfmoon_runtime.owners import Owners
 from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
@@ -321,6 +322,22 @@ class DecodeWorker:
                 log.warning("conductor_gone", reason=str(gone), n_requests=len(orphans))
             for request_id in orphans:
                 self._let_go(request_id, in_doubt=True)
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        return {
+            "halfmoon_decode_requests": (
+                "Requests here, by what they do.",
+                {"running": self.batch.n_running, "landing": self.batch.n_reserved},
+            ),
+            "halfmoon_decode_context_tokens": (
+                "Tokens that the next step attends to.",
+                self.batch.context_tokens,
+            ),
+            "halfmoon_decode_step_seconds": ("Time of a step, smoothed.", self._step_s),
+            "halfmoon_pages_free": ("Pages that nobody holds.", self.pages.n_free),
+            "halfmoon_pages": ("Pages of the pool.", self.pages.n_pages),
+        }
 
     def check(self) -> None:
         """Audit: the batch, and that every request here has what it should and an owner."""

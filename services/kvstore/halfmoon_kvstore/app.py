@@ -9,6 +9,7 @@ from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.gauges import expose
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
@@ -50,6 +51,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         worker = KvstoreWorker(
             port, memory.region, info, settings, SystemClock(), membership.update
         )
+        stack.callback(expose(worker.readings))
         service.spawn(worker.serve())
         await membership.join()
         stack.push_async_callback(membership.leave)

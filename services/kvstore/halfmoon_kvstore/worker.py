@@ -41,6 +41,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
 from halfmoon_scheduling.block_cache import BlockCache, CacheFull, UnknownTicket
 
@@ -248,6 +249,18 @@ class KvstoreWorker:
                     n_blocks=self.cache.n_slots,
                 )
             )
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        if (cache := self.cache) is None:
+            return {}
+        return {
+            "halfmoon_kvstore_blocks": (
+                "Blocks by state; leased ones are stored too.",
+                {"stored": cache.n_stored, "reserved": cache.n_reserved, "leased": cache.n_leased},
+            ),
+            "halfmoon_kvstore_capacity_blocks": ("Blocks that fit.", cache.n_slots),
+        }
 
     async def _announce_removed(self, evicted: list[BlockHash]) -> None:
         if evicted:

@@ -14,6 +14,7 @@ from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.gauges import expose
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
@@ -85,6 +86,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             clock=clock,
             pages=PageAllocator(n_pages),
         )
+        stack.callback(expose(worker.readings))
         service.spawn(worker.serve())
         membership = Membership(store, info)
         await membership.join()

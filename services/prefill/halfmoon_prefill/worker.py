@@ -38,6 +38,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
 from halfmoon_runtime.owners import Owners
 from halfmoon_scheduling.decode_batch import finish_reason
@@ -467,6 +468,18 @@ class PrefillWorker:
             for request_id in orphans:
                 if (task := self._tasks.get(request_id)) is not asyncio.current_task() and task:
                     task.cancel()
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        return {
+            "halfmoon_prefill_requests": ("Requests here.", len(self.jobs)),
+            "halfmoon_prefill_queued_tokens": (
+                "Tokens still to compute.",
+                self.queue.queued_tokens,
+            ),
+            "halfmoon_pages_free": ("Pages that nobody holds.", self.pages.n_free),
+            "halfmoon_pages": ("Pages of the pool.", self.pages.n_pages),
+        }
 
     def check(self) -> None:
         """Audit: pages are held by requests alone, and everything queued is a request."""
