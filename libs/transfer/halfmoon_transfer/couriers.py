@@ -32,6 +32,11 @@ class Couriers:
         self._n_made = 0
         self._closed = False
 
+    @property
+    def n_threads(self) -> int:
+        """Threads alive now."""
+        return len(self._threads)
+
     def post(self, peer: str, job: Job) -> None:
         """Run `job` soon, in a thread; after `close`, drop it. Jobs don't raise."""
         with self._lock:

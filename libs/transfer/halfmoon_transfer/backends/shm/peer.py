@@ -81,7 +81,7 @@ class ShmPeer:
                 raise PeerGone(f"the owner at @{self.address} hung up: {error}") from error
             fd, length = self._await_grant(key, stop)
         try:
-            return _map(fd, length)
+            return map_shared(fd, length)
         finally:
             os.close(fd)
 
@@ -145,7 +145,7 @@ def _readable(sock: socket.socket) -> bool:
     return bool(poll.poll(_POLL_S * 1000))
 
 
-def _map(fd: int, length: int) -> memoryview:
+def map_shared(fd: int, length: int) -> memoryview:
     """Map an owner's memory, if that can't hurt us later."""
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
 #: Out of descriptors, accepting fails at once and again: don't spin.
 _ACCEPT_PAUSE_S = 0.1
+#: How long a peer that made no sense may take to hear why.
+_LINGER_S = 0.2
 
 
 class TcpServer:
@@ -172,9 +174,19 @@ class _Connection:
                 rest = receive(self._socket, frames.request_rest_bytes(header))
                 self._answer(frames.decode_request(header, rest))
         except FrameError as error:
-            with contextlib.suppress(OSError):
-                self._socket.send(frames.encode_failure(str(error)), socket.MSG_DONTWAIT)
+            self._complain(str(error))
             raise
+
+    def _complain(self, text: str) -> None:
+        """Say what was wrong; closing at once on unread bytes would take the words back."""
+        until = time.monotonic() + _LINGER_S
+        with contextlib.suppress(OSError):
+            self._socket.send(frames.encode_failure(text), socket.MSG_DONTWAIT)
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left := until - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(_SCRAP_BYTES):
+                    return
 
     def _greet(self) -> bool:
         header = receive(self._socket, frames.HELLO_HEADER_BYTES)

@@ -1,0 +1,320 @@
+"""The engine's parts by themselves: publishing, couriers, deadlines, regions."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.store import MetadataUnreachable
+from halfmoon_transfer import (
+    Lost,
+    Overloaded,
+    Piece,
+    Rejected,
+    TimedOut,
+    TransferEngine,
+    TransferError,
+    TransferSettings,
+)
+from halfmoon_transfer import descriptor as records
+from halfmoon_transfer.backends.faults import FaultPlan, Faults
+from halfmoon_transfer.couriers import Couriers
+from halfmoon_transfer.deadlines import Deadlines
+from halfmoon_transfer.regions import Refused, RegionTable
+
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
+
+
+# The segment's record.
+
+
+def test_a_segment_is_published_without_keys_and_withdrawn() -> None:
+    store = MemoryStore()
+    with TransferEngine.open("here", metadata=store, generation=3) as engine:
+        memory = engine.allocate(10)
+        value = store.get("halfmoon/segments/here")
+        assert value is not None
+        found = records.decode(value)
+        assert (found.name, found.generation) == ("here", 3)
+        assert set(found.endpoints) == {"shm", "tcp"}
+        assert memory.region.key.hex().encode() not in value
+        del memory
+    assert store.get("halfmoon/segments/here") is None
+
+
+def test_generations_are_counted_when_none_is_given() -> None:
+    store = MemoryStore()
+    seen = []
+    for _ in range(3):
+        with TransferEngine.open("here", metadata=store, backends=("memory",)) as engine:
+            seen.append(engine.generation)
+    assert seen == sorted(set(seen))
+
+
+def test_a_later_start_replaces_the_record_and_an_earlier_one_may_not() -> None:
+    store = MemoryStore()
+    first = TransferEngine.open("here", metadata=store, generation=1, backends=("memory",))
+    second = TransferEngine.open("here", metadata=store, generation=2, backends=("memory",))
+    first.close()
+    value = store.get("halfmoon/segments/here")
+    assert value is not None
+    assert records.decode(value).generation == 2
+    with pytest.raises(Rejected, match="generation 2 already"):
+        TransferEngine.open("here", metadata=store, generation=1, backends=("memory",))
+    second.close()
+
+
+def test_an_engine_that_can_not_publish_leaves_nothing_open() -> None:
+    class Down(MemoryStore):
+        def get(self, key: str) -> bytes | None:
+            raise MetadataUnreachable(f"no answer for {key}")
+
+    with pytest.raises(MetadataUnreachable):
+        TransferEngine.open("here", metadata=Down(), generation=1)
+
+
+def test_a_store_that_is_down_makes_peers_lost_not_hang() -> None:
+    class Flaky(MemoryStore):
+        down = False
+
+        def get(self, key: str) -> bytes | None:
+            if self.down:
+                raise MetadataUnreachable("no answer")
+            return super().get(key)
+
+    store = Flaky()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        store.down = True
+        with pytest.raises(Lost, match="can't be looked up: no answer"):
+            here.submit("read", pieces).result(PATIENCE_S)
+        store.down = False
+        here.submit("read", pieces).result(PATIENCE_S)
+        # From here on the descriptor is known.
+        store.down = True
+        here.submit("read", pieces).result(PATIENCE_S)
+        store.down = False
+
+
+def test_a_broken_record_is_lost_with_its_name() -> None:
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        store.put("halfmoon/segments/there", b"{broken")
+        with pytest.raises(Lost, match="record of segment there is broken"):
+            here.submit("read", pieces).result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201])
+def test_a_name_that_does_not_print_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="segment name"):
+        TransferEngine.open(name, metadata=MemoryStore())
+
+
+# Couriers.
+
+
+def test_a_peer_never_gets_more_than_its_lanes() -> None:
+    couriers = Couriers("halfmoon-transfer-test", threads=8, lanes=2)
+    running, most, done = 0, 0, threading.Semaphore(0)
+    lock = threading.Lock()
+
+    def job() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+        done.release()
+
+    for _ in range(30):
+        couriers.post("peer", job)
+        couriers.check()
+    for _ in range(30):
+        assert done.acquire(timeout=PATIENCE_S)
+    couriers.close()
+    assert most == 2
+
+
+def test_peers_take_turns_and_one_that_hangs_delays_nobody() -> None:
+    couriers = Couriers("halfmoon-transfer-test", threads=3, lanes=2)
+    gate, done = threading.Event(), threading.Semaphore(0)
+
+    def hang() -> None:
+        gate.wait(PATIENCE_S)
+
+    for _ in range(10):
+        couriers.post("hanging", hang)
+    for number in range(50):
+        couriers.post(f"peer-{number % 3}", done.release)
+    for _ in range(50):
+        assert done.acquire(timeout=PATIENCE_S)
+    couriers.check()
+    gate.set()
+    couriers.close()
+
+
+def test_idle_couriers_go_home(eventually: Eventually) -> None:
+    couriers = Couriers("halfmoon-transfer-test", threads=3, lanes=2, linger_s=0.02)
+    done = threading.Event()
+    couriers.post("peer", done.set)
+    assert done.wait(PATIENCE_S)
+    eventually(lambda: couriers.n_threads == 0)
+    again = threading.Event()
+    couriers.post("peer", again.set)
+    assert again.wait(PATIENCE_S)
+    couriers.close()
+
+
+def test_closed_couriers_drop_jobs() -> None:
+    couriers = Couriers("halfmoon-transfer-test", threads=1, lanes=1)
+    couriers.close()
+    couriers.post("peer", lambda: pytest.fail("it ran"))
+
+
+# Deadlines.
+
+
+class Due:
+    def __init__(self, in_s: float) -> None:
+        self.deadline = time.monotonic() + in_s
+
+
+def test_what_is_overdue_is_reported_once_and_what_is_done_never() -> None:
+    overdue: list[Due] = []
+    seen = threading.Semaphore(0)
+
+    def on_overdue(item: Due) -> None:
+        overdue.append(item)
+        seen.release()
+
+    deadlines = Deadlines("halfmoon-transfer-test", on_overdue)
+    far, near, done = Due(600), Due(0.05), Due(0.02)
+    for item in (far, near, done):
+        deadlines.watch(item)
+    deadlines.forget(done)
+    assert seen.acquire(timeout=PATIENCE_S)
+    nearer = Due(0.0)
+    deadlines.watch(nearer)
+    assert seen.acquire(timeout=PATIENCE_S)
+    deadlines.close()
+    assert overdue == [near, nearer]
+
+
+# Regions.
+
+
+def test_removing_a_region_waits_for_its_last_access() -> None:
+    table = RegionTable("here", 1)
+    region = table.register(memoryview(bytearray(10)), "*")
+    with table.lease(1, region.key, 2, 3, write=True) as view:
+        assert len(view) == 3
+        entry = table.remove(region.key)
+        assert entry is not None
+        assert not table.wait_quiet(entry, 0.01)
+        with pytest.raises(Refused), table.lease(1, region.key, 0, 1, write=False):
+            pass
+    assert table.wait_quiet(entry, 0)
+    table.check()
+
+
+@pytest.mark.parametrize("buffer", [bytearray(0), memoryview(bytearray(10))[::2]])
+def test_a_buffer_that_can_not_be_moved_is_not_registered(buffer: Any) -> None:
+    with (
+        TransferEngine.open("here", metadata=MemoryStore(), backends=("memory",)) as engine,
+        pytest.raises(ValueError, match="contiguous"),
+    ):
+        engine.register(buffer)
+
+
+def test_memory_of_no_bytes_is_not_allocated() -> None:
+    with (
+        TransferEngine.open("here", metadata=MemoryStore(), backends=("memory",)) as engine,
+        pytest.raises(ValueError, match="at least 1"),
+    ):
+        engine.allocate(0)
+
+
+# The engine under load.
+
+
+def test_live_transfers_are_bounded() -> None:
+    store = MemoryStore()
+    slow = Faults("memory", FaultPlan(delay_s=600))
+    with (
+        TransferEngine.open(
+            "here", metadata=store, backends=(slow,), settings=TransferSettings(max_live=5)
+        ) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        live = [here.submit("read", pieces) for _ in range(5)]
+        with pytest.raises(Overloaded, match="5 transfers are live"):
+            here.submit("read", pieces).result(0)
+        live[0].cancel()
+        with pytest.raises(TransferError):
+            live[0].result(PATIENCE_S)
+        assert not here.submit("read", pieces).done()
+        assert here.stats().n_live == 5
+
+
+def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline() -> None:
+    store = MemoryStore()
+    slow = Faults("memory", FaultPlan(delay_s=600))
+    with (
+        TransferEngine.open("here", metadata=store, backends=(slow,)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        pieces = [Piece(here.allocate(10).region, 0, there.allocate(10).region, 0, 10)]
+        patient = [here.submit("read", pieces, 600.0) for _ in range(10)]
+        with pytest.raises(TimedOut):
+            here.submit("read", pieces, 0.05).result(PATIENCE_S)
+        assert not any(each.done() for each in patient)
+
+
+def test_a_backend_with_a_fault_of_its_own_ends_in_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    from halfmoon_transfer.backends.memory import MemoryBackend
+
+    def explode(*_: object) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        local, remote = here.register(bytearray(10)), there.register(bytearray(10))
+        pieces = [Piece(local, 0, remote, 0, 10)]
+        monkeypatch.setattr(MemoryBackend, "carry", explode)
+        with pytest.raises(Lost, match="a mistake of ours"):
+            here.submit("read", pieces).result(PATIENCE_S)
+
+
+def test_stats_count_what_happened() -> None:
+    store = MemoryStore()
+    with (
+        TransferEngine.open("here", metadata=store, backends=("memory",)) as here,
+        TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
+    ):
+        local, remote = here.allocate(1000), there.allocate(500)
+        here.submit("write", [Piece(local.region, 0, remote.region, 0, 400)]).result(PATIENCE_S)
+        here.submit("read", [Piece(local.region, 0, remote.region, 0, 300)]).result(PATIENCE_S)
+        with pytest.raises(Rejected):
+            here.submit("read", [Piece(local.region, 0, remote.region, 0, 600)]).result(PATIENCE_S)
+        stats = here.stats()
+        assert (stats.bytes_written, stats.bytes_read) == (400, 300)
+        assert (stats.n_transfers, stats.n_failures, stats.n_live) == (2, 1, 0)
+        assert stats.n_regions == 1
+        del local, remote
