@@ -73,6 +73,8 @@ class LocalCluster:
     store: MemoryStore = field(default_factory=MemoryStore)
     clock: SystemClock = field(default_factory=SystemClock)
     members: dict[str, Member] = field(default_factory=dict)
+    #: The registered memory of each worker.
+    memories: dict[str, Any] = field(default_factory=dict)
     n_requests: int = 0
 
     async def open(self, n_prefill: int, n_decode: int, n_kvstore: int) -> None:
@@ -113,6 +115,7 @@ class LocalCluster:
         generation, transfer = await self._begin(name)
         settings = KvstoreSettings(worker_id=name, capacity_mib=self.kvstore_mib)
         memory = transfer.allocate(settings.capacity_bytes)
+        self.memories[name] = memory
         port = await self.network.bind(name)
         info = self._info(name, "kvstore", generation, port)
         membership = Membership(self.store, info)
@@ -126,6 +129,7 @@ class LocalCluster:
         size = engine.layout.block_bytes
         memory = transfer.allocate(self.n_pages * size)
         engine.attach(memory.view)
+        self.memories[name] = memory
         port = await self.network.bind(name)
         kvstores = Kvstores(self.network, timeout_s=2.0)
         self.stack.push_async_callback(kvstores.close)
@@ -158,6 +162,7 @@ class LocalCluster:
         engine = await asyncio.to_thread(self.make_engine)
         memory = transfer.allocate(self.n_pages * engine.layout.block_bytes)
         engine.attach(memory.view)
+        self.memories[name] = memory
         port = await self.network.bind(name)
         config = DecodeSettings(worker_id=name, model="m", **{**self.decode_settings, **settings})
         info = self._info(name, "decode", generation, port, engine)

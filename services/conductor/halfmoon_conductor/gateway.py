@@ -123,8 +123,8 @@ class Gateway:
         stream.tokens.append(token)
         ending = msgspec.convert(finish, Finish)
         stream.over = bool(ending)
-        # What a later try finds in the cache is no saving of the client's.
-        told = min(n_cached, len(stream.request.prompt_token_ids)) if stream.attempt == 1 else 0
+        # Only of the first token: what a later try finds cached is no saving of the client's.
+        told = n_cached if len(stream.tokens) == 1 else 0
         stream.out.put_nowait(TokenEvent(token, ending, told))
         return True
 

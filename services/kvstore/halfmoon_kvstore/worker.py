@@ -7,6 +7,7 @@ events.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -50,6 +51,14 @@ log = structlog.get_logger()
 _HOUSEKEEPING_S = 0.25
 
 
+@dataclass(frozen=True)
+class _Put:
+    """A put under way, and until when."""
+
+    reserved: ReserveBlocks
+    deadline_s: float
+
+
 class KvstoreWorker:
     """Serves one port from one region of memory."""
 
@@ -71,8 +80,8 @@ class KvstoreWorker:
         self.info = info
         #: None until the first put says what a block is; the layout is fixed from then on.
         self.cache: BlockCache | None = None
-        #: Puts under way, for the events they will make. Its keys are `cache`'s reservations.
-        self._puts: dict[tuple[PeerId, Ticket], ReserveBlocks] = {}
+        #: Puts under way, for the events they will make, each until its reservation ends.
+        self._puts: dict[tuple[PeerId, Ticket], _Put] = {}
         #: Where each conductor was last heard; they are told when `info` changes.
         self._conductors: dict[ConductorId, PeerId] = {}
         #: Sequence number of the last KV event published; -1 before the first.
@@ -140,7 +149,8 @@ class KvstoreWorker:
             await self._answer(peer, refusal)
             return
         await self._announce_removed(reserved.evicted)
-        self._puts[peer, put.ticket] = put
+        deadline_s = self._clock.now() + self._settings.reservation_ttl_s
+        self._puts[peer, put.ticket] = _Put(put, deadline_s)
         places = tuple(
             Place(block, slot * put.layout.block_bytes) for block, slot in reserved.places
         )
@@ -167,7 +177,7 @@ class KvstoreWorker:
         except (UnknownTicket, ValueError) as error:
             await self._answer(peer, KvstoreRefused(ticket=commit.ticket, reason=str(error)))
             return
-        if events := stored_events(put, stored):
+        if events := stored_events(put.reserved, stored):
             self._sequence = await self._port.publish_kv(events)
         await self._answer(peer, BlocksCommitted(ticket=commit.ticket))
 
@@ -240,6 +250,7 @@ class KvstoreWorker:
                 continue
             now = self._clock.now()
             self.cache.expire(now)
+            self._puts = {key: put for key, put in self._puts.items() if put.deadline_s > now}
             await self._announce_removed(self.cache.relieve(now))
             await self._port.publish(
                 KvstoreLoad(

@@ -1,0 +1,140 @@
+"""`halfmoon up` as a user runs it: what it prints, and what it leaves behind."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from halfmoon_cli.__main__ import app
+from halfmoon_cli.cluster import ClusterPlan, free_port, plan_processes
+
+FAKE = "fake://tiny?step_s=0.001"
+
+
+class Up:
+    """A running `halfmoon up` and what it has printed."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.output = folder / "output"
+        with self.output.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "halfmoon_cli", "up"],
+                env={**os.environ, "COLUMNS": "300", **environment},
+                cwd=folder,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def until(self, condition: Callable[[], bool], within_s: float = 60) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.05)
+
+    def children(self) -> list[psutil.Process]:
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in found if any("halfmoon_" in word for word in child.cmdline())]
+
+
+@contextmanager
+def up(folder: Path, **environment: str) -> Iterator[Up]:
+    running = Up(folder, **environment)
+    try:
+        yield running
+    finally:
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(60)
+
+
+@pytest.mark.e2e
+def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_path: Path) -> None:
+    port = free_port()
+    with up(tmp_path, MODEL=FAKE, PREFILL="2", PORT=str(port)) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        line = next(part for part in running.text.splitlines() if part.startswith("curl "))
+        answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
+        assert '"usage"' in answer.stdout, answer.stdout
+        children = running.children()
+        assert len(children) == 5
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(60) == 0
+        assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.e2e
+def test_a_child_that_dies_is_reported_with_its_last_log_lines(tmp_path: Path) -> None:
+    port = free_port()
+    with up(tmp_path, MODEL=FAKE, DECODE="2", PORT=str(port)) as running:
+        running.until(lambda: "Ctrl-C stops it" in running.text)
+        victim = next(c for c in running.children() if "decode-1" in c.cmdline())
+        victim.kill()
+        running.until(lambda: "decode-1 was ended by SIGKILL" in running.text)
+        running.until(lambda: re.search(r"ready +n_pages", running.text) is not None)
+        body = {"model": "tiny", "prompt": [1, 2], "max_tokens": 3}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        running.until(lambda: httpx.post(url, json=body, timeout=20).status_code == 200)
+
+
+@pytest.mark.e2e
+def test_a_model_that_is_not_there_is_said_so_and_nothing_stays_behind(tmp_path: Path) -> None:
+    with up(tmp_path, MODEL=str(tmp_path / "nowhere"), PORT=str(free_port())) as running:
+        assert running.process.wait(60) == 1
+        assert "nowhere" in running.text
+
+
+def test_a_port_in_use_is_refused_with_a_way_out() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["up", "--model", FAKE, "--port", str(port)])
+    assert result.exit_code == 2
+    assert str(port) in result.output and "PORT=" in result.output
+
+
+@pytest.mark.parametrize("option", ["prefill", "prefill.x", "master.x=1"])
+def test_an_option_of_another_form_is_refused_naming_it(option: str) -> None:
+    result = CliRunner().invoke(app, ["up", "--model", FAKE, "-o", option])
+    assert result.exit_code == 2
+    assert option in result.output and "ROLE.FLAG=VALUE" in result.output
+
+
+def test_help_names_every_command_and_setting() -> None:
+    assert "status" in CliRunner().invoke(app, ["--help"]).output
+    text = CliRunner().invoke(app, ["up", "--help"]).output
+    for word in ("MODEL", "PREFILL", "DECODE", "KVSTORE", "PORT"):
+        assert word in text
+
+
+def test_prefill_workers_share_the_kvstores_in_turn() -> None:
+    plan = ClusterPlan(model="m", http_port=1, n_prefill=3, n_kvstore=2)
+    homes = [
+        spec.arguments[spec.arguments.index("--home-kvstore") + 1]
+        for spec in plan_processes(plan)
+        if spec.role == "prefill"
+    ]
+    assert homes == ["kvstore-0", "kvstore-1", "kvstore-0"]
+
+
+def test_flags_for_a_role_reach_its_processes_and_no_others() -> None:
+    plan = ClusterPlan(model="m", http_port=1, extra={"decode": ["--max-running", "3"]})
+    with_flag = [s.name for s in plan_processes(plan) if "--max-running" in s.arguments]
+    assert with_flag == ["decode-0"]

@@ -1,0 +1,344 @@
+"""A kvstore node as its clients meet it: over a link, with bytes moved by transfer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import xxhash
+
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.worker import KvstoreWorker
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
+from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEventBatch
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import (
+    BlocksCommitted,
+    BlocksLeased,
+    BlocksReserved,
+    BlocksSnapshot,
+    CommitBlocks,
+    Hello,
+    KvstoreLoad,
+    KvstoreRefused,
+    LeaseBlocks,
+    Message,
+    PrefillLoad,
+    ReleaseLease,
+    ReserveBlocks,
+    RevokeBlocks,
+    SnapshotBlocks,
+    Welcome,
+    WorkerInfo,
+)
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_runtime.memory_network import MemoryNetwork
+from halfmoon_runtime.network import Link
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.interface import Piece
+
+#: Blocks of 64 KiB, so that a store of 1 MiB has 16 slots.
+LAYOUT = KvLayout(model="m", n_layers=4, n_kv_heads=4, head_dim=32, dtype="float32", block_size=16)
+N_SLOTS = 16
+
+
+def chain(n_blocks: int, salt: str = "") -> tuple[tuple[BlockHash, ...], tuple[int, ...]]:
+    tokens = tuple(range(n_blocks * 16))
+    return tuple(block_hashes(tokens, model="m", salt=salt, block_size=16)), tokens
+
+
+@dataclass
+class Client:
+    """One caller, with memory of its own."""
+
+    link: Link
+    transfer: TransferEngine
+    n_asked: int = 0
+
+    def ticket(self) -> Ticket:
+        self.n_asked += 1
+        return Ticket(str(self.n_asked))
+
+    async def ask(self, question: Message) -> Any:
+        await self.link.send(question)
+        while True:
+            answer = await self.link.receive()
+            if not isinstance(answer, KvEventBatch | KvstoreLoad):
+                return answer
+
+    async def reserve(
+        self, hashes: tuple[BlockHash, ...], tokens: tuple[int, ...], **more: Any
+    ) -> Any:
+        fields = {"ticket": self.ticket(), "layout": LAYOUT, "parent": None, **more}
+        return await self.ask(ReserveBlocks(hashes=hashes, token_ids=tokens, **fields))
+
+    async def write(self, reserved: BlocksReserved) -> tuple[int, ...]:
+        """Write each block's own hash, repeated; the checksums."""
+        checksums = []
+        memory = self.transfer.allocate(LAYOUT.block_bytes)
+        for place in reserved.places:
+            memory.view[:] = place.hash * (LAYOUT.block_bytes // len(place.hash))
+            checksums.append(xxhash.xxh3_64_intdigest(memory.view))
+            piece = Piece(memory.region, 0, reserved.region, place.offset, LAYOUT.block_bytes)
+            await self.transfer.submit("write", [piece])
+        return tuple(checksums)
+
+    async def put(self, hashes: tuple[BlockHash, ...], tokens: tuple[int, ...]) -> None:
+        reserved = await self.reserve(hashes, tokens)
+        assert isinstance(reserved, BlocksReserved)
+        checksums = await self.write(reserved)
+        answer = await self.ask(CommitBlocks(ticket=reserved.ticket, checksums=checksums))
+        assert isinstance(answer, BlocksCommitted)
+
+    async def lease(self, hashes: tuple[BlockHash, ...], layout: KvLayout = LAYOUT) -> Any:
+        return await self.ask(LeaseBlocks(ticket=self.ticket(), layout=layout, hashes=hashes))
+
+    async def events(self, n: int) -> list[Any]:
+        found: list[Any] = []
+        while len(found) < n:
+            answer = await self.link.receive()
+            if isinstance(answer, KvEventBatch):
+                found.extend(answer.events)
+        return found
+
+
+@dataclass
+class Node:
+    worker: KvstoreWorker
+    clock: FakeClock
+    network: MemoryNetwork
+    store: MemoryStore
+    records: list[WorkerInfo]
+    opened: list[TransferEngine]
+
+    async def client(self, name: str = "reader") -> Client:
+        transfer = TransferEngine.open(name, metadata=self.store, backends=("memory",))
+        self.opened.append(transfer)
+        info = self.worker.info
+        return Client(await self.network.dial(info.commands, info.events), transfer)
+
+
+@asynccontextmanager
+async def open_node(**settings: Any) -> AsyncIterator[Node]:
+    network, store, clock = MemoryNetwork(), MemoryStore(), FakeClock()
+    config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
+    transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
+    memory = transfer.allocate(config.capacity_bytes)
+    port = await network.bind("kvstore-0")
+    info = WorkerInfo(
+        worker_id=WorkerId("kvstore-0"),
+        role="kvstore",
+        generation=1,
+        host="here",
+        commands=port.commands,
+        events=port.events,
+    )
+    records: list[WorkerInfo] = []
+
+    async def record(info: WorkerInfo) -> None:
+        records.append(info)
+
+    worker = KvstoreWorker(port, memory.region, info, config, clock, record)
+    task = asyncio.create_task(worker.serve())
+    node = Node(worker, clock, network, store, records, [transfer])
+    try:
+        yield node
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await network.close()
+        for engine in node.opened:
+            engine.close()
+
+
+async def test_what_is_put_is_found_by_another_client_byte_for_byte() -> None:
+    hashes, tokens = chain(3)
+    async with open_node() as node:
+        await (await node.client("writer")).put(hashes, tokens)
+        reader = await node.client()
+        leased = await reader.lease(hashes)
+        assert isinstance(leased, BlocksLeased)
+        assert tuple(place.hash for place in leased.places) == hashes
+        memory = reader.transfer.allocate(LAYOUT.block_bytes)
+        for place in leased.places:
+            piece = Piece(memory.region, 0, leased.region, place.offset, LAYOUT.block_bytes)
+            await reader.transfer.submit("read", [piece])
+            assert bytes(memory.view[:16]) == place.hash
+            assert xxhash.xxh3_64_intdigest(memory.view) == place.checksum
+
+
+async def test_a_reservation_is_not_served_before_its_commit() -> None:
+    hashes, tokens = chain(2)
+    async with open_node() as node:
+        client = await node.client()
+        await client.reserve(hashes, tokens)
+        assert (await client.lease(hashes)).places == ()
+
+
+async def test_blocks_that_are_stored_or_being_written_are_not_reserved_again() -> None:
+    hashes, tokens = chain(4)
+    async with open_node() as node:
+        first, second = await node.client("a"), await node.client("b")
+        await first.put(hashes[:2], tokens[:32])
+        assert [p.hash for p in (await first.reserve(hashes[:3], tokens[:48])).places] == [
+            hashes[2]
+        ]
+        assert [p.hash for p in (await second.reserve(hashes, tokens)).places] == [hashes[3]]
+
+
+async def test_a_put_that_is_never_committed_is_discarded_and_its_commit_refused() -> None:
+    hashes, tokens = chain(1)
+    async with open_node(reservation_ttl_s=5) as node:
+        client = await node.client()
+        reserved = await client.reserve(hashes, tokens)
+        node.clock.advance(6)
+        answer = await client.ask(CommitBlocks(ticket=reserved.ticket, checksums=(1,)))
+        assert isinstance(answer, KvstoreRefused)
+        assert isinstance(await client.reserve(hashes, tokens), BlocksReserved)
+        assert node.worker.cache is not None
+        node.worker.cache.check()
+
+
+async def test_a_revoked_reservation_gives_its_slots_back() -> None:
+    hashes, tokens = chain(N_SLOTS)
+    other, other_tokens = chain(N_SLOTS, salt="x")
+    async with open_node() as node:
+        client = await node.client()
+        reserved = await client.reserve(hashes, tokens)
+        assert len(reserved.places) == N_SLOTS
+        full = await client.reserve(other, other_tokens)
+        assert isinstance(full, KvstoreRefused) and full.retry_after_s > 0
+        await client.link.send(RevokeBlocks(ticket=reserved.ticket))
+        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
+
+
+async def test_a_leased_block_is_not_evicted_until_it_is_released() -> None:
+    hashes, tokens = chain(N_SLOTS)
+    other, other_tokens = chain(N_SLOTS, salt="x")
+    async with open_node(high_watermark=1.0) as node:
+        client = await node.client()
+        await client.put(hashes, tokens)
+        lease = await client.lease(hashes)
+        assert isinstance(await client.reserve(other, other_tokens), KvstoreRefused)
+        await client.link.send(ReleaseLease(ticket=lease.ticket))
+        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
+
+
+async def test_a_lease_that_is_not_renewed_ends() -> None:
+    hashes, tokens = chain(N_SLOTS)
+    other, other_tokens = chain(N_SLOTS, salt="x")
+    async with open_node(lease_ttl_s=3, high_watermark=1.0) as node:
+        client = await node.client()
+        await client.put(hashes, tokens)
+        await client.lease(hashes)
+        node.clock.advance(4)
+        assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
+
+
+async def test_stored_and_removed_blocks_are_announced_with_parents_and_tokens() -> None:
+    hashes, tokens = chain(N_SLOTS)
+    other, other_tokens = chain(1, salt="x")
+    async with open_node(high_watermark=1.0) as node:
+        listener, client = await node.client("listener"), await node.client()
+        await client.put(hashes[:2], tokens[:32])
+        await client.put(hashes, tokens)
+        await client.put(other, other_tokens)
+        first, second, removed, third = await listener.events(4)
+        assert first == BlockStored(
+            block_hashes=hashes[:2],
+            parent_block_hash=None,
+            token_ids=tokens[:32],
+            block_size=16,
+            medium="CPU",
+        )
+        assert second.block_hashes == hashes[2:]
+        assert second.parent_block_hash == hashes[1]
+        assert second.token_ids == tokens[32:]
+        # The chain's last block goes first: the others are of no use without their parents.
+        assert removed == BlockRemoved(block_hashes=(hashes[-1],), medium="CPU")
+        assert third.block_hashes == other
+
+
+async def test_above_the_watermark_room_is_made_ahead_of_demand() -> None:
+    hashes, tokens = chain(N_SLOTS)
+    async with open_node(high_watermark=0.75, low_watermark=0.5) as node:
+        listener, client = await node.client("listener"), await node.client()
+        await client.put(hashes, tokens)
+        stored, removed = await listener.events(2)
+        assert stored.block_hashes == hashes
+        assert set(removed.block_hashes) == set(hashes[8:])
+
+
+async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after() -> None:
+    hashes, tokens = chain(3)
+    async with open_node() as node:
+        client = await node.client()
+        assert await client.ask(SnapshotBlocks()) == BlocksSnapshot(sequence=-1, hashes=())
+        await client.put(hashes[:1], tokens[:16])
+        await client.put(hashes, tokens)
+        snapshot = await client.ask(SnapshotBlocks())
+        assert snapshot.sequence == 1
+        assert set(snapshot.hashes) == set(hashes)
+
+
+async def test_the_first_put_fixes_the_layout_and_the_conductor_hears_of_it() -> None:
+    hashes, tokens = chain(1)
+    async with open_node() as node:
+        conductor, client = await node.client("conductor"), await node.client()
+        hello = Hello(conductor_id=ConductorId("c"), session=1)
+        assert (await conductor.ask(hello)).worker.layout is None
+        await client.put(hashes, tokens)
+        while not isinstance(welcome := await conductor.link.receive(), Welcome):
+            pass
+        assert welcome.worker.layout == LAYOUT
+        assert welcome.worker.n_blocks == N_SLOTS
+        assert [info.layout for info in node.records] == [LAYOUT]
+
+
+async def test_another_layout_is_refused_with_both_values_named() -> None:
+    hashes, tokens = chain(1)
+    other = KvLayout(
+        model="m", n_layers=4, n_kv_heads=4, head_dim=32, dtype="bfloat16", block_size=16
+    )
+    async with open_node() as node:
+        client = await node.client()
+        await client.put(hashes, tokens)
+        for answer in (
+            await client.reserve(hashes, tokens, layout=other),
+            await client.lease(hashes, layout=other),
+        ):
+            assert isinstance(answer, KvstoreRefused)
+            assert "float32" in answer.reason and "bfloat16" in answer.reason
+
+
+async def test_a_block_larger_than_the_store_is_refused_naming_both_sizes() -> None:
+    huge = KvLayout(
+        model="m", n_layers=80, n_kv_heads=8, head_dim=128, dtype="float32", block_size=16
+    )
+    hashes, tokens = chain(1)
+    async with open_node() as node:
+        answer = await (await node.client()).reserve(hashes, tokens, layout=huge)
+        assert isinstance(answer, KvstoreRefused)
+        assert str(huge.block_bytes) in answer.reason and str(1 << 20) in answer.reason
+
+
+@pytest.mark.parametrize("tokens", [(), tuple(range(15)), tuple(range(17))])
+async def test_a_put_whose_tokens_do_not_fit_its_blocks_is_refused(
+    tokens: tuple[int, ...],
+) -> None:
+    hashes, _ = chain(1)
+    async with open_node() as node:
+        answer = await (await node.client()).reserve(hashes, tokens)
+        assert isinstance(answer, KvstoreRefused)
+
+
+async def test_messages_that_are_not_for_a_kvstore_are_dropped() -> None:
+    hashes, tokens = chain(1)
+    async with open_node() as node:
+        client = await node.client()
+        await client.link.send(PrefillLoad(n_queued=1, queued_tokens=1, free_pages=1, n_pages=1))
+        await client.put(hashes, tokens)
