@@ -1,0 +1,25 @@
+"""`python -m benchmarks [ttft | overhead]`."""
+
+import sys
+
+from rich.console import Console
+
+from benchmarks import overhead, ttft
+
+BENCHMARKS = {"ttft": ttft.run, "overhead": overhead.run}
+
+
+def main(names: list[str]) -> int:
+    """Run those named, or all; the exit status."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+        return 2
+    console = Console()
+    for name in names or BENCHMARKS:
+        BENCHMARKS[name](console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

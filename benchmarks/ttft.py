@@ -1,0 +1,43 @@
+"""What a cached prefix saves: TTFT of a prompt never seen, and of one whose prefix was."""
+
+import random
+import statistics
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cluster import Timing, running, timed
+from halfmoon_cli.demo import demo_model_folder, make_demo_model
+
+PROMPT_TOKENS = (512, 2000, 8000)
+VOCABULARY = range(300, 8000)
+
+
+def run(console: Console, rounds: int = 5, seed: int = 1) -> None:
+    """Measure on the demo model, 1 prefill, 1 decode, 1 kvstore."""
+    make_demo_model(demo_model_folder())
+    dice = random.Random(seed)
+    table = Table(title=f"TTFT, demo model, medians of {rounds}, seed {seed}", box=None)
+    for column in ("prompt tokens", "miss", "hit", "hit/miss", "cached tokens", "TBT after it"):
+        table.add_column(column, justify="right")
+    with running(str(demo_model_folder())) as url, httpx.Client() as client:
+        timed(client, url, dice.choices(VOCABULARY, k=64), 4)  # warm
+        for n in PROMPT_TOKENS:
+            misses: list[Timing] = []
+            hits: list[Timing] = []
+            for _ in range(rounds):
+                prefix = dice.choices(VOCABULARY, k=n)
+                misses.append(timed(client, url, [*prefix, 5], 16))
+                hits.append(timed(client, url, [*prefix, 6], 16))
+            miss = statistics.median(t.ttft_s for t in misses)
+            hit = statistics.median(t.ttft_s for t in hits)
+            table.add_row(
+                str(n + 1),
+                f"{miss * 1e3:.0f} ms",
+                f"{hit * 1e3:.0f} ms",
+                f"{hit / miss:.2f}",
+                str(hits[-1].n_cached),
+                f"{statistics.median(t.tbt_s for t in hits) * 1e3:.1f} ms",
+            )
+    console.print(table)
