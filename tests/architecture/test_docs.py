@@ -1,0 +1,180 @@
+"""The docs tell the truth where a machine can check it: names, files, settings, tests, numbers.
+
+In README, CONTRIBUTING and docs, in backticks:
+
+    module.path:Qualified.name       is defined in our sources (they are parsed, not imported)
+    tests/…/test_x.py::test_name     is a test
+    services/…, libs/…, docs/…       is a file or folder
+    make target                      is a target of the Makefile
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfmoon_conductor.settings import ConductorSettings
+from halfmoon_decode.settings import DecodeSettings
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_prefill.settings import PrefillSettings
+from halfmoon_protocol.messages import ALL_MESSAGES
+from halfmoon_runtime.settings import ServiceSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SETTINGS: tuple[type[ServiceSettings], ...] = (
+    ConductorSettings,
+    PrefillSettings,
+    DecodeSettings,
+    KvstoreSettings,
+)
+
+_NAME = re.compile(r"`(halfmoon_[\w.]+)(?::([\w.]+))?`")
+_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+_PATH = re.compile(r"`((?:libs|services|tests|docs|benchmarks|\.ci)/[^`\s:]*)`")
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
+_CODE = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
+_MAKE = re.compile(r"\bmake ([a-z]+)\b")
+_ROW = re.compile(r"^\| `--([\w-]+)` \| ([^|]*?) *\|", re.MULTILINE)
+
+
+def pages() -> Any:
+    return pytest.mark.parametrize(
+        "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)).removesuffix(".md")
+    )
+
+
+@cache
+def definitions(source: Path) -> frozenset[str]:
+    """Qualified names of all classes, functions and assigned names of a file."""
+    return frozenset(_defined(ast.parse(source.read_text(), str(source)), ""))
+
+
+def _defined(scope: ast.AST, prefix: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(scope):
+        match node:
+            case ast.ClassDef(name=name):
+                yield prefix + name
+                yield from _defined(node, f"{prefix}{name}.")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield prefix + name
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield prefix + name
+            case ast.Assign(targets=targets):
+                yield from (prefix + each.id for each in targets if isinstance(each, ast.Name))
+
+
+def source_of(module: str) -> Path | None:
+    """The file of one of our modules or packages."""
+    relative = module.replace(".", "/")
+    for home in [*ROOT.glob("libs/*"), *ROOT.glob("services/*")]:
+        for candidate in (home / f"{relative}.py", home / relative / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+@pages()
+def test_names_in_the_docs_exist_in_the_sources(page: Path) -> None:
+    missing = []
+    for module, name in _NAME.findall(page.read_text()):
+        source = source_of(module)
+        if source is None or (name and name not in definitions(source)):
+            missing.append(f"{module}:{name}")
+    assert not missing, f"{page.name} names what is not there: {', '.join(missing)}"
+
+
+@pages()
+def test_tests_in_the_docs_exist(page: Path) -> None:
+    missing = [
+        f"{path}::{name}"
+        for path, name in _TEST.findall(page.read_text())
+        if not (ROOT / path).is_file() or name not in definitions(ROOT / path)
+    ]
+    assert not missing, f"{page.name} names tests that are not there: {', '.join(missing)}"
+
+
+@pages()
+def test_links_and_paths_in_the_docs_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    paths = [path for path in _PATH.findall(text) if not any(ROOT.glob(path.rstrip("/")))]
+    assert not links + paths, f"{page.name} leads nowhere: {links + paths}"
+
+
+@pages()
+def test_make_targets_in_the_docs_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    named = {name for code in _CODE.findall(page.read_text()) for name in _MAKE.findall(code)}
+    assert named <= targets, f"{page.name} names targets that are not there: {named - targets}"
+
+
+def test_the_continuous_integration_runs_what_the_readme_says() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for command in ("make check", "make test"):
+        assert re.search(rf"^{command}$", script, re.MULTILINE)
+        assert re.search(rf"^{command}$", readme, re.MULTILINE)
+
+
+def test_every_setting_is_listed_with_its_default() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)
+    shared = ServiceSettings.model_fields.keys()
+    for settings in SETTINGS:
+        (section,) = [part for part in sections if part.startswith(f"{_role(settings)}\n")]
+        rows = dict(_ROW.findall(section))
+        (common,) = [part for part in sections if part.startswith("every service\n")]
+        expected = {
+            name.replace("_", "-"): _default(settings, name)
+            for name in settings.model_fields
+            if name not in shared or _default(settings, name) != _default(ServiceSettings, name)
+        }
+        assert rows == expected, f"{settings.__name__} and docs/operating.md differ"
+        assert dict(_ROW.findall(common)) == {
+            name.replace("_", "-"): _default(ServiceSettings, name) for name in shared
+        }
+
+
+def _role(settings: type[ServiceSettings]) -> str:
+    return settings.__module__.split(".")[0].removeprefix("halfmoon_")
+
+
+def _default(settings: type[ServiceSettings], name: str) -> str:
+    """As the table writes it."""
+    field = settings.model_fields[name]
+    if field.is_required():
+        return "(required)"
+    if field.default_factory is not None:
+        return "(this machine)"
+    return "" if field.default in ("", None) else f"`{field.default}`"
+
+
+def test_every_message_is_in_the_protocols_tables() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    tags = {kind.__struct_config__.tag for kind in ALL_MESSAGES}
+    listed = set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE))
+    assert tags == listed
+
+
+def test_the_worked_hash_is_the_golden_one() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    golden = msgspec.json.decode(
+        (ROOT / "libs" / "protocol" / "golden" / "block_hashes.json").read_bytes()
+    )[0]
+    assert golden["root_hex"] in text
+    assert all(block in text for block in golden["hashes_hex"])
+
+
+def test_every_failure_names_a_test() -> None:
+    text = (ROOT / "docs" / "failures.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+    without = [row for row in rows if "::" not in row and not row.startswith("| what fails")]
+    assert rows
+    assert not without, f"no test is named for: {without}"
