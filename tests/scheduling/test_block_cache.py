@@ -236,10 +236,14 @@ class CacheAgainstSets(RuleBasedStateMachine):
         return {block for _, places in self.reserved.values() for block, _ in places}
 
     def evictable(self, keep: Sequence[BlockHash]) -> set[BlockHash]:
-        """Stored blocks none of whose descendants, nor themselves, must stay."""
+        """Stored blocks that could go, perhaps after their children."""
         pinned = {block for _, blocks in self.leased.values() for block in blocks} | set(keep)
-        pinned |= self.pending()
-        return {b for b in self.stored if not any(other.startswith(b) for other in pinned)}
+
+        def may_go(block: BlockHash) -> bool:
+            children = [b for b in {*self.stored, *self.pending()} if b[:-1] == block]
+            return block in self.stored and block not in pinned and all(map(may_go, children))
+
+        return {block for block in self.stored if may_go(block)}
 
     def evicted(self, blocks: Sequence[BlockHash], keep: Sequence[BlockHash]) -> None:
         assert set(blocks) <= self.evictable(keep)

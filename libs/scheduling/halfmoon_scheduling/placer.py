@@ -56,11 +56,12 @@ class Placer:
             layout.block_size,
         )
         n_tokens = len(request.token_ids)
-        grows = request.stopping.max_new_tokens > 1
+        n_pages = layout.blocks_for(n_tokens)
+        may_grow = layout.blocks_for(n_tokens + request.stopping.max_new_tokens - 1) > n_pages
         job = Job(
             request.request_id,
             n_tokens,
-            layout.blocks_for(n_tokens + grows),
+            n_pages + may_grow,
             layout.block_size,
             layout.block_bytes,
         )

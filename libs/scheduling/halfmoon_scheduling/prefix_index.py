@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from halfmoon_protocol.ids import BlockHash, WorkerId
 from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
 
-#: Batches kept while a snapshot is awaited; past this, one more snapshot is needed.
+#: Batches kept while a snapshot is awaited; past this, they are left to the snapshot.
 MAX_BUFFERED_BATCHES = 1024
 
 
@@ -159,17 +159,19 @@ class PrefixIndex:
 class _Stream:
     """What is known of one kvstore's events."""
 
-    #: The newest event applied or contained in the snapshot.
+    #: The newest event applied, or contained in the snapshot.
     applied: int = -1
     #: The newest batch that came; batches come in order, so an older one means a restart.
     newest: KvEventBatch | None = None
     awaits_snapshot: bool = True
     #: When the awaited snapshot was asked for.
     asked_s: float = 0.0
-    #: Batches that came while a snapshot is awaited.
+    #: A snapshot of an earlier state than this leaves a gap before `buffered`.
+    required: int = -1
+    #: What came while a snapshot is awaited, without gaps.
     buffered: list[KvEventBatch] = field(default_factory=list)
-    #: Whether the buffer misses some, so that the awaited snapshot will not be enough.
-    buffer_broken: bool = False
+    #: The kvstore began anew while a snapshot was awaited, which may tell of the old start.
+    restarted: bool = False
 
 
 class KvFollower:
@@ -216,70 +218,71 @@ class KvFollower:
         return late
 
     def changed(self, worker: WorkerId, batch: KvEventBatch, now: float) -> bool:
-        """A batch of events came. One of a stranger is ignored."""
+        """A batch of events came. One of a stranger is ignored, as is a batch said twice."""
         stream = self._streams.get(worker)
         if stream is None or batch == stream.newest:
             return False
         restarted = stream.newest is not None and batch.sequence <= stream.newest.sequence
         stream.newest = batch
         if stream.awaits_snapshot:
-            self._buffer(stream, batch, restarted)
+            stream.restarted |= restarted
+            self._buffer(stream, batch)
             return False
         if batch.sequence <= stream.applied and not restarted:
             return False  # contained in the snapshot
         if restarted or batch.sequence > stream.applied + 1:
-            return self._await_snapshot(stream, now, batch)
+            self._buffer(stream, batch)
+            return self._await_snapshot(stream, now)
         self._apply(worker, stream, batch)
         return False
 
     def snapshot(
         self, worker: WorkerId, sequence: int, hashes: Iterable[BlockHash], now: float
     ) -> bool:
-        """A snapshot came, the state after event `sequence`; one not asked for is ignored."""
+        """A snapshot came, the state after event `sequence`.
+
+        One that is too old is asked for once more: several may be under way, and the newest
+        need not come last.
+        """
         stream = self._streams.get(worker)
-        if stream is None or not stream.awaits_snapshot:
+        if stream is None or not (stream.awaits_snapshot or sequence > stream.applied):
             return False
+        if stream.awaits_snapshot and (stream.restarted or sequence < stream.required):
+            stream.restarted = False
+            return self._await_snapshot(stream, now)
         self._index.replace(worker, hashes)
         stream.applied = sequence
-        buffered, stream.buffered = stream.buffered, []
-        if stream.buffer_broken:
-            stream.buffer_broken = False
-            stream.newest = None
-            stream.asked_s = now
-            return True
         stream.awaits_snapshot = False
-        for batch in buffered:
-            if batch.sequence <= stream.applied:
-                continue
-            if batch.sequence > stream.applied + 1:
-                return self._await_snapshot(stream, now)
-            self._apply(worker, stream, batch)
+        for batch in stream.buffered:
+            if batch.sequence > stream.applied:
+                self._apply(worker, stream, batch)
+        stream.buffered = []
+        stream.required = -1
         return False
 
     def check(self) -> None:
-        """Audit: only streams that wait have a buffer, and it is bounded."""
+        """Audit: only streams that wait have a buffer, bounded, and without gaps."""
         for stream in self._streams.values():
-            assert stream.awaits_snapshot or not (stream.buffered or stream.buffer_broken)
+            assert stream.awaits_snapshot or not (stream.buffered or stream.restarted)
             assert len(stream.buffered) <= self._max_buffered
-            sequences = [batch.sequence for batch in stream.buffered]
-            assert sequences == sorted(set(sequences)), "buffered batches are out of order"
+            if stream.buffered:
+                first = stream.buffered[0].sequence
+                sequences = [batch.sequence for batch in stream.buffered]
+                assert sequences == list(range(first, first + len(sequences)))
+                assert first == stream.required + 1
 
-    def _await_snapshot(
-        self, stream: _Stream, now: float, batch: KvEventBatch | None = None
-    ) -> bool:
+    def _await_snapshot(self, stream: _Stream, now: float) -> bool:
         stream.awaits_snapshot = True
         stream.asked_s = now
-        stream.buffered = [] if batch is None else [batch]
-        stream.buffer_broken = False
         return True
 
-    def _buffer(self, stream: _Stream, batch: KvEventBatch, restarted: bool) -> None:
-        """Keep a batch; without room or after a restart the snapshot on its way can't help."""
-        if restarted or len(stream.buffered) == self._max_buffered:
+    def _buffer(self, stream: _Stream, batch: KvEventBatch) -> None:
+        """Keep a batch; what does not join on to it, or has no room, the snapshot must cover."""
+        joins = stream.buffered and stream.buffered[-1].sequence + 1 == batch.sequence
+        if not joins or len(stream.buffered) == self._max_buffered:
             stream.buffered = []
-            stream.buffer_broken = True
-        elif not stream.buffer_broken:
-            stream.buffered.append(batch)
+            stream.required = batch.sequence - 1
+        stream.buffered.append(batch)
 
     def _apply(self, worker: WorkerId, stream: _Stream, batch: KvEventBatch) -> None:
         for event in batch.events:

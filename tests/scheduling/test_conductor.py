@@ -1,0 +1,753 @@
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from halfmoon_protocol.ids import RequestId, WorkerId, retry_id
+from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    BlocksSnapshot,
+    CachedPrefix,
+    Cancel,
+    DecodeCost,
+    DecodeFailed,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
+    KvstoreAddress,
+    PrefillCost,
+    PrefillDone,
+    PrefillFailed,
+    PrefillLoad,
+    PrefillStopped,
+    ReserveDecode,
+    SnapshotBlocks,
+    StartDecode,
+    StartPrefill,
+    Welcome,
+)
+from halfmoon_protocol.sampling import Sampling
+from halfmoon_scheduling.commands import (
+    AnyCommand,
+    Deliver,
+    Fail,
+    RefuseWorker,
+    Reject,
+    Resubmit,
+    Send,
+)
+from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    KvChanged,
+    MessageReceived,
+    Request,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from halfmoon_scheduling.request_state import Phase
+from halfmoon_scheduling.testing import LAYOUT, a_landing, a_request, a_worker
+
+R1, R2 = RequestId("cmpl-1"), RequestId("cmpl-2")
+P0, P1, D0, D1, K0, K1 = (
+    WorkerId(name)
+    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0", "kvstore-1")
+)
+T = TypeVar("T", bound=AnyCommand)
+
+
+class Core:
+    """A conductor whose books are audited after every event."""
+
+    def __init__(self, *workers: str, **config: Any) -> None:
+        self.conductor = Conductor(SchedulingConfig(**config))
+        self.now = 0.0
+        for worker in workers:
+            self.join(worker)
+
+    def handle(self, event: AnyEvent, now: float | None = None) -> list[AnyCommand]:
+        self.now = self.now if now is None else now
+        commands = self.conductor.handle(event, self.now)
+        self.conductor.check()
+        return commands
+
+    def join(self, worker: str, **fields: Any) -> list[AnyCommand]:
+        return self.handle(WorkerJoined(a_worker(worker, **fields)))
+
+    def lose(self, worker: str) -> list[AnyCommand]:
+        return self.handle(WorkerLost(WorkerId(worker), "socket closed"))
+
+    def arrive(self, request: Request | str = "cmpl-1", **fields: Any) -> list[AnyCommand]:
+        request = a_request(request, **fields) if isinstance(request, str) else request
+        return self.handle(RequestArrived(request))
+
+    def hear(self, worker: str, message: AnyMessage) -> list[AnyCommand]:
+        return self.handle(MessageReceived(WorkerId(worker), message))
+
+    def reserved(self, worker: str = "decode-0", rid: str = "cmpl-1") -> list[AnyCommand]:
+        message = DecodeReserved(
+            request_id=RequestId(rid), landing=a_landing(worker), expires_s=60.0
+        )
+        return self.hear(worker, message)
+
+    def prefilled(
+        self, worker: str = "prefill-0", rid: str = "cmpl-1", finish: str = "", **fields: Any
+    ) -> list[AnyCommand]:
+        defaults = {"n_cached": 0, "queue_s": 0.0, "compute_s": 0.01, "drain_s": 0.0}
+        message = PrefillDone(
+            request_id=RequestId(rid), first_token=7, finish=finish, **(defaults | fields)
+        )
+        return self.hear(worker, message)
+
+    def refused(
+        self, worker: str = "decode-0", rid: str = "cmpl-1", retryable: bool = True
+    ) -> list[AnyCommand]:
+        message = DecodeRefused(
+            request_id=RequestId(rid), reason="0 of 64 pages are free", retryable=retryable
+        )
+        return self.hear(worker, message)
+
+    def load(self, worker: str = "decode-0", free_pages: int = 64) -> list[AnyCommand]:
+        message = DecodeLoad(
+            n_running=0, n_reserved=0, context_tokens=0, free_pages=free_pages, n_pages=64, step_s=0
+        )
+        return self.hear(worker, message)
+
+    def hold(self, kvstore: str, request: Request, n_blocks: int) -> None:
+        """The kvstore says that it holds the first blocks of this prompt."""
+        hashes = request.block_hashes[:n_blocks]
+        assert self.hear(kvstore, BlocksSnapshot(sequence=-1, hashes=hashes)) == []
+
+    def phase(self, rid: str = "cmpl-1") -> Phase | None:
+        return self.conductor.phase_of(RequestId(rid))
+
+    @property
+    def n_requests(self) -> dict[str, int]:
+        return {phase: n for phase, n in self.conductor.n_requests.items() if n}
+
+
+def sent(commands: list[AnyCommand]) -> list[tuple[WorkerId, type[AnyMessage]]]:
+    return [(c.worker_id, type(c.message)) for c in commands if isinstance(c, Send)]
+
+
+def only(commands: list[AnyCommand], kind: type[T]) -> T:
+    (command,) = commands
+    assert isinstance(command, kind), command
+    return command
+
+
+def message_to(commands: list[AnyCommand], worker: str) -> Any:
+    (message,) = (c.message for c in commands if isinstance(c, Send) and c.worker_id == worker)
+    return message
+
+
+def start_prefill(core: Core, **fields: Any) -> StartPrefill:
+    core.arrive(**fields)
+    message = only(core.reserved(), Send).message
+    assert isinstance(message, StartPrefill)
+    return message
+
+
+def decoding(core: Core, **fields: Any) -> None:
+    start_prefill(core, **fields)
+    core.prefilled()
+    assert core.phase() is Phase.DECODING
+
+
+# -- the way of a request ------------------------------------------------------------------------
+
+
+def test_a_request_is_reserved_then_prefilled_then_decoded() -> None:
+    core = Core("prefill-0", "decode-0")
+    request = a_request()
+    reserve = only(core.arrive(request), Send)
+    assert reserve.worker_id == D0
+    assert reserve.message == ReserveDecode(request_id=R1, n_tokens=40, stopping=request.stopping)
+    assert core.phase() is Phase.RESERVING
+    start = only(core.reserved(), Send)
+    assert start.worker_id == P0
+    assert start.message == StartPrefill(
+        request_id=R1,
+        token_ids=request.token_ids,
+        n_prompt=40,
+        block_hashes=request.block_hashes,
+        landing=a_landing("decode-0"),
+        landing_expires_s=55.0,
+        sampling=request.sampling,
+        stopping=request.stopping,
+    )
+    assert core.phase() is Phase.PREFILLING
+    delivered, decode = core.prefilled(n_cached=16)
+    assert delivered == Deliver(R1, 7, "", 16)
+    assert decode == Send(
+        D0,
+        StartDecode(
+            request_id=R1,
+            first_token=7,
+            sampling=request.sampling,
+            stopping=request.stopping,
+            n_prompt=40,
+        ),
+    )
+    assert core.handle(RequestFinished(R1)) == []
+    assert core.n_requests == {}
+
+
+def test_a_request_that_ends_with_its_first_token_needs_no_decode() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    delivered, cancel = core.prefilled(finish="stop")
+    assert delivered == Deliver(R1, 7, "stop", 0)
+    assert cancel == Send(D0, Cancel(request_id=R1))
+    assert core.n_requests == {}
+
+
+def test_decode_gets_the_history_only_if_sampling_looks_at_it() -> None:
+    core = Core("prefill-0", "decode-0")
+    request = a_request(sampling=Sampling(repetition_penalty=1.1))
+    core.arrive(request)
+    core.reserved()
+    assert message_to(core.prefilled(), D0).history == request.token_ids
+
+
+def test_a_landing_shorter_than_the_margin_leaves_half_of_itself_for_writing() -> None:
+    core = Core("prefill-0", "decode-0", landing_margin_s=5.0)
+    core.arrive()
+    message = DecodeReserved(request_id=R1, landing=a_landing("decode-0"), expires_s=6.0)
+    assert message_to(core.hear("decode-0", message), P0).landing_expires_s == 3.0
+
+
+def test_prefill_is_told_where_the_cached_prefix_is_and_where_to_store() -> None:
+    core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1")
+    core.join("prefill-0", home_kvstore="kvstore-0")
+    core.hold("kvstore-1", a_request(n_tokens=100), 5)
+    start = start_prefill(core, n_tokens=100)
+    there = KvstoreAddress(K1, 1, "memory://kvstore-1/commands")
+    assert start.cached == CachedPrefix(there, 5)
+    assert start.store_in == KvstoreAddress(K0, 1, "memory://kvstore-0/commands")
+
+
+def test_a_source_that_is_lost_before_prefill_starts_is_not_named() -> None:
+    core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1")
+    core.hold("kvstore-1", a_request(n_tokens=100), 5)
+    core.arrive(n_tokens=100)
+    core.lose("kvstore-1")
+    assert message_to(core.reserved(), P0).cached is None
+
+
+def test_every_placement_is_kept_with_its_table() -> None:
+    core = Core("prefill-0", "prefill-1", "decode-0", kept_decisions=1)
+    core.arrive()
+    core.arrive("cmpl-2")
+    (decision,) = core.conductor.decisions
+    assert decision.request_id == R2
+    assert [row.worker_id for row in decision.placement.estimates] == [P0, P1]
+
+
+def test_requests_spread_over_prefill_workers_as_queues_grow() -> None:
+    core = Core("prefill-0", "prefill-1", "decode-0")
+    core.arrive("cmpl-1")
+    core.arrive("cmpl-2", prompt=1)
+    assert [d.placement.prefill for d in core.conductor.decisions] == [P0, P1]
+
+
+def test_a_queue_shrinks_by_what_has_run() -> None:
+    core = Core("decode-0", admission="none")
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=10.0, c1_s=0.0))
+    core.arrive("cmpl-1")
+    core.now = 4.0
+    core.arrive("cmpl-2")
+    assert core.conductor.decisions[-1].placement.chosen.queue_s == pytest.approx(6)
+    core.reserved()
+    core.now = 30.0
+    core.prefilled()
+    core.arrive("cmpl-3")
+    assert core.conductor.decisions[-1].placement.chosen.queue_s == pytest.approx(10)
+
+
+def test_what_other_conductors_queued_counts() -> None:
+    core = Core("decode-0")
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=0.0, c1_s=0.5))
+    load = PrefillLoad(n_queued=1, queued_tokens=20, free_pages=9, n_pages=9)
+    core.hear("prefill-0", load)
+    core.arrive()
+    assert core.conductor.decisions[-1].placement.chosen.queue_s == pytest.approx(10)
+
+
+def test_a_decode_worker_that_reports_slow_steps_is_avoided() -> None:
+    core = Core("prefill-0")
+    cost = DecodeCost(d0_s=0.01, d1_s=0.0, d2_s=0.0)
+    core.join("decode-0", decode_cost=cost)
+    core.join("decode-1", decode_cost=cost)
+    slow = DecodeLoad(
+        n_running=1, n_reserved=0, context_tokens=9, free_pages=60, n_pages=64, step_s=0.05
+    )
+    core.hear("decode-0", slow)
+    assert sent(core.arrive()) == [(D1, ReserveDecode)]
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("present", [["decode-0"], ["prefill-0"], [], ["kvstore-0"]])
+def test_without_a_prefill_or_a_decode_worker_a_request_is_unavailable(present: list[str]) -> None:
+    reject = only(Core(*present).arrive(), Reject)
+    assert (reject.kind, reject.retry_after_s) == ("unavailable", 1.0)
+
+
+def test_draining_workers_get_nothing_new() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.join("prefill-0", draining=True)
+    assert only(core.arrive(), Reject).kind == "unavailable"
+
+
+def test_a_worker_that_drains_finishes_what_it_has() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    assert core.join("decode-0", draining=True) == []
+    assert sent(core.reserved()) == [(P0, StartPrefill)]
+    assert sent(core.prefilled()) == [(D0, StartDecode)]
+
+
+def test_a_prompt_over_the_context_is_too_long_with_both_numbers() -> None:
+    reject = only(Core("prefill-0", "decode-0").arrive(n_tokens=4090, max_new_tokens=7), Reject)
+    assert reject.kind == "too_long"
+    assert "4090 tokens and up to 7 new ones are 4097" in reject.reason
+    assert "4096 tokens" in reject.reason
+
+
+def test_a_prompt_over_every_decode_pool_is_too_long_with_both_numbers() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.join("prefill-0", n_blocks=0)
+    reject = only(core.arrive(n_tokens=1020, max_new_tokens=8), Reject)
+    assert reject.kind == "too_long"
+    assert "need 65 pages of 16 tokens; the largest decode worker has 64" in reject.reason
+    assert sent(core.arrive(n_tokens=1017, max_new_tokens=8)) == [(D0, ReserveDecode)]
+
+
+def test_a_prompt_over_every_prefill_pool_is_too_long() -> None:
+    core = Core("decode-0")
+    core.join("prefill-0", n_blocks=2)
+    assert "the largest prefill worker has 2" in only(core.arrive(), Reject).reason
+
+
+def test_a_long_prompt_goes_to_the_worker_that_can_hold_it() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.join("prefill-0", n_blocks=0)
+    core.join("decode-1", n_blocks=256, decode_cost=DecodeCost(d0_s=9.0))
+    assert sent(core.arrive(n_tokens=2000)) == [(D1, ReserveDecode)]
+
+
+def test_a_predicted_miss_is_refused_before_anything_is_spent() -> None:
+    core = Core("decode-0", admission="early", ttft_slo_s=15.0)
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=10.0, c1_s=0.0))
+    assert sent(core.arrive("cmpl-1")) == [(D0, ReserveDecode)]
+    reject = only(core.arrive("cmpl-2"), Reject)
+    assert (reject.kind, reject.retry_after_s) == ("overloaded", 5.0)
+    assert sent(core.arrive("cmpl-3", ttft_slo_s=20.0)) == [(D0, ReserveDecode)]
+
+
+def test_a_retry_is_never_refused_for_its_slo() -> None:
+    core = Core("decode-0", admission="early", ttft_slo_s=0.001)
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=10.0))
+    assert sent(core.arrive(retry_id(R1, 2), attempt=2)) == [(D0, ReserveDecode)]
+
+
+# -- decode pools full -------------------------------------------------------------------------
+
+
+def test_a_refused_reservation_is_tried_at_another_decode_worker() -> None:
+    core = Core("prefill-0", "decode-0", "decode-1")
+    assert sent(core.arrive()) == [(D0, ReserveDecode)]
+    assert sent(core.refused("decode-0")) == [(D1, ReserveDecode)]
+    assert core.refused("decode-1") == []
+    assert core.phase() is Phase.WAITING
+
+
+def test_who_waits_is_served_when_a_load_shows_room() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive(n_tokens=40, max_new_tokens=30)  # three pages, and one to grow into
+    core.refused()
+    assert core.load(free_pages=3) == []
+    assert sent(core.load(free_pages=4)) == [(D0, ReserveDecode)]
+
+
+def test_who_waits_is_served_when_a_request_finishes() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.join("decode-0", n_blocks=64)
+    decoding(core, n_tokens=900)
+    assert core.arrive("cmpl-2", n_tokens=400) == []
+    assert core.n_requests == {"decoding": 1, "waiting": 1}
+    assert sent(core.handle(RequestFinished(R1))) == [(D0, ReserveDecode)]
+
+
+def test_nobody_overtakes_those_who_wait() -> None:
+    core = Core("prefill-0", "decode-0")
+    decoding(core, n_tokens=900)
+    core.arrive("cmpl-2", n_tokens=400)
+    assert core.arrive("cmpl-3", n_tokens=16) == []
+    commands = core.handle(RequestFinished(R1))
+    assert [message.message.request_id for message in commands] == ["cmpl-2", "cmpl-3"]  # type: ignore[union-attr]
+
+
+def test_who_was_refused_waits_in_front_of_those_who_came_later() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive("cmpl-1")
+    core.load(free_pages=0)
+    core.arrive("cmpl-2")
+    core.refused(rid="cmpl-1")
+    ids = [c.message.request_id for c in core.load(free_pages=64)]  # type: ignore[union-attr]
+    assert ids == ["cmpl-1", "cmpl-2"]
+
+
+def test_a_full_line_refuses_new_requests_but_not_retries() -> None:
+    core = Core("prefill-0", "decode-0", max_waiting=1)
+    core.load(free_pages=0)
+    core.arrive("cmpl-1")
+    reject = only(core.arrive("cmpl-2"), Reject)
+    assert reject.kind == "overloaded"
+    assert "1 requests wait" in reject.reason
+    assert core.arrive("cmpl-3~2", attempt=2) == []
+    assert core.n_requests == {"waiting": 2}
+
+
+def test_waiting_ends_with_the_slo_or_the_timeout() -> None:
+    core = Core("prefill-0", "decode-0", admission="early", request_timeout_s=100.0)
+    core.load(free_pages=0)
+    core.arrive("cmpl-1", ttft_slo_s=5.0)
+    core.arrive("cmpl-2")
+    core.arrive("cmpl-3~2", attempt=2)
+    core.load(free_pages=0)
+    reject = only(core.handle(Tick(), 5.0), Reject)
+    assert (reject.request_id, reject.kind) == (R1, "overloaded")
+    reject, fail = core.handle(Tick(), 100.0)  # type: ignore[assignment]
+    assert (reject.request_id, reject.kind) == (R2, "overloaded")
+    assert isinstance(fail, Fail)
+
+
+def test_who_waits_hears_when_nobody_is_left() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.load(free_pages=0)
+    core.arrive()
+    assert only(core.lose("decode-0"), Reject).kind == "unavailable"
+
+
+def test_a_refusal_for_ever_is_too_long() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    assert only(core.refused(retryable=False), Reject).kind == "too_long"
+    core.arrive("cmpl-2~2", attempt=2)
+    assert isinstance(only(core.refused(rid="cmpl-2~2", retryable=False), Fail), Fail)
+
+
+def test_a_decode_worker_that_does_not_answer_is_left_for_another() -> None:
+    core = Core("prefill-0", "decode-0", "decode-1", reserve_timeout_s=5.0)
+    core.arrive()
+    assert core.handle(Tick(), 4.9) == []
+    assert sent(core.handle(Tick(), 5.0)) == [(D0, Cancel), (D1, ReserveDecode)]
+    # Its late answer frees what it holds.
+    assert core.reserved("decode-0") == [Send(D0, Cancel(request_id=R1))]
+    assert sent(core.reserved("decode-1")) == [(P0, StartPrefill)]
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+def test_a_failed_prefill_frees_the_landing_and_is_tried_again() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    message = PrefillFailed(request_id=R1, reason="out of memory", retryable=True)
+    cancel, again = core.hear("prefill-0", message)
+    assert cancel == Send(D0, Cancel(request_id=R1))
+    assert again == Resubmit(R1, "prefill at prefill-0 failed: out of memory")
+    assert core.n_requests == {}
+
+
+def test_what_can_not_succeed_is_not_tried_again() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    message = PrefillFailed(request_id=R1, reason="no such token", retryable=False)
+    _, fail = core.hear("prefill-0", message)
+    assert fail == Fail(R1, "prefill at prefill-0 failed: no such token")
+
+
+def test_after_the_last_try_it_fails() -> None:
+    core = Core("prefill-0", "decode-0", max_attempts=2)
+    core.arrive("cmpl-1~2", attempt=2)
+    fail = core.lose("decode-0")[-1]
+    assert isinstance(fail, Fail)
+    assert "(try 2 of 2)" in fail.reason
+
+
+def test_a_failed_decode_is_tried_again() -> None:
+    core = Core("prefill-0", "decode-0")
+    decoding(core)
+    message = DecodeFailed(request_id=R1, reason="preempted", retryable=True)
+    assert isinstance(only(core.hear("decode-0", message), Resubmit), Resubmit)
+
+
+def test_a_landing_that_ran_out_stops_its_prefill() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    message = DecodeFailed(request_id=R1, reason="the landing ran out", retryable=True)
+    cancel, again = core.hear("decode-0", message)
+    assert cancel == Send(P0, Cancel(request_id=R1))
+    assert isinstance(again, Resubmit)
+
+
+def test_a_lost_decode_worker_stops_prefill_and_the_request_is_tried_again() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    cancel, again = core.lose("decode-0")
+    assert cancel == Send(P0, Cancel(request_id=R1))
+    assert again == Resubmit(R1, "decode-0 is lost: socket closed")
+    assert core.n_requests == {}
+
+
+def test_a_lost_prefill_worker_leaves_the_landing_in_doubt() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    cancel, again = core.lose("prefill-0")
+    assert cancel == Send(D0, Cancel(request_id=R1, landing_in_doubt=True))
+    assert isinstance(again, Resubmit)
+
+
+def test_a_prefill_worker_lost_before_it_was_told_leaves_no_doubt() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    cancel, _ = core.lose("prefill-0")
+    assert cancel == Send(D0, Cancel(request_id=R1))
+
+
+def test_a_prefill_worker_lost_while_decoding_harms_nobody() -> None:
+    core = Core("prefill-0", "decode-0")
+    decoding(core)
+    assert core.lose("prefill-0") == []
+    assert core.phase() is Phase.DECODING
+
+
+def test_a_lost_kvstore_harms_no_request() -> None:
+    core = Core("prefill-0", "decode-0", "kvstore-0")
+    core.hold("kvstore-0", a_request(n_tokens=100), 5)
+    start_prefill(core, n_tokens=100)
+    assert core.lose("kvstore-0") == []
+    assert sent(core.prefilled()) == [(D0, StartDecode)]
+    assert len(core.conductor.index) == 0
+
+
+def test_a_prefill_that_takes_too_long_is_given_up() -> None:
+    core = Core("prefill-0", "decode-0", request_timeout_s=100.0)
+    start_prefill(core)
+    cancel, again = core.handle(Tick(), 100.0)
+    assert cancel == Send(P0, Cancel(request_id=R1))
+    assert again == Resubmit(R1, "prefill-0 did not finish in 100 s")
+    assert core.n_requests == {"stopping": 1}
+
+
+def test_a_kvstore_that_could_not_be_reached_is_forgotten_and_not_used_again() -> None:
+    core = Core("prefill-0", "decode-0", "kvstore-0")
+    request = a_request(n_tokens=100)
+    core.hold("kvstore-0", request, 5)
+    assert start_prefill(core, n_tokens=100).cached is not None
+    message = PrefillFailed(request_id=R1, reason="no route", retryable=True, culprit=K0)
+    assert (K0, SnapshotBlocks) in sent(core.hear("prefill-0", message))
+    assert len(core.conductor.index) == 0
+    core.hold("kvstore-0", request, 5)
+    core.arrive("cmpl-1~2", n_tokens=100, attempt=2)
+    start = message_to(core.reserved(rid="cmpl-1~2"), P0)
+    assert (start.cached, start.store_in) == (None, None)
+    core.arrive("cmpl-2", n_tokens=100)
+    assert message_to(core.reserved(rid="cmpl-2"), P0).cached is not None
+
+
+# -- clients that go -----------------------------------------------------------------------------
+
+
+def test_a_client_gone_while_waiting_leaves_the_line() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.load(free_pages=0)
+    core.arrive()
+    assert core.handle(RequestCancelled(R1)) == []
+    assert core.n_requests == {}
+
+
+def test_a_client_gone_while_reserving_frees_the_pages_also_if_they_are_granted_late() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    cancel = Send(D0, Cancel(request_id=R1))
+    assert core.handle(RequestCancelled(R1)) == [cancel]
+    assert core.reserved() == [cancel]
+
+
+@pytest.mark.parametrize("answer", ["stopped", "done", "failed"])
+def test_the_landing_of_a_client_gone_is_freed_once_prefill_writes_no_more(answer: str) -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    assert core.handle(RequestCancelled(R1)) == [Send(P0, Cancel(request_id=R1))]
+    assert core.n_requests == {"stopping": 1}
+    assert core.reserved() == []
+    freed = [Send(D0, Cancel(request_id=R1))]
+    if answer == "stopped":
+        assert core.hear("prefill-0", PrefillStopped(request_id=R1)) == freed
+    elif answer == "done":
+        assert core.prefilled() == freed
+    else:
+        message = PrefillFailed(request_id=R1, reason="", retryable=True)
+        assert core.hear("prefill-0", message) == freed
+    assert core.n_requests == {}
+    assert core.hear("prefill-0", PrefillStopped(request_id=R1)) == []
+
+
+def test_a_prefill_that_does_not_say_that_it_stopped_leaves_the_landing_in_doubt() -> None:
+    core = Core("prefill-0", "decode-0", reserve_timeout_s=5.0)
+    start_prefill(core)
+    core.handle(RequestCancelled(R1))
+    in_doubt = [Send(D0, Cancel(request_id=R1, landing_in_doubt=True))]
+    assert core.handle(Tick(), 5.0) == in_doubt
+
+
+def test_a_prefill_lost_while_it_is_stopped_leaves_the_landing_in_doubt() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    core.handle(RequestCancelled(R1))
+    assert core.lose("prefill-0") == [Send(D0, Cancel(request_id=R1, landing_in_doubt=True))]
+
+
+def test_a_client_gone_while_decoding_frees_the_pages() -> None:
+    core = Core("prefill-0", "decode-0")
+    decoding(core)
+    assert core.handle(RequestCancelled(R1)) == [Send(D0, Cancel(request_id=R1))]
+    assert core.n_requests == {}
+
+
+# -- late and doubled messages -------------------------------------------------------------------
+
+
+def test_a_request_that_arrives_twice_is_taken_once() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    assert core.arrive() == []
+
+
+def test_answers_said_twice_are_heard_once() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    assert core.reserved() == []
+    core.prefilled()
+    assert core.prefilled() == []
+    assert core.reserved() == []
+
+
+def test_answers_from_the_wrong_worker_are_ignored() -> None:
+    core = Core("prefill-0", "prefill-1", "decode-0", "decode-1")
+    start_prefill(core)
+    assert core.prefilled("prefill-1") == []
+    failed = DecodeFailed(request_id=R1, reason="", retryable=True)
+    assert core.hear("decode-1", failed) == []
+    assert core.phase() is Phase.PREFILLING
+
+
+def test_a_lost_worker_is_not_heard_and_not_spoken_to() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.lose("decode-0")
+    assert core.reserved() == []
+    assert core.lose("decode-0") == []
+
+
+# -- workers -----------------------------------------------------------------------------------
+
+
+def test_a_worker_with_another_layout_is_refused_with_both_values() -> None:
+    core = Core("prefill-0")
+    other = msgspec.structs.replace(LAYOUT, block_size=32, dtype="bfloat16")
+    refuse = only(core.join("decode-0", layout=other), RefuseWorker)
+    assert refuse.worker_id == D0
+    assert "block_size is 16 at the cluster, 32 at decode-0" in refuse.reason
+    assert "dtype is 'float32' at the cluster, 'bfloat16' at decode-0" in refuse.reason
+    assert core.conductor.cluster.get(D0) is None
+
+
+def test_a_kvstore_without_a_layout_is_welcome_a_decode_worker_is_not() -> None:
+    core = Core("prefill-0")
+    assert core.join("kvstore-0", layout=None) == [Send(K0, SnapshotBlocks())]
+    assert "states no KV layout" in only(core.join("decode-0", layout=None), RefuseWorker).reason
+
+
+def test_a_worker_of_another_model_is_refused_with_both_names() -> None:
+    core = Core("prefill-0")
+    refuse = only(core.join("decode-0", model="large-chat"), RefuseWorker)
+    assert "model is 'tiny-chat' at the cluster, 'large-chat' at decode-0" in refuse.reason
+
+
+def test_a_block_size_by_settings_is_required_of_the_first_worker_too() -> None:
+    core = Core(block_size=32)
+    refuse = only(core.join("prefill-0"), RefuseWorker)
+    assert "block_size is 32 by the conductor's settings, 16 at prefill-0" in refuse.reason
+
+
+def test_with_the_last_worker_the_layout_is_forgotten() -> None:
+    core = Core("prefill-0", "decode-0")
+    other = msgspec.structs.replace(LAYOUT, block_size=32)
+    core.lose("prefill-0")
+    assert isinstance(core.join("prefill-0", layout=other)[0], RefuseWorker)
+    core.lose("decode-0")
+    assert core.join("prefill-0", layout=other) == []
+
+
+def test_a_worker_that_changes_its_layout_is_lost_and_refused() -> None:
+    core = Core("prefill-0", "decode-0")
+    decoding(core)
+    other = msgspec.structs.replace(LAYOUT, block_size=32)
+    again, refuse = core.join("decode-0", layout=other)
+    assert isinstance(again, Resubmit)
+    assert isinstance(refuse, RefuseWorker)
+
+
+def test_a_worker_started_again_has_lost_what_it_had() -> None:
+    core = Core("prefill-0", "decode-0")
+    decoding(core)
+    again = only(core.join("decode-0", generation=2), Resubmit)
+    assert again.reason == "decode-0 is lost: it was started again"
+    assert sent(core.arrive("cmpl-2")) == [(D0, ReserveDecode)]
+
+
+def test_late_word_of_an_earlier_start_is_ignored() -> None:
+    core = Core("prefill-0")
+    core.join("decode-0", generation=2)
+    decoding(core)
+    assert core.join("decode-0", generation=1) == []
+    assert core.phase() is Phase.DECODING
+
+
+def test_a_changed_record_loses_no_request() -> None:
+    core = Core("prefill-0", "decode-0", "kvstore-0")
+    core.hold("kvstore-0", a_request(), 2)
+    decoding(core)
+    assert core.hear("decode-0", Welcome(worker=a_worker("decode-0", n_blocks=99))) == []
+    assert core.join("kvstore-0") == []
+    assert core.phase() is Phase.DECODING
+    assert len(core.conductor.index) == 2
+
+
+def test_a_gap_in_a_kvstores_events_asks_for_a_snapshot_again_until_it_comes() -> None:
+    core = Core("kvstore-0", snapshot_timeout_s=5.0)
+    core.hold("kvstore-0", a_request(), 0)
+    stored = BlockStored(
+        block_hashes=a_request().block_hashes,
+        parent_block_hash=None,
+        token_ids=(),
+        block_size=16,
+    )
+    gap = KvChanged(K0, KvEventBatch(3, 0.0, (stored,)))
+    assert core.handle(gap, 1.0) == [Send(K0, SnapshotBlocks())]
+    assert core.handle(Tick(), 5.9) == []
+    assert core.handle(Tick(), 6.0) == [Send(K0, SnapshotBlocks())]
+    core.hear("kvstore-0", BlocksSnapshot(sequence=2, hashes=()))
+    assert len(core.conductor.index) == len(a_request().block_hashes)
+    assert core.handle(Tick(), 60.0) == []

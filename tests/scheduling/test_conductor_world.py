@@ -1,0 +1,525 @@
+"""The conductor in a small world of workers, where messages are late, doubled and lost.
+
+The workers are fakes with a real `DecodeBatch` in them; each has a wire in either direction
+that keeps its order, as ZeroMQ's do. Workers die at any moment and come back as another
+generation, before or after the conductor has noticed.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId, origin, retry_id
+from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    BlocksSnapshot,
+    Cancel,
+    DecodeFailed,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
+    PrefillDone,
+    PrefillFailed,
+    PrefillLoad,
+    PrefillStopped,
+    Produced,
+    ReserveDecode,
+    SnapshotBlocks,
+    StartDecode,
+    StartPrefill,
+    TokensProduced,
+    WorkerInfo,
+)
+from halfmoon_scheduling.commands import (
+    AnyCommand,
+    Deliver,
+    Fail,
+    RefuseWorker,
+    Reject,
+    Resubmit,
+    Send,
+)
+from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    KvChanged,
+    MessageReceived,
+    Request,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_scheduling.testing import a_landing, a_request, a_worker
+
+NAMES = ["prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0", "kvstore-1"]
+N_PAGES = 12
+LANDING_S = 20.0
+
+
+@dataclass
+class Worker:
+    """One start of a worker process."""
+
+    info: WorkerInfo
+    #: What the conductor sent and the worker has not read.
+    inbox: deque[AnyMessage] = field(default_factory=deque)
+    #: What the worker sent and the conductor has not read.
+    outbox: deque[AnyMessage | KvEventBatch] = field(default_factory=deque)
+    # A prefill worker's queue.
+    queue: dict[RequestId, StartPrefill] = field(default_factory=dict)
+    # A decode worker's batch.
+    batch: DecodeBatch | None = None
+    # A kvstore's blocks.
+    blocks: set[BlockHash] = field(default_factory=set)
+    sequence: int = -1
+
+    def read(self, now: float) -> None:
+        message = self.inbox.popleft()
+        match message:
+            case ReserveDecode():
+                self._reserve(message, now)
+            case StartDecode():
+                assert self.batch is not None
+                try:
+                    self.batch.start(message.request_id, message.first_token, now)
+                except KeyError as error:
+                    self._fail_decode(message.request_id, str(error))
+            case Cancel() if self.batch is not None:
+                self.batch.cancel(message.request_id, in_doubt=message.landing_in_doubt)
+            case Cancel():
+                self.queue.pop(message.request_id, None)
+                self.outbox.append(PrefillStopped(request_id=message.request_id))
+            case StartPrefill():
+                self.queue[message.request_id] = message
+            case SnapshotBlocks():
+                snapshot = BlocksSnapshot(sequence=self.sequence, hashes=tuple(sorted(self.blocks)))
+                self.outbox.append(snapshot)
+            case _:
+                raise AssertionError(f"{self.info.worker_id} was sent a {message}")
+
+    def _reserve(self, message: ReserveDecode, now: float) -> None:
+        assert self.batch is not None
+        try:
+            pages = self.batch.reserve(message.request_id, message.n_tokens, message.stopping, now)
+        except Refusal as refusal:
+            self.outbox.append(
+                DecodeRefused(
+                    request_id=message.request_id,
+                    reason=refusal.reason,
+                    retryable=refusal.retryable,
+                )
+            )
+            return
+        landing = a_landing(self.info.worker_id, tuple(pages))
+        self.outbox.append(
+            DecodeReserved(request_id=message.request_id, landing=landing, expires_s=LANDING_S)
+        )
+
+    def _fail_decode(self, request_id: RequestId, reason: str) -> None:
+        self.outbox.append(DecodeFailed(request_id=request_id, reason=reason, retryable=True))
+
+    def step(self, now: float) -> None:
+        """One decode step, after the landings that ran out."""
+        assert self.batch is not None
+        for request_id in self.batch.expire(now):
+            self._fail_decode(request_id, "the landing ran out")
+        step = self.batch.next_step()
+        for request_id in step.preempted:
+            self._fail_decode(request_id, "preempted")
+        produced = tuple(
+            Produced(row.request_id, 1, self.batch.produced(row.request_id, 1)) for row in step.rows
+        )
+        if produced:
+            self.outbox.append(TokensProduced(step=0, produced=produced))
+
+    def load(self) -> AnyMessage:
+        if self.batch is None:
+            return PrefillLoad(
+                n_queued=len(self.queue),
+                queued_tokens=sum(len(start.token_ids) for start in self.queue.values()),
+                free_pages=9,
+                n_pages=9,
+            )
+        return DecodeLoad(
+            n_running=self.batch.n_running,
+            n_reserved=self.batch.n_reserved,
+            context_tokens=self.batch.context_tokens,
+            free_pages=self.batch.free_pages,
+            n_pages=N_PAGES,
+            step_s=0.01,
+        )
+
+
+class World(RuleBasedStateMachine):
+    """Everything that can happen, in any order; see the assertions in `act`."""
+
+    @initialize(
+        placement=st.sampled_from(
+            ["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
+        ),
+        admission=st.sampled_from(["none", "early"]),
+        present=st.sets(st.sampled_from(NAMES)),
+    )
+    def begin(self, placement: str, admission: str, present: set[str]) -> None:
+        self.config = msgspec.convert(
+            {
+                "placement": placement,
+                "admission": admission,
+                "ttft_slo_s": 5.0,
+                "max_waiting": 2,
+                "max_attempts": 3,
+                "request_timeout_s": 30.0,
+            },
+            SchedulingConfig,
+        )
+        self.conductor = Conductor(self.config)
+        self.now = 0.0
+        self.journal: list[tuple[AnyEvent, float, list[AnyCommand]]] = []
+        self.workers: dict[WorkerId, Worker] = {}
+        self.generation = 0
+        #: Workers as the conductor was told of them.
+        self.known: dict[WorkerId, int] = {}
+        #: Workers that died while the conductor believes in that generation of them.
+        self.unnoticed: list[tuple[WorkerId, int]] = []
+        self.requests: dict[RequestId, Request] = {}
+        #: How each request ended, for those that did.
+        self.ended: dict[RequestId, str] = {}
+        self.granted: set[RequestId] = set()
+        self.started: set[RequestId] = set()
+        self.to_resubmit: list[RequestId] = []
+        self.heard: list[tuple[WorkerId, int, AnyMessage]] = []
+        self.n_clients = 0
+        for name in NAMES:
+            if name in present:
+                self.a_worker_comes(name, False)
+
+    # -- the wire between world and conductor -----------------------------------------------
+
+    def tell(self, event: AnyEvent) -> None:
+        commands = self.conductor.handle(event, self.now)
+        self.journal.append((event, self.now, commands))
+        for command in commands:
+            self.act(command)
+        self.conductor.check()
+
+    def act(self, command: AnyCommand) -> None:
+        match command:
+            case Send():
+                assert command.worker_id in self.known, f"{command} to a worker that is lost"
+                if isinstance(command.message, StartPrefill):
+                    rid = command.message.request_id
+                    assert rid in self.granted, f"{rid} is prefilled before decode has room"
+                    assert rid not in self.started, f"{rid} is prefilled twice"
+                    assert rid not in self.ended
+                    self.started.add(rid)
+                worker = self.workers.get(command.worker_id)
+                if worker is not None and worker.info.generation == self.known[command.worker_id]:
+                    worker.inbox.append(command.message)
+            case Deliver():
+                assert command.request_id not in self.ended, f"{command} after its end"
+                if command.finish:
+                    self.end(command.request_id, "delivered")
+            case Reject():
+                assert command.request_id not in self.started, f"{command} after its prefill"
+                assert self.requests[command.request_id].attempt == 1
+                assert command.reason
+                if command.kind != "too_long":
+                    assert command.retry_after_s > 0
+                self.end(command.request_id, "rejected")
+            case Fail():
+                self.end(command.request_id, "failed")
+            case Resubmit():
+                assert self.requests[command.request_id].attempt < self.config.max_attempts
+                self.end(command.request_id, "resubmitted")
+                self.to_resubmit.append(command.request_id)
+            case RefuseWorker():
+                raise AssertionError(f"{command}: they are all alike here")
+
+    def end(self, request_id: RequestId, how: str) -> None:
+        assert request_id not in self.ended, f"{request_id}: {how} after {self.ended[request_id]}"
+        self.ended[request_id] = how
+
+    # -- clients -----------------------------------------------------------------------------
+
+    @rule(
+        n_tokens=st.sampled_from([1, 16, 17, 60, 100, 250]),
+        prompt=st.integers(0, 1),
+        max_new=st.sampled_from([1, 2, 40]),
+        twice=st.booleans(),
+    )
+    def a_request_arrives(self, n_tokens: int, prompt: int, max_new: int, twice: bool) -> None:
+        self.n_clients += 1
+        request = a_request(
+            f"cmpl-{self.n_clients}", n_tokens=n_tokens, prompt=prompt, max_new_tokens=max_new
+        )
+        self.requests[request.request_id] = request
+        self.tell(RequestArrived(request))
+        if twice and request.request_id not in self.ended:
+            self.tell(RequestArrived(request))
+
+    @precondition(lambda self: self.to_resubmit)
+    @rule()
+    def a_request_is_resubmitted(self) -> None:
+        before = self.requests[self.to_resubmit.pop(0)]
+        attempt = before.attempt + 1
+        rid = retry_id(before.request_id, attempt)
+        request = msgspec.structs.replace(before, request_id=rid, attempt=attempt)
+        self.requests[rid] = request
+        self.tell(RequestArrived(request))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def a_client_goes(self, data: st.DataObject) -> None:
+        rid = data.draw(st.sampled_from(sorted(self.requests)), "gone")
+        if rid in self.to_resubmit:
+            self.to_resubmit.remove(rid)
+            self.ended[rid] = "cancelled"
+        if rid not in self.ended:
+            self.end(rid, "cancelled")
+        self.tell(RequestCancelled(rid))
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def of_role(self, role: str) -> list[Worker]:
+        return [w for _, w in sorted(self.workers.items()) if w.info.role == role]
+
+    @precondition(lambda self: any(w.inbox for w in self.workers.values()))
+    @rule(data=st.data())
+    def a_worker_reads(self, data: st.DataObject) -> None:
+        ready = [worker_id for worker_id, w in sorted(self.workers.items()) if w.inbox]
+        self.workers[data.draw(st.sampled_from(ready), "worker")].read(self.now)
+
+    @precondition(lambda self: any(w.outbox for w in self.workers.values()))
+    @rule(data=st.data())
+    def the_conductor_reads(self, data: st.DataObject) -> None:
+        ready = [worker_id for worker_id, w in sorted(self.workers.items()) if w.outbox]
+        self.read_from(data.draw(st.sampled_from(ready), "worker"))
+
+    def read_from(self, worker_id: WorkerId) -> None:
+        worker = self.workers[worker_id]
+        message = worker.outbox.popleft()
+        if self.known.get(worker_id) != worker.info.generation:
+            return  # nobody is connected to this start of it
+        if isinstance(message, KvEventBatch):
+            self.tell(KvChanged(worker_id, message))
+            return
+        self.heard.append((worker_id, worker.info.generation, message))
+        self.hear(worker_id, message)
+
+    def hear(self, worker_id: WorkerId, message: AnyMessage) -> None:
+        if isinstance(message, DecodeReserved):
+            self.granted.add(message.request_id)
+        if not isinstance(message, TokensProduced):
+            self.tell(MessageReceived(worker_id, message))
+            return
+        for produced in message.produced:  # the gateway's part
+            if produced.finish and produced.request_id not in self.ended:
+                self.end(produced.request_id, "finished")
+                self.tell(RequestFinished(produced.request_id))
+
+    @precondition(lambda self: self.heard)
+    @rule(data=st.data())
+    def an_old_message_is_heard_again(self, data: st.DataObject) -> None:
+        i = data.draw(st.integers(0, len(self.heard) - 1), "old message")
+        worker_id, generation, message = self.heard[i]
+        # A doubled grant would hold pages that no worker holds; connections end with their
+        # workers, so only the present start of a worker is heard twice.
+        if self.known.get(worker_id) == generation:
+            self.hear(worker_id, message)
+
+    @rule(name=st.sampled_from(NAMES), draining=st.booleans())
+    def a_worker_comes(self, name: str, draining: bool) -> None:
+        """It is new, or back as another generation, or it says something new of itself."""
+        worker_id = WorkerId(name)
+        if worker_id not in self.workers:
+            self.generation += 1
+            info = a_worker(name, generation=self.generation, n_blocks=N_PAGES, host="host")
+            batch = None
+            if info.role == "decode":
+                batch = DecodeBatch(
+                    PageAllocator(N_PAGES),
+                    block_size=16,
+                    max_running=3,
+                    max_context=4096,
+                    landing_ttl_s=LANDING_S,
+                )
+            self.workers[worker_id] = Worker(info, batch=batch)
+            draining = False
+        worker = self.workers[worker_id]
+        worker.info = msgspec.structs.replace(worker.info, draining=draining)
+        # The conductor knows it before it sends to it.
+        generation_before = self.known.get(worker_id)
+        self.known[worker_id] = worker.info.generation
+        if generation_before != worker.info.generation:
+            self.unnoticed = [(w, g) for w, g in self.unnoticed if w != worker_id]
+        self.tell(WorkerJoined(worker.info))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        worker_id = data.draw(st.sampled_from(sorted(self.workers)), "dead")
+        generation = self.workers.pop(worker_id).info.generation
+        if self.known.get(worker_id) == generation:
+            self.unnoticed.append((worker_id, generation))
+
+    @precondition(lambda self: self.unnoticed)
+    @rule()
+    def a_death_is_noticed(self) -> None:
+        worker_id, generation = self.unnoticed.pop(0)
+        if self.known.get(worker_id) == generation:
+            del self.known[worker_id]
+            self.tell(WorkerLost(worker_id, "its lease ran out"))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def a_connection_breaks(self, data: st.DataObject) -> None:
+        """The worker lives, but what was on its wires is gone, and it forgets this conductor."""
+        worker_id = data.draw(st.sampled_from(sorted(self.known)), "cut off")
+        del self.known[worker_id]
+        self.workers.pop(worker_id, None)
+        self.unnoticed = [(w, g) for w, g in self.unnoticed if w != worker_id]
+        self.tell(WorkerLost(worker_id, "connection reset"))
+
+    @precondition(lambda self: any(w.queue for w in self.of_role("prefill")))
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["", "", "", "stop", "fails", "is hopeless"]),
+        culprit=st.sampled_from([None, *NAMES]),
+    )
+    def a_prefill_ends(self, data: st.DataObject, outcome: str, culprit: str | None) -> None:
+        busy = [w.info.worker_id for w in self.of_role("prefill") if w.queue]
+        self.end_prefill(data.draw(st.sampled_from(busy), "worker"), outcome, culprit)
+
+    def end_prefill(self, worker_id: WorkerId, outcome: str, culprit: str | None = None) -> None:
+        worker = self.workers[worker_id]
+        rid = next(iter(worker.queue))
+        start = worker.queue.pop(rid)
+        if outcome in ("fails", "is hopeless"):
+            worker.outbox.append(
+                PrefillFailed(
+                    request_id=rid,
+                    reason=f"it {outcome}",
+                    retryable=outcome == "fails",
+                    culprit=None if culprit is None else WorkerId(culprit),
+                )
+            )
+            return
+        if start.stopping.max_new_tokens == 1:
+            outcome = "length"
+        n_cached = 16 * start.cached.n_blocks if start.cached else 0
+        assert n_cached < len(start.token_ids)
+        worker.outbox.append(
+            PrefillDone(
+                request_id=rid,
+                first_token=1,
+                finish=outcome,
+                n_cached=n_cached,
+                queue_s=0.0,
+                compute_s=0.02,
+                drain_s=0.0,
+            )
+        )
+        if start.store_in is not None and start.store_in.worker_id in self.workers:
+            kvstore = self.workers[start.store_in.worker_id]
+            kvstore.blocks |= set(start.block_hashes)
+            kvstore.sequence += 1
+            event = BlockStored(
+                block_hashes=start.block_hashes,
+                parent_block_hash=None,
+                token_ids=(),
+                block_size=16,
+            )
+            kvstore.outbox.append(KvEventBatch(kvstore.sequence, 0.0, (event,)))
+
+    @precondition(lambda self: self.of_role("decode"))
+    @rule(data=st.data())
+    def a_decode_worker_steps(self, data: st.DataObject) -> None:
+        workers = [w.info.worker_id for w in self.of_role("decode")]
+        self.workers[data.draw(st.sampled_from(workers), "worker")].step(self.now)
+
+    @precondition(lambda self: self.of_role("decode") or self.of_role("prefill"))
+    @rule(data=st.data())
+    def a_load_is_published(self, data: st.DataObject) -> None:
+        workers = [w.info.worker_id for w in self.of_role("decode") + self.of_role("prefill")]
+        worker = self.workers[data.draw(st.sampled_from(workers), "worker")]
+        worker.outbox.append(worker.load())
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(Tick())
+
+    # -- what holds always, and at the end ---------------------------------------------------
+
+    @invariant()
+    def requests_are_known_exactly_until_they_end(self) -> None:
+        if not hasattr(self, "conductor"):
+            return
+        for rid in self.requests:
+            assert (self.conductor.phase_of(rid) is None) == (rid in self.ended), rid
+        for worker in self.of_role("decode"):
+            assert worker.batch is not None
+            worker.batch.check()
+
+    def teardown(self) -> None:
+        """With no more bad luck everything ends, and then nothing is held."""
+        if not hasattr(self, "conductor"):
+            return
+        while self.unnoticed:
+            self.a_death_is_noticed()
+        for name in sorted(self.workers):
+            if self.known.get(name) is None:
+                self.a_worker_comes(name, False)
+        for _ in range(80):
+            self.run_a_while()
+            if len(self.ended) == len(self.requests) and not self.to_resubmit:
+                break
+        assert set(self.requests) == set(self.ended)
+        for _ in range(10):
+            self.run_a_while()
+        assert not any(self.conductor.n_requests.values())
+        for worker in self.of_role("decode"):
+            assert worker.batch is not None
+            assert worker.batch.free_pages == N_PAGES, "pages leaked"
+        assert not self.conductor.cluster.transfers
+        answered = {origin(rid) for rid, how in self.ended.items() if how != "resubmitted"}
+        assert answered >= {origin(rid) for rid in self.requests}
+        self.replay()
+
+    def run_a_while(self) -> None:
+        for worker_id in sorted(self.workers):
+            worker = self.workers[worker_id]
+            while worker.inbox:
+                worker.read(self.now)
+            if worker.info.role == "prefill":
+                while worker.queue:
+                    self.end_prefill(worker_id, "")
+            elif worker.batch is not None:
+                worker.step(self.now)
+                worker.outbox.append(worker.load())
+            while worker.outbox:
+                self.read_from(worker_id)
+        while self.to_resubmit:
+            self.a_request_is_resubmitted()
+        self.time_passes(2.5)
+
+    def replay(self) -> None:
+        """The same events at the same times give the same commands."""
+        again = Conductor(self.config)
+        for event, now, commands in self.journal:
+            assert again.handle(event, now) == commands
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
