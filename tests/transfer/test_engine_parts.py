@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_metadata.memory import MemoryStore
@@ -166,6 +167,26 @@ def test_peers_take_turns_and_one_that_hangs_delays_nobody() -> None:
     couriers.close()
 
 
+def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle() -> None:
+    couriers = Couriers("halfmoon-transfer-test", threads=8, lanes=3)
+    for n_idle in (0, 1, 2):
+        together = threading.Barrier(3)
+        done = threading.Semaphore(0)
+
+        def meet(together: Any = together, done: Any = done) -> None:
+            together.wait(PATIENCE_S)
+            done.release()
+
+        for _ in range(n_idle):
+            couriers.post("other", lambda: None)
+        for _ in range(3):
+            couriers.post("peer", meet)
+        for _ in range(3):
+            assert done.acquire(timeout=PATIENCE_S)
+        couriers.check()
+    couriers.close()
+
+
 def test_idle_couriers_go_home(eventually: Eventually) -> None:
     couriers = Couriers("halfmoon-transfer-test", threads=3, lanes=2, linger_s=0.02)
     done = threading.Event()
@@ -300,6 +321,19 @@ def test_a_backend_with_a_fault_of_its_own_ends_in_lost(monkeypatch: pytest.Monk
         monkeypatch.setattr(MemoryBackend, "carry", explode)
         with pytest.raises(Lost, match="a mistake of ours"):
             here.submit("read", pieces).result(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "change", [{"key": b"short"}, {"generation": -1}, {"length": 2**70}, {"generation": 2**64}]
+)
+def test_a_region_that_can_not_be_one_is_refused(change: dict[str, Any]) -> None:
+    with TransferEngine.open("here", metadata=MemoryStore(), backends=("tcp",)) as here:
+        local = here.register(bytearray(100))
+        forged = msgspec.structs.replace(local, **change)
+        with pytest.raises(Rejected):
+            here.submit("read", [Piece(local, 0, forged, 0, 10)]).result(PATIENCE_S)
+        with pytest.raises(ValueError, match="not a 'move'"):
+            here.submit("move", [])  # type: ignore[arg-type]
 
 
 def test_stats_count_what_happened() -> None:

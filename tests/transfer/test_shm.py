@@ -1,5 +1,6 @@
 """Shared memory: who may map what, and until when."""
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -13,10 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halfmoon_transfer import Lost, Piece, Rejected, TransferSettings
-from halfmoon_transfer.backends.shm import wire
+from halfmoon_transfer.backends.interface import Errand
+from halfmoon_transfer.backends.memory import move_here
+from halfmoon_transfer.backends.shm import backend, wire
 from halfmoon_transfer.backends.shm.peer import PeerGone, map_shared
 from halfmoon_transfer.backends.shm.wire import Ask, Notice, WireError
 from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.plan import Outcome
 from halfmoon_transfer.regions import Status
 
 Eventually = Callable[..., None]
@@ -184,6 +188,43 @@ def test_memory_of_a_dead_owner_is_lost_not_written(make_world: Any) -> None:
     assert bytes(view) == bytes(5000)
     assert here.stats().n_mappings == 0
     assert here.view(there.region, 0, 10) is None
+
+
+def test_an_owner_that_dies_during_the_copy_has_not_got_it(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world("shm")
+    here = world.open("here")
+    there = world.start("there", 1, 5000)
+    local = here.allocate(5000)
+
+    def copy_and_kill(errand: Errand, index: int, remote: memoryview) -> Outcome:
+        outcome = move_here(errand, index, remote)
+        there.kill()
+        return outcome
+
+    monkeypatch.setattr(backend, "move_here", copy_and_kill)
+    with pytest.raises(Lost):
+        here.submit("write", [Piece(local.region, 0, there.region, 0, 5000)]).result(PATIENCE_S)
+
+
+def test_a_region_taken_back_during_the_copy_has_not_got_it(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world("shm")
+    here, there = world.open("here"), world.open("there")
+    local, remote, other = here.allocate(100), there.allocate(100), there.allocate(100)
+
+    def copy_and_take_back(errand: Errand, index: int, view: memoryview) -> Outcome:
+        outcome = move_here(errand, index, view)
+        with contextlib.suppress(Rejected):  # the second time
+            there.unregister(remote.region)
+        return outcome
+
+    monkeypatch.setattr(backend, "move_here", copy_and_take_back)
+    pieces = [Piece(local.region, 0, memory.region, 0, 100) for memory in (other, remote)]
+    with pytest.raises(Rejected, match="no region of this key"):
+        here.submit("write", pieces).result(PATIENCE_S)
 
 
 def test_a_region_taken_back_is_unmapped_by_its_peers(make_world: Any) -> None:

@@ -174,9 +174,7 @@ def test_a_request_may_come_one_byte_at_a_time(owner: Owner) -> None:
     assert bytes(owner.memory.view[7:13]) == b"slowly"
 
 
-def test_a_peer_is_told_what_was_wrong_with_its_frame(
-    owner: Owner, eventually: Eventually
-) -> None:
+def test_a_peer_is_told_what_was_wrong_with_its_frame(owner: Owner, eventually: Eventually) -> None:
     with owner.dial() as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n    ")
         assert b"where b'HMTQ' begins a frame" in read_to_the_end(sock)

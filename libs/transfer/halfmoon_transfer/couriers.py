@@ -44,15 +44,7 @@ class Couriers:
                 return
             self._queues.setdefault(peer, deque()).append(job)
             self._make_ready(peer)
-            if self._n_idle < len(self._ready) and len(self._threads) < self._max_threads:
-                thread = threading.Thread(
-                    target=self._run, name=f"{self._name}-{self._n_made}", daemon=True
-                )
-                self._n_made += 1
-                self._threads.add(thread)
-                thread.start()
-            else:
-                self._work.notify()
+            self._call_somebody()
 
     def close(self) -> None:
         """Wait for the jobs that run and end all threads; jobs that wait are dropped."""
@@ -73,6 +65,23 @@ class Couriers:
         ):
             self._ready.append(peer)
 
+    def _call_somebody(self) -> None:
+        """See that what is ready is taken: whoever takes one job calls for the next.
+
+        Some of the idle may have been called already; then each of them passes it on.
+        """
+        if not self._ready:
+            return
+        if self._n_idle:
+            self._work.notify()
+        elif len(self._threads) < self._max_threads:
+            thread = threading.Thread(
+                target=self._run, name=f"{self._name}-{self._n_made}", daemon=True
+            )
+            self._n_made += 1
+            self._threads.add(thread)
+            thread.start()
+
     def _run(self) -> None:
         with self._lock:
             while self._wait_for_work():
@@ -83,6 +92,7 @@ class Couriers:
                     del self._queues[peer]
                 self._running[peer] = self._running.get(peer, 0) + 1
                 self._make_ready(peer)
+                self._call_somebody()
                 self._lock.release()
                 try:
                     job()

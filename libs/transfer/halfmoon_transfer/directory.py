@@ -43,7 +43,7 @@ class Directory:
             raise Lost(f"segment {segment} can't be looked up: {error}") from error
         if value is None:
             self.forget(segment)
-            raise Lost(f"segment {segment} is not in the metadata store: it was closed")
+            raise Lost(f"segment {segment} is not in the metadata store (any more)")
         try:
             found = records.decode(value)
         except ValueError as error:

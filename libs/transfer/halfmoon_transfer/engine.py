@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from halfmoon_metadata.store import MetadataStore
-from halfmoon_protocol.regions import Region
+from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.backends import open_backend
 from halfmoon_transfer.backends.interface import Backend, Errand, Home, all_of
 from halfmoon_transfer.backends.memory import MemoryBackend
@@ -64,6 +64,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: How long a polite wait for a removed region's last access is; then connections are cut.
 _POLITE_S = 1.0
+#: What offsets and generations on a wire can be.
+_MAX_REGION_BYTES = 2**63 - 1
+_GENERATIONS = range(2**63)
 
 
 class TransferEngine:
@@ -244,8 +247,13 @@ class TransferEngine:
         destination leave either's bytes there.
 
         The result raises `Rejected` for pieces out of bounds or local regions that are not
-        ours; `submit` itself raises nothing but programming errors.
+        ours; `submit` itself raises only for a wrong `op`.
+
+        Raises:
+            ValueError: `op` is neither "read" nor "write".
         """
+        if op not in ("read", "write"):
+            raise ValueError(f"a transfer is a read or a write, not a {op!r}")
         plan = Plan(next(self._numbers), op, pieces, self._limits)
         transfer = LiveTransfer(
             plan, deadline_s=deadline_s, perform=self._perform, on_cancel=self._on_cancel
@@ -276,6 +284,13 @@ class TransferEngine:
                 ("remote", piece.remote, piece.remote_offset),
             )
             for side, region, offset in ends:
+                if len(region.key) != KEY_BYTES or region.generation not in _GENERATIONS:
+                    return Rejected(
+                        f"the {side} region of a {op} can't be one: generation "
+                        f"{region.generation}, a key of {len(region.key)} bytes"
+                    )
+                if region.length > _MAX_REGION_BYTES:
+                    return Rejected(f"the {side} region of a {op} has {region.length} bytes")
                 if offset < 0 or piece.length < 0 or offset + piece.length > region.length:
                     return Rejected(
                         f"{op} of {piece.length} bytes at {side} offset {offset} of a region "

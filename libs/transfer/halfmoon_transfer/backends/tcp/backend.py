@@ -15,6 +15,7 @@ from halfmoon_transfer.backends.tcp.addresses import advertised, split
 from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError
 from halfmoon_transfer.backends.tcp.lane import Lane, Refusal
 from halfmoon_transfer.backends.tcp.server import TcpServer
+from halfmoon_transfer.backends.tcp.sockets import tune
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.plan import Fate, Outcome
 from halfmoon_transfer.stop import StopSignal
@@ -72,11 +73,15 @@ class TcpBackend:
         outcomes: list[Outcome | None] = [None] * len(errand.batch.slices)
         broken = ""
         reused = lane.used
+        errand.stop.doing = f"waiting for {where}"
         try:
             with errand.stop.kicking(lane.kick):
                 lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
         except (OSError, FrameError) as error:
             broken = f"{where}: {error}"
+        except BaseException:
+            self._discard(lane)
+            raise
         if broken or errand.stop.stopped:
             self._discard(lane)
             if reused:
@@ -145,12 +150,10 @@ class TcpBackend:
             with stop.kicking(lane.kick):
                 lane.greet(peer.name, peer.generation)
             sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            tune(sock)
         except BaseException:
             lane.close()
             raise
-        stop.doing = f"waiting for {_where(peer)}"
         return lane
 
     def _put_back(self, peer: SegmentDescriptor, lane: Lane) -> None:

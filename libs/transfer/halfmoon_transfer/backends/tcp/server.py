@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
-from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all
+from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all, tune
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.regions import Refused, RegionTable, Status
 
@@ -137,8 +137,7 @@ class _Connection:
         #: Keys of the regions that the current request accesses.
         self.accessing: frozenset[bytes] = frozenset()
         self._scrap = memoryview(bytearray(0))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tune(sock)
         # The kernel's own timeouts, so that one call can still wait for a whole buffer.
         seconds = int(stall_timeout_s)
         patience = struct.pack("@ll", seconds, int((stall_timeout_s - seconds) * 1e6))

@@ -15,6 +15,15 @@ class Closed(ConnectionError):
         self.clean = clean
 
 
+def tune(sock: socket.socket) -> None:
+    """Send at once, and notice within about two minutes that the other host is gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
 def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
     """Send all of these, in order.
 
