@@ -187,6 +187,16 @@ async def test_a_body_that_cannot_be_read_is_refused(
     assert told in error_of(answer, 400)["message"]
 
 
+async def test_an_unknown_field_is_told_even_if_its_name_cannot_be(
+    client: httpx.AsyncClient,
+) -> None:
+    content = b'{"model": "lab/moon", "prompt": "a", "mo\\ud800on": 1}'
+    answer = await client.post(
+        COMPLETIONS, content=content, headers={"content-type": "application/json"}
+    )
+    assert error_of(answer, 400)["param"] == "mo?on"
+
+
 async def test_a_field_that_is_left_out_is_named(client: httpx.AsyncClient) -> None:
     error = error_of(await client.post(COMPLETIONS, json={"model": "lab/moon"}), 400)
     assert error["param"] == "prompt"
@@ -289,7 +299,7 @@ async def test_what_the_chat_template_refuses_is_told(client: httpx.AsyncClient)
     ("refusal", "status", "retry_after"),
     [
         (Overloaded("TTFT would be 9 s", retry_after_s=2.2), 429, "3"),
-        (Overloaded("soon", retry_after_s=0.01), 429, "1"),
+        (Overloaded("soon", retry_after_s=0.0), 429, "1"),
         (Unavailable("no live decode worker", retry_after_s=5), 503, "5"),
         (TooLong("no decode worker holds 300 tokens"), 400, None),
         (GenerationFailed("nobody is left"), 500, None),

@@ -134,6 +134,21 @@ async def send(
     return reader, writer
 
 
+async def test_a_body_that_announces_too_many_bytes_is_not_waited_for(
+    address: tuple[str, int],
+) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: front\r\n"
+        b"content-type: application/json\r\ncontent-length: 999999999\r\n\r\n"
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await reader.read()  # to the end: the server closes the connection
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"body_too_large" in answer
+    writer.close()
+
+
 async def hang_up_in_mid_stream(address: tuple[str, int], **body: object) -> None:
     """Reset the connection once the first event is there."""
     reader, writer = await send(address, {"stream": True, **body})

@@ -127,7 +127,7 @@ def _param(error: Mapping[str, Any], body: Any) -> str | None:
     """Where the error is, such as ``messages[0].content``.
 
     pydantic's location has the names of union branches in it too: what can't be followed
-    into the body is one of those, unless it is the very thing that is missing.
+    into the body is one of those, unless it is the very thing that is missing or unknown.
     """
     path, value = "", body
     steps = list(error["loc"][1:])
@@ -138,7 +138,7 @@ def _param(error: Mapping[str, Any], body: Any) -> str | None:
             path, value = f"{path}.{step}", value[step]
         elif isinstance(value, list) and isinstance(step, int) and step < len(value):
             path, value = f"{path}[{step}]", value[step]
-        elif error["type"] == "missing" and index == len(steps) - 1:
+        elif error["type"] in ("missing", "unknown_field") and index == len(steps) - 1:
             path = f"{path}.{step}"
     return path.removeprefix(".")[: 4 * _SHOWN_CHARACTERS] or None
 

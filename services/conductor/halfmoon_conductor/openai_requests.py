@@ -142,7 +142,9 @@ def _refuse_unknown(shape: type[BaseModel], body: Any) -> Any:
     if isinstance(body, dict):
         for name in body:
             if name not in shape.model_fields:
-                raise PydanticCustomError("unknown_field", "{field}", {"field": name})
+                # A name with half of a surrogate pair could not be told.
+                told = name.encode(errors="replace").decode()
+                raise PydanticCustomError("unknown_field", "{field}", {"field": told})
     return body
 
 

@@ -48,6 +48,8 @@ class ScriptedGateway:
         self.live: set[str] = set()
         #: Ids of those that were closed before their last token.
         self.cancelled: list[str] = []
+        #: Held, so that only whoever closes them ends them, and no garbage collection.
+        self._kept: list[AsyncGenerator[TokenEvent, None]] = []
         #: Tokens said so far, over all requests.
         self.n_said = 0
 
@@ -64,9 +66,14 @@ class ScriptedGateway:
         """The roles that nobody fills."""
         return self.roles_missing
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """Say the script, with the endings that workers would give it."""
         self.requests.append(request)
+        events = self._say(request)
+        self._kept.append(events)
+        return events
+
+    async def _say(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         if self.refusal is not None:
             raise self.refusal
         self.live.add(request.request_id)
