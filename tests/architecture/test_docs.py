@@ -34,7 +34,7 @@ SETTINGS: tuple[type[ServiceSettings], ...] = (
     KvstoreSettings,
 )
 
-_NAME = re.compile(r"`(halfmoon_[\w.]+)(?::([\w.]+))?`")
+_NAME = re.compile(r"`(halfmoon_[a-z]+(?:\.\w+)*)(?::([\w.]+))?`")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _PATH = re.compile(r"`((?:libs|services|tests|docs|benchmarks|\.ci)/[^`\s:]*)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
