@@ -11,14 +11,13 @@ end with it, and their failure ends it.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -128,7 +127,7 @@ def run_service(
     run = _Run(settings, main)
     with asyncio.Runner() as runner:
         code = runner.run(run.to_the_end())
-        if run.was_cancelled:
+        if run.was_cancelled or code != 0:
             # What main had put into a thread (loading a model, say) can't be cancelled, and
             # the runner would wait for it.
             logging.shutdown()
@@ -159,8 +158,8 @@ class _Run:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            with self._metrics():
-                await self._run_main()
+            self._serve_metrics()
+            await self._run_main()
         except BaseException as failure:
             reasons = _leaves(failure)
             for reason in reasons:
@@ -192,19 +191,12 @@ class _Run:
         if is_starting or self._n_signals == 2:
             self.was_cancelled = self._main_task.cancel()
 
-    @contextlib.contextmanager
-    def _metrics(self) -> Iterator[None]:
-        """Serve metrics, if the settings want it."""
+    def _serve_metrics(self) -> None:
+        """Serve metrics, if the settings want it, until the process ends: draining too."""
         port, host = self._settings.metrics_port, self._settings.host
-        if port < 0:
-            yield
-            return
-        port, stop = start_metrics_server(port, host=host)
-        _log.info("metrics", url=f"http://{host}:{port}/metrics")
-        try:
-            yield
-        finally:
-            stop()
+        if port >= 0:
+            port, _ = start_metrics_server(port, host=host)
+            _log.info("metrics", url=f"http://{host}:{port}/metrics")
 
     def _announce(self, stage: str, **fields: object) -> None:
         announce(stage, worker_id=self._settings.worker_id, **fields)

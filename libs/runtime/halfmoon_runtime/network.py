@@ -39,25 +39,39 @@ class Port(Protocol):
         ...
 
     async def receive(self) -> tuple[PeerId, AnyMessage]:
-        """The next command and who sent it. Cancelling this call loses nothing."""
+        """The next command and who sent it. Cancelling this call loses nothing.
+
+        Raises:
+            PeerUnreachable: the port is closed, and what had come before is received.
+        """
         ...
 
     async def send(self, peer: PeerId, message: Message) -> None:
         """Answer one caller.
 
         Raises:
-            PeerUnreachable: it is gone, or its queue is full.
+            PeerUnreachable: it is gone, or its queue is full; or the port is closed.
+            MessageTooLarge: it would be dropped; nothing was sent.
         """
         ...
 
     async def publish(self, message: Message) -> None:
-        """Tell all callers that listen; a slow one may miss it."""
+        """Tell all callers that listen; a slow one may miss it.
+
+        Raises:
+            PeerUnreachable: the port is closed.
+            MessageTooLarge: it would be dropped; nothing was sent.
+        """
         ...
 
     async def publish_kv(self, events: Sequence[KvEvent]) -> int:
         """Tell all callers of KV events, in vLLM's frames; returns their sequence number.
 
-        Sequence numbers start at 0 with each start of the worker and have no gaps.
+        Sequence numbers start at 0 with each port and have no gaps.
+
+        Raises:
+            PeerUnreachable: the port is closed.
+            MessageTooLarge: publish fewer events at a time; no number was used up.
         """
         ...
 
@@ -74,6 +88,7 @@ class Link(Protocol):
 
         Raises:
             PeerUnreachable: the link is down, or its queue is full.
+            MessageTooLarge: it would be dropped; nothing was sent.
         """
         ...
 
@@ -99,7 +114,12 @@ class Network(Protocol):
         ...
 
     async def dial(self, commands: str, events: str | None = None) -> Link:
-        """Connect to a worker; without `events` only answers are received."""
+        """Connect to a worker; without `events` only answers are received.
+
+        Returns when the link is up, or known to be down (there is nobody within the connect
+        timeout, or the endpoint is none): it raises nothing, the link's `receive` and `send`
+        do. What is published in the first moments may be missed.
+        """
         ...
 
     async def close(self) -> None:

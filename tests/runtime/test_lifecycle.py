@@ -1,0 +1,280 @@
+"""Services as processes: how they start, stop, fail, and what they leave behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmoon_runtime.lifecycle import STATUS_FILE, announce
+
+PRELUDE = """
+import asyncio, os, sys, time
+from halfmoon_runtime.lifecycle import run_service
+from halfmoon_runtime.settings import ServiceSettings
+
+METRICS_PORT = -1
+
+async def forever():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("spawned task ended", flush=True)
+
+async def fail(error):
+    raise error
+
+"""
+EPILOGUE = """
+settings = ServiceSettings(worker_id="bakery-0", log_format="json", metrics_port=METRICS_PORT)
+run_service("bakery", settings, main)
+"""
+
+
+class Running:
+    """A service in a process of its own."""
+
+    def __init__(self, body: str, folder: Path) -> None:
+        self._status = folder / "status.json"
+        self._log = (folder / "log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + body + EPILOGUE],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, STATUS_FILE: str(self._status), "PYTHONUNBUFFERED": "1"},
+        )
+
+    @property
+    def status(self) -> dict[str, Any]:
+        if not self._status.exists():
+            return {}
+        status: dict[str, Any] = json.loads(self._status.read_text())
+        return status
+
+    def until_stage(self, stage: str) -> None:
+        deadline = time.monotonic() + 20
+        while self.status.get("stage") != stage:
+            assert time.monotonic() < deadline, (stage, self.status, self.log)
+            time.sleep(0.005)
+
+    @property
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    def end(self) -> tuple[int, str]:
+        """Wait; the exit status and what it printed."""
+        printed, _ = self.process.communicate(timeout=20)
+        return self.process.returncode, printed
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._log.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Running]]:
+    running: list[Running] = []
+
+    def begin(body: str) -> Running:
+        running.append(Running(body, tmp_path))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.stop()
+
+
+SERVING = """
+async def main(service):
+    service.spawn(forever())
+    service.ready()
+    assert service.is_ready
+    service.announce("ready", worker_id="bakery-0", url="http://here")
+    await service.stopping.wait()
+    assert not service.is_ready
+    service.announce("draining")
+    await asyncio.sleep(0.1)
+    print("drained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_main_finish_what_it_has(
+    start: Callable[[str], Running], number: signal.Signals
+) -> None:
+    running = start(SERVING)
+    running.until_stage("ready")
+    assert running.status == {
+        "stage": "ready",
+        "pid": running.process.pid,
+        "worker_id": "bakery-0",
+        "url": "http://here",
+    }
+    running.process.send_signal(number)
+    code, printed = running.end()
+    assert code == 0, running.log
+    assert printed.split("\n")[:2] == ["drained", "spawned task ended"]
+    assert running.status["stage"] == "stopped"
+
+
+def test_a_service_whose_main_returns_is_done(start: Callable[[str], Running]) -> None:
+    running = start(
+        "async def main(service):\n    service.spawn(forever())\n    await asyncio.sleep(0)"
+    )
+    code, printed = running.end()
+    assert code == 0
+    assert "spawned task ended" in printed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "async def main(service):\n    raise ValueError('no flour')",
+        "async def main(service):\n"
+        "    service.spawn(forever())\n"
+        "    service.spawn(fail(ValueError('no flour')))\n"
+        "    service.ready()\n"
+        "    await service.stopping.wait()",
+        "async def main(service):\n"
+        "    service.spawn(fail(ValueError('no flour')))\n"
+        "    await asyncio.to_thread(time.sleep, 1000)",
+    ],
+    ids=["main", "a task", "a task while a thread works"],
+)
+def test_a_failure_ends_the_service_with_a_traceback(
+    start: Callable[[str], Running], body: str
+) -> None:
+    running = start(body)
+    code, _ = running.end()
+    assert code == 1
+    assert running.status["stage"] == "failed"
+    assert running.status["error"] == "ValueError: no flour"
+    failed = [line for line in map(json.loads, running.log.splitlines()) if "exception" in line]
+    assert len(failed) == 1
+    assert "Traceback" in failed[0]["exception"]
+    assert "ValueError: no flour" in failed[0]["exception"]
+
+
+def test_a_failure_while_stopping_is_logged_and_does_not_undo_the_stop(
+    start: Callable[[str], Running],
+) -> None:
+    running = start(
+        """
+async def main(service):
+    service.ready()
+    service.announce("ready")
+    await service.stopping.wait()
+    service.spawn(fail(ValueError("socket closed")))
+    await asyncio.sleep(0.1)
+    print("drained", flush=True)
+"""
+    )
+    running.until_stage("ready")
+    running.process.terminate()
+    code, printed = running.end()
+    assert code == 0
+    assert "drained" in printed
+    assert "socket closed" in running.log
+
+
+def test_a_signal_while_starting_ends_the_start_even_in_a_thread(
+    start: Callable[[str], Running],
+) -> None:
+    running = start(
+        """
+async def main(service):
+    try:
+        service.announce("loading")
+        await asyncio.to_thread(time.sleep, 1000)
+    finally:
+        print("cleaned up", flush=True)
+"""
+    )
+    running.until_stage("loading")
+    running.process.terminate()
+    code, printed = running.end()
+    assert code == 0
+    assert "cleaned up" in printed
+
+
+SLOW = """
+async def main(service):
+    service.ready()
+    service.announce("ready")
+    await service.stopping.wait()
+    service.announce("draining")
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("cleaned up", flush=True)
+        service.announce("cleaning")
+        if STUBBORN:
+            await asyncio.sleep(1000)
+"""
+
+
+def test_a_second_signal_cuts_the_drain_short(start: Callable[[str], Running]) -> None:
+    running = start("STUBBORN = False\n" + SLOW)
+    running.until_stage("ready")
+    running.process.terminate()
+    running.until_stage("draining")
+    running.process.send_signal(signal.SIGINT)
+    code, printed = running.end()
+    assert code == 128 + signal.SIGINT
+    assert "cleaned up" in printed
+
+
+def test_a_third_signal_ends_it_at_once(start: Callable[[str], Running]) -> None:
+    running = start("STUBBORN = True\n" + SLOW)
+    running.until_stage("ready")
+    running.process.terminate()
+    running.until_stage("draining")
+    running.process.terminate()
+    running.until_stage("cleaning")
+    running.process.terminate()
+    code, _ = running.end()
+    assert code == 128 + signal.SIGTERM
+
+
+def test_a_status_file_that_can_t_be_written_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STATUS_FILE, str(tmp_path / "no such folder" / "status"))
+    announce("ready")
+    monkeypatch.setenv(STATUS_FILE, str(tmp_path / "status"))
+    announce("ready", where=tmp_path)
+    assert json.loads((tmp_path / "status").read_text())["where"] == str(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["status"]
+
+
+def test_a_service_serves_its_metrics_where_its_settings_say(
+    start: Callable[[str], Running],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    running = start(
+        """
+from halfmoon_runtime.drops import drop
+async def main(service):
+    drop("malformed", "here")
+    service.announce("ready")
+    await service.stopping.wait()
+"""
+        f"\nMETRICS_PORT = {port}\n"
+    )
+    running.until_stage("ready")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        assert b'halfmoon_dropped_messages_total{reason="malformed"} 1.0' in page.read()
+    running.process.terminate()
+    assert running.end()[0] == 0

@@ -1,0 +1,315 @@
+"""Membership: who is there, who is gone, and what an outage of the metadata server changes."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_metadata import MemoryStore, MetadataUnreachable
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import DecodeCost, WorkerInfo
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_runtime.membership import (
+    MEMBERS,
+    MemberChanged,
+    MemberEvent,
+    MemberGone,
+    MemberJoined,
+    Membership,
+    Superseded,
+    member_events,
+    next_generation,
+    watch_members,
+)
+
+KEY = MEMBERS + "decode-0"
+
+
+class ShakyStore(MemoryStore):
+    """A store that can be away, with leases by a clock moved by hand."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        super().__init__(self.clock.now)
+        self.away = False
+        #: Calls that found it away.
+        self.n_refused = 0
+        self.n_written = 0
+
+    def _check_away(self) -> None:
+        if self.away:
+            self.n_refused += 1
+            raise MetadataUnreachable("away")
+
+    def get(self, key: str) -> bytes | None:
+        self._check_away()
+        return super().get(key)
+
+    def list(self, prefix: str) -> dict[str, bytes]:
+        self._check_away()
+        return super().list(prefix)
+
+    def increment(self, key: str) -> int:
+        self._check_away()
+        return super().increment(key)
+
+    def compare_and_swap(self, *args: Any, **kwargs: Any) -> bool:
+        self._check_away()
+        swapped = super().compare_and_swap(*args, **kwargs)
+        self.n_written += swapped
+        return swapped
+
+
+@pytest.fixture
+def store() -> ShakyStore:
+    return ShakyStore()
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfmoon_runtime.membership._RETRY_S", 0.005)
+
+
+def worker(generation: int = 1, name: str = "decode-0", **changes: Any) -> WorkerInfo:
+    info = WorkerInfo(
+        worker_id=WorkerId(name),
+        role="decode",
+        generation=generation,
+        host="host",
+        commands=f"tcp://127.0.0.1:{generation}",
+        events="tcp://127.0.0.1:9",
+        layout=KvLayout(
+            model="m", n_layers=2, n_kv_heads=1, head_dim=4, dtype="float32", block_size=16
+        ),
+        decode_cost=DecodeCost(),
+    )
+    return msgspec.structs.replace(info, **changes)
+
+
+def record(store: ShakyStore) -> WorkerInfo | None:
+    value = MemoryStore.get(store, KEY)
+    return None if value is None else msgspec.json.decode(value, type=WorkerInfo)
+
+
+def written_since(store: ShakyStore, n_written: int) -> bool:
+    return store.n_written > n_written
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.002)
+
+
+async def test_every_start_has_a_higher_generation(store: ShakyStore) -> None:
+    decode, prefill = WorkerId("decode-0"), WorkerId("prefill-0")
+    assert [await next_generation(store, decode) for _ in range(3)] == [1, 2, 3]
+    assert await next_generation(store, prefill) == 1
+
+
+async def test_a_start_waits_for_the_metadata_server(store: ShakyStore) -> None:
+    store.away = True
+    counting = asyncio.create_task(next_generation(store, WorkerId("decode-0")))
+    joining = asyncio.create_task(Membership(store, worker()).join())
+    await until(lambda: store.n_refused > 4)
+    assert not counting.done()
+    assert not joining.done()
+    store.away = False
+    assert await counting == 1
+    await joining
+    assert record(store) == worker()
+
+
+async def test_a_record_lives_while_it_is_kept_alive_and_not_longer(store: ShakyStore) -> None:
+    member = Membership(store, worker(), ttl_s=0.03)
+    await member.join()
+    keeping = asyncio.create_task(member.keep_alive())
+    for _ in range(5):
+        written = store.n_written
+        store.clock.advance(0.02)
+        await until(functools.partial(written_since, store, written))
+        assert record(store) == worker()
+    keeping.cancel()
+    await asyncio.wait({keeping})
+    store.clock.advance(0.03)
+    assert record(store) is None
+
+
+async def test_keeping_alive_outlives_an_outage_and_a_lease_that_ran_out(store: ShakyStore) -> None:
+    member = Membership(store, worker(), ttl_s=0.03)
+    await member.join()
+    keeping = asyncio.create_task(member.keep_alive())
+    store.away = True
+    await until(lambda: store.n_refused > 3)
+    store.clock.advance(1)
+    assert record(store) is None
+    store.away = False
+    await until(lambda: record(store) == worker())
+    assert not keeping.done()
+    keeping.cancel()
+
+
+async def test_a_later_start_takes_the_record_and_the_earlier_one_stops(store: ShakyStore) -> None:
+    old, new = Membership(store, worker(1), ttl_s=0.03), Membership(store, worker(2), ttl_s=0.03)
+    await old.join()
+    keeping = asyncio.create_task(old.keep_alive())
+    await new.join()
+    with pytest.raises(Superseded, match=r"decode-0 of generation 1 .* generation 2"):
+        async with asyncio.timeout(10):
+            await keeping
+    with pytest.raises(Superseded):
+        await old.join()
+    with pytest.raises(Superseded):
+        await old.update(worker(1, draining=True))
+    await old.leave()
+    assert record(store) == worker(2), "leaving removes only one's own record"
+    await new.leave()
+    assert record(store) is None
+
+
+async def test_a_changed_record_is_written_at_once_or_when_the_server_is_back(
+    store: ShakyStore,
+) -> None:
+    member = Membership(store, worker(), ttl_s=0.03)
+    await member.join()
+    await member.update(worker(n_blocks=7))
+    assert record(store) == worker(n_blocks=7)
+    store.away = True
+    await member.update(worker(draining=True))
+    store.away = False
+    assert record(store) == worker(n_blocks=7)
+    keeping = asyncio.create_task(member.keep_alive())
+    await until(lambda: record(store) == worker(draining=True))
+    keeping.cancel()
+
+
+async def test_after_leaving_nothing_writes_the_record_again(store: ShakyStore) -> None:
+    member = Membership(store, worker(), ttl_s=0.01)
+    await member.join()
+    keeping = asyncio.create_task(member.keep_alive())
+    await member.leave()
+    async with asyncio.timeout(10):
+        await keeping
+    await member.update(worker(draining=True))
+    assert record(store) is None
+
+
+async def test_leaving_while_the_server_is_away_lets_the_lease_run_out(store: ShakyStore) -> None:
+    member = Membership(store, worker(), ttl_s=1)
+    await member.join()
+    store.away = True
+    await member.leave()
+    assert record(store) == worker()
+    store.clock.advance(1)
+    assert record(store) is None
+
+
+async def test_a_foreign_record_under_our_name_is_replaced(store: ShakyStore) -> None:
+    for foreign in (b"nonsense", msgspec.json.encode(worker(9, name="decode-1"))):
+        store.put(KEY, foreign)
+        await Membership(store, worker()).join()
+        assert record(store) == worker()
+
+
+@pytest.fixture
+async def changes(store: ShakyStore) -> AsyncIterator[Callable[[], Any]]:
+    """The next change that a watcher sees."""
+    seen: asyncio.Queue[MemberEvent] = asyncio.Queue()
+
+    async def watch() -> None:
+        async for event in watch_members(store, interval_s=0.005):
+            seen.put_nowait(event)
+
+    watching = asyncio.create_task(watch())
+
+    async def next_change() -> MemberEvent:
+        async with asyncio.timeout(10):
+            return await seen.get()
+
+    yield next_change
+    watching.cancel()
+    await asyncio.wait({watching})
+    assert seen.empty()
+
+
+async def test_a_conductor_sees_who_comes_changes_restarts_and_goes(
+    store: ShakyStore, changes: Callable[[], Any]
+) -> None:
+    first = Membership(store, worker(1), ttl_s=1)
+    await first.join()
+    assert await changes() == MemberJoined(worker(1))
+    await first.update(worker(1, draining=True))
+    assert await changes() == MemberChanged(worker(1, draining=True))
+    await Membership(store, worker(2), ttl_s=1).join()
+    assert await changes() == MemberGone(WorkerId("decode-0"), 1)
+    assert await changes() == MemberJoined(worker(2))
+    other = Membership(store, worker(1, name="prefill-0"), ttl_s=5)
+    await other.join()
+    assert await changes() == MemberJoined(worker(1, name="prefill-0"))
+    store.clock.advance(1)
+    assert await changes() == MemberGone(WorkerId("decode-0"), 2)
+    await other.leave()
+    assert await changes() == MemberGone(WorkerId("prefill-0"), 1)
+
+
+async def test_an_outage_makes_nobody_gone(store: ShakyStore, changes: Callable[[], Any]) -> None:
+    await Membership(store, worker()).join()
+    assert await changes() == MemberJoined(worker())
+    store.away = True
+    await until(lambda: store.n_refused > 3)
+    store.away = False
+    await Membership(store, worker(name="decode-1")).join()
+    assert await changes() == MemberJoined(worker(name="decode-1")), "and nothing before it"
+
+
+async def test_records_that_can_t_be_read_are_passed_over(
+    store: ShakyStore, changes: Callable[[], Any]
+) -> None:
+    for name, value in {
+        "nonsense": b"\xff\x00",
+        "empty": b"",
+        "other": b"[1, 2]",
+        "nested": b"[" * 10_000,
+        "stranger": msgspec.json.encode(worker()),
+    }.items():
+        store.put(MEMBERS + name, value)
+    await Membership(store, worker(name="zoe")).join()
+    assert await changes() == MemberJoined(worker(name="zoe"))
+    store.put(MEMBERS + "zoe", b"now nonsense")
+    assert await changes() == MemberGone(WorkerId("zoe"), 1)
+
+
+views = st.dictionaries(
+    st.sampled_from([WorkerId("a"), WorkerId("b"), WorkerId("c")]),
+    st.tuples(st.integers(1, 3), st.booleans()),
+)
+
+
+@given(views, views)
+def test_the_changes_lead_from_one_view_to_the_other(
+    before: dict[WorkerId, tuple[int, bool]], now: dict[WorkerId, tuple[int, bool]]
+) -> None:
+    def members(view: dict[WorkerId, tuple[int, bool]]) -> dict[WorkerId, WorkerInfo]:
+        return {w: worker(g, name=w, draining=d) for w, (g, d) in view.items()}
+
+    view = members(before)
+    for event in member_events(view, members(now)):
+        match event:
+            case MemberGone(worker_id=worker_id, generation=generation):
+                assert view.pop(worker_id).generation == generation
+            case MemberJoined(info=info):
+                assert info.worker_id not in view
+                view[info.worker_id] = info
+            case MemberChanged(info=info):
+                assert view[info.worker_id].generation == info.generation
+                assert view[info.worker_id] != info
+                view[info.worker_id] = info
+    assert view == members(now)

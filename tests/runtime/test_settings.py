@@ -1,0 +1,123 @@
+"""Settings from flags and environment, and what a wrong one is told."""
+
+import os
+import socket
+from typing import Annotated
+
+import pytest
+from pydantic import Field, ValidationError
+
+from halfmoon_runtime.settings import ServiceSettings, this_machine
+
+
+class BakerySettings(ServiceSettings):
+    """One bakery."""
+
+    oven_c: Annotated[int, Field(ge=50, le=300)] = Field(220, description="Heat, degrees Celsius")
+    flour: str = Field(description="Kind of flour")
+    patience_s: Annotated[float, Field(gt=0)] | None = Field(None, description="Seconds to wait")
+    glaze: bool = Field(True, description="Whether to glaze")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith("HALFMOON_"):
+            monkeypatch.delenv(name)
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HALFMOON_OVEN_C", "180")
+    monkeypatch.setenv("HALFMOON_FLOUR", "rye")
+    monkeypatch.setenv("HALFMOON_STATUS_FILE", "is no setting")
+    settings = BakerySettings.from_args(["--flour", "spelt", "--no-glaze", "--patience-s", "1.5"])
+    assert settings.oven_c == 180
+    assert settings.flour == "spelt"
+    assert settings.glaze is False
+    assert settings.patience_s == 1.5
+    assert settings.worker_id == "service-0"
+
+
+def test_an_empty_text_is_a_value() -> None:
+    assert BakerySettings.from_args(["--flour", ""]).flour == ""
+    assert BakerySettings.from_args(["--flour="]).flour == ""
+
+
+def test_settings_don_t_change() -> None:
+    settings = BakerySettings.from_args(["--flour", "rye"])
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.flour = "spelt"  # type: ignore[misc]
+
+
+def test_all_that_is_wrong_is_told_at_once_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        BakerySettings.from_args(["--oven-c", "301", "--patience-s", "soon", "--worker-id", "a b"])
+    assert exit_.value.code == 2
+    told = capsys.readouterr().err
+    assert "--oven-c (HALFMOON_OVEN_C) is '301'" in told
+    assert "less than or equal to 300" in told
+    assert "--patience-s (HALFMOON_PATIENCE_S) is 'soon'" in told
+    assert "--flour (HALFMOON_FLOUR) is missing" in told
+    assert "--worker-id (HALFMOON_WORKER_ID) is 'a b'" in told
+    assert "Traceback" not in told
+
+
+def test_a_wrong_variable_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HALFMOON_METRICS_PORT", "70000")
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--flour", "rye"])
+    assert "HALFMOON_METRICS_PORT) is '70000'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--sugar", "1"], ["--flour"], ["stray"]])
+def test_an_unknown_flag_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        BakerySettings.from_args(argv)
+    assert exit_.value.code == 2
+    assert argv[0] in capsys.readouterr().err
+
+
+def test_help_describes_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        BakerySettings.from_args(["--help"])
+    assert exit_.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Heat, degrees Celsius (default: 220)" in told
+    assert "Kind of flour (required)" in told
+    for name, field in BakerySettings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in told
+        assert field.description
+
+
+@pytest.mark.parametrize(
+    ("argv", "advertised"),
+    [
+        ([], "127.0.0.1"),
+        (["--host", "10.1.2.3"], "10.1.2.3"),
+        (["--host", "0.0.0.0", "--advertise-host", "bakery"], "bakery"),
+        (["--host", "bakery.example"], "bakery.example"),
+    ],
+)
+def test_others_are_told_an_address_that_they_can_reach(argv: list[str], advertised: str) -> None:
+    assert BakerySettings.from_args(["--flour", "", *argv]).advertised_host == advertised
+
+
+@pytest.mark.parametrize("everything", ["0.0.0.0", "::"])
+def test_listening_on_everything_advertises_this_machine(
+    everything: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: f"address of {name}")
+    settings = BakerySettings.from_args(["--flour", "", "--host", everything])
+    assert settings.advertised_host == f"address of {socket.gethostname()}"
+
+
+def test_processes_of_one_machine_agree_on_its_id() -> None:
+    settings = BakerySettings.from_args(["--flour", ""])
+    assert settings.host_id == this_machine()
+    assert settings.host_id.startswith(socket.gethostname())
