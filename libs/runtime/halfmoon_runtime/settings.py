@@ -91,7 +91,7 @@ class ServiceSettings(BaseSettings):
         """
         program = f"python -m {cls.__module__.partition('.')[0]}"
         try:
-            return cls(_cli_parse_args=list(argv), _cli_prog_name=program)  # type: ignore[call-arg]
+            return cls(_cli_parse_args=list(argv), _cli_prog_name=program)
         except ValidationError as error:
             lines = [_explain(one) for one in error.errors()]
         except SettingsError as error:
