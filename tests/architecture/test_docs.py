@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -43,10 +42,10 @@ _MAKE = re.compile(r"\bmake ([a-z]+)\b")
 _ROW = re.compile(r"^\| `--([\w-]+)` \| ([^|]*?) *\|", re.MULTILINE)
 
 
-def pages() -> Any:
-    return pytest.mark.parametrize(
-        "page", PAGES, ids=lambda page: str(page.relative_to(ROOT)).removesuffix(".md")
-    )
+@pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(ROOT)).removesuffix(".md"))
+def page(request: pytest.FixtureRequest) -> Path:
+    assert isinstance(request.param, Path)
+    return request.param
 
 
 @cache
@@ -79,7 +78,6 @@ def source_of(module: str) -> Path | None:
     return None
 
 
-@pages()
 def test_names_in_the_docs_exist_in_the_sources(page: Path) -> None:
     missing = []
     for module, name in _NAME.findall(page.read_text()):
@@ -89,7 +87,6 @@ def test_names_in_the_docs_exist_in_the_sources(page: Path) -> None:
     assert not missing, f"{page.name} names what is not there: {', '.join(missing)}"
 
 
-@pages()
 def test_tests_in_the_docs_exist(page: Path) -> None:
     missing = [
         f"{path}::{name}"
@@ -99,7 +96,6 @@ def test_tests_in_the_docs_exist(page: Path) -> None:
     assert not missing, f"{page.name} names tests that are not there: {', '.join(missing)}"
 
 
-@pages()
 def test_links_and_paths_in_the_docs_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     links = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
@@ -107,7 +103,6 @@ def test_links_and_paths_in_the_docs_lead_somewhere(page: Path) -> None:
     assert not links + paths, f"{page.name} leads nowhere: {links + paths}"
 
 
-@pages()
 def test_make_targets_in_the_docs_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))

@@ -54,12 +54,24 @@ def imported(package: Path) -> set[str]:
     own = f"halfmoon_{package.name}"
     names: set[str] = set()
     for source in (package / own).rglob("*.py"):
-        for node in ast.walk(ast.parse(source.read_text(), str(source))):
+        for node in _running(ast.parse(source.read_text(), str(source))):
             if isinstance(node, ast.Import):
                 names.update(alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.partition(".")[0])
     return names - sys.stdlib_module_names - {own}
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, without what only a type checker looks at."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=otherwise):
+                for other in otherwise:
+                    yield from _running(other)
+            case _:
+                yield from _running(node)
 
 
 @cache
