@@ -34,6 +34,7 @@ from halfmoon_transfer.descriptor import Endpoint
 World = Any
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
+MANY = 5_000_000
 
 
 class Owner:
@@ -370,6 +371,22 @@ def test_a_connection_that_died_while_idle_is_replaced_unnoticed(make_world: Any
     target = second.allocate(10)
     report = here.submit("read", [Piece(local.region, 0, target.region, 0, 10)]).result(PATIENCE_S)
     assert report.n_bytes == 10
+
+
+def test_all_connections_to_a_peer_that_died_while_idle_cost_one_try(make_world: Any) -> None:
+    world = make_world("tcp")
+    settings = TransferSettings(batch_bytes=50_000, lanes=4, tries_per_path=2)
+    here = world.open("here", settings=settings)
+    first = world.open("there", generation=1)
+    port = int(first.descriptor.endpoints["tcp"].address.rpartition(":")[2])
+    local, remote = here.allocate(MANY), first.allocate(MANY)
+    while here.stats().n_connections < 4:
+        here.submit("read", [Piece(local.region, 0, remote.region, 0, MANY)]).result(PATIENCE_S)
+    first.close()
+    second = world.open("there", generation=1, port=port)
+    target = second.allocate(10)
+    report = here.submit("read", [Piece(local.region, 0, target.region, 0, 10)]).result(PATIENCE_S)
+    assert report.retries == 1
 
 
 def test_bytes_damaged_on_the_way_are_sent_again(make_world: Any) -> None:
