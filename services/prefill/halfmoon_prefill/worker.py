@@ -1,8 +1,8 @@
 """The prefill worker at work: from `StartPrefill` to `PrefillDone`, one task per request.
 
-Each request's task gathers (pages, cached blocks, room at the home kvstore), waits for its
-chunks to be computed, settles (all bytes acknowledged, fetched blocks verified), answers, and
-keeps (commits the new blocks for reuse). One more task runs the forward passes in a thread.
+Each request's task takes pages, fetches cached blocks and makes room for new ones (`caching`),
+has its chunks computed (`computing`), settles (all bytes acknowledged, fetched blocks
+verified), answers, and keeps the new blocks for reuse.
 
 Whatever way a request ends, its task gives everything back in `_give_back`, and only once no
 forward pass and no transfer touches its pages or its landing any more. That is what
@@ -11,16 +11,16 @@ forward pass and no transfer touches its pages or its landing any more. That is 
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
-import xxhash
 
+from halfmoon_prefill.caching import BadBlock, Caching
+from halfmoon_prefill.computing import Computing
 from halfmoon_prefill.forward import PrefillForward
-from halfmoon_prefill.job import Job, Lease, Put
-from halfmoon_prefill.kvstores import Kvstores, KvstoreUnavailable
+from halfmoon_prefill.job import Job
+from halfmoon_prefill.kvstores import Kvstores
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId, WorkerId
@@ -43,7 +43,7 @@ from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
 from halfmoon_runtime.owners import Owners
 from halfmoon_scheduling.decode_batch import finish_reason
 from halfmoon_scheduling.pages import PageAllocator
-from halfmoon_scheduling.prefill_queue import Chunk, PrefillQueue, QueueFull
+from halfmoon_scheduling.prefill_queue import PrefillQueue, QueueFull
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Transfer, TransferError
 from halfmoon_transfer.regions import Memory
@@ -76,17 +76,13 @@ class PrefillWorker:
     clock: Clock
     pages: PageAllocator
     queue: PrefillQueue = field(init=False)
+    computing: Computing = field(init=False)
+    caching: Caching = field(init=False)
     owners: Owners = field(default_factory=Owners, init=False)
     jobs: dict[RequestId, Job] = field(default_factory=dict, init=False)
     _tasks: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    #: The next token of each request that is being computed.
-    _tokens: dict[RequestId, asyncio.Future[int]] = field(default_factory=dict, init=False)
-    #: Requests in the forward pass that runs now.
-    _in_forward: set[RequestId] = field(default_factory=set, init=False)
-    _forward_over: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
     #: Set while no request is here.
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _work: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     #: Requests take pages in turn: a large one is not passed over for ever.
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _pages_freed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -96,6 +92,8 @@ class PrefillWorker:
             chunk_tokens=self.settings.chunk_tokens, max_requests=self.settings.max_requests
         )
         self.layout = self.forward.engine.layout
+        self.computing = Computing(self.queue, self.forward)
+        self.caching = Caching(self.kvstores, self.transfer, self.memory, self.layout, self.clock)
         self._idle.set()
 
     async def serve(self) -> None:
@@ -104,19 +102,18 @@ class PrefillWorker:
         Raises:
             LayoutMismatch: a conductor refused this worker, with its reason.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="forward") as thread:
-            async with asyncio.TaskGroup() as tasks:
-                others = [
-                    tasks.create_task(self._compute_forever(thread)),
-                    tasks.create_task(self._keep_house()),
-                ]
-                try:
-                    while True:
-                        peer, message = await self.port.receive()
-                        await self._handle(peer, message, tasks)
-                finally:
-                    for task in [*others, *self._tasks.values()]:
-                        task.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            others = [
+                tasks.create_task(self.computing.run()),
+                tasks.create_task(self._keep_house()),
+            ]
+            try:
+                while True:
+                    peer, message = await self.port.receive()
+                    await self._handle(peer, message, tasks)
+            finally:
+                for task in [*others, *self._tasks.values()]:
+                    task.cancel()
 
     async def drain(self, info: WorkerInfo, limit_s: float) -> None:
         """Say that nothing new is taken, and finish what is here, for so long at the most."""
@@ -167,11 +164,10 @@ class PrefillWorker:
         try:
             self._accept(job)
             await self._take_pages(job)
-            await self._gather(job)
-            token = await self._computed(job)
+            token = await self._compute(job)
             await self._settle(job)
             await self._answer(job.owner, self._done(job, token))
-            await self._keep(job)
+            await self.caching.keep(job)
         except _Refused as refused:
             outcome = PrefillFailed(
                 request_id=job.request_id,
@@ -231,79 +227,19 @@ class PrefillWorker:
                 await self._pages_freed.wait()
             job.pages = self.pages.allocate(needed)
 
-    async def _gather(self, job: Job) -> None:
-        """Start fetching what is cached, make room for what is not, and let it be computed."""
-        await self._lease(job)
-        await self._reserve(job)
+    async def _compute(self, job: Job) -> int:
+        """Fetch what is cached, make room for what is not, compute; the first token."""
+        await self.caching.fetch(job, self._most_cached(job))
+        await self.caching.make_room(job)
         self.queue.rebase(job.request_id, job.n_cached)
-        self._tokens[job.request_id] = asyncio.get_running_loop().create_future()
-        self.queue.ready(job.request_id)
-        self._work.set()
-
-    async def _lease(self, job: Job) -> None:
-        cached = job.start.cached
-        if cached is None:
-            return
-        n_blocks = min(cached.n_blocks, self._most_cached(job) // self.layout.block_size)
-        hashes = job.start.block_hashes[:n_blocks]
-        if not hashes:
-            return
-        try:
-            kvstore = await self.kvstores.at(cached.kvstore)
-            leased = await kvstore.lease(self.layout, hashes)
-        except KvstoreUnavailable as error:
-            log.info("cache_not_used", request_id=job.request_id, reason=str(error))
-            return
-        if not leased.places:
-            return
-        job.lease = Lease(kvstore, leased.ticket, leased.region, leased.places, leased.expires_s)
-        job.n_cached = len(leased.places) * self.layout.block_size
-        began = self.clock.now()
-        job.loads = [
-            self.transfer.submit(
-                "read",
-                job.load_pieces(self.memory.region, self.layout, layer),
-                deadline_s=max(job.write_until_s - began, 0.001),
-            )
-            for layer in range(self.layout.n_layers)
-        ]
-        job.loads[-1].add_done_callback(lambda _: setattr(job, "fetch_s", self.clock.now() - began))
-
-    async def _reserve(self, job: Job) -> None:
-        start = job.start
-        if start.store_in is None or not start.block_hashes:
-            return
-        size = self.layout.block_size
-        is_home = start.cached is not None and start.cached.kvstore == start.store_in
-        first = job.n_cached // size if is_home else 0
-        hashes = start.block_hashes[first:]
-        if not hashes:
-            return
-        try:
-            kvstore = await self.kvstores.at(start.store_in)
-            reserved = await kvstore.reserve(
-                self.layout,
-                hashes,
-                start.block_hashes[first - 1] if first else None,
-                start.token_ids[first * size : len(start.block_hashes) * size],
-            )
-        except KvstoreUnavailable as error:
-            log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
-            return
-        index = {block: i for i, block in enumerate(start.block_hashes)}
-        offsets = {index[place.hash]: place.offset for place in reserved.places}
-        job.put = Put(kvstore, reserved.ticket, reserved.region, offsets)
-
-    async def _computed(self, job: Job) -> int:
-        """Wait until all its chunks have run; leases of long reads are renewed meanwhile."""
-        future = self._tokens[job.request_id]
+        token = self.computing.admit(job)
         while True:
+            # A long prompt may outlast its lease.
             pause_s = job.lease.expires_s / 3 if job.lease else None
-            done, _ = await asyncio.wait([future], timeout=pause_s)
+            done, _ = await asyncio.wait([token], timeout=pause_s)
             if done:
-                return future.result()
-            if job.lease is not None:
-                await job.lease.kvstore.renew(job.lease.ticket)
+                return token.result()
+            await self.caching.renew(job)
 
     async def _settle(self, job: Job) -> None:
         """Wait for the landing's acknowledgements and verify what was fetched.
@@ -311,15 +247,16 @@ class PrefillWorker:
         Raises:
             _Refused: some KV did not arrive, or did not arrive as it was stored.
         """
-        settling_since = self.clock.now()
+        settling_since_s = self.clock.now()
         decode = WorkerId(job.start.landing.region.segment)
         source = job.start.cached.kvstore.worker_id if job.start.cached else None
         try:
             for load in job.loads:
                 await load
-        except TransferError as error:
+            await self.caching.verify(job)
+        except (TransferError, BadBlock) as error:
             raise _Refused(
-                f"cached blocks did not come: {error}", retryable=True, culprit=source
+                f"cached blocks are of no use: {error}", retryable=True, culprit=source
             ) from None
         if job.failure is not None:
             raise _Refused(str(job.failure), retryable=True)
@@ -330,18 +267,7 @@ class PrefillWorker:
             raise _Refused(
                 f"KV did not reach {decode}: {error}", retryable=True, culprit=decode
             ) from None
-        if job.lease is not None:
-            wanted = tuple(place.checksum for place in job.lease.places)
-            found = await self._checksums(job.pages[: len(wanted)])
-            if found != wanted:
-                raise _Refused(
-                    f"a block from {source} is not what was stored there",
-                    retryable=True,
-                    culprit=source,
-                )
-            await job.lease.kvstore.release(job.lease.ticket)
-            job.lease = None
-        job.drain_s = self.clock.now() - settling_since
+        job.drain_s = self.clock.now() - settling_since_s
 
     def _done(self, job: Job, token: int) -> PrefillDone:
         n_new = 1  # of this try; `stopping` counts from here
@@ -357,91 +283,19 @@ class PrefillWorker:
             fetch_s=job.fetch_s,
         )
 
-    async def _keep(self, job: Job) -> None:
-        """Commit the new blocks at the home kvstore; without them the answer stands too."""
-        put = job.put
-        if put is None:
-            return
-        try:
-            for write in job.put_writes:
-                await write
-            written = [job.pages[block] for block in sorted(put.offsets)]
-            await put.kvstore.commit(put.ticket, await self._checksums(written))
-            job.put = None
-        except (TransferError, KvstoreUnavailable) as error:
-            log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
-
-    async def _checksums(self, pages: Sequence[int]) -> tuple[int, ...]:
-        size = self.layout.block_bytes
-        view = self.memory.view
-
-        def compute() -> tuple[int, ...]:
-            return tuple(
-                xxhash.xxh3_64_intdigest(view[page * size : (page + 1) * size]) for page in pages
-            )
-
-        return await asyncio.to_thread(compute)
-
     async def _give_back(self, job: Job) -> None:
         """Free all that a request holds, once nothing touches its pages any more."""
         request_id = job.request_id
-        self.queue.remove(request_id)
-        async with self._forward_over:
-            await self._forward_over.wait_for(lambda: request_id not in self._in_forward)
+        await self.computing.remove(request_id)
         await _quiet(job.transfers)
-        if job.lease is not None:
-            await job.lease.kvstore.release(job.lease.ticket)
-        if job.put is not None:
-            await job.put.kvstore.revoke(job.put.ticket)
+        await self.caching.give_back(job)
         self.pages.release(job.pages)
         self._pages_freed.set()
         self.owners.drop(request_id)
-        self._tokens.pop(request_id, None)
         del self.jobs[request_id]
         del self._tasks[request_id]
         if not self.jobs:
             self._idle.set()
-
-    # -- forward passes ----------------------------------------------------------------------
-
-    async def _compute_forever(self, thread: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            chunks = self.queue.next_batch()
-            if not chunks:
-                self._work.clear()
-                await self._work.wait()
-                continue
-            batch = [(self.jobs[chunk.request_id], chunk) for chunk in chunks]
-            self._in_forward = {chunk.request_id for chunk in chunks}
-            try:
-                tokens = await loop.run_in_executor(thread, self.forward, batch)
-            except Exception as error:
-                log.exception("forward_failed", n_requests=len(batch))
-                for chunk in chunks:
-                    self.queue.remove(chunk.request_id)
-                    self._resolve(chunk.request_id, error)
-            else:
-                self.queue.advance(chunks)
-                self._hand_out(chunks, tokens)
-            finally:
-                async with self._forward_over:
-                    self._in_forward = set()
-                    self._forward_over.notify_all()
-
-    def _hand_out(self, chunks: Sequence[Chunk], tokens: Sequence[int | None]) -> None:
-        for chunk, token in zip(chunks, tokens, strict=True):
-            if token is not None:
-                self._resolve(chunk.request_id, token)
-
-    def _resolve(self, request_id: RequestId, outcome: int | Exception) -> None:
-        future = self._tokens.get(request_id)
-        if future is None or future.done():
-            return
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
 
     # -- housekeeping ------------------------------------------------------------------------
 
