@@ -34,6 +34,7 @@ SETTINGS: tuple[type[ServiceSettings], ...] = (
 )
 
 _NAME = re.compile(r"`(halfmoon_[a-z]+(?:\.\w+)*)(?::([\w.]+))?`")
+_METRIC = re.compile(r"`(halfmoon_[a-z]+_[a-z_0-9]+)`")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _PATH = re.compile(r"`((?:libs|services|tests|docs|benchmarks|\.ci)/[^`\s:]*)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
@@ -135,6 +136,18 @@ def test_every_setting_is_listed_with_its_default() -> None:
         assert dict(_ROW.findall(common)) == {
             name.replace("_", "-"): _default(ServiceSettings, name) for name in shared
         }
+
+
+def test_metrics_in_the_docs_are_measured() -> None:
+    sources = [path.read_text() for path in ROOT.glob("[ls]*/*/halfmoon_*/**/*.py")]
+    named = set(_METRIC.findall((ROOT / "docs" / "operating.md").read_text()))
+    missing = {
+        name
+        for name in named
+        if not any(f'"{name.removesuffix("_total")}"' in source for source in sources)
+    }
+    assert named
+    assert not missing, f"operating.md names metrics that nobody has: {missing}"
 
 
 def _role(settings: type[ServiceSettings]) -> str:
