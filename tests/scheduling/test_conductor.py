@@ -223,6 +223,16 @@ def test_a_landing_shorter_than_the_margin_leaves_half_of_itself_for_writing() -
     assert message_to(core.hear("decode-0", message), P0).landing_expires_s == 3.0
 
 
+def test_a_late_grant_leaves_less_time_for_writing() -> None:
+    core = Core("prefill-0", "decode-0", landing_margin_s=5.0)
+    core.arrive()
+    core.now = 4.0
+    assert message_to(core.reserved(), P0).landing_expires_s == 51.0
+    core.arrive("cmpl-2")
+    core.now = 100.0
+    assert message_to(core.reserved(rid="cmpl-2"), P0).landing_expires_s == 0.0
+
+
 def test_prefill_is_told_where_the_cached_prefix_is_and_where_to_store() -> None:
     core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1")
     core.join("prefill-0", home_kvstore="kvstore-0")
@@ -454,6 +464,26 @@ def test_a_decode_worker_that_does_not_answer_is_left_for_another() -> None:
     # Its late answer frees what it holds.
     assert core.reserved("decode-0") == [Send(D0, Cancel(request_id=R1))]
     assert sent(core.reserved("decode-1")) == [(P0, StartPrefill)]
+
+
+def test_a_silent_decode_worker_is_asked_again_only_under_another_id() -> None:
+    core = Core("prefill-0", "decode-0", "decode-1", reserve_timeout_s=5.0)
+    core.arrive()
+    core.handle(Tick(), 5.0)
+    core.refused("decode-1")
+    assert core.load("decode-0") == []
+    assert core.phase() is Phase.WAITING
+    assert core.lose("decode-1") == [Resubmit(R1, "no answer from decode-0")]
+    core.load("decode-0")
+    assert sent(core.arrive("cmpl-1~2", attempt=2)) == [(D0, ReserveDecode)]
+
+
+def test_when_the_only_decode_worker_is_silent_another_try_is_made() -> None:
+    core = Core("prefill-0", "decode-0", reserve_timeout_s=5.0)
+    core.arrive()
+    cancel, again = core.handle(Tick(), 5.0)
+    assert cancel == Send(D0, Cancel(request_id=R1))
+    assert again == Resubmit(R1, "no answer from decode-0")
 
 
 # -- failures -----------------------------------------------------------------------------------

@@ -76,10 +76,12 @@ class Worker:
     inbox: deque[AnyMessage] = field(default_factory=deque)
     #: What the worker sent and the conductor has not read.
     outbox: deque[AnyMessage | KvEventBatch] = field(default_factory=deque)
-    # A prefill worker's queue.
+    # A prefill worker's queue, and until when it may write for each.
     queue: dict[RequestId, StartPrefill] = field(default_factory=dict)
+    may_write_until_s: dict[RequestId, float] = field(default_factory=dict)
     # A decode worker's batch.
     batch: DecodeBatch | None = None
+    pages: dict[RequestId, set[int]] = field(default_factory=dict)
     # A kvstore's blocks.
     blocks: set[BlockHash] = field(default_factory=set)
     sequence: int = -1
@@ -121,7 +123,8 @@ class Worker:
                 )
             )
             return
-        landing = a_landing(self.info.worker_id, tuple(pages))
+        self.pages[message.request_id] = set(pages)
+        landing = a_landing(self.info.worker_id, tuple(pages), generation=self.info.generation)
         self.outbox.append(
             DecodeReserved(request_id=message.request_id, landing=landing, expires_s=LANDING_S)
         )
@@ -135,6 +138,8 @@ class Worker:
         for request_id in self.batch.expire(now):
             self._fail_decode(request_id, "the landing ran out")
         step = self.batch.next_step()
+        for row in step.rows:
+            self.pages[row.request_id] = set(row.pages)
         for request_id in step.preempted:
             self._fail_decode(request_id, "preempted")
         produced = tuple(
@@ -169,15 +174,15 @@ class World(RuleBasedStateMachine):
             ["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
         ),
         admission=st.sampled_from(["none", "early"]),
-        present=st.sets(st.sampled_from(NAMES)),
+        absent=st.sets(st.sampled_from(NAMES), max_size=3),
     )
-    def begin(self, placement: str, admission: str, present: set[str]) -> None:
+    def begin(self, placement: str, admission: str, absent: set[str]) -> None:
         self.config = msgspec.convert(
             {
                 "placement": placement,
                 "admission": admission,
                 "ttft_slo_s": 5.0,
-                "max_waiting": 2,
+                "max_waiting": 4,
                 "max_attempts": 3,
                 "request_timeout_s": 30.0,
             },
@@ -200,8 +205,12 @@ class World(RuleBasedStateMachine):
         self.to_resubmit: list[RequestId] = []
         self.heard: list[tuple[WorkerId, int, AnyMessage]] = []
         self.n_clients = 0
+        #: What prefill workers that nobody hears any more still write, and until when.
+        self.cut_off: list[tuple[StartPrefill, float]] = []
+        #: Deaths and cuts yet to come: endless ones would leave nothing else to see.
+        self.bad_luck = 4
         for name in NAMES:
-            if name in present:
+            if name not in absent:
                 self.a_worker_comes(name, False)
 
     # -- the wire between world and conductor -----------------------------------------------
@@ -226,6 +235,9 @@ class World(RuleBasedStateMachine):
                 worker = self.workers.get(command.worker_id)
                 if worker is not None and worker.info.generation == self.known[command.worker_id]:
                     worker.inbox.append(command.message)
+                    if isinstance(command.message, StartPrefill):
+                        until_s = self.now + command.message.landing_expires_s
+                        worker.may_write_until_s[command.message.request_id] = until_s
             case Deliver():
                 assert command.request_id not in self.ended, f"{command} after its end"
                 if command.finish:
@@ -253,9 +265,9 @@ class World(RuleBasedStateMachine):
     # -- clients -----------------------------------------------------------------------------
 
     @rule(
-        n_tokens=st.sampled_from([1, 16, 17, 60, 100, 250]),
+        n_tokens=st.sampled_from([1, 16, 17, 60, 60, 100, 250]),
         prompt=st.integers(0, 1),
-        max_new=st.sampled_from([1, 2, 40]),
+        max_new=st.sampled_from([1, 2, 5, 40]),
         twice=st.booleans(),
     )
     def a_request_arrives(self, n_tokens: int, prompt: int, max_new: int, twice: bool) -> None:
@@ -294,17 +306,26 @@ class World(RuleBasedStateMachine):
     def of_role(self, role: str) -> list[Worker]:
         return [w for _, w in sorted(self.workers.items()) if w.info.role == role]
 
-    @precondition(lambda self: any(w.inbox for w in self.workers.values()))
-    @rule(data=st.data())
-    def a_worker_reads(self, data: st.DataObject) -> None:
-        ready = [worker_id for worker_id, w in sorted(self.workers.items()) if w.inbox]
-        self.workers[data.draw(st.sampled_from(ready), "worker")].read(self.now)
+    @precondition(lambda self: self.moving())
+    @rule(data=st.data(), n=st.integers(1, 15))
+    def messages_travel(self, data: st.DataObject, n: int) -> None:
+        """Some wires move on by a message each; every wire keeps its order."""
+        for _ in range(n):
+            if not (moving := self.moving()):
+                break
+            worker_id, way = data.draw(st.sampled_from(moving), "wire")
+            if way == "to the worker":
+                self.workers[worker_id].read(self.now)
+            else:
+                self.read_from(worker_id)
 
-    @precondition(lambda self: any(w.outbox for w in self.workers.values()))
-    @rule(data=st.data())
-    def the_conductor_reads(self, data: st.DataObject) -> None:
-        ready = [worker_id for worker_id, w in sorted(self.workers.items()) if w.outbox]
-        self.read_from(data.draw(st.sampled_from(ready), "worker"))
+    def moving(self) -> list[tuple[WorkerId, str]]:
+        return [
+            (worker_id, way)
+            for worker_id, worker in sorted(self.workers.items())
+            for way, wire in (("to the worker", worker.inbox), ("from it", worker.outbox))
+            if wire
+        ]
 
     def read_from(self, worker_id: WorkerId) -> None:
         worker = self.workers[worker_id]
@@ -338,7 +359,7 @@ class World(RuleBasedStateMachine):
         if self.known.get(worker_id) == generation:
             self.hear(worker_id, message)
 
-    @rule(name=st.sampled_from(NAMES), draining=st.booleans())
+    @rule(name=st.sampled_from(NAMES), draining=st.sampled_from([False, False, False, True]))
     def a_worker_comes(self, name: str, draining: bool) -> None:
         """It is new, or back as another generation, or it says something new of itself."""
         worker_id = WorkerId(name)
@@ -365,9 +386,10 @@ class World(RuleBasedStateMachine):
             self.unnoticed = [(w, g) for w, g in self.unnoticed if w != worker_id]
         self.tell(WorkerJoined(worker.info))
 
-    @precondition(lambda self: self.workers)
+    @precondition(lambda self: self.workers and self.bad_luck)
     @rule(data=st.data())
     def a_worker_dies(self, data: st.DataObject) -> None:
+        self.bad_luck -= 1
         worker_id = data.draw(st.sampled_from(sorted(self.workers)), "dead")
         generation = self.workers.pop(worker_id).info.generation
         if self.known.get(worker_id) == generation:
@@ -381,13 +403,17 @@ class World(RuleBasedStateMachine):
             del self.known[worker_id]
             self.tell(WorkerLost(worker_id, "its lease ran out"))
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.known and self.bad_luck)
     @rule(data=st.data())
     def a_connection_breaks(self, data: st.DataObject) -> None:
-        """The worker lives, but what was on its wires is gone, and it forgets this conductor."""
+        """What was on its wires is gone, and the worker starts again from nothing."""
+        self.bad_luck -= 1
         worker_id = data.draw(st.sampled_from(sorted(self.known)), "cut off")
         del self.known[worker_id]
-        self.workers.pop(worker_id, None)
+        if (worker := self.workers.pop(worker_id, None)) is not None:
+            self.cut_off += [
+                (start, worker.may_write_until_s[rid]) for rid, start in worker.queue.items()
+            ]
         self.unnoticed = [(w, g) for w, g in self.unnoticed if w != worker_id]
         self.tell(WorkerLost(worker_id, "connection reset"))
 
@@ -415,6 +441,12 @@ class World(RuleBasedStateMachine):
                 )
             )
             return
+        if worker.may_write_until_s[rid] <= self.now:
+            worker.outbox.append(
+                PrefillFailed(request_id=rid, reason="the landing ran out", retryable=True)
+            )
+            return
+        self.write(start)
         if start.stopping.max_new_tokens == 1:
             outcome = "length"
         n_cached = 16 * start.cached.n_blocks if start.cached else 0
@@ -441,6 +473,24 @@ class World(RuleBasedStateMachine):
                 block_size=16,
             )
             kvstore.outbox.append(KvEventBatch(kvstore.sequence, 0.0, (event,)))
+
+    def write(self, start: StartPrefill) -> None:
+        """KV bytes land; pages that are another request's by now would be spoilt."""
+        region = start.landing.region
+        decode = self.workers.get(WorkerId(region.segment))
+        if decode is None or decode.info.generation != region.generation:
+            return
+        assert decode.batch is not None
+        for rid, pages in decode.pages.items():
+            if rid != start.request_id and rid in decode.batch:
+                assert not pages & set(start.landing.pages), f"{start.request_id} spoils {rid}"
+
+    @precondition(lambda self: self.cut_off)
+    @rule()
+    def a_prefill_worker_cut_off_still_writes(self) -> None:
+        start, until_s = self.cut_off.pop(0)
+        if self.now < until_s:
+            self.write(start)
 
     @precondition(lambda self: self.of_role("decode"))
     @rule(data=st.data())
@@ -522,4 +572,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestWorld.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -380,4 +380,4 @@ class BatchAgainstModel(RuleBasedStateMachine):
 
 
 TestBatchAgainstModel = BatchAgainstModel.TestCase
-TestBatchAgainstModel.settings = settings(max_examples=100, deadline=None)
+TestBatchAgainstModel.settings = settings(max_examples=60, deadline=None)

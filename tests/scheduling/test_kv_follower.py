@@ -244,4 +244,4 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
 
 
 TestFollowerAgainstTruth = FollowerAgainstTruth.TestCase
-TestFollowerAgainstTruth.settings = settings(max_examples=100, deadline=None)
+TestFollowerAgainstTruth.settings = settings(max_examples=60, deadline=None)

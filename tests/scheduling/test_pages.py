@@ -1,4 +1,5 @@
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -111,3 +112,4 @@ class PagesAgainstCounts(RuleBasedStateMachine):
 
 
 TestPagesAgainstCounts = PagesAgainstCounts.TestCase
+TestPagesAgainstCounts.settings = settings(max_examples=40, deadline=None)

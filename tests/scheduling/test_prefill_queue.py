@@ -1,4 +1,5 @@
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -187,3 +188,4 @@ class QueueAgainstList(RuleBasedStateMachine):
 
 
 TestQueueAgainstList = QueueAgainstList.TestCase
+TestQueueAgainstList.settings = settings(max_examples=40, deadline=None)

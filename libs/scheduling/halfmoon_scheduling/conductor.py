@@ -173,16 +173,22 @@ class Conductor:
             n_prompt=request.n_prompt,
             block_hashes=request.block_hashes,
             landing=message.landing,
-            # A landing shorter than the margin leaves half of itself for writing.
-            landing_expires_s=max(
-                message.expires_s - self.config.landing_margin_s, message.expires_s / 2
-            ),
+            landing_expires_s=self._writing_s(message.expires_s, now - tracked.asked_s),
             sampling=request.sampling,
             stopping=request.stopping,
             cached=cached,
             store_in=None if home is None else self.cluster.address(home),
         )
         return self._requests.send(chosen.worker_id, message_out)
+
+    def _writing_s(self, expires_s: float, asked_for_s: float) -> float:
+        """How long prefill may write to a landing.
+
+        The landing is no older than the question for it, so that long is surely over; the
+        margin is for messages on their way, but at most half of the landing's time.
+        """
+        margin_s = min(self.config.landing_margin_s, expires_s / 2)
+        return max(0.0, expires_s - asked_for_s - margin_s)
 
     def _on_decode_refused(
         self, worker_id: WorkerId, message: DecodeRefused, now: float

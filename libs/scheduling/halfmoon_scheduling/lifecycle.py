@@ -99,14 +99,21 @@ class Lifecycle:
     def try_elsewhere(
         self, tracked: Tracked, decode: WorkerId, full_until_s: float, now: float
     ) -> list[AnyCommand]:
-        """`decode` has no room, or does not answer: another one, or wait."""
+        """`decode` has no room: another one, or wait."""
         self._release(tracked, now)
         self._cluster.refused(decode, full_until_s)
         tracked.refused_by.add(decode)
         return self._seek(tracked, now, may_reserve=True)
 
+    def _on_silence(self, tracked: Tracked, decode: WorkerId, now: float) -> list[AnyCommand]:
+        """`decode` does not answer: another one, or another try with another id."""
+        tracked.silent.add(decode)
+        full_until_s = now + self._config.reserve_timeout_s
+        commands = self.send(decode, Cancel(request_id=tracked.request_id))
+        return commands + self.try_elsewhere(tracked, decode, full_until_s, now)
+
     def _seek(self, tracked: Tracked, now: float, *, may_reserve: bool) -> list[AnyCommand]:
-        """Reserve, wait, or refuse: for a request that holds nothing."""
+        """Reserve, wait, or end: for a request that holds nothing."""
         request = tracked.request
         for role in ("prefill", "decode"):
             if not self._cluster.accepting(role):
@@ -114,8 +121,12 @@ class Lifecycle:
                 return self.refuse(
                     tracked, Reject(request.request_id, "unavailable", reason, RETRY_S)
                 )
+        decodes = {info.worker_id for info in self._cluster.accepting("decode")}
+        if decodes <= tracked.silent:
+            return self.again(tracked, f"no answer from {', '.join(sorted(decodes))}", now)
         try:
-            placement, job = self._placer.place(request, tracked.refused_by, now)
+            not_to_ask = tracked.refused_by | tracked.silent
+            placement, job = self._placer.place(request, not_to_ask, now)
         except TooLong as error:
             return self.refuse(tracked, Reject(request.request_id, "too_long", str(error)))
         if not tracked.is_retry:
@@ -155,6 +166,7 @@ class Lifecycle:
         self._cluster.plan(placement.chosen, decode, job, now)
         tracked.phase = Phase.RESERVING
         tracked.placement = placement
+        tracked.asked_s = now
         tracked.deadline_s = now + self._config.reserve_timeout_s
         self.decisions.append(Decision(request.request_id, request.attempt, now, placement))
         message = ReserveDecode(
@@ -282,9 +294,7 @@ class Lifecycle:
         decode = tracked.decode
         assert decode is not None, "it is reserving or prefilling"
         if tracked.phase is Phase.RESERVING:
-            commands = self.send(decode, Cancel(request_id=tracked.request_id))
-            full_until_s = now + self._config.reserve_timeout_s
-            return commands + self.try_elsewhere(tracked, decode, full_until_s, now)
+            return self._on_silence(tracked, decode, now)
         timeout_s = self._config.request_timeout_s
         because = f"{tracked.prefill} did not finish in {timeout_s:.3g} s"
         return self.give_up(tracked, now, because=because)

@@ -35,13 +35,13 @@ class Placer:
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
     def place(
-        self, request: Request, refused_by: Container[WorkerId], now: float
+        self, request: Request, not_to_ask: Container[WorkerId], now: float
     ) -> tuple[Placement, Job]:
         """The best workers now; without a decode worker when none has room.
 
         Args:
             request: what to place.
-            refused_by: decode workers not to ask.
+            not_to_ask: decode workers that said no, or nothing.
             now: seconds.
 
         Raises:
@@ -72,7 +72,7 @@ class Placer:
             job,
             self._cluster.prefill_candidates(prefills, now),
             self._cluster.decode_candidates(
-                [info for info in decodes if info.worker_id not in refused_by], now
+                [info for info in decodes if info.worker_id not in not_to_ask], now
             ),
             {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided},
             self._cluster.transfers,

@@ -42,8 +42,13 @@ class Tracked:
     phase: Phase = Phase.WAITING
     #: Set in every phase but WAITING, with a decode worker.
     placement: Placement | None = None
+    #: When its decode worker was asked for pages.
+    asked_s: float = 0.0
     #: Decode workers that refused it since it last waited.
     refused_by: set[WorkerId] = field(default_factory=set)
+    #: Decode workers that did not answer. They are not asked again under this id: the answer
+    #: to the first question would be taken for one to the second, and name freed pages.
+    silent: set[WorkerId] = field(default_factory=set)
 
     @property
     def request_id(self) -> RequestId:

@@ -85,7 +85,7 @@ def a_request(
     )
 
 
-def a_landing(decode: str, pages: tuple[int, ...] = (0, 1, 2)) -> Landing:
+def a_landing(decode: str, pages: tuple[int, ...] = (0, 1, 2), *, generation: int = 1) -> Landing:
     """Pages of a decode worker, as it would announce them."""
-    region = Region(segment=decode, generation=1, key=bytes(16), length=1 << 20)
+    region = Region(segment=decode, generation=generation, key=bytes(16), length=1 << 20)
     return Landing(region=region, pages=pages, layout=LAYOUT)
