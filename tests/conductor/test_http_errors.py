@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.errors import (
@@ -17,6 +19,7 @@ from halfmoon_conductor.errors import (
 )
 from halfmoon_conductor.generation import ModelCard
 from halfmoon_conductor.http import FrontLimits, create_app
+from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest, CompletionRequest
 from halfmoon_conductor.testing import ScriptedGateway
 from halfmoon_conductor.tokenizer import FakeTokenizer, HubTokenizer
 
@@ -106,6 +109,36 @@ async def test_a_wrong_field_is_named(
     assert error["message"].startswith((param, "The prompt"))
     assert error["type"] == "invalid_request_error"
     assert not gateway.requests
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=[]), max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+async def test_no_json_makes_the_front_fail(client: httpx.AsyncClient, data: st.DataObject) -> None:
+    shape, path, base = data.draw(
+        st.sampled_from([(CompletionRequest, COMPLETIONS, PROMPT), (ChatRequest, CHAT, HELLO)])
+    )
+    names = st.sampled_from([*shape.model_fields, "unknown"])
+    message = st.dictionaries(st.sampled_from([*ChatMessage.model_fields, "x"]), JSON)
+    change = data.draw(st.dictionaries(names, JSON | st.lists(message, max_size=2), max_size=3))
+    answer = await client.post(
+        path,
+        content=json.dumps({**base, **change}),
+        headers={"content-type": "application/json"},
+    )
+    if answer.status_code != 200:
+        assert error_of(answer, answer.status_code)["message"]
+        assert answer.status_code in (400, 404)
 
 
 @pytest.mark.parametrize(
