@@ -10,6 +10,7 @@ import openai
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.errors import GenerationFailed, Overloaded
 from halfmoon_conductor.generation import ModelCard
@@ -158,12 +159,17 @@ async def hang_up_in_mid_stream(address: tuple[str, int], **body: object) -> Non
 
 
 async def test_a_client_gone_in_mid_stream_cancels_its_generation(
-    address: tuple[str, int], gateway: ScriptedGateway
+    address: tuple[str, int], gateway: ScriptedGateway, registry: CollectorRegistry
 ) -> None:
+    def n_aborted() -> float | None:
+        name, labels = "halfmoon_request_success_total", {"finished_reason": "abort"}
+        return registry.get_sample_value(name, labels)
+
     gateway.n_before_pause = 3  # then nothing is sent that could fail
     await hang_up_in_mid_stream(address)
     await until(lambda: gateway.cancelled)
     assert not gateway.live
+    await until(lambda: n_aborted() == 1)
     assert gateway.cancelled == [gateway.requests[0].request_id]
 
 
