@@ -120,7 +120,11 @@ def probe(model: Any) -> KvShape:
 
 
 def _shape(kind: str, seen: dict[int, tuple[Any, Any, int | None]]) -> KvShape:
-    if sorted(seen) != list(range(len(seen))) or not seen:
+    if not seen:
+        raise UnsupportedModel(
+            f"a model of type {kind!r} attends in code of its own, which can't be put over pages"
+        )
+    if sorted(seen) != list(range(len(seen))):
         raise UnsupportedModel(
             f"a model of type {kind!r} attends in layers {sorted(seen)}, not in each one once"
         )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from halfmoon_engine.errors import EngineError
+from halfmoon_engine.threads import wait_briefly
 
 #: Goes up whenever the recipe below changes: folders of other versions are made anew.
 VERSION = 1
@@ -94,6 +95,7 @@ def _is_current(folder: Path) -> bool:
 
 
 def _write(folder: Path) -> None:
+    wait_briefly()
     import torch
     import transformers as untyped_transformers
 

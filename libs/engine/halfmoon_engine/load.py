@@ -6,6 +6,7 @@ import msgspec
 
 from halfmoon_engine.fake import FakeEngine, parse_fake_spec
 from halfmoon_engine.interface import Engine
+from halfmoon_engine.threads import wait_briefly
 from halfmoon_protocol.layout import DType
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def load_engine(
     served_name: str | None = None,
 ) -> "TorchEngine":
     """Load a causal language model and prepare it for a paged pool; see `open_engine`."""
+    wait_briefly()
     from halfmoon_engine.checkpoint import load_torch_engine
 
     return load_torch_engine(

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from halfmoon_engine.threads import wait_briefly
 from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS, train_tokenizer, write_tokenizer
 
 VOCAB_SIZE = 384
@@ -82,6 +83,7 @@ def make_tiny_model(arch: str, folder: Path, seed: int = 0) -> Path:
     Raises:
         ValueError: an architecture that is not known here.
     """
+    wait_briefly()
     import torch
     import transformers as untyped_transformers
 

@@ -7,8 +7,10 @@ files are the ones that transformers and `tokenizers` read.
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 #: In the order of their ids: 0, 1, 2.
 END_OF_TEXT = "<|endoftext|>"
@@ -39,11 +41,13 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
     """Learn merges from `texts` until the vocabulary has `vocab_size` tokens.
 
     Fewer when the texts run out of pairs; at least 259: the bytes and the special tokens.
     """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,7 +62,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, max_context: int) -> None:
+def write_tokenizer(tokenizer: "Tokenizer", folder: Path, *, max_context: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

@@ -1,0 +1,127 @@
+"""Greedy float32 output equals transformers' `generate`, whatever the way to it."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.testing import ARCHITECTURES
+from halfmoon_protocol.sampling import Sampling
+
+LENGTHS = (1, 15, 16, 17, 100, 2000)
+N_NEW = 8
+GREEDY = Draw(Sampling(temperature=0.0))
+
+Reference = Callable[[str, Sequence[int], int], list[int]]
+Prompt = Callable[[int], list[int]]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+@pytest.mark.parametrize("block_size", [16, 512])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_chunked_prefill_and_decode_equal_generate(
+    arch: str,
+    block_size: int,
+    chunk: int,
+    engine_of: Callable[..., Engine],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    driver = make_driver(engine_of(arch, block_size), 2100)
+    # Token by token or nearly, the long prompt would take thousands of forwards.
+    lengths = [n for n in LENGTHS if n <= 250 * chunk]
+    for n in lengths:
+        produced = driver.generate(prompt_of(n), N_NEW, chunk=chunk)
+        assert produced == reference(arch, prompt_of(n), N_NEW), f"a prompt of {n} tokens"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_batch_of_mixed_lengths_and_phases_equals_each_alone(
+    arch: str,
+    engine_of: Callable[..., Engine],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    engine = engine_of(arch, 16)
+    driver = make_driver(engine, sum(LENGTHS) + 160)
+    dice = random.Random(7)
+    tokens = {n: prompt_of(n) for n in LENGTHS}
+    pages = {n: driver.pages_for(n + N_NEW) for n in LENGTHS}
+    done = dict.fromkeys(LENGTHS, 0)
+    while unfinished := [n for n in LENGTHS if len(tokens[n]) < n + N_NEW]:
+        chosen = dice.sample(unfinished, dice.randint(1, len(unfinished)))
+        runs: list[Run] = []
+        for n in chosen:
+            part = tokens[n][done[n] : done[n] + dice.choice([5, 40, 600])]
+            last = done[n] + len(part) == len(tokens[n])
+            runs.append(Run(part, done[n], pages[n], GREEDY if last else None))
+            done[n] += len(part)
+        for n, token in zip(chosen, engine.forward(runs), strict=True):
+            if token is not None:
+                tokens[n].append(token)
+    for n in LENGTHS:
+        assert tokens[n][n:] == reference(arch, prompt_of(n), N_NEW), f"a prompt of {n} tokens"
+
+
+@pytest.mark.parametrize("block_size", [16, 512])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_prefix_whose_kv_came_from_elsewhere_continues_the_same(
+    arch: str,
+    block_size: int,
+    engine_of: Callable[..., Engine],
+    make_driver: Callable[..., Any],
+    reference: Reference,
+    prompt_of: Prompt,
+) -> None:
+    engine = engine_of(arch, block_size)
+    prompt = prompt_of(2000)
+    first = make_driver(engine, 2100, seed=1)
+    theirs = first.pages_for(2000)
+    engine.forward([Run(prompt, 0, theirs, None)])
+    layout = engine.layout
+    blocks = [bytes(first.page_bytes(page)) for page in theirs]
+
+    second = make_driver(engine, 2100, seed=2)
+    for cached in (block_size, 1536, 1999):
+        ours = second.pages_for(2000 + N_NEW)
+        landed = ours[: cached // block_size]
+        if cached == 1999:  # all of the prompt but the token that must be computed
+            landed = ours[: layout.blocks_for(2000)]
+
+        def land(layer: int, ours: list[int] = landed) -> None:
+            begin = layer * layout.layer_bytes
+            for page, block in zip(ours, blocks, strict=False):
+                there = second.page_bytes(page)
+                there[begin : begin + layout.layer_bytes] = block[
+                    begin : begin + layout.layer_bytes
+                ]
+
+        # A layer lands only when it is about to be read: none may be read before.
+        start = cached
+        draw = GREEDY
+        (token,) = engine.forward([Run(prompt[start:], start, ours, draw)], before_layer=land)
+        assert token is not None
+        produced = [token]
+        while len(produced) < N_NEW:
+            step = Run(produced[-1:], 1999 + len(produced), ours, draw)
+            (token,) = engine.forward([step])
+            assert token is not None
+            produced.append(token)
+        assert produced == reference(arch, prompt, N_NEW), f"{cached} tokens cached"
+        second.free(ours)
+
+
+def test_output_depends_on_the_far_past_in_full_attention_only(
+    engine_of: Callable[..., Engine], make_driver: Callable[..., Any], prompt_of: Prompt
+) -> None:
+    # Guards the tests above: a model that ignored its context would pass many of them.
+    changed = [5, *prompt_of(300)[1:]]
+    assert changed != prompt_of(300)
+    for arch, should_differ in (("llama", True), ("gemma3", True), ("mistral", False)):
+        driver = make_driver(engine_of(arch), 400)
+        same = driver.generate(prompt_of(300), 16) == driver.generate(changed, 16)
+        assert same is not should_differ, arch

@@ -1,0 +1,158 @@
+"""Models that a paged pool can't hold are refused by name and reason, before they serve."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as untyped_transformers
+
+from halfmoon_engine.errors import ModelNotFound, UnsupportedModel
+from halfmoon_engine.load import open_engine
+
+transformers: Any = untyped_transformers
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "t5"}, "'t5'.*encoder-decoder"),
+        ({"model_type": "mamba"}, "'mamba'.*linear_attention|'mamba'.*no attention heads"),
+        ({"model_type": "jamba"}, "'jamba'.*linear_attention"),
+        ({"model_type": "qwen3_next"}, "'qwen3_next'.*linear_attention"),
+        ({"model_type": "deepseek_v3"}, "'deepseek_v3'.*latent attention"),
+        ({"model_type": "gemma3n_text"}, "'gemma3n_text'.*another layer's keys"),
+        ({"model_type": "llama4_text"}, "'llama4_text'.*chunked_attention"),
+        (
+            {
+                "model_type": "llama",
+                "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+            },
+            "'llama'.*dynamic rotary",
+        ),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "later tokens"),
+        ({"model_type": "unheard_of"}, "unheard_of"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    tmp_path: Path, config: dict[str, Any], reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=reason):
+        open_engine(str(tmp_path), block_size=16)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "reason"),
+    [
+        ("bloom", {"n_head": 4, "n_layer": 2, "hidden_size": 32}, "code of its own"),
+        ("bert", {"num_hidden_layers": 2, "hidden_size": 36}, "something else"),
+        (
+            "gemma4_text",
+            {"num_hidden_layers": 6, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32},
+            "several shapes|another layer",
+        ),
+    ],
+)
+def test_a_model_that_behaves_otherwise_is_refused_by_the_probe(
+    tmp_path: Path, model_type: str, options: dict[str, Any], reason: str
+) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        model_type, vocab_size=64, pad_token_id=0, initializer_range=0.3, **options
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=f"'{model_type}'.*({reason})"):
+        open_engine(str(tmp_path), block_size=16)
+
+
+def test_long_rotary_scaling_is_served_up_to_its_original_length() -> None:
+    from halfmoon_engine.architecture import max_context
+
+    config = transformers.Phi3Config(
+        max_position_embeddings=4096,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 48,
+            "long_factor": [2.0] * 48,
+            "original_max_position_embeddings": 1024,
+        },
+    )
+    assert max_context(config) == 1024
+
+
+def test_a_window_that_only_masks_would_carry_is_refused(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(
+        "qwen2_moe",
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        intermediate_size=32,
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=0,
+        pad_token_id=0,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="window"):
+        open_engine(str(tmp_path), block_size=16)
+
+
+def test_folders_without_a_model_are_named(
+    tmp_path: Path, tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelNotFound, match="is not a folder"):
+        open_engine(str(tmp_path / "nowhere"), block_size=16)
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        open_engine(str(tmp_path), block_size=16)
+    (tmp_path / "config.json").write_bytes((tiny("llama") / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
+    with pytest.raises(ModelNotFound, match="safetensors files only"):
+        open_engine(str(tmp_path), block_size=16)
+
+
+def test_a_hub_id_that_can_not_be_fetched_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from halfmoon_engine import checkpoint
+
+    def offline(*_: object, **__: object) -> str:
+        raise OSError("the network is not there")
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", offline)
+    with pytest.raises(ModelNotFound, match="as a hub id it can't be fetched: the network"):
+        open_engine("someone/some-model", block_size=16)
+
+
+def test_a_local_folder_never_asks_the_hub(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    engine = open_engine(str(tiny("llama")), block_size=16)
+    assert engine.name == "llama"
+    assert engine.eos_token_ids == (0, 2)
+    assert engine.max_context == 8192
+    assert open_engine(str(tiny("llama")), block_size=16, served_name="moon").name == "moon"
+
+
+def test_a_token_outside_the_vocabulary_is_refused(
+    engine_of: Callable[..., Any], make_driver: Callable[..., Any]
+) -> None:
+    from halfmoon_engine.interface import Run
+
+    driver = make_driver(engine_of("llama"), 32)
+    for token in (384, -1):
+        with pytest.raises(ValueError, match=f"token {token} is not in the vocabulary of 384"):
+            driver.engine.forward([Run([token], 0, [0], None)])

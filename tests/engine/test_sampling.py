@@ -1,0 +1,159 @@
+"""How tokens are chosen: alone as in any batch, by the parameters' known meanings."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.sampling import choose_tokens, uniform
+from halfmoon_protocol.sampling import Sampling
+
+VOCAB = 50
+
+
+def logits_of(seed: int, n_rows: int = 1) -> torch.Tensor:
+    return 3 * torch.randn(n_rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def drawn(logits: torch.Tensor, sampling: Sampling, n: int = 4000) -> Counter[int]:
+    """Draws of one distribution at many positions."""
+    rows = logits.expand(n, -1)
+    return Counter(choose_tokens(rows, [Draw(sampling)] * n, range(n)))
+
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([0.1, 0.7, 1.0]),
+    top_k=st.sampled_from([0, 1, 5, 1000]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, -0.5]),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.tuples(samplings, st.integers(0, 10**6)), min_size=1, max_size=6))
+def test_a_draw_is_the_same_in_any_batch(rows: list[tuple[Sampling, int]]) -> None:
+    logits = logits_of(1, len(rows))
+    draws = [Draw(sampling, (1, 2, 2, 3), 1) for sampling, _ in rows]
+    positions = [position for _, position in rows]
+    together = choose_tokens(logits, draws, positions)
+    alone = [
+        choose_tokens(logits[i : i + 1], [draw], [positions[i]])[0] for i, draw in enumerate(draws)
+    ]
+    assert together == alone
+
+
+@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**40))
+def test_dice_are_a_function_of_seed_and_position(seed: int, position: int) -> None:
+    assert 0 <= uniform(seed, position) == uniform(seed, position) < 1
+    assert uniform(seed, position) != uniform(seed, position + 1)
+    assert uniform(seed, position) != uniform(seed ^ 1, position)
+
+
+def test_dice_are_uniform() -> None:
+    counts = Counter(int(10 * uniform(5, i)) for i in range(20_000))
+    assert all(abs(counts[tenth] - 2000) < 250 for tenth in range(10))
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    logits = logits_of(2)
+    for temperature in (1.0, 0.5):
+        counts = drawn(logits, Sampling(temperature=temperature, seed=9))
+        probabilities = (logits[0] / temperature).softmax(-1)
+        for token in range(VOCAB):
+            assert abs(counts[token] / 4000 - float(probabilities[token])) < 0.04
+
+
+def test_temperature_zero_and_top_k_one_are_greedy() -> None:
+    logits = logits_of(3)
+    best = int(logits[0].argmax())
+    for sampling in (
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.0, top_k=1, seed=4),
+        Sampling(temperature=1e-6, seed=4),
+        Sampling(temperature=1.0, top_p=1e-9, seed=4),
+        Sampling(temperature=1.0, min_p=1.0, seed=4),
+    ):
+        assert set(drawn(logits, sampling, 50)) == {best}
+
+
+def test_top_k_keeps_the_k_best() -> None:
+    logits = logits_of(4)
+    best = set(logits[0].topk(5).indices.tolist())
+    assert set(drawn(logits, Sampling(temperature=2.0, top_k=5))) == best
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    assert set(drawn(logits, Sampling(top_p=0.79))) == {0, 1}
+    assert set(drawn(logits, Sampling(top_p=0.81))) == {0, 1, 2}
+    assert set(drawn(logits, Sampling(top_p=0.49))) == {0}
+
+
+def test_min_p_is_relative_to_the_best() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    assert set(drawn(logits, Sampling(min_p=0.25))) == {0, 1, 2}
+    assert set(drawn(logits, Sampling(min_p=0.35))) == {0, 1}
+
+
+def test_top_p_is_taken_of_what_top_k_left() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    # Of 0.4 and 0.3 the first has 0.57 of the mass.
+    assert set(drawn(logits, Sampling(top_k=2, top_p=0.5))) == {0}
+    assert set(drawn(logits, Sampling(top_k=2, top_p=0.6))) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        # Scores 2, 1.9, -1, -1.1 with history [0 | 2, 2]: token 0 in the prompt, 2 in the output.
+        (Sampling(temperature=0.0, repetition_penalty=2.0), [1.0, 1.9, -2.0, -1.1]),
+        (Sampling(temperature=0.0, presence_penalty=0.5), [2.0, 1.9, -1.5, -1.1]),
+        (Sampling(temperature=0.0, frequency_penalty=0.5), [2.0, 1.9, -2.0, -1.1]),
+        (Sampling(temperature=0.0, frequency_penalty=-2.0), [2.0, 1.9, 3.0, -1.1]),
+    ],
+)
+def test_penalties_look_at_prompt_and_output_as_they_should(
+    sampling: Sampling, expected: list[float]
+) -> None:
+    from halfmoon_engine.sampling import penalise
+
+    scores = torch.tensor([2.0, 1.9, -1.0, -1.1])
+    draw = Draw(sampling, (0, 2, 2), 1)
+    assert penalise(scores, draw).tolist() == pytest.approx(expected)
+    best = expected.index(max(expected))
+    assert choose_tokens(scores[None], [draw], [3]) == [best]
+
+
+def test_a_request_that_is_placed_again_goes_on_with_the_same_tokens(
+    engine_of: Callable[..., Engine], make_driver: Callable[..., Any]
+) -> None:
+    engine = engine_of("llama")
+    driver = make_driver(engine, 400)
+    sampling = Sampling(temperature=1.0, top_p=0.9, presence_penalty=0.4, seed=77)
+    prompt = list(range(10, 60))
+    once = driver.generate(prompt, 30, sampling=sampling)
+    assert len(set(once)) > 5
+
+    resumed = driver.pages_for(80)
+    draw = Draw(sampling, (*prompt, *once[:12]), len(prompt))
+    other = Run([1, 2, 3], 0, driver.pages_for(3), Draw(Sampling(seed=5)))
+    token, _ = engine.forward([Run([*prompt, *once[:12]], 0, resumed, draw), other])
+    assert token == once[12]
+
+
+def test_another_seed_gives_other_tokens(
+    engine_of: Callable[..., Engine], make_driver: Callable[..., Any]
+) -> None:
+    driver = make_driver(engine_of("llama"), 400)
+    runs = [driver.generate([1, 2, 3], 20, sampling=Sampling(seed=seed)) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
