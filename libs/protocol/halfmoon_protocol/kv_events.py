@@ -94,6 +94,7 @@ def decode_payload(payload: bytes, sequence: int) -> KvEventBatch:
         TypeError,
         ValueError,
         LookupError,
+        RecursionError,
     ) as error:
         raise Malformed(f"not a KV event batch: {error}") from None
     return KvEventBatch(sequence, timestamp, events)

@@ -17,7 +17,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,6 +94,19 @@ class Service:
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
         return task
+
+    @asynccontextmanager
+    async def running(self, coroutine: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+        """Spawn a task for the length of a block; after it the task has ended.
+
+        For what must stop before that which it uses is closed.
+        """
+        task = self.spawn(coroutine)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def _guard(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:

@@ -22,8 +22,9 @@ from halfmoon_protocol.messages import WorkerInfo
 
 MEMBERS = "halfmoon/members/"
 GENERATIONS = "halfmoon/generation/"
-#: Seconds that a crashed worker's record lives on.
-LEASE_S = 3.0
+#: Seconds that a crashed worker's record lives on. A death is mostly noticed by its socket, at
+#: once; a lease much shorter would end when a busy machine lets a worker wait.
+LEASE_S = 10.0
 #: Seconds between two tries while the metadata server is away.
 _RETRY_S = 0.5
 _WRITE_TRIES = 10

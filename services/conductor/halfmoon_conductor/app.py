@@ -52,7 +52,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         metrics = CoreMetrics(shell.core, registry)
         hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
         shell.connect(hub, gateway)
-        service.spawn(hub.run())
+        await stack.enter_async_context(service.running(hub.run()))
 
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(shell.core, hub))]
         if embedded:
@@ -70,6 +70,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             uvicorn.Config(
                 app,
                 log_config=None,
+                log_level="warning",  # its comings and goings are ours to announce
                 access_log=False,
                 timeout_graceful_shutdown=int(settings.drain_s),
             )

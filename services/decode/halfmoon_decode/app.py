@@ -79,11 +79,11 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             pages=PageAllocator(n_pages),
         )
         stack.callback(expose(worker.readings))
-        service.spawn(worker.serve())
+        await stack.enter_async_context(service.running(worker.serve()))
         membership = Membership(store, info)
         await membership.join()
         stack.push_async_callback(membership.leave)
-        service.spawn(membership.keep_alive())
+        await stack.enter_async_context(service.running(membership.keep_alive()))
         service.ready()
         service.announce("ready", worker_id=worker_id, n_pages=n_pages)
         await service.stopping.wait()

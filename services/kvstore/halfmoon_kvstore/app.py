@@ -36,7 +36,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         )
         service.announce("allocating", worker_id=worker_id, mib=settings.capacity_mib)
         memory = await asyncio.to_thread(transfer.allocate, settings.capacity_bytes)
-        network = ZmqNetwork()
+        network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)
         info = WorkerInfo(
@@ -52,10 +52,10 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             port, memory.region, info, settings, SystemClock(), membership.update
         )
         stack.callback(expose(worker.readings))
-        service.spawn(worker.serve())
+        await stack.enter_async_context(service.running(worker.serve()))
         await membership.join()
         stack.push_async_callback(membership.leave)
-        service.spawn(membership.keep_alive())
+        await stack.enter_async_context(service.running(membership.keep_alive()))
         service.ready()
         service.announce("ready", worker_id=worker_id)
         await service.stopping.wait()
