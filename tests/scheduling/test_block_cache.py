@@ -82,6 +82,14 @@ def test_under_fifo_a_parent_outlives_the_child_that_came_after_it() -> None:
     assert put(cache, "s") == [b"a"]
 
 
+def test_a_parent_passed_over_for_its_child_goes_right_after_it() -> None:
+    cache = BlockCache(3, policy="fifo")
+    put(cache, "a")
+    put(cache, "ab")
+    put(cache, "x")
+    assert put(cache, "qr") == [b"ab", b"a"]
+
+
 def test_leased_blocks_and_their_prefix_stay() -> None:
     cache = BlockCache(3)
     put(cache, "abc")
