@@ -167,24 +167,31 @@ def test_peers_take_turns_and_one_that_hangs_delays_nobody() -> None:
     couriers.close()
 
 
-def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle() -> None:
+@pytest.mark.parametrize("n_idle", [0, 1, 2])
+def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle(
+    eventually: Eventually, n_idle: int
+) -> None:
     couriers = Couriers("halfmoon-transfer-test", threads=8, lanes=3)
-    for n_idle in (0, 1, 2):
-        together = threading.Barrier(3)
-        done = threading.Semaphore(0)
+    warm_up, together = threading.Barrier(max(1, n_idle)), threading.Barrier(3)
+    for number in range(n_idle):
+        couriers.post(f"other-{number}", lambda: _meet(warm_up))
+    eventually(lambda: couriers.n_idle >= n_idle)
+    met = threading.Semaphore(0)
 
-        def meet(together: Any = together, done: Any = done) -> None:
-            together.wait(PATIENCE_S)
-            done.release()
+    def meet() -> None:
+        _meet(together)
+        met.release()
 
-        for _ in range(n_idle):
-            couriers.post("other", lambda: None)
-        for _ in range(3):
-            couriers.post("peer", meet)
-        for _ in range(3):
-            assert done.acquire(timeout=PATIENCE_S)
-        couriers.check()
+    for _ in range(3):
+        couriers.post("peer", meet)
+    for _ in range(3):
+        assert met.acquire(timeout=PATIENCE_S)
+    couriers.check()
     couriers.close()
+
+
+def _meet(barrier: threading.Barrier) -> None:
+    barrier.wait(PATIENCE_S)
 
 
 def test_idle_couriers_go_home(eventually: Eventually) -> None:

@@ -222,7 +222,7 @@ def test_a_region_taken_back_during_the_copy_has_not_got_it(
         return outcome
 
     monkeypatch.setattr(backend, "move_here", copy_and_take_back)
-    pieces = [Piece(local.region, 0, memory.region, 0, 100) for memory in (other, remote)]
+    pieces = [Piece(local.region, 0, memory.region, 0, 100) for memory in (remote, other)]
     with pytest.raises(Rejected, match="no region of this key"):
         here.submit("write", pieces).result(PATIENCE_S)
 

@@ -37,6 +37,11 @@ class Couriers:
         """Threads alive now."""
         return len(self._threads)
 
+    @property
+    def n_idle(self) -> int:
+        """Threads that wait for work now."""
+        return self._n_idle
+
     def post(self, peer: str, job: Job) -> None:
         """Run `job` soon, in a thread; after `close`, drop it. Jobs don't raise."""
         with self._lock:
