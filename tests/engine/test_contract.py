@@ -98,6 +98,30 @@ def test_chunks_batches_and_resumed_pages_do_not_change_the_output(
     assert driver.generate(prompt, 10) == whole
 
 
+def test_kv_that_lands_layer_by_layer_is_what_is_read(
+    driver: Any, engine: Engine, make_driver: Callable[..., Any]
+) -> None:
+    layout = engine.layout
+    prompt = [11 * i % 380 for i in range(70)]
+    theirs = driver.pages_for(80)
+    (first,) = engine.forward([Run(prompt, 0, theirs, GREEDY)])
+    blocks = [bytes(driver.page_bytes(page)) for page in theirs]
+    assert first is not None
+    expected = engine.forward([Run([first], 70, theirs, GREEDY)])
+
+    other = make_driver(engine, 600, seed=5)
+    # A forward before, so that anything kept of these pages' earlier content is stale.
+    ours = other.pages_for(80)
+    engine.forward([Run([1] * 80, 0, ours, GREEDY)])
+
+    def land(layer: int) -> None:
+        part = slice(layer * layout.layer_bytes, (layer + 1) * layout.layer_bytes)
+        for page, block in zip(ours, blocks, strict=True):
+            other.page_bytes(page)[part] = block[part]
+
+    assert engine.forward([Run([first], 70, ours, GREEDY)], before_layer=land) == expected
+
+
 def test_a_step_that_continues_equals_one_that_fetches(driver: Any, engine: Engine) -> None:
     pages = driver.pages_for(60)
     engine.forward([Run(list(range(50)), 0, pages, None)])

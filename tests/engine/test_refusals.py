@@ -47,11 +47,22 @@ def test_a_config_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("model_type", "options", "reason"),
     [
-        ("bloom", {"n_head": 4, "n_layer": 2, "hidden_size": 32}, "code of its own"),
+        (
+            "bloom",
+            {"n_head": 4, "n_layer": 2, "hidden_size": 32, "max_position_embeddings": 64},
+            "code of its own",
+        ),
         ("bert", {"num_hidden_layers": 2, "hidden_size": 36}, "something else"),
         (
             "gemma4_text",
-            {"num_hidden_layers": 6, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32},
+            {
+                "num_hidden_layers": 6,
+                "hidden_size": 32,
+                "head_dim": 8,
+                "intermediate_size": 32,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": 64,
+            },
             "several shapes|another layer",
         ),
     ],
@@ -73,6 +84,7 @@ def test_long_rotary_scaling_is_served_up_to_its_original_length() -> None:
 
     config = transformers.Phi3Config(
         max_position_embeddings=4096,
+        original_max_position_embeddings=1024,
         rope_parameters={
             "rope_type": "longrope",
             "rope_theta": 1e4,
@@ -99,7 +111,7 @@ def test_a_window_that_only_masks_would_carry_is_refused(tmp_path: Path) -> None
         intermediate_size=32,
         use_sliding_window=True,
         sliding_window=8,
-        max_window_layers=0,
+        layer_types=["sliding_attention", "full_attention"],
         pad_token_id=0,
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

@@ -142,7 +142,7 @@ def _shape(kind: str, seen: dict[int, tuple[Any, Any, int | None]]) -> KvShape:
 def _check_windows(kind: str, text: Any, seen: dict[int, tuple[Any, Any, int | None]]) -> None:
     """A window that only a mask would carry is invisible to us, so it must not be there."""
     window = getattr(text, "sliding_window", None)
-    if window is None or not getattr(text, "use_sliding_window", True):
+    if not window or not getattr(text, "use_sliding_window", True):
         return
     types = getattr(text, "layer_types", None) or ["sliding_attention"] * len(seen)
     for layer, (_, _, seen_window) in seen.items():

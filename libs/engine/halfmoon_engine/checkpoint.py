@@ -36,7 +36,7 @@ def load_torch_engine(
 ) -> TorchEngine:
     """Load, check and probe a model; arguments and errors are those of `load.open_engine`."""
     check_block_size(block_size)
-    if threads is not None:
+    if threads:
         torch.set_num_threads(threads)
     folder = find_folder(path_or_hub_id)
     config = _read_config(folder)

@@ -31,7 +31,7 @@ def open_engine(
         block_size: tokens per page, 16 to 512.
         dtype: of weights and KV; "auto" is what the checkpoint was saved in.
         device: where a model computes; "auto" is CUDA if there is a device.
-        threads: CPU threads of a model; None leaves it to torch.
+        threads: CPU threads of a model; None or 0 is one per core.
         served_name: the model's name as clients write it, rather than its own.
 
     Raises:

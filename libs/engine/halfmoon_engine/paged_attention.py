@@ -94,6 +94,7 @@ def paged_attention(
         [1, n_tokens, n_heads, head_dim], and no weights.
     """
     plan = _plan.get()
+    sliding_window = sliding_window or None  # some configs say 0 for none
     index: Any = module.layer_idx
     layer = _Layer(int(index), scaling, sliding_window, softcap, s_aux)
     plan.seen[layer.index] = (tuple(key.shape), tuple(value.shape), sliding_window)
