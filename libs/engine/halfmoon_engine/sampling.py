@@ -28,6 +28,8 @@ def choose_tokens(
     if all(greedy) and not penalised:
         return [int(token) for token in logits.argmax(dim=-1).tolist()]
     scores = logits.float().cpu()
+    if penalised and scores.data_ptr() == logits.data_ptr():
+        scores = scores.clone()  # the caller's logits stay as they are
     for i in penalised:
         scores[i] = penalise(scores[i], draws[i])
     tokens = scores.argmax(dim=-1)
