@@ -507,12 +507,37 @@ def test_what_can_not_succeed_is_not_tried_again() -> None:
     assert fail == Fail(R1, "prefill at prefill-0 failed: no such token")
 
 
-def test_after_the_last_try_it_fails() -> None:
+def test_after_the_last_try_without_a_token_it_fails() -> None:
     core = Core("prefill-0", "decode-0", max_attempts=2)
-    core.arrive("cmpl-1~2", attempt=2)
+    core.arrive("cmpl-1~2", attempt=2, fruitless=1)
     fail = core.lose("decode-0")[-1]
     assert isinstance(fail, Fail)
-    assert "(try 2 of 2)" in fail.reason
+    assert "(2 tries in a row brought no token)" in fail.reason
+
+
+def test_a_try_that_delivered_tokens_is_not_counted_however_many_there_were() -> None:
+    core = Core("prefill-0", "decode-0", max_attempts=2)
+    core.arrive("cmpl-1~9", attempt=9, fruitless=1)
+    core.reserved(rid="cmpl-1~9")
+    core.prefilled(rid="cmpl-1~9")
+    preempted = DecodeFailed(request_id=RequestId("cmpl-1~9"), reason="preempted", retryable=True)
+    assert isinstance(only(core.hear("decode-0", preempted), Resubmit), Resubmit)
+
+
+@pytest.mark.parametrize("culprit", [D0, None])
+def test_the_next_try_goes_to_other_workers_if_there_are_any(culprit: WorkerId | None) -> None:
+    core = Core("prefill-0", "prefill-1", "decode-0", "decode-1")
+    failed = PrefillFailed(request_id=R1, reason="no", retryable=True, culprit=culprit)
+    start_prefill(core)
+    core.hear("prefill-0", failed)
+    core.arrive("cmpl-1~2", attempt=2, fruitless=1)
+    placement = core.conductor.decisions[-1].placement
+    first = (P0, D1) if culprit else (P1, D0)
+    assert (placement.chosen.worker_id, placement.decode) == first
+    core.lose("decode-1" if culprit else "prefill-1")
+    core.arrive("cmpl-1~3", attempt=3, fruitless=2)
+    placement = core.conductor.decisions[-1].placement
+    assert (placement.chosen.worker_id, placement.decode) == (P0, D0)
 
 
 def test_a_failed_decode_is_tried_again() -> None:

@@ -98,7 +98,8 @@ class Worker:
                 except KeyError as error:
                     self._fail_decode(message.request_id, str(error))
             case Cancel() if self.batch is not None:
-                self.batch.cancel(message.request_id, in_doubt=message.landing_in_doubt)
+                aside_until_s = now + 2.0 if message.landing_in_doubt else None
+                self.batch.cancel(message.request_id, aside_until_s=aside_until_s)
             case Cancel():
                 self.queue.pop(message.request_id, None)
                 self.outbox.append(PrefillStopped(request_id=message.request_id))

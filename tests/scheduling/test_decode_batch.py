@@ -231,10 +231,13 @@ def test_cancelling_frees_a_landing_and_a_running_request() -> None:
     assert b.free_pages == 16
 
 
-def test_a_landing_in_doubt_is_kept_aside_until_its_deadline() -> None:
-    b = batch(ttl_s=10)
+@pytest.mark.parametrize("aside_until_s", [10, 999])
+def test_a_landing_in_doubt_is_kept_aside_for_a_time_and_no_longer_than_its_deadline(
+    aside_until_s: float,
+) -> None:
+    b = batch(ttl_s=10 if aside_until_s == 999 else 999)
     b.reserve(A, 8, stopping(), now=0)
-    assert b.cancel(A, in_doubt=True)
+    assert b.cancel(A, aside_until_s=aside_until_s)
     assert A not in b
     assert (b.pages_aside, b.free_pages) == (2, 14)
     b.check()
@@ -247,7 +250,7 @@ def test_a_landing_in_doubt_is_kept_aside_until_its_deadline() -> None:
 def test_a_running_request_has_landed_so_there_is_no_doubt() -> None:
     b = batch()
     started(b, A)
-    b.cancel(A, in_doubt=True)
+    b.cancel(A, aside_until_s=5)
     assert (b.pages_aside, b.free_pages) == (0, 16)
 
 
@@ -345,13 +348,15 @@ class BatchAgainstModel(RuleBasedStateMachine):
             if finish:
                 self.forget(row.request_id)
 
-    @rule(rid=IDS, in_doubt=st.booleans())
-    def cancel(self, rid: RequestId, in_doubt: bool) -> None:
+    @rule(rid=IDS, aside_s=st.sampled_from([None, 0.5, 2.0, 50.0]))
+    def cancel(self, rid: RequestId, aside_s: float | None) -> None:
         model = self.models.get(rid)
-        assert self.batch.cancel(rid, in_doubt=in_doubt) == (model is not None)
+        until_s = None if aside_s is None else self.now + aside_s
+        assert self.batch.cancel(rid, aside_until_s=until_s) == (model is not None)
         if model is not None:
             self.forget(rid)
-            if in_doubt and not model.running:
+            if until_s is not None and not model.running:
+                model.deadline_s = min(model.deadline_s, until_s)
                 self.aside.append(model)
 
     @rule(seconds=st.sampled_from([1.0, 3.0]))

@@ -8,6 +8,9 @@ import pytest
 
 from halfmoon_conductor.errors import ApiError, GenerationFailed, Overloaded, TooLong, Unavailable
 from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import Cancel, PrefillStopped, StartPrefill
+from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.config import SchedulingConfig
 
@@ -140,6 +143,28 @@ async def test_a_client_that_leaves_during_prefill_stops_it(local_cluster: Local
         assert not sum(cluster.core.n_requests.values())
 
 
+async def test_a_cancel_right_behind_its_start_and_said_twice_frees_everything(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster() as cluster:
+        prefill, decode = cluster.worker("prefill-0"), cluster.worker("decode-0")
+        link = await cluster.network.dial(prefill.port.commands)
+        start = StartPrefill(
+            request_id=RequestId("r"),
+            token_ids=tuple(prompt_of(100)),
+            n_prompt=100,
+            block_hashes=(),
+            landing=Landing(decode.region, tuple(range(7)), decode.engine.layout),
+            landing_expires_s=5.0,
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_new_tokens=3),
+        )
+        for message in (start, *[Cancel(request_id=RequestId("r"))] * 3):
+            await link.send(message)
+        assert await link.receive() == PrefillStopped(request_id=RequestId("r"))
+        await cluster.settled()
+
+
 # -- bad input -------------------------------------------------------------------------------
 
 
@@ -224,7 +249,7 @@ async def test_a_worker_killed_in_mid_request_costs_no_token(
             await cluster.kill(name)
             tokens = await task
         assert tokens == ORACLE.expected(prompt, 60)
-        await cluster.settled()
+        await cluster.settled(stores=False)
 
 
 async def test_the_last_decode_worker_killed_ends_the_stream_in_an_error(

@@ -242,11 +242,14 @@ class Conductor:
             return self._on_prefill_stopped(worker_id, message.request_id)
         assert tracked.decode is not None
         commands = self._requests.send(tracked.decode, Cancel(request_id=message.request_id))
+        self._placer.avoid(message.request_id, message.culprit or worker_id)
         culprit = self.cluster.get(message.culprit) if message.culprit is not None else None
-        if culprit is not None and culprit.role == "kvstore":
-            self._placer.avoid(message.request_id, culprit.worker_id)
-            if self._follower.distrust(culprit.worker_id, now):
-                commands += self._requests.send(culprit.worker_id, SnapshotBlocks())
+        if (
+            culprit is not None
+            and culprit.role == "kvstore"
+            and self._follower.distrust(culprit.worker_id, now)
+        ):
+            commands += self._requests.send(culprit.worker_id, SnapshotBlocks())
         reason = f"prefill at {worker_id} failed: {message.reason}"
         return commands + self._requests.again(tracked, reason, now, retryable=message.retryable)
 

@@ -37,7 +37,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     landing_margin_s: float = 5.0
     #: Seconds after which a kvstore's missing snapshot is asked for again.
     snapshot_timeout_s: float = 5.0
-    #: Tries at one request. More than the workers that a rolling restart takes away at once.
+    #: Tries in a row at one request that bring no token. More than the workers that a rolling
+    #: restart takes away at once.
     max_attempts: int = 4
     #: Requests that wait for decode pages at the most; past it they are refused.
     max_waiting: int = 256

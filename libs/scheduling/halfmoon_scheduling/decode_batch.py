@@ -9,8 +9,8 @@
 Pages belong to a request from `reserve` until it leaves, by whichever arrow. Numbers only:
 the forward passes are the engine's. The worker calls this between steps, never during one,
 since a page that is freed may be another request's a moment later. For the same reason the
-pages of a landing whose writer could not be stopped stay aside until the landing's deadline:
-from then on the writer itself may not write.
+pages of a landing whose writer could not be stopped stay aside for as long as the caller
+thinks fit, at the most until the landing's deadline: from then on the writer may not write.
 
 Room to grow: a request is admitted only if, after its own pages are taken, one free page is
 left for each request held (itself included) that may still need one. So everybody can cross
@@ -155,13 +155,13 @@ class DecodeBatch:
 
     @property
     def pages_aside(self) -> int:
-        """Pages of landings cancelled in doubt; they come free at those landings' deadlines."""
+        """Pages of landings cancelled in doubt; not yet free."""
         return sum(len(landing.pages) for landing in self._aside)
 
     @property
     def context_tokens(self) -> int:
         """Tokens that the next step attends to, over all running requests."""
-        return sum(row.position + 1 for row in self._running.values())
+        return sum(row.position + 1 for row in [*self._running.values()])
 
     @property
     def free_pages(self) -> int:
@@ -265,19 +265,21 @@ class DecodeBatch:
             self._pages.release(self._running.pop(request_id).pages)
         return finish
 
-    def cancel(self, request_id: RequestId, *, in_doubt: bool = False) -> bool:
+    def cancel(self, request_id: RequestId, *, aside_until_s: float | None = None) -> bool:
         """Let go of a request, wherever it is; whether it was here.
 
         Args:
             request_id: of a landing or a running request.
-            in_doubt: a landing may still be written to: keep its pages aside until its
-                deadline. A running request has landed, so its pages are free at once.
+            aside_until_s: a landing may still be written to: keep its pages aside until
+                then, or until its own deadline if that is sooner. A running request has
+                landed, so its pages are free at once.
         """
         if (running := self._running.pop(request_id, None)) is not None:
             self._pages.release(running.pages)
         elif (landing := self._landings.pop(request_id, None)) is None:
             return False
-        elif in_doubt:
+        elif aside_until_s is not None:
+            landing.deadline_s = min(landing.deadline_s, aside_until_s)
             self._aside.append(landing)
         else:
             self._pages.release(landing.pages)

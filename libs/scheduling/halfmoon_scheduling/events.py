@@ -27,6 +27,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stopping: Stopping
     #: 1 for the first try.
     attempt: int = 1
+    #: How many tries in a row before this one brought the client no token.
+    fruitless: int = 0
     #: Latest acceptable predicted time to first token, seconds; None: no limit.
     ttft_slo_s: float | None = None
     #: Largest acceptable predicted time between tokens, seconds; None: no limit.

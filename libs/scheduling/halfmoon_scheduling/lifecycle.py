@@ -210,12 +210,15 @@ class Lifecycle:
     ) -> list[AnyCommand]:
         """End this try, whose workers know; another one follows if it may help and is allowed."""
         self.end(tracked, now, keep_landing=keep_landing)
-        attempt, allowed = tracked.request.attempt, self._config.max_attempts
-        if retryable and attempt < allowed:
+        # A try that came to decoding has delivered a token: it is progress, however often
+        # the request is preempted.
+        decoding = tracked.phase is Phase.DECODING
+        fruitless = 0 if decoding else tracked.request.fruitless + 1
+        if retryable and fruitless < self._config.max_attempts:
             return [Resubmit(tracked.request_id, reason)]
         self._placer.forget(tracked.request_id)
         if retryable:
-            reason = f"{reason} (try {attempt} of {allowed})"
+            reason = f"{reason} ({fruitless} tries in a row brought no token)"
         return [Fail(tracked.request_id, reason)]
 
     def refuse(self, tracked: Tracked, reject: Reject) -> list[AnyCommand]:

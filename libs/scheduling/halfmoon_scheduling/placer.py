@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Container
 
 from halfmoon_protocol.ids import RequestId, WorkerId, origin
-from halfmoon_protocol.messages import PrefillDone
+from halfmoon_protocol.messages import PrefillDone, WorkerInfo
 from halfmoon_scheduling.cluster import Cluster
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.cost_model import CostModel
@@ -17,12 +17,12 @@ from halfmoon_scheduling.limits import able_workers
 from halfmoon_scheduling.placement import Job, Placement, place
 from halfmoon_scheduling.prefix_index import PrefixIndex
 
-#: Requests whose unreachable kvstores are remembered at the most.
+#: Requests whose failing workers are remembered at the most.
 MAX_AVOIDED = 1024
 
 
 class Placer:
-    """Gathers what placement looks at, and remembers which kvstores a request could not reach."""
+    """Gathers what placement looks at, and remembers which workers a request failed at."""
 
     def __init__(
         self, config: SchedulingConfig, cluster: Cluster, index: PrefixIndex, costs: CostModel
@@ -65,7 +65,9 @@ class Placer:
             layout.block_size,
             layout.block_bytes,
         )
-        avoided = self._avoided.get(origin(request.request_id), ())
+        avoided = self._avoided.get(origin(request.request_id), set())
+        prefills = _others(prefills, avoided)
+        decodes = _others(decodes, avoided)
         prefixes = self._index.longest_prefix(request.block_hashes)
         placement = place(
             self._config.placement,
@@ -104,12 +106,20 @@ class Placer:
             others = max(0, self._cluster.transfers.get(chosen.source, 0) - 1)
             self._costs.observe_transfer(chosen.source, done.fetched_bytes, done.fetch_s, others)
 
-    def avoid(self, request_id: RequestId, kvstore: WorkerId) -> None:
-        """Tries at this client's request are not to use this kvstore any more."""
-        self._avoided.setdefault(origin(request_id), set()).add(kvstore)
+    def avoid(self, request_id: RequestId, worker_id: WorkerId) -> None:
+        """Tries at this client's request use another worker from now on, if there is one.
+
+        A kvstore is done without even if there is no other.
+        """
+        self._avoided.setdefault(origin(request_id), set()).add(worker_id)
         if len(self._avoided) > MAX_AVOIDED:
             self._avoided.popitem(last=False)
 
     def forget(self, request_id: RequestId) -> None:
         """This client's request is over, all its tries."""
         self._avoided.pop(origin(request_id), None)
+
+
+def _others(workers: list[WorkerInfo], avoided: Container[WorkerId]) -> list[WorkerInfo]:
+    """Those that need not be avoided; all of them if that leaves nobody."""
+    return [info for info in workers if info.worker_id not in avoided] or workers

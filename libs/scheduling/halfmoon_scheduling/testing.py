@@ -64,6 +64,7 @@ def a_request(
     prompt: int = 0,
     max_new_tokens: int = 8,
     attempt: int = 1,
+    fruitless: int = 0,
     ttft_slo_s: float | None = None,
     tbt_slo_s: float | None = None,
     sampling: Sampling | None = None,
@@ -80,6 +81,7 @@ def a_request(
         sampling=sampling or Sampling(temperature=0.0),
         stopping=Stopping(max_new_tokens=max_new_tokens),
         attempt=attempt,
+        fruitless=fruitless,
         ttft_slo_s=ttft_slo_s,
         tbt_slo_s=tbt_slo_s,
     )

@@ -40,6 +40,10 @@ class _Stream:
     attempt: int = 0
     #: Tokens handed to `out` so far.
     tokens: list[int] = field(default_factory=list)
+    #: How many of them there were when the try under way began.
+    n_before: int = 0
+    #: Tries in a row before this one that brought none.
+    fruitless: int = 0
     #: Whether the last token or an error is in `out`.
     over: bool = False
 
@@ -166,7 +170,10 @@ class Gateway:
             else:
                 stream.end(Unavailable("no worker is there", _UNAVAILABLE_RETRY_S))
             return
+        if stream.attempt:
+            stream.fruitless = 0 if len(stream.tokens) > stream.n_before else stream.fruitless + 1
         stream.attempt += 1
+        stream.n_before = len(stream.tokens)
         self._shell.post(RequestArrived(_request_of(stream, layout)))
 
 
@@ -191,6 +198,7 @@ def _request_of(stream: _Stream, layout: KvLayout) -> Request:
             min_new_tokens=max(0, asked.stopping.min_new_tokens - n_out),
         ),
         attempt=stream.attempt,
+        fruitless=stream.fruitless,
         ttft_slo_s=asked.ttft_slo_s,
         tbt_slo_s=asked.tbt_slo_s,
     )

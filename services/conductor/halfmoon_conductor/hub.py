@@ -155,7 +155,7 @@ class Hub:
             outbox: asyncio.Queue[Message] = asyncio.Queue(_OUTBOX)
             member.outbox = outbox
             outbox.put_nowait(Hello(conductor_id=self.conductor_id, session=next(self._sessions)))
-            writer = asyncio.create_task(self._write(link, outbox))
+            writer = asyncio.create_task(self._write(member, link, outbox))
             try:
                 while True:
                     self._on_message(member, await link.receive())
@@ -166,13 +166,15 @@ class Hub:
                 await link.close()
             await asyncio.sleep(_REDIAL_S)
 
-    async def _write(self, link: Link, outbox: asyncio.Queue[Message]) -> None:
+    async def _write(self, member: _Member, link: Link, outbox: asyncio.Queue[Message]) -> None:
         try:
             while True:
                 await link.send(await outbox.get())
         except PeerUnreachable as error:
-            # The reader finds the same and makes the worker lost.
-            log.debug("not_sent", reason=str(error))
+            # Gone, or there and taking nothing: either way it did not hear what it was told.
+            if member.outbox is outbox:
+                self._lose(member, str(error))
+            await link.close()  # which ends the reader too
 
     def _on_message(self, member: _Member, message: AnyMessage | KvEventBatch) -> None:
         worker_id = member.info.worker_id

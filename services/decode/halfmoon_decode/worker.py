@@ -58,14 +58,8 @@ class _Generation:
     n_prompt: int
     #: All tokens so far, kept only when sampling looks at them.
     history: list[int] | None
-
-
-@dataclass
-class _Quarantine:
-    """Pages that nobody may get yet, and until when."""
-
-    pages: list[int]
-    until_s: float
+    #: Whether a step has run: then this engine alone has written its pages since.
+    stepped: bool = False
 
 
 @dataclass
@@ -83,9 +77,6 @@ class DecodeWorker:
     owners: Owners = field(default_factory=Owners, init=False)
     #: Running requests; its keys are the batch's running ones.
     _generations: dict[RequestId, _Generation] = field(default_factory=dict, init=False)
-    #: Pages of each landing, for the case that they must rest.
-    _landings: dict[RequestId, list[int]] = field(default_factory=dict, init=False)
-    _quarantines: list[_Quarantine] = field(default_factory=list, init=False)
     #: Requests in the forward pass that runs now.
     _in_step: set[RequestId] = field(default_factory=set, init=False)
     #: Requests in that pass that are to be let go after it.
@@ -173,7 +164,6 @@ class DecodeWorker:
             return
         self._idle.clear()
         self.owners.add(request_id, peer)
-        self._landings[request_id] = pages
         landing = Landing(self.region, tuple(pages), self.engine.layout)
         await self._answer(
             peer,
@@ -193,7 +183,6 @@ class DecodeWorker:
                 peer, DecodeFailed(request_id=request_id, reason=reason, retryable=True)
             )
             return
-        self._landings.pop(request_id, None)
         history = [*start.history, start.first_token] if start.sampling.needs_history else None
         self._generations[request_id] = _Generation(start.sampling, start.n_prompt, history)
         self._wake.set()
@@ -203,16 +192,11 @@ class DecodeWorker:
         if request_id in self._in_step:
             self._to_cancel.add(request_id)
             return
-        landing = self._landings.get(request_id)
-        if in_doubt and landing is not None:
-            self.pages.share(landing)
-            until_s = self.clock.now() + self.settings.quarantine_s
-            self._quarantines.append(_Quarantine(landing, until_s))
-        self.batch.cancel(request_id)
+        aside_until_s = self.clock.now() + self.settings.quarantine_s if in_doubt else None
+        self.batch.cancel(request_id, aside_until_s=aside_until_s)
         self._forget(request_id)
 
     def _forget(self, request_id: RequestId) -> None:
-        self._landings.pop(request_id, None)
         self._generations.pop(request_id, None)
         self.owners.drop(request_id)
         if self.batch.n_running + self.batch.n_reserved == 0:
@@ -259,7 +243,10 @@ class DecodeWorker:
         for row in step.rows:
             generation = self._generations[row.request_id]
             draw = Draw(generation.sampling, generation.history or (), generation.n_prompt)
-            runs.append(Run((row.token,), row.position, row.pages, draw))
+            runs.append(
+                Run((row.token,), row.position, row.pages, draw, continues=generation.stepped)
+            )
+            generation.stepped = True
         return runs
 
     async def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
@@ -292,15 +279,11 @@ class DecodeWorker:
     # -- housekeeping ------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
-        """Give up landings that nobody started, end quarantines, say how busy it is."""
+        """Give up landings that nobody started, say how busy it is."""
         while True:
             now = self.clock.now()
             for request_id in self.batch.expire(now):
                 await self._fail(request_id, "its KV did not land before the deadline")
-            over = [q for q in self._quarantines if q.until_s <= now]
-            self._quarantines = [q for q in self._quarantines if q.until_s > now]
-            for quarantine in over:
-                self.pages.release(quarantine.pages)
             await self.port.publish(
                 DecodeLoad(
                     n_running=self.batch.n_running,
@@ -343,4 +326,3 @@ class DecodeWorker:
         """Audit: the batch, and that every request here has what it should and an owner."""
         self.batch.check()
         assert len(self._generations) == self.batch.n_running
-        assert len(self._landings) == self.batch.n_reserved

@@ -80,7 +80,10 @@ class PrefillWorker:
     caching: Caching = field(init=False)
     owners: Owners = field(default_factory=Owners, init=False)
     jobs: dict[RequestId, Job] = field(default_factory=dict, init=False)
-    _tasks: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    #: What is being done for each of `jobs`; cancelled to stop it.
+    _works: dict[RequestId, "asyncio.Task[Message | None]"] = field(
+        default_factory=dict, init=False
+    )
     #: Set while no request is here.
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     #: Requests take pages in turn: a large one is not passed over for ever.
@@ -112,7 +115,10 @@ class PrefillWorker:
                     peer, message = await self.port.receive()
                     await self._handle(peer, message, tasks)
             finally:
-                for task in [*others, *self._tasks.values()]:
+                # The works' endings give back what they hold while `computing` still runs.
+                for work in self._works.values():
+                    work.cancel()
+                for task in others:
                     task.cancel()
 
     async def drain(self, info: WorkerInfo, limit_s: float) -> None:
@@ -131,13 +137,13 @@ class PrefillWorker:
             case StartPrefill():
                 self._on_start(peer, message, tasks)
             case Cancel(request_id=request_id):
-                if (task := self._tasks.get(request_id)) is not None:
-                    task.cancel()  # it answers once its pages are quiet
+                if (work := self._works.get(request_id)) is not None:
+                    work.cancel()  # `_run` answers once its pages are quiet
                 else:
                     await self._answer(peer, PrefillStopped(request_id=request_id))
             case Hello(conductor_id=conductor):
                 for request_id in self.owners.greet(conductor, peer):
-                    self._tasks[request_id].cancel()
+                    self._works[request_id].cancel()
                 await self._answer(peer, Welcome(worker=self.info))
             case Unwelcome(reason=reason):
                 raise LayoutMismatch(reason)
@@ -154,13 +160,26 @@ class PrefillWorker:
         self.jobs[request_id] = job
         self._idle.clear()
         self.owners.add(request_id, peer)
-        self._tasks[request_id] = tasks.create_task(self._run(job), name=f"prefill {request_id}")
+        work = tasks.create_task(self._work(job), name=f"prefill {request_id}")
+        self._works[request_id] = work
+        tasks.create_task(self._run(job, work), name=f"ending of prefill {request_id}")
 
     # -- one request -------------------------------------------------------------------------
 
-    async def _run(self, job: Job) -> None:
-        """A request from start to end; every outcome but success is reported at the end."""
-        outcome: Message | None = None
+    async def _run(self, job: Job, work: "asyncio.Task[Message | None]") -> None:
+        """See a request to its end, give back what it held, and only then say so.
+
+        `work` may be cancelled at any moment, also before its first step and more than once;
+        this task is not, as long as the worker serves.
+        """
+        await asyncio.wait([work])
+        ending = PrefillStopped(request_id=job.request_id) if work.cancelled() else work.result()
+        await self._give_back(job)
+        if ending is not None:
+            await self._answer(job.owner, ending)
+
+    async def _work(self, job: Job) -> Message | None:
+        """A request from start to `PrefillDone`; what to tell of any other end."""
         try:
             self._accept(job)
             await self._take_pages(job)
@@ -169,20 +188,16 @@ class PrefillWorker:
             await self._answer(job.owner, self._done(job, token))
             await self.caching.keep(job)
         except _Refused as refused:
-            outcome = PrefillFailed(
+            return PrefillFailed(
                 request_id=job.request_id,
                 reason=str(refused),
                 retryable=refused.retryable,
                 culprit=refused.culprit,
             )
-        except asyncio.CancelledError:
-            outcome = PrefillStopped(request_id=job.request_id)
         except Exception as error:
             log.exception("prefill_failed", request_id=job.request_id)
-            outcome = PrefillFailed(request_id=job.request_id, reason=str(error), retryable=True)
-        await self._give_back(job)
-        if outcome is not None:
-            await self._answer(job.owner, outcome)
+            return PrefillFailed(request_id=job.request_id, reason=str(error), retryable=True)
+        return None
 
     def _accept(self, job: Job) -> None:
         """Take it into the queue, not ready yet, so that it keeps its place.
@@ -293,7 +308,7 @@ class PrefillWorker:
         self._pages_freed.set()
         self.owners.drop(request_id)
         del self.jobs[request_id]
-        del self._tasks[request_id]
+        del self._works[request_id]
         if not self.jobs:
             self._idle.set()
 
@@ -320,8 +335,7 @@ class PrefillWorker:
             if orphans:
                 log.warning("conductor_gone", reason=str(gone), n_requests=len(orphans))
             for request_id in orphans:
-                if (task := self._tasks.get(request_id)) is not asyncio.current_task() and task:
-                    task.cancel()
+                self._works[request_id].cancel()
 
     def readings(self) -> Readings:
         """What the metrics show."""
