@@ -47,6 +47,24 @@ def test_a_segment_is_published_without_keys_and_withdrawn() -> None:
     assert store.get("halfmoon/segments/here") is None
 
 
+def test_a_record_that_the_store_lost_comes_back(eventually: Eventually) -> None:
+    store = MemoryStore()
+    settings = TransferSettings(lease_s=0.05)
+    with TransferEngine.open("here", metadata=store, settings=settings):
+        store.delete("halfmoon/segments/here")
+        eventually(lambda: store.get("halfmoon/segments/here") is not None)
+
+
+def test_the_record_of_a_process_that_died_ends_with_its_lease() -> None:
+    now = [0.0]
+    store = MemoryStore(lambda: now[0])
+    with TransferEngine.open("here", metadata=store):
+        now[0] = TransferSettings().lease_s - 1
+        assert store.get("halfmoon/segments/here") is not None
+        now[0] = TransferSettings().lease_s + 1
+        assert store.get("halfmoon/segments/here") is None
+
+
 def test_generations_are_counted_when_none_is_given() -> None:
     store = MemoryStore()
     seen = []

@@ -66,8 +66,12 @@ class Directory:
         """Count one more start of a segment."""
         return self._store.increment(records.GENERATIONS + segment)
 
-    def publish(self, own: SegmentDescriptor) -> None:
-        """Write our record over that of any earlier start.
+    def publish(self, own: SegmentDescriptor, ttl_s: float) -> None:
+        """Write our record over that of any earlier start, or renew it.
+
+        Args:
+            own: what peers need to know.
+            ttl_s: seconds after which the record is gone unless published again.
 
         Raises:
             Rejected: a later start of this segment is there already.
@@ -82,7 +86,7 @@ class Directory:
                     f"segment {own.name} is of generation {_generation_of(current)} already, "
                     f"this start would be {own.generation}: another process has its name"
                 )
-            if self._store.compare_and_swap(key, current, records.encode(own)):
+            if self._store.compare_and_swap(key, current, records.encode(own), ttl_s=ttl_s):
                 return
         raise TransferError(f"the record of segment {own.name} keeps changing; not published")
 

@@ -38,6 +38,7 @@ from halfmoon_transfer.interface import (
     Transfer,
     TransferError,
 )
+from halfmoon_transfer.lease import Lease
 from halfmoon_transfer.plan import (
     Batch,
     Carry,
@@ -104,7 +105,7 @@ class TransferEngine:
             for backend in self._backends.values():
                 endpoints |= backend.endpoints
             self.descriptor = SegmentDescriptor(home.name, home.generation, home.host_id, endpoints)
-            directory.publish(self.descriptor)
+            self._publish()
             undo.pop_all()
         # Our own regions are reached by a copy, whatever the peers use.
         self._own_key = PeerKey(home.name, home.generation)
@@ -115,6 +116,7 @@ class TransferEngine:
         label = f"halfmoon-transfer-{home.name}"
         self._couriers = Couriers(label, threads=home.settings.threads, lanes=home.settings.lanes)
         self._deadlines: Deadlines[LiveTransfer] = Deadlines(f"{label}-deadlines", self._on_overdue)
+        self._lease = Lease(f"{label}-lease", self._publish, home.settings.lease_s)
 
     @classmethod
     def open(
@@ -477,6 +479,7 @@ class TransferEngine:
                 return
             self._closed = True
             live = list(self._live)
+        self._lease.close()
         self._directory.withdraw(self.descriptor)
         for transfer in live:
             transfer.stop(Cancelled(f"the transfer engine of segment {self.name} was closed"))
@@ -490,6 +493,9 @@ class TransferEngine:
         self._own.close()
         for entry in entries:
             self._regions.discard(entry)
+
+    def _publish(self) -> None:
+        self._directory.publish(self.descriptor, self._settings.lease_s)
 
     def _require_open(self) -> None:
         if self._closed:
