@@ -106,8 +106,6 @@ class Process:
         environment = {
             **os.environ,
             "HALFMOON_STATUS_FILE": str(self._status_path),
-            # Threads that wait for work must leave the cores to the other processes.
-            "OMP_WAIT_POLICY": "PASSIVE",
             "PYTHONUNBUFFERED": "1",
         }
         with self.log_path.open("ab") as log:
