@@ -115,6 +115,14 @@ async def test_every_start_has_a_higher_generation(store: ShakyStore) -> None:
     assert await next_generation(store, prefill) == 1
 
 
+async def test_a_lost_counter_starts_again_above_the_record_that_is_there(
+    store: ShakyStore,
+) -> None:
+    earlier = worker(generation=7)
+    await Membership(store, earlier).join()
+    assert await next_generation(store, earlier.worker_id) == 8
+
+
 async def test_a_start_waits_for_the_metadata_server(store: ShakyStore) -> None:
     store.away = True
     counting = asyncio.create_task(next_generation(store, WorkerId("decode-0")))

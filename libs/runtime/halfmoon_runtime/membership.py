@@ -44,12 +44,20 @@ class Superseded(Exception):
 async def next_generation(store: MetadataStore, worker_id: WorkerId) -> int:
     """Which start of this worker this is: 1, or more than any before.
 
+    More also than the record that is there says, which may have outlived the counter: a
+    metadata server that lost everything gets the records of the living back, not the counters.
+
     Waits for the metadata server as long as it takes.
     """
-    return await _until_done(
-        f"generation of {worker_id}",
-        lambda: asyncio.to_thread(store.increment, GENERATIONS + worker_id),
-    )
+
+    def count() -> int:
+        there = _decode(MEMBERS + worker_id, store.get(MEMBERS + worker_id))
+        least = 0 if there is None else there.generation
+        while (generation := store.increment(GENERATIONS + worker_id)) <= least:
+            pass
+        return generation
+
+    return await _until_done(f"generation of {worker_id}", lambda: asyncio.to_thread(count))
 
 
 class Membership:

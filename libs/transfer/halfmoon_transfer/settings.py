@@ -36,6 +36,6 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Regions of other processes kept mapped.
     max_mappings: int = 128
     #: Seconds that our record in the metadata store outlives us.
-    lease_s: float = 30.0
+    lease_s: float = 10.0
     #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
     checksums: bool = True
