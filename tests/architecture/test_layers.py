@@ -147,7 +147,7 @@ def closure(name: str) -> set[str]:
 )
 def test_an_installation_brings_nothing_heavy(name: str, heavy: set[str]) -> None:
     found = closure(name)
-    assert "msgspec" in found, "nothing was followed"
+    assert len(found) > 3, "nothing was followed"
     assert not found & heavy
 
 

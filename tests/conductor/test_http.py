@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -359,7 +359,7 @@ async def test_a_fake_model_chats_without_files() -> None:
     assert answer["choices"][0]["message"]["content"] == " t5 t6 t5"
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(data=st.data())
 async def test_streamed_or_whole_any_tokens_give_the_same_text(
     app: FastAPI,

@@ -204,6 +204,8 @@ class World(RuleBasedStateMachine):
         self.granted: set[RequestId] = set()
         self.started: set[RequestId] = set()
         self.to_resubmit: list[RequestId] = []
+        #: Tries that delivered a token.
+        self.fruitful: set[RequestId] = set()
         self.heard: list[tuple[WorkerId, int, AnyMessage]] = []
         self.n_clients = 0
         #: What prefill workers that nobody hears any more still write, and until when.
@@ -241,6 +243,7 @@ class World(RuleBasedStateMachine):
                         worker.may_write_until_s[command.message.request_id] = until_s
             case Deliver():
                 assert command.request_id not in self.ended, f"{command} after its end"
+                self.fruitful.add(command.request_id)
                 if command.finish:
                     self.end(command.request_id, "delivered")
             case Reject():
@@ -253,7 +256,7 @@ class World(RuleBasedStateMachine):
             case Fail():
                 self.end(command.request_id, "failed")
             case Resubmit():
-                assert self.requests[command.request_id].attempt < self.config.max_attempts
+                assert self.requests[command.request_id].fruitless < self.config.max_attempts
                 self.end(command.request_id, "resubmitted")
                 self.to_resubmit.append(command.request_id)
             case RefuseWorker():
@@ -287,7 +290,17 @@ class World(RuleBasedStateMachine):
         before = self.requests[self.to_resubmit.pop(0)]
         attempt = before.attempt + 1
         rid = retry_id(before.request_id, attempt)
-        request = msgspec.structs.replace(before, request_id=rid, attempt=attempt)
+        request = msgspec.structs.replace(
+            before, request_id=rid, attempt=attempt, fruitless=before.fruitless + 1
+        )
+        if before.request_id in self.fruitful:  # it goes on behind what was delivered
+            left = before.stopping.max_new_tokens - 1
+            request = msgspec.structs.replace(
+                request,
+                fruitless=0,
+                token_ids=(*before.token_ids, 1),
+                stopping=msgspec.structs.replace(before.stopping, max_new_tokens=left),
+            )
         self.requests[rid] = request
         self.tell(RequestArrived(request))
 

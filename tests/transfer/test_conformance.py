@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
@@ -68,7 +68,6 @@ def test_a_read_brings_exactly_these_bytes_here(world: World, n_bytes: int) -> N
 @settings(
     max_examples=15,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_a_scatter_list_is_as_good_as_its_pieces(world: World, data: st.DataObject) -> None:

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_transfer import Corrupted, Lost, Piece, TransferError, TransferSettings
@@ -14,9 +14,7 @@ PATIENCE_S = 60.0
 PATIENT = TransferSettings(copy_slice_bytes=1000, slice_bytes=1000, tries_per_path=30)
 
 
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     drop=st.floats(0, 0.4),

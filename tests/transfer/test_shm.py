@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_transfer import Lost, Piece, Rejected, TransferSettings
@@ -48,9 +48,7 @@ def test_other_messages_are_none(message: bytes) -> None:
         wire.decode_notice(b"HMS1\x09\x00" + bytes(26))
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, deadline=None)
 @given(messages=st.lists(st.binary(min_size=1, max_size=64), min_size=1, max_size=3))
 def test_garbage_on_the_socket_ends_that_connection_only(
     make_world: Any, messages: list[bytes]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_metadata.memory import MemoryStore
@@ -94,9 +94,7 @@ def read_to_the_end(sock: socket.socket) -> bytes:
     return bytes(got)
 
 
-fuzzing = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzzing = settings(max_examples=60, deadline=None)
 
 
 @fuzzing
