@@ -16,6 +16,8 @@ from halfmoon_scheduling.config import SchedulingConfig
 
 LocalCluster = Callable[..., Any]
 ORACLE = FakeEngine()
+GREEDY = Sampling(temperature=0.0)
+SEEDED = Sampling(temperature=1.0, seed=5, repetition_penalty=1.1)
 
 
 def prompt_of(n: int, salt: int = 0) -> list[int]:
@@ -100,11 +102,10 @@ async def test_one_token_needs_no_decode_step(local_cluster: LocalCluster) -> No
         await cluster.settled()
 
 
-async def test_a_seeded_draw_is_the_same_again(local_cluster: LocalCluster) -> None:
-    sampling = Sampling(temperature=1.0, seed=5, repetition_penalty=1.1)
+async def test_a_seeded_draw_over_the_history_is_the_oracles(local_cluster: LocalCluster) -> None:
     async with local_cluster() as cluster:
-        first = await cluster.generate(prompt_of(40), 20, sampling=sampling)
-        assert await cluster.generate(prompt_of(40), 20, sampling=sampling) == first
+        tokens = await cluster.generate(prompt_of(40), 20, sampling=SEEDED)
+        assert tokens == ORACLE.expected(prompt_of(40), 20, sampling=SEEDED)
 
 
 async def test_a_full_pool_preempts_and_every_token_still_comes(
@@ -205,29 +206,19 @@ async def test_a_predicted_slo_miss_is_refused_and_nothing_is_spent(
 # -- bad luck --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
 @pytest.mark.parametrize("victim", ["decode", "prefill"])
 async def test_a_worker_killed_in_mid_request_costs_no_token(
-    local_cluster: LocalCluster, victim: str
+    local_cluster: LocalCluster, victim: str, sampling: Sampling
 ) -> None:
     slow = FakeModel(step_s=0.003)
     prompt = prompt_of(400)
     async with local_cluster(
         lambda: FakeEngine(slow), n_prefill=2, n_decode=2, chunk_tokens=16
     ) as cluster:
-
-        def holder() -> str | None:
-            for name, member in cluster.members.items():
-                worker = member.worker
-                busy = worker.batch.n_running if victim == "decode" else 0
-                if victim == "prefill" and name.startswith("prefill"):
-                    busy = len(worker.jobs)
-                if busy:
-                    return str(name)
-            return None
-
         if victim == "decode":
             tokens = []
-            async for event in cluster.events(prompt, 60):
+            async for event in cluster.events(prompt, 60, sampling=sampling):
                 tokens.append(event.token)
                 if len(tokens) == 20:
                     name = next(
@@ -237,7 +228,7 @@ async def test_a_worker_killed_in_mid_request_costs_no_token(
                     )
                     await cluster.kill(name)
         else:
-            task = asyncio.create_task(cluster.generate(prompt, 60))
+            task = asyncio.create_task(cluster.generate(prompt, 60, sampling=sampling))
             await cluster.until(
                 lambda: any(
                     m.worker.jobs for n, m in cluster.members.items() if n.startswith("prefill")
@@ -248,7 +239,7 @@ async def test_a_worker_killed_in_mid_request_costs_no_token(
             )
             await cluster.kill(name)
             tokens = await task
-        assert tokens == ORACLE.expected(prompt, 60)
+        assert tokens == ORACLE.expected(prompt, 60, sampling=sampling)
         await cluster.settled(stores=False)
 
 
