@@ -294,6 +294,7 @@ class LocalCluster:
                     if hasattr(w, "cache")
                 )
             )
+        await self.until(lambda: not any(self.core.n_requests.values()))
         for member in self.members.values():
             if hasattr(member.worker, "check"):
                 member.worker.check()

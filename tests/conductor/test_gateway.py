@@ -1,0 +1,250 @@
+"""The gateway over a real core: tries, tokens and endings, with workers that are only scripted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from halfmoon_conductor.errors import GenerationFailed, Overloaded, TooLong, Unavailable
+from halfmoon_conductor.gateway import Gateway
+from halfmoon_conductor.generation import GenerationRequest, TokenEvent
+from halfmoon_conductor.shell import Shell
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    Cancel,
+    DecodeFailed,
+    DecodeRefused,
+    DecodeReserved,
+    Message,
+    PrefillDone,
+    PrefillFailed,
+    ReserveDecode,
+    StartDecode,
+    StartPrefill,
+)
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import MessageReceived, RequestFinished, WorkerJoined, WorkerLost
+from halfmoon_scheduling.testing import a_landing, a_worker
+
+PREFILL, DECODE = WorkerId("prefill-0"), WorkerId("decode-0")
+
+
+class Script:
+    """Stands in for the hub: keeps what workers are told, and says what they answer."""
+
+    def __init__(self, *workers: str, **config: Any) -> None:
+        self.told: list[tuple[WorkerId, Message]] = []
+        self.n_lost = 0
+        self.shell = Shell(Conductor(SchedulingConfig(**config)), FakeClock())
+        self.gateway = Gateway(self.shell)
+        self.shell.connect(self, self.gateway)
+        for name in workers:
+            self.shell.post(WorkerJoined(a_worker(name)))
+
+    def send(self, worker_id: WorkerId, message: Message) -> None:
+        self.told.append((worker_id, message))
+
+    def refuse(self, worker_id: WorkerId, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def say(self, worker: WorkerId, message: Any) -> None:
+        self.shell.post(MessageReceived(worker, message))
+
+    def last(self, kind: type[Any]) -> Any:
+        return [message for _, message in self.told if isinstance(message, kind)][-1]
+
+    def reserve(self, rid: str) -> None:
+        landing = a_landing("decode-0")
+        self.say(DECODE, DecodeReserved(request_id=RequestId(rid), landing=landing, expires_s=60.0))
+
+    def prefill(self, rid: str, token: int, n_cached: int = 0) -> None:
+        done = PrefillDone(
+            request_id=RequestId(rid),
+            first_token=token,
+            finish="",
+            n_cached=n_cached,
+            queue_s=0.0,
+            compute_s=0.0,
+            drain_s=0.0,
+        )
+        self.say(PREFILL, done)
+
+    def decode(self, rid: str, token: int, finish: str = "") -> bool:
+        wanted = self.gateway.deliver(RequestId(rid), token, finish)
+        if finish:
+            self.shell.post(RequestFinished(RequestId(rid)))
+        return wanted
+
+    def lose(self, worker: WorkerId) -> None:
+        """It dies, and is there again at once."""
+        self.n_lost += 1
+        self.shell.post(WorkerJoined(a_worker(worker, generation=1 + self.n_lost)))
+
+
+class Client:
+    """One request, read in a task of its own."""
+
+    def __init__(self, gateway: Gateway, request: GenerationRequest) -> None:
+        self.events: list[TokenEvent] = []
+        self.task = asyncio.create_task(self._read(gateway, request))
+
+    async def _read(self, gateway: Gateway, request: GenerationRequest) -> list[int]:
+        async for event in gateway.generate(request):
+            self.events.append(event)
+        return [event.token for event in self.events]
+
+
+@asynccontextmanager
+async def asking(script: Script, n_new: int = 5, **fields: Any) -> AsyncIterator[Client]:
+    request = GenerationRequest(
+        request_id="cmpl-1",
+        prompt_token_ids=fields.pop("prompt", tuple(range(20))),
+        sampling=Sampling(temperature=0.0),
+        stopping=Stopping(max_new_tokens=n_new, min_new_tokens=fields.pop("min_new", 0)),
+        **fields,
+    )
+    client = Client(script.gateway, request)
+    await asyncio.sleep(0)  # lets it ask
+    yield client
+    client.task.cancel()
+    await asyncio.wait([client.task])
+
+
+async def test_the_next_try_asks_for_the_rest_behind_what_was_delivered() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script, n_new=5, min_new=4) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.decode("cmpl-1", 51)
+        script.lose(DECODE)
+        asked = script.last(ReserveDecode)
+        assert (asked.request_id, asked.n_tokens) == ("cmpl-1~2", 22)
+        assert (asked.stopping.max_new_tokens, asked.stopping.min_new_tokens) == (3, 2)
+        script.reserve("cmpl-1~2")
+        start = script.last(StartPrefill)
+        assert start.token_ids == (*range(20), 50, 51)
+        assert start.n_prompt == 20
+        script.prefill("cmpl-1~2", 52)
+        script.decode("cmpl-1~2", 53)
+        script.decode("cmpl-1~2", 54, "length")
+        assert await client.task == [50, 51, 52, 53, 54]
+
+
+async def test_tokens_of_a_try_that_was_given_up_do_not_reach_the_client() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.lose(DECODE)
+        assert not script.decode("cmpl-1", 66)
+        script.reserve("cmpl-1~2")
+        script.prefill("cmpl-1~2", 51)
+        assert not script.decode("cmpl-1", 67, "stop")
+        for token, finish in ((52, ""), (53, ""), (54, "length")):
+            assert script.decode("cmpl-1~2", token, finish)
+        assert await client.task == [50, 51, 52, 53, 54]
+
+
+async def test_only_tries_without_a_token_count_towards_the_limit() -> None:
+    script = Script("prefill-0", "decode-0", max_attempts=2)
+    async with asking(script, n_new=50) as client:
+        for attempt in range(1, 8):
+            rid = "cmpl-1" if attempt == 1 else f"cmpl-1~{attempt}"
+            script.reserve(rid)
+            script.prefill(rid, attempt)
+            failed = DecodeFailed(request_id=RequestId(rid), reason="preempted", retryable=True)
+            script.say(DECODE, failed)
+        for rid in ("cmpl-1~8", "cmpl-1~9"):
+            script.reserve(rid)
+            refused = PrefillFailed(request_id=RequestId(rid), reason="no", retryable=True)
+            script.say(PREFILL, refused)
+        with pytest.raises(GenerationFailed, match="2 tries in a row"):
+            await client.task
+        assert [event.token for event in client.events] == [1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_cached_tokens_are_told_of_the_first_token_whichever_try_brought_it() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script, n_new=3) as client:
+        script.reserve("cmpl-1")
+        script.lose(PREFILL)
+        script.reserve("cmpl-1~2")
+        script.prefill("cmpl-1~2", 7, n_cached=16)
+        script.decode("cmpl-1~2", 8)
+        script.lose(DECODE)
+        script.reserve("cmpl-1~3")
+        script.prefill("cmpl-1~3", 9, n_cached=16)
+        script.decode("cmpl-1~3", 10, "length")
+        await client.task
+        assert [event.n_cached for event in client.events] == [16, 0, 0, 0]
+
+
+async def test_a_client_that_leaves_cancels_its_latest_try() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.lose(DECODE)
+        script.reserve("cmpl-1~2")
+        script.prefill("cmpl-1~2", 51)
+        client.task.cancel()
+        await asyncio.wait([client.task])
+        assert script.told[-1] == (DECODE, Cancel(request_id=RequestId("cmpl-1~2")))
+        assert not any(script.shell.core.n_requests.values())
+
+
+async def test_a_finished_request_is_forgotten() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script, n_new=2) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        assert isinstance(script.told[-1][1], StartDecode)
+        script.decode("cmpl-1", 51, "length")
+        assert await client.task == [50, 51]
+        assert not any(script.shell.core.n_requests.values())
+        assert script.gateway.n_live == 0
+
+
+async def test_nobody_there_is_unavailable_and_says_who_is_missing() -> None:
+    script = Script("prefill-0")
+    assert script.gateway.missing() == ["decode"]
+    async with asking(script) as client:
+        with pytest.raises(Unavailable, match="decode"):
+            await client.task
+    async with asking(Script()) as client:
+        with pytest.raises(Unavailable):
+            await client.task
+
+
+async def test_what_decode_can_never_hold_is_too_long() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        never = DecodeRefused(request_id=RequestId("cmpl-1"), reason="of 9 pages", retryable=False)
+        script.say(DECODE, never)
+        with pytest.raises(TooLong, match="of 9 pages"):
+            await client.task
+
+
+async def test_a_refusal_once_tokens_are_out_is_a_failure() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.shell.post(WorkerLost(DECODE, "killed"))
+        with pytest.raises(GenerationFailed):
+            await client.task
+        assert [event.token for event in client.events] == [50]
+
+
+async def test_admission_refuses_with_a_time_to_retry() -> None:
+    script = Script("prefill-0", "decode-0", admission="early")
+    async with asking(script, ttft_slo_s=1e-6) as client:
+        with pytest.raises(Overloaded) as caught:
+            await client.task
+        assert caught.value.retry_after_s and caught.value.retry_after_s > 0
+        assert script.told == []
