@@ -97,10 +97,9 @@ async def test_a_cancelled_prefill_keeps_its_pages_until_its_forward_pass_is_ove
         await link.send(start_of(prompt_of(100), landed))
         await cluster.until(engine.inside.is_set)
         await link.send(Cancel(request_id=R))
-        # Answered after the cancel was taken in, so that it had its chance to go wrong.
-        await link.send(Cancel(request_id=RequestId("another")))
-        stopped = await said(link, PrefillStopped)
-        assert stopped.request_id == "another"
+        for _ in range(20):  # time enough to go wrong
+            await link.send(Cancel(request_id=RequestId("another")))
+            assert (await said(link, PrefillStopped)).request_id == "another"
         assert prefill.pages.n_free < prefill.pages.n_pages
         engine.gate.set()
         assert (await said(link, PrefillStopped)).request_id == R

@@ -116,7 +116,10 @@ class KvstoreClient:
         self._waiting[ticket] = future
         try:
             await self._link.send(question)
-            answer = await asyncio.wait_for(future, self._timeout_s)
+            # Not `wait_for`, which (until Python 3.12) loses a cancellation that comes together
+            # with the answer.
+            async with asyncio.timeout(self._timeout_s):
+                answer = await future
         except TimeoutError:
             raise KvstoreUnavailable(
                 f"{self.name} did not answer {type(question).__name__} in {self._timeout_s} s"
