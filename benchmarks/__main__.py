@@ -1,12 +1,12 @@
-"""`python -m benchmarks [ttft | overhead]`."""
+"""`python -m benchmarks [ttft | overhead | reservation]`."""
 
 import sys
 
 from rich.console import Console
 
-from benchmarks import overhead, ttft
+from benchmarks import overhead, reservation, ttft
 
-BENCHMARKS = {"ttft": ttft.run, "overhead": overhead.run}
+BENCHMARKS = {"ttft": ttft.run, "overhead": overhead.run, "reservation": reservation.run}
 
 
 def main(names: list[str]) -> int:
