@@ -1,12 +1,13 @@
 """`python -m benchmarks [ttft | overhead | reservation]`."""
 
 import sys
+from collections.abc import Callable
 
 from rich.console import Console
 
 from benchmarks import overhead, reservation, ttft
 
-BENCHMARKS = {"ttft": ttft.run, "overhead": overhead.run, "reservation": reservation.run}
+BENCHMARKS: dict[str, Callable[[Console], None]] = {"ttft": ttft.run, "overhead": overhead.run, "reservation": reservation.run}
 
 
 def main(names: list[str]) -> int:
