@@ -7,7 +7,11 @@ from rich.console import Console
 
 from benchmarks import overhead, reservation, ttft
 
-BENCHMARKS: dict[str, Callable[[Console], None]] = {"ttft": ttft.run, "overhead": overhead.run, "reservation": reservation.run}
+BENCHMARKS: dict[str, Callable[[Console], None]] = {
+    "ttft": ttft.run,
+    "overhead": overhead.run,
+    "reservation": reservation.run,
+}
 
 
 def main(names: list[str]) -> int:
