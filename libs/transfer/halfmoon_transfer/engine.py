@@ -10,6 +10,7 @@ caller is woken once per transfer.
 
 import itertools
 import logging
+import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,8 +30,10 @@ from halfmoon_transfer.deadlines import Deadlines
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, check_name
 from halfmoon_transfer.directory import Directory
 from halfmoon_transfer.interface import (
+    MAX_NOTIFICATION_BYTES,
     Cancelled,
     Lost,
+    Notification,
     Op,
     Overloaded,
     Piece,
@@ -39,6 +42,7 @@ from halfmoon_transfer.interface import (
     TransferError,
 )
 from halfmoon_transfer.lease import Lease
+from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.plan import (
     Batch,
     Carry,
@@ -46,6 +50,7 @@ from halfmoon_transfer.plan import (
     Fate,
     Finish,
     Limits,
+    Notice,
     Outcome,
     Path,
     PeerKey,
@@ -156,6 +161,7 @@ class TransferEngine:
         directory = Directory(metadata)
         if generation is None:
             generation = directory.next_generation(name)
+        settings = settings or TransferSettings()
         home = Home(
             name=name,
             generation=generation,
@@ -164,7 +170,8 @@ class TransferEngine:
             port=port,
             advertise=advertise,
             regions=RegionTable(name, generation),
-            settings=settings or TransferSettings(),
+            inbox=Inbox(name, generation, settings.max_notifications),
+            settings=settings,
         )
         return cls(home, backends, directory)
 
@@ -241,7 +248,14 @@ class TransferEngine:
 
     # Transfers.
 
-    def submit(self, op: Op, pieces: Sequence[Piece], deadline_s: float = 30.0) -> Transfer:
+    def submit(
+        self,
+        op: Op,
+        pieces: Sequence[Piece],
+        deadline_s: float = 30.0,
+        *,
+        notify: bytes | None = None,
+    ) -> Transfer:
         """Start moving these pieces; returns at once.
 
         A read fills local regions from remote ones, a write the other way round. Pieces of
@@ -249,14 +263,23 @@ class TransferEngine:
         destination leave either's bytes there.
 
         The result raises `Rejected` for pieces out of bounds or local regions that are not
-        ours; `submit` itself raises only for a wrong `op`.
+        ours; `submit` itself raises only for a wrong `op` or `notify`.
+
+        Args:
+            op: which way the bytes go.
+            pieces: what to move.
+            deadline_s: seconds from now to the end, at the latest.
+            notify: a message that each peer of the pieces finds in its `notifications` after
+                all bytes are applied: once if the result is good, at most once if it is not.
 
         Raises:
-            ValueError: `op` is neither "read" nor "write".
+            ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
+                nobody.
         """
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
-        plan = Plan(next(self._numbers), op, pieces, self._limits)
+        notice = None if notify is None else self._notice(notify, pieces)
+        plan = Plan(next(self._numbers), op, pieces, self._limits, notice)
         transfer = LiveTransfer(
             plan, deadline_s=deadline_s, perform=self._perform, on_cancel=self._on_cancel
         )
@@ -267,6 +290,14 @@ class TransferEngine:
         self._deadlines.watch(transfer)
         transfer.begin()
         return transfer
+
+    def _notice(self, message: bytes, pieces: Sequence[Piece]) -> Notice:
+        if len(message) > MAX_NOTIFICATION_BYTES or not pieces:
+            raise ValueError(
+                f"a notification of {len(message)} bytes about {len(pieces)} pieces: at most "
+                f"{MAX_NOTIFICATION_BYTES} bytes, and at least one piece to say for whom"
+            )
+        return Notice(secrets.token_bytes(KEY_BYTES), self.name, bytes(message))
 
     def _admit(self, transfer: LiveTransfer) -> TransferError | None:
         with self._lock:
@@ -362,6 +393,8 @@ class TransferEngine:
     def _move(self, transfer: LiveTransfer, batch: Batch) -> Sequence[Outcome]:
         own = batch.peer == self._own_key
         backend = self._own if own else self._backends[batch.path]
+        if batch.notice is not None:
+            return [self._notify(transfer, batch, backend)]
         with ExitStack() as leases:
             try:
                 peer = self._own_descriptor if own else self._peer(batch.peer)
@@ -378,6 +411,14 @@ class TransferEngine:
                 for each in batch.slices
             )
             return backend.carry(Errand(batch, peer, local, transfer.stop_signal))
+
+    def _notify(self, transfer: LiveTransfer, batch: Batch, backend: Backend) -> Outcome:
+        own = batch.peer == self._own_key
+        try:
+            peer = self._own_descriptor if own else self._peer(batch.peer)
+        except TransferError as error:
+            return Outcome(Fate.LOST, str(error))
+        return backend.notify(Errand(batch, peer, (), transfer.stop_signal))
 
     def _peer(self, peer: PeerKey) -> SegmentDescriptor:
         return self._directory.resolve(peer.segment, peer.generation, fresh=False)[0]
@@ -402,6 +443,30 @@ class TransferEngine:
 
     def _on_overdue(self, transfer: LiveTransfer) -> None:
         transfer.stop(transfer.timeout_error())
+
+    # Notifications.
+
+    def notifications(self, timeout_s: float | None = 0.0) -> Notification | None:
+        """Take the oldest message that a peer's transfer left here, each once.
+
+        Args:
+            timeout_s: seconds to wait for one, from a thread; None waits for ever.
+
+        Returns:
+            None when none came in time.
+
+        Raises:
+            TransferError: the engine is closed.
+        """
+        return self._home.inbox.take(timeout_s)
+
+    async def next_notification(self, timeout_s: float | None = None) -> Notification | None:
+        """Like `notifications`, from asyncio; a cancelled waiter loses no message.
+
+        Raises:
+            TransferError: the engine is closed.
+        """
+        return await self._home.inbox.wait(timeout_s)
 
     # Peers.
 
@@ -486,6 +551,7 @@ class TransferEngine:
         with self._all_done:
             self._all_done.wait_for(lambda: not self._live)
         self._couriers.close()
+        self._home.inbox.close()
         self._deadlines.close()
         entries = self._regions.clear()
         for backend in reversed(self._backends.values()):
@@ -505,6 +571,7 @@ class TransferEngine:
         """Assert what must hold between calls."""
         self._regions.check()
         self._couriers.check()
+        self._home.inbox.check()
         with self._lock:
             assert not any(transfer.done() for transfer in self._live), "done and still live"
 

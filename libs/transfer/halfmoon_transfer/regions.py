@@ -33,6 +33,8 @@ class Status(IntEnum):
     #: The region is not in memory that can be handed to another process.
     NOT_SHAREABLE = 5
     CHECKSUM_MISMATCH = 6
+    #: Nobody takes the notifications. Detail: how many may wait.
+    NO_ROOM = 7
 
 
 class Refused(Exception):

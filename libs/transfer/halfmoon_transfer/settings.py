@@ -23,6 +23,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 16
     #: Live transfers at the most; the next one ends in `Overloaded`.
     max_live: int = 16_384
+    #: Notifications kept for the owner to take; the next one is refused.
+    max_notifications: int = 1024
     #: Tries of a slice on one path before the next path is taken.
     tries_per_path: int = 3
     #: Patience for a connection to be accepted, if the deadline is not earlier.

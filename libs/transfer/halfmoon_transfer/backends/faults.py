@@ -111,6 +111,21 @@ class FaultyBackend:
                     outcomes[index] = outcome
         return outcomes
 
+    def notify(self, errand: Errand) -> Outcome:
+        """Perhaps; a damaged one is one that did not arrive."""
+        plan = self._faults.plan
+        _wait(errand, plan.delay_s)
+        if plan.partitioned:
+            return Outcome(Fate.LOST, "partitioned")
+        if self._is_dead(plan):
+            return Outcome(Fate.LOST, f"dead after {plan.fail_after_n} slices")
+        dice = _dice(plan.seed, errand.batch.transfer, errand.batch.slices[0])
+        if dice.random() < plan.drop_rate + plan.corrupt_rate:
+            if dice.random() < 0.5:
+                self._inner.notify(errand)
+            return Outcome(Fate.LOST, "dropped")
+        return self._inner.notify(errand)
+
     def _is_dead(self, plan: FaultPlan) -> bool:
         with self._lock:
             self._n_slices += 1

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.plan import Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
@@ -26,6 +27,8 @@ class Home(msgspec.Struct, frozen=True):
     port: int
     advertise: str | None
     regions: RegionTable
+    #: Where notifications from peers go.
+    inbox: Inbox
     settings: TransferSettings
 
 
@@ -63,6 +66,13 @@ class Backend(Protocol):
         """Move a batch and return one outcome per slice, in order. Blocks.
 
         When it returns, nobody touches the local bytes any more.
+        """
+        ...
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver the batch's notice into the peer's inbox. Blocks.
+
+        `UNUSABLE` when this way carries none; the next path is taken then.
         """
         ...
 
@@ -107,6 +117,8 @@ def all_of(batch: Batch, fate: Fate, reason: str) -> list[Outcome]:
 def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
     """What an owner's refusal means for a slice, in words."""
     where = f"{batch.op} of {each.length} bytes at offset {each.remote_offset}"
+    if batch.notice is not None:
+        where = f"a notification of {len(batch.notice.message)} bytes"
     region = f"a region of segment {batch.peer.segment}"
     match status:
         case Status.OUT_OF_BOUNDS:
@@ -124,6 +136,12 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
             return Outcome(Fate.STALE, reason)
         case Status.CHECKSUM_MISMATCH:
             return Outcome(Fate.CORRUPTED, f"{where} of {region}: the checksum does not match")
+        case Status.NO_ROOM:
+            reason = (
+                f"{where}: segment {batch.peer.segment} has {detail} notifications that nobody "
+                "took, the limit; it must take them with `notifications`"
+            )
+            return Outcome(Fate.REJECTED, reason)
         case Status.NOT_SHAREABLE:
             return Outcome(Fate.UNUSABLE, f"{region} is not in memory that can be mapped")
         case Status.OK:

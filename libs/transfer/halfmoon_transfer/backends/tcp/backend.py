@@ -8,7 +8,7 @@ the other idle ones to that peer are thrown away too, as they may be as dead.
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
 from halfmoon_transfer.backends.tcp.addresses import advertised, split
@@ -34,6 +34,7 @@ class TcpBackend:
         self._max_idle = settings.max_idle_connections
         self._server = TcpServer(
             home.regions,
+            home.inbox,
             bind=home.bind,
             port=home.port,
             label=f"halfmoon-transfer-{home.name}-tcp",
@@ -61,6 +62,24 @@ class TcpBackend:
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Move a batch over one connection."""
+
+        def move(lane: Lane, outcomes: list[Outcome | None]) -> None:
+            lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
+
+        return self._over_a_lane(errand, move)
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver the notice over one connection."""
+
+        def deliver(lane: Lane, outcomes: list[Outcome | None]) -> None:
+            outcomes[0] = lane.notify(errand)
+
+        return self._over_a_lane(errand, deliver)[0]
+
+    def _over_a_lane(
+        self, errand: Errand, use: Callable[[Lane, list[Outcome | None]], None]
+    ) -> Sequence[Outcome]:
+        """Take a connection, use it, and see what remains of it."""
         where = _where(errand.peer)
         try:
             lane = self._take(errand.peer, errand.stop)
@@ -76,7 +95,7 @@ class TcpBackend:
         errand.stop.doing = f"waiting for {where}"
         try:
             with errand.stop.kicking(lane.kick):
-                lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
+                use(lane, outcomes)
         except (OSError, FrameError) as error:
             broken = f"{where}: {error}"
         except BaseException:

@@ -82,6 +82,23 @@ class Lane:
         while waiting:
             self._receive(errand, waiting.popleft(), outcomes, checksums=checksums)
 
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver a notice and wait for the answer.
+
+        Raises:
+            FrameError: the peer sent something else than a reply.
+            OSError: the connection broke; whether it was delivered is unknown.
+        """
+        self.used = True
+        batch, number = errand.batch, self._n_requests
+        assert batch.notice is not None
+        self._n_requests += 1
+        send_all(self._socket, [frames.encode_notify(number, batch.peer.generation, batch.notice)])
+        reply = self._reply()
+        if (reply.op, reply.number, len(reply.slices)) != (frames.NOTIFY, number, 1):
+            raise FrameError("a reply that belongs to another request")
+        return refusal(batch, batch.slices[0], reply.slices[0].status, reply.slices[0].detail)
+
     def _send(self, errand: Errand, part: Sequence[int], *, checksums: bool) -> int:
         write = errand.batch.op == "write"
         number = self._n_requests

@@ -16,6 +16,7 @@ from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
 from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all, tune
 from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.regions import Refused, RegionTable, Status
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class TcpServer:
     def __init__(
         self,
         regions: RegionTable,
+        inbox: Inbox,
         *,
         bind: str,
         port: int,
@@ -41,6 +43,7 @@ class TcpServer:
     ) -> None:
         self.n_malformed = 0
         self._regions = regions
+        self._inbox = inbox
         self._label = label
         self._max_connections = max_connections
         self._stall_timeout_s = stall_timeout_s
@@ -98,7 +101,11 @@ class TcpServer:
                 crowded = len(self._connections) >= self._max_connections
                 refused = f"{len(self._connections)} connections are open, the limit"
                 connection = _Connection(
-                    sock, self._regions, self._stall_timeout_s, refused if crowded else ""
+                    sock,
+                    self._regions,
+                    self._inbox,
+                    self._stall_timeout_s,
+                    refused if crowded else "",
                 )
                 if crowded:
                     # Told so without a thread of its own: the line is short.
@@ -129,10 +136,16 @@ class _Connection:
     """One accepted connection, served by one thread."""
 
     def __init__(
-        self, sock: socket.socket, regions: RegionTable, stall_timeout_s: float, refused: str
+        self,
+        sock: socket.socket,
+        regions: RegionTable,
+        inbox: Inbox,
+        stall_timeout_s: float,
+        refused: str,
     ) -> None:
         self._socket = sock
         self._regions = regions
+        self._inbox = inbox
         self._refused = refused
         #: Keys of the regions that the current request accesses.
         self.accessing: frozenset[bytes] = frozenset()
@@ -171,7 +184,11 @@ class _Connection:
                 return
             while (header := self._next_header()) is not None:
                 rest = receive(self._socket, frames.request_rest_bytes(header))
-                self._answer(frames.decode_request(header, rest))
+                request = frames.decode_request(header, rest)
+                if request.op == frames.NOTIFY:
+                    self._note(request)
+                else:
+                    self._answer(request)
         except FrameError as error:
             self._complain(str(error))
             raise
@@ -242,6 +259,17 @@ class _Connection:
             else:
                 self._give(request, views, answers)
         self.accessing = frozenset()
+
+    def _note(self, request: Request) -> None:
+        """Put a notice into the inbox and say so."""
+        (asked,) = request.slices
+        notice = frames.decode_notice(asked, receive(self._socket, asked.length))
+        answer = Answered(Status.OK)
+        try:
+            self._inbox.deliver(request.generation, notice)
+        except Refused as refused:
+            answer = Answered(refused.status, refused.detail)
+        send_all(self._socket, [frames.encode_reply(frames.NOTIFY, request.number, [answer])])
 
     def _take(
         self, request: Request, views: list[memoryview | None], answers: list[Answered]
