@@ -131,9 +131,9 @@ class TransferEngine:
         metadata: MetadataStore,
         generation: int | None = None,
         backends: Sequence["str | Faults"] = ("shm", "tcp"),
-        bind: str = "127.0.0.1",
+        bind: str | Sequence[str] = "127.0.0.1",
         port: int = 0,
-        advertise: str | None = None,
+        advertise: str | Sequence[str] | None = None,
         host_id: str | None = None,
         settings: TransferSettings | None = None,
     ) -> "TransferEngine":
@@ -145,9 +145,11 @@ class TransferEngine:
             generation: which start of this segment it is, higher each time; None: counted
                 in the metadata store.
             backends: paths by name, best first; or `Faults` around one.
-            bind: address to listen at, IPv4 or IPv6.
-            port: TCP port to listen at; 0 takes a free one.
-            advertise: "host" or "host:port" that peers should dial, if not what is bound.
+            bind: address to listen at, IPv4 or IPv6; several for several network cards, which
+                peers then use together.
+            port: TCP port to listen at, the same at each address; 0 takes free ones.
+            advertise: "host" or "host:port" that peers should dial, if not what is bound; as
+                many as addresses are bound.
             host_id: who can pass file descriptors to each other; None: found out.
             settings: sizes, bounds and patience.
 
@@ -162,6 +164,7 @@ class TransferEngine:
         if generation is None:
             generation = directory.next_generation(name)
         settings = settings or TransferSettings()
+        (bind, advertise), *more = _addresses(bind, advertise)
         home = Home(
             name=name,
             generation=generation,
@@ -169,6 +172,7 @@ class TransferEngine:
             bind=bind,
             port=port,
             advertise=advertise,
+            more=tuple(more),
             regions=RegionTable(name, generation),
             inbox=Inbox(name, generation, settings.max_notifications),
             settings=settings,
@@ -374,7 +378,7 @@ class TransferEngine:
 
     def _paths(self, peer: SegmentDescriptor) -> tuple[Path, ...]:
         return tuple(
-            Path(backend.name, backend.slice_bytes)
+            Path(backend.name, backend.slice_bytes, max(1, len(peer.rails(backend.name))))
             for backend in self._backends.values()
             if backend.reaches(peer)
         )
@@ -574,6 +578,20 @@ class TransferEngine:
         self._home.inbox.check()
         with self._lock:
             assert not any(transfer.done() for transfer in self._live), "done and still live"
+
+
+def _addresses(
+    bind: str | Sequence[str], advertise: str | Sequence[str] | None
+) -> list[tuple[str, str | None]]:
+    """Each address to listen at, with what to advertise for it."""
+    binds = [bind] if isinstance(bind, str) else list(bind)
+    told: Sequence[str | None] = [advertise] if isinstance(advertise, str) else advertise or ()
+    if not binds or len(told) not in (0, len(binds)):
+        raise ValueError(
+            f"{len(binds)} addresses to listen at and {len(told)} to advertise: at least one, "
+            "and as many of these as of those"
+        )
+    return list(zip(binds, told or [None] * len(binds), strict=True))
 
 
 def this_host() -> str:

@@ -49,6 +49,8 @@ class Path(msgspec.Struct, frozen=True):
 
     name: str
     slice_bytes: int
+    #: Ways of the same kind that the backend has; what is large is spread over them.
+    n_rails: int = 1
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -361,8 +363,12 @@ class Plan:
         for index in sorted({each.path for each in slices}):
             group: list[Slice] = []
             n_bytes = 0
-            for each in (each for each in slices if each.path == index):
-                over = n_bytes + each.length > self.limits.batch_bytes
+            chosen = [each for each in slices if each.path == index]
+            # Filled up to an equal share of each rail, so that none of them idles.
+            share = -(-sum(each.length for each in chosen) // paths[index].n_rails)
+            limit = min(self.limits.batch_bytes, max(share, paths[index].slice_bytes))
+            for each in chosen:
+                over = n_bytes + each.length > limit
                 if group and (over or len(group) == self.limits.batch_slices):
                     commands.append(self._batch(key, paths[index].name, group))
                     group, n_bytes = [], 0

@@ -4,7 +4,7 @@ A backend is opened with its engine, listens if it needs to, and carries batches
 of the engine. It never raises for what the world does: every slice gets an outcome.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -26,6 +26,8 @@ class Home(msgspec.Struct, frozen=True):
     bind: str
     port: int
     advertise: str | None
+    #: Further addresses to listen at, each with what peers should dial for it.
+    more: tuple[tuple[str, str | None], ...]
     regions: RegionTable
     #: Where notifications from peers go.
     inbox: Inbox
@@ -44,6 +46,12 @@ class Errand(msgspec.Struct, frozen=True):
     verify: bool = False
     #: By position in the batch: the byte to damage in flight. Only `faults` sets it.
     damage: dict[int, int] = {}
+    #: Called for each part that goes over one rail, in place of carrying it. Only `faults` sets it.
+    on_rail: "OnRail | None" = None
+
+
+#: Given a rail's address, what is to be carried over it, and who would carry it.
+OnRail = Callable[[str, Errand, Callable[[Errand], Sequence[Outcome]]], Sequence[Outcome]]
 
 
 class Backend(Protocol):

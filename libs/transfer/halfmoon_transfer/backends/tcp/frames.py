@@ -6,7 +6,9 @@ requests and replies, answered in order. An initiator may send further requests 
 first reply has come.
 
     hello      4s "HMTH" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
-               initiator: {segment, generation}; whom it wants
+               initiator: {segment, generation, session, number, over}; whom it wants, which
+                          connection of which initiator this is, and the numbers of earlier
+                          ones that must have ended before it is answered (`sessions`)
                owner:     {segment, generation, refused}; who it is, and why not ("" is yes)
                Unknown fields are ignored, so that a challenge can be added.
 
@@ -82,6 +84,10 @@ class Hello(msgspec.Struct, frozen=True):
     segment: str
     generation: int
     refused: str = ""
+    #: 16 random bytes of the initiator's, and the connection's number among its own.
+    session: bytes = b""
+    number: int = 0
+    over: tuple[int, ...] = ()
 
 
 class Asked(msgspec.Struct, frozen=True):

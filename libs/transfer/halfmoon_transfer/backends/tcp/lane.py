@@ -35,13 +35,15 @@ class Refusal(Exception):
 class Lane:
     """A connection that has been greeted."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, number: int = 0) -> None:
         self._socket = sock
+        #: Which of our connections it is.
+        self.number = number
         self._n_requests = 0
         #: Whether it has carried a batch: an idle connection may have died unnoticed.
         self.used = False
 
-    def greet(self, segment: str, generation: int) -> None:
+    def greet(self, hello: Hello) -> None:
         """Say whom we want, and hear whether that is who answers.
 
         Raises:
@@ -49,7 +51,7 @@ class Lane:
             FrameError: it does not speak our framing.
             OSError: the connection broke.
         """
-        send_all(self._socket, [frames.encode_hello(Hello(segment, generation))])
+        send_all(self._socket, [frames.encode_hello(hello)])
         header = receive(self._socket, frames.HELLO_HEADER_BYTES)
         own = frames.decode_hello(receive(self._socket, frames.hello_bytes(header)))
         if own.refused:

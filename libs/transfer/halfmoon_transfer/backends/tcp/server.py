@@ -14,6 +14,7 @@ from contextlib import ExitStack
 
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
+from halfmoon_transfer.backends.tcp.sessions import Sessions
 from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all, tune
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.notifications import Inbox
@@ -35,6 +36,7 @@ class TcpServer:
         regions: RegionTable,
         inbox: Inbox,
         *,
+        sessions: Sessions,
         bind: str,
         port: int,
         label: str,
@@ -44,6 +46,7 @@ class TcpServer:
         self.n_malformed = 0
         self._regions = regions
         self._inbox = inbox
+        self._sessions = sessions
         self._label = label
         self._max_connections = max_connections
         self._stall_timeout_s = stall_timeout_s
@@ -104,6 +107,7 @@ class TcpServer:
                     sock,
                     self._regions,
                     self._inbox,
+                    self._sessions,
                     self._stall_timeout_s,
                     refused if crowded else "",
                 )
@@ -140,12 +144,16 @@ class _Connection:
         sock: socket.socket,
         regions: RegionTable,
         inbox: Inbox,
+        sessions: Sessions,
         stall_timeout_s: float,
         refused: str,
     ) -> None:
         self._socket = sock
         self._regions = regions
         self._inbox = inbox
+        self._sessions = sessions
+        #: Who it says it is, once greeted.
+        self._greeted: Hello | None = None
         self._refused = refused
         #: Keys of the regions that the current request accesses.
         self.accessing: frozenset[bytes] = frozenset()
@@ -165,6 +173,8 @@ class _Connection:
     def close(self) -> None:
         """Free the socket."""
         self._socket.close()
+        if self._greeted is not None:
+            self._sessions.leave(self._greeted.session, self._greeted.number)
 
     def turn_away(self) -> None:
         """Say that there is no room, if that can be said without waiting."""
@@ -214,6 +224,11 @@ class _Connection:
                 f"this is segment {regions.segment}, generation {regions.generation}, "
                 f"not {hello.segment:.200}, generation {hello.generation}"
             )
+        elif hello.over and not self._sessions.end(hello.session, hello.over):
+            refused = "an earlier connection of yours has not ended yet"
+        elif hello.session:
+            self._greeted = hello
+            self._sessions.enter(hello.session, hello.number, self.hang_up)
         own = Hello(regions.segment, regions.generation, refused)
         send_all(self._socket, [frames.encode_hello(own)])
         return not refused
