@@ -139,7 +139,7 @@ class TcpBackend:
         self._drop_idle(lambda peer: peer.name == segment)
 
     def probe(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
-        """Dial this peer and keep the connection for whoever needs one.
+        """Dial this peer; the connection takes the place of idle ones, which may be dead.
 
         Raises:
             OSError: nobody answers.
@@ -154,6 +154,7 @@ class TcpBackend:
             with self._lock:
                 self._n_busy -= 1
             raise
+        self._drop_idle(lambda known: known == peer)
         self._put_back(peer, lane)
 
     def gauges(self) -> Gauges:

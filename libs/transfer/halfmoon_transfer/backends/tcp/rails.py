@@ -195,6 +195,10 @@ class RailedTcp:
             with self._changed:
                 self._probing = None
                 peer.spray.probed(rail, time.monotonic(), ok=ok)
+                forgotten = self._peers.get(peer.descriptor.name) is not peer
+            if forgotten:
+                # Nobody waits for the connection that the probe has left.
+                self._inner.forget(peer.descriptor.name)
 
     def _next_due(self) -> "tuple[_Peer, str, StopSignal] | None":
         """Wait for the next pause to end; None when there is none, or at the end."""
