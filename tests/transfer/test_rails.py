@@ -14,12 +14,14 @@ import pytest
 
 from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
-from halfmoon_transfer.backends.tcp import frames
+from halfmoon_transfer.backends.tcp import frames, rails
 from halfmoon_transfer.backends.tcp.addresses import split
 from halfmoon_transfer.backends.tcp.frames import Asked, Hello, Request
+from halfmoon_transfer.backends.tcp.routes import card_towards
 from halfmoon_transfer.backends.tcp.sockets import receive
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, rail_name
 from halfmoon_transfer.soak import Soak, Valve
+from halfmoon_transfer.topology import Topology
 
 World = Any
 Eventually = Callable[..., None]
@@ -257,6 +259,34 @@ def test_old_peers_that_know_no_rails_use_the_first_address(pair: Pair) -> None:
     endpoints = {"tcp": pair.there.descriptor.endpoints["tcp"]}
     known = msgspec.structs.replace(pair.there.descriptor, endpoints=endpoints)
     assert [rail.address for rail in known.rails("tcp")] == pair.rails[:1]
+
+
+# Nearness.
+
+
+def test_a_card_near_the_memory_is_preferred(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = {HOSTS[0]: "far_card", HOSTS[1]: "near_card"}
+    monkeypatch.setattr(rails, "card_towards", cards.__getitem__)
+    world = make_world("tcp")
+    near = Topology({"cpu:1": (("near_card",), ("far_card",))})
+    with Valve(HOSTS[0]) as valve:
+        there = world.open("there", bind=HOSTS, advertise=(valve.address, HOSTS[1]))
+        valve.target = split(addresses(there)[1], 0)
+        with world.open("here", backends=("tcp",), topology=near) as here:
+            remote = there.allocate(100)
+            for location, used in (("cpu:1", False), ("cpu:0", True)):
+                local = here.allocate(100, location)
+                piece = Piece(local.region, 0, remote.region, 0, 100)
+                for _ in range(4):
+                    here.submit("write", [piece], PATIENCE_S).result(PATIENCE_S)
+                assert bool(valve.pumps()) is used, location
+
+
+def test_the_card_towards_an_address_is_found_out() -> None:
+    assert card_towards("127.0.0.1") == card_towards("127.0.0.2") == "lo"
+    assert card_towards("not an address") == ""
 
 
 # Everything at once.

@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Halfmoon: disaggregated serving around a pooled KV cache.",
 )
+transfer_app = typer.Typer(no_args_is_help=True, help="Look at the ways that bytes can take.")
+app.add_typer(transfer_app, name="transfer")
 console = Console()
 
 
@@ -102,6 +104,30 @@ def status(
         show_status(url, console)
     except httpx.HTTPError as error:
         _give_up(f"no conductor answers at {url}: {error}; name another with --url")
+
+
+@transfer_app.callback()
+def transfer() -> None:
+    """Look at the ways that bytes can take."""
+
+
+@transfer_app.command()
+def topology(
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the matrix only, as it can be read again")
+    ] = False,
+    matrix: Annotated[
+        Path | None,
+        typer.Option(help="File with a NIC priority matrix, in place of what is found out"),
+    ] = None,
+) -> None:
+    """Show this machine's network cards and GPUs, and which are near which memory."""
+    from halfmoon_cli.topology import show_topology
+
+    try:
+        show_topology(console, as_json=json, matrix=matrix)
+    except (OSError, ValueError) as error:
+        _give_up(f"the matrix in {matrix} can't be used: {error}")
 
 
 def _extra(options: list[str]) -> dict[str, list[str]]:

@@ -60,6 +60,7 @@ from halfmoon_transfer.plan import (
 from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stats import TransferStats
+from halfmoon_transfer.topology import Topology
 from halfmoon_transfer.transfer import LiveTransfer
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class TransferEngine:
         port: int = 0,
         advertise: str | Sequence[str] | None = None,
         host_id: str | None = None,
+        topology: Topology | None = None,
         settings: TransferSettings | None = None,
     ) -> "TransferEngine":
         """Open a segment and publish how it is reached.
@@ -151,6 +153,8 @@ class TransferEngine:
             advertise: "host" or "host:port" that peers should dial, if not what is bound; as
                 many as addresses are bound.
             host_id: who can pass file descriptors to each other; None: found out.
+            topology: which network cards are near which memory, for peers that are reached
+                over several; None: all are as near.
             settings: sizes, bounds and patience.
 
         Raises:
@@ -173,6 +177,7 @@ class TransferEngine:
             port=port,
             advertise=advertise,
             more=tuple(more),
+            topology=topology,
             regions=RegionTable(name, generation),
             inbox=Inbox(name, generation, settings.max_notifications),
             settings=settings,

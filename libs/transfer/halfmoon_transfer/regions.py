@@ -212,6 +212,12 @@ class RegionTable:
                 raise Refused(Status.UNKNOWN_KEY)
             return self._find(region.generation, region.key).view
 
+    def location(self, key: bytes) -> str:
+        """Where the bytes of one of our regions are; anywhere, when it is gone."""
+        with self._lock:
+            entry = self._entries.get(key)
+            return "*" if entry is None else entry.location
+
     @contextmanager
     def lease_local(self, region: Region) -> Generator[memoryview]:
         """All bytes of one of our regions, while the block runs.

@@ -15,6 +15,7 @@ from halfmoon_transfer.plan import Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.topology import Topology
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -28,6 +29,8 @@ class Home(msgspec.Struct, frozen=True):
     advertise: str | None
     #: Further addresses to listen at, each with what peers should dial for it.
     more: tuple[tuple[str, str | None], ...]
+    #: Which cards are near which memory; None: all are.
+    topology: Topology | None
     regions: RegionTable
     #: Where notifications from peers go.
     inbox: Inbox

@@ -16,14 +16,17 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home
+from halfmoon_transfer.backends.tcp.addresses import split
 from halfmoon_transfer.backends.tcp.backend import TcpBackend
 from halfmoon_transfer.backends.tcp.frames import FrameError
 from halfmoon_transfer.backends.tcp.lane import Refusal
+from halfmoon_transfer.backends.tcp.routes import card_towards
 from halfmoon_transfer.deadlines import Deadlines
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.plan import Fate, Outcome
 from halfmoon_transfer.spray import Spray, SprayLimits, Ticket
 from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.topology import Topology
 
 Carry = Callable[[Errand], Sequence[Outcome]]
 #: Bytes per second that are expected at least of a rail that has shown nothing yet.
@@ -41,6 +44,8 @@ class RailedTcp:
         self._inner = TcpBackend(home)
         self.slice_bytes = self._inner.slice_bytes
         self._label = f"halfmoon-transfer-{home.name}-tcp"
+        self._regions = home.regions
+        self._topology = home.topology
         self._stall_s = home.settings.rail_stall_s
         self._probe_s = home.settings.connect_timeout_s
         self._limits = SprayLimits(
@@ -117,10 +122,14 @@ class RailedTcp:
         if len(rails) < 2:
             return _on_rail(errand, rails[0].address, carry) if rails else carry(errand)
         n_bytes = sum(each.length for each in errand.batch.slices)
+        location = self._regions.location(errand.batch.slices[0].local.key)
         with self._lock:
             peer = self._known(errand.peer, rails)
+        # May look a name up.
+        distances = peer.distances(location, self._topology)
+        with self._lock:
             peer.used_at = time.monotonic()
-            ticket = peer.spray.choose(n_bytes, peer.used_at)
+            ticket = peer.spray.choose(n_bytes, peer.used_at, distances)
             patience = self._patience_s(peer.spray.expected_s(ticket), n_bytes)
             watch = self._watching()
         attempt = _Try(errand.stop.deadline, patience)
@@ -248,8 +257,21 @@ class _Peer:
         self.descriptor = descriptor
         self._rails = {rail.address: rail for rail in rails}
         self.spray = Spray(list(self._rails), limits)
+        #: By location of our memory, then by rail. Locations are few.
+        self._distances: dict[str, dict[str, int]] = {}
         #: When a batch was sent to it last.
         self.used_at = 0.0
+
+    def distances(self, location: str, topology: Topology | None) -> dict[str, int]:
+        """How far each rail's card is from our memory there."""
+        if topology is None:
+            return {}
+        if location not in self._distances:
+            self._distances[location] = {
+                rail: topology.tier(location, card_towards(split(rail, 0)[0]))
+                for rail in self._rails
+            }
+        return self._distances[location]
 
     def over(self, rail: str) -> SegmentDescriptor:
         """The peer, as if this were its only address."""
