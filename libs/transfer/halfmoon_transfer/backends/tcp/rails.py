@@ -33,6 +33,8 @@ Carry = Callable[[Errand], Sequence[Outcome]]
 _SLOWEST = 1e6
 #: How many times longer than expected a batch may take on a rail, beyond the patience.
 _SLACK = 4.0
+#: How often the patience with a batch that is tried again doubles, at the most.
+_MAX_DOUBLINGS = 6
 
 
 class RailedTcp:
@@ -130,7 +132,7 @@ class RailedTcp:
         with self._lock:
             peer.used_at = time.monotonic()
             ticket = peer.spray.choose(n_bytes, peer.used_at, distances)
-            patience = self._patience_s(peer.spray.expected_s(ticket), n_bytes)
+            patience = self._patience_s(errand, peer.spray.expected_s(ticket), n_bytes)
             watch = self._watching()
         attempt = _Try(errand.stop.deadline, patience)
         errand.stop.doing = f"waiting for segment {errand.peer.name} over rail {ticket.rail}"
@@ -141,7 +143,8 @@ class RailedTcp:
                 part = msgspec.structs.replace(errand, peer=there, stop=attempt.stop)
                 outcomes = _on_rail(part, ticket.rail, carry)
         except BaseException:
-            self._settle(peer, ticket, attempt, errand, lost=False)
+            with self._lock:
+                peer.spray.dropped(ticket)
             raise
         finally:
             watch.forget(attempt)
@@ -153,10 +156,12 @@ class RailedTcp:
         silent = Outcome(Fate.LOST, reason)
         return [silent if each.fate is Fate.LOST else each for each in outcomes]
 
-    def _patience_s(self, expected_s: float | None, n_bytes: int) -> float:
-        if expected_s is None:
-            return self._stall_s + n_bytes / _SLOWEST
-        return self._stall_s + expected_s * _SLACK
+    def _patience_s(self, errand: Errand, expected_s: float | None, n_bytes: int) -> float:
+        needed = n_bytes / _SLOWEST if expected_s is None else expected_s * _SLACK
+        # What is silent on every rail is perhaps the peer, which may only be busy: it is given
+        # more time with each try.
+        n_tries = min(errand.batch.slices[0].tries, _MAX_DOUBLINGS)
+        return self._stall_s * 2.0**n_tries + needed
 
     def _known(self, wanted: SegmentDescriptor, rails: tuple[Endpoint, ...]) -> "_Peer":
         peer = self._peers.get(wanted.name)
