@@ -34,7 +34,7 @@ _SLOWEST = 1e6
 #: How many times longer than expected a batch may take on a rail, beyond the patience.
 _SLACK = 4.0
 #: How often the patience with a batch that is tried again doubles, at the most.
-_MAX_DOUBLINGS = 6
+_MAX_DOUBLINGS = 3
 
 
 class RailedTcp:
