@@ -43,6 +43,17 @@ def test_what_a_replica_has_is_taken_before_what_only_gold_has() -> None:
     ]
 
 
+def test_gold_is_left_alone_while_offers_are_old() -> None:
+    plan = make_plan(3, offer(GOLD, range(3), gold=True), offer(OTHER, [2]))
+    fetch = plan.next(first, gold_too=False)
+    assert fetch is not None and fetch.source == OTHER
+    assert plan.next(first, gold_too=False) is None
+    assert not plan.full
+    plan.on_offers([offer(GOLD, range(3), gold=True), offer(OTHER, [1, 2])])
+    fetch = plan.next(first)
+    assert fetch is not None and (fetch.shard, fetch.source) == (1, OTHER)
+
+
 def test_replicas_are_chosen_by_the_dice() -> None:
     dice = random.Random(0).randrange
     counts: Counter[Source] = Counter()

@@ -82,11 +82,24 @@ class FetchPlan:
         """Who has what, now."""
         self._offers = tuple(offers)
 
-    def next(self, dice: Dice) -> Fetch | None:
-        """The next fetch; None while nothing can be asked for, or enough is in flight."""
-        if len(self._in_flight) >= self._settings.parallel:
+    @property
+    def full(self) -> bool:
+        """Whether as much is in flight as may be."""
+        return len(self._in_flight) >= self._settings.parallel
+
+    def next(self, dice: Dice, *, gold_too: bool = True) -> Fetch | None:
+        """The next fetch; None while nothing can be asked for, or enough is in flight.
+
+        Without `gold_too`, only of replicas: for when the offers are not of just now, and
+        somebody may have meanwhile what only gold had.
+        """
+        if self.full:
             return None
-        offers = [each for each in self._offers if self._trusted(each.source)]
+        offers = [
+            each
+            for each in self._offers
+            if self._trusted(each.source) and (gold_too or not each.gold)
+        ]
         ranks = {shard: self._best(shard, offers) for shard in self._missing & _held(offers)}
         best = min((rank for rank, _ in ranks.values()), default=_HOPELESS)
         if best == _HOPELESS:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Between looks at the record while nobody can give what is missing.
 _POLL_S = 0.05
+#: How long a getter keeps to itself what it has from a replica: others can have it from there.
+_ANNOUNCE_S = 0.2
 
 Progress = Callable[[int], None]
 
@@ -362,7 +364,10 @@ class _Getter:
         self._record = record
         self._shards: tuple[Shard, ...] = records.cut(record.sizes, record.shard_bytes)
         self._plan = FetchPlan(len(self._shards), settings)
-        self._dice = random.SystemRandom()
+        self._dice = random.Random()
+        #: When we last changed or read the record, and whether nothing came since.
+        self._heard_at = time.monotonic()
+        self._fresh = True
         #: Transfers that are over.
         self._over: queue.SimpleQueue[tuple[Fetch, Transfer]] = queue.SimpleQueue()
         self._live: set[Transfer] = set()
@@ -388,9 +393,7 @@ class _Getter:
     def _fetch_all(self) -> None:
         stuck_until: float | None = None
         while not self._plan.done:
-            self._plan.on_offers(self._offers())
-            while (fetch := self._plan.next(self._dice.randrange)) is not None:
-                self._start(fetch)
+            self._start_what_can_be()
             if self._plan.n_in_flight:
                 stuck_until = None
                 self._land(*self._over.get())
@@ -402,7 +405,21 @@ class _Getter:
                 if now >= stuck_until:
                     raise Unavailable(f"object {self._record.name}: {self._plan.why_stuck()}")
                 time.sleep(_POLL_S)
+                self._fresh = False
+
+    def _start_what_can_be(self) -> None:
+        """Fill the plan's room. Before gold is asked, we look what others have by now."""
+        if time.monotonic() >= self._heard_at + _ANNOUNCE_S:
             self._announce()
+        while not self._plan.full:
+            self._plan.on_offers(self._offers())
+            fetch = self._plan.next(self._dice.randrange, gold_too=self._fresh)
+            if fetch is not None:
+                self._start(fetch)
+            elif self._fresh:
+                return
+            else:
+                self._announce()
 
     def _offers(self) -> list[Offer]:
         return [
@@ -427,6 +444,7 @@ class _Getter:
 
     def _land(self, fetch: Fetch, transfer: Transfer) -> None:
         """One fetch is over: look at what came."""
+        self._fresh = False
         self._live.discard(transfer)
         shard = self._shards[fetch.shard]
         segment = fetch.source.segment
@@ -455,6 +473,8 @@ class _Getter:
 
     def _announce(self) -> None:
         """Say what we have, and hear what others have; the get goes on if that fails."""
+        self._heard_at = time.monotonic()
+        self._fresh = True
         here = self._plan.here
         holder = Holder(
             self._source,
