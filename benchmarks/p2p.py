@@ -56,11 +56,11 @@ def run(n_bytes: int, backends: str) -> None:
         print(f"one getter: {single.report.seconds:.2f} s")
         alone.kill()
         publisher.ask(f"publish object {n_bytes}")
-        for each in getters:
-            each.ask("list")
-        for each in getters:
-            each.send("get object")
-        answers = [each.got() for each in getters]
+        for getter in getters:
+            getter.ask("list")
+        for getter in getters:
+            getter.send("get object")
+        answers = [getter.got() for getter in getters]
         assert all(each.right for each in [single, *answers])
         uploaded: Counter[str] = Counter()
         for each in answers:
