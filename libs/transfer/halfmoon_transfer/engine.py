@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from os import PathLike
 from pathlib import Path as FilePath
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -57,7 +58,8 @@ from halfmoon_transfer.plan import (
     Plan,
     Resolve,
 )
-from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable
+from halfmoon_transfer.region_file import RegionFile
+from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stats import TransferStats
 from halfmoon_transfer.topology import Topology
@@ -231,6 +233,43 @@ class TransferEngine:
         self._require_open()
         return self._regions.register(memoryview(buffer), location)
 
+    def register_file(
+        self,
+        path: str | PathLike[str],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        writable: bool = True,
+        location: str = "*",
+        sync: bool = False,
+        direct: bool = True,
+    ) -> Region:
+        """Let peers read and write a file or block device, or a range of it, like memory.
+
+        They reach it over wires (this process does the I/O), and this process by transfers
+        between its memory and this region. It has no views, and is not the local side of a
+        transfer. A file that is removed stays readable until it is unregistered; one that
+        gets shorter, or a device that fails, makes the transfer end in `Rejected`.
+
+        Args:
+            path: a regular file or block device, as long as it shall be.
+            offset: of the region's first byte, in bytes.
+            length: bytes; None: up to the end.
+            writable: whether peers may write.
+            location: where its device is, for a topology.
+            sync: acknowledge writes only when the device says that they are durable.
+            direct: go past the page cache where the file system allows.
+
+        Raises:
+            ValueError: no such range, or not a file or block device.
+            OSError: it can't be opened.
+        """
+        self._require_open()
+        file = RegionFile(
+            path, offset=offset, length=length, writable=writable, sync=sync, direct=direct
+        )
+        return self._regions.register_file(file, location)
+
     def unregister(self, region: Region) -> None:
         """Take a region back. Peers' accesses are refused from now on.
 
@@ -340,7 +379,12 @@ class TransferEngine:
                     )
             try:
                 view = self._regions.local(piece.local)
-            except Refused:
+            except Refused as refused:
+                if refused.status is Status.NOT_SHAREABLE:
+                    return Rejected(
+                        f"the local region of a {op} is a file; a file is the remote side of "
+                        "its owner's transfers, memory the local one"
+                    )
                 return Rejected(
                     f"the local region of a {op} is of segment {piece.local.segment}, generation "
                     f"{piece.local.generation}, and not registered at segment {self.name}, "
@@ -509,6 +553,8 @@ class TransferEngine:
         except Lost:
             return None
         except Refused as refused:
+            if refused.status is Status.NOT_SHAREABLE:
+                return None
             raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
         if offset < 0 or length < 0 or offset + length > len(whole):
             raise Rejected(

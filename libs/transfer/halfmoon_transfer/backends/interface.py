@@ -4,6 +4,7 @@ A backend is opened with its engine, listens if it needs to, and carries batches
 of the engine. It never raises for what the world does: every slice gets an outcome.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -155,5 +156,10 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
             return Outcome(Fate.REJECTED, reason)
         case Status.NOT_SHAREABLE:
             return Outcome(Fate.UNUSABLE, f"{region} is not in memory that can be mapped")
+        case Status.FILE_FAILED:
+            return Outcome(Fate.REJECTED, f"{where} of {region}, a file: {os.strerror(detail)}")
+        case Status.FILE_SHRUNK:
+            reason = f"{where} of {region}, a file that got shorter: it has {detail} bytes now"
+            return Outcome(Fate.REJECTED, reason)
         case Status.OK:
             return Outcome(Fate.APPLIED)

@@ -12,7 +12,7 @@ from halfmoon_transfer.backends.interface import Errand, Gauges, Home, refusal
 from halfmoon_transfer.copying import checksum, copy, damage
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.plan import APPLIED, Fate, Outcome, Slice
-from halfmoon_transfer.regions import Refused, RegionTable, Status
+from halfmoon_transfer.regions import Refused, RegionTable, Spot, Status
 
 #: What addresses of this process begin with.
 _PROCESS = secrets.token_hex(8)
@@ -111,7 +111,17 @@ def _move(errand: Errand, index: int, each: Slice, regions: RegionTable) -> Outc
             each.length,
             write=batch.op == "write",
         ) as remote:
-            return move_here(errand, index, remote)
+            if not regions.has_files:
+                return move_here(errand, index, remote)
+            # What is leased may lie in a file; then the owner fetches it, or puts it back.
+            spots = {index: Spot(each.remote.key, each.remote_offset, remote)}
+            failed = regions.load(spots) if batch.op == "read" else {}
+            outcome = APPLIED if failed else move_here(errand, index, remote)
+            if batch.op == "write" and outcome.fate is Fate.APPLIED:
+                failed = regions.store(spots)
+            for refused in failed.values():
+                raise refused
+            return outcome
     except Refused as refused:
         return refusal(batch, each, refused.status, refused.detail)
 

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from halfmoon_transfer.backends.tcp import frames
@@ -18,7 +19,7 @@ from halfmoon_transfer.backends.tcp.sessions import Sessions
 from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all, tune
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.notifications import Inbox
-from halfmoon_transfer.regions import Refused, RegionTable, Status
+from halfmoon_transfer.regions import Refused, RegionTable, Spot, Status
 
 _log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
@@ -298,12 +299,16 @@ class _Connection:
             for index, (each, view) in enumerate(zip(request.slices, views, strict=True)):
                 if view is not None and checksum(view) != each.checksum:
                     answers[index] = Answered(Status.CHECKSUM_MISMATCH)
+        if self._regions.has_files:
+            self._settle(self._regions.store, request, views, answers)
         send_all(self._socket, [frames.encode_reply(frames.WRITE, request.number, answers)])
 
     def _give(
         self, request: Request, views: list[memoryview | None], answers: list[Answered]
     ) -> None:
         """Send the slices' bytes from where they are."""
+        if self._regions.has_files:
+            self._settle(self._regions.load, request, views, answers)
         given = [view for view in views if view is not None]
         if request.checksums:
             for index, view in enumerate(views):
@@ -311,6 +316,23 @@ class _Connection:
                     answers[index] = Answered(Status.OK, checksum(view))
         head = frames.encode_reply(frames.READ, request.number, answers)
         send_all(self._socket, [head, *given])
+
+    def _settle(
+        self,
+        settle: Callable[[Mapping[int, Spot]], dict[int, Refused]],
+        request: Request,
+        views: list[memoryview | None],
+        answers: list[Answered],
+    ) -> None:
+        """See that files give, or take, the bytes of the slices that are fine so far."""
+        spots = {
+            index: Spot(each.key, each.offset, view)
+            for index, (each, view) in enumerate(zip(request.slices, views, strict=True))
+            if view is not None and answers[index].status is Status.OK
+        }
+        for index, refused in settle(spots).items():
+            views[index] = None
+            answers[index] = Answered(refused.status, refused.detail)
 
     def _scraps(self, n_bytes: int) -> list[memoryview]:
         """Room to read bytes into that nobody wants: the same piece again and again."""
