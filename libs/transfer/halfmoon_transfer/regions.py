@@ -11,11 +11,13 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import IntEnum
+from functools import cached_property
 
 import msgspec
+import numpy as np
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
 
@@ -67,6 +69,11 @@ class Entry:
         #: Accesses going on.
         self.n_leases = 0
 
+    @cached_property
+    def address(self) -> int:
+        """Where the bytes begin in this process's memory."""
+        return int(np.frombuffer(self.view, np.uint8).__array_interface__["data"][0])
+
 
 class RegionTable:
     """All regions of one segment."""
@@ -77,6 +84,8 @@ class RegionTable:
         self._entries: dict[bytes, Entry] = {}
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
+        #: Called after a region was added, by whoever adds it.
+        self._watchers: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,7 +129,29 @@ class RegionTable:
         region = Region(self.segment, self.generation, key, len(view))
         with self._lock:
             self._entries[key] = Entry(region, view, location, fd)
+            watchers = list(self._watchers)
+        try:
+            for watcher in watchers:
+                watcher()
+        except BaseException:
+            self.remove(key)
+            raise
         return region
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call this whenever a region was added; what it raises takes the region back."""
+        with self._lock:
+            self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._watchers.remove(watcher)
+
+    def entries(self) -> list[Entry]:
+        """All registered buffers, in the order in which they were registered."""
+        with self._lock:
+            return list(self._entries.values())
 
     def remove(self, key: bytes) -> Entry | None:
         """Take the key away; the caller then waits with `wait_quiet` and calls `discard`."""
