@@ -134,7 +134,9 @@ class RegionTable:
             for watcher in watchers:
                 watcher()
         except BaseException:
-            self.remove(key)
+            entry = self.remove(key)
+            if entry is not None:
+                self.discard(entry)
             raise
         return region
 

@@ -30,9 +30,11 @@ def dial(host: str, port: int, timeout_s: float, stop: StopSignal) -> socket.soc
     """
     until = time.monotonic() + min(timeout_s, stop.remaining_s())
     error: OSError = ConnectionError(f"{host!r} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise ConnectionError(f"{host!r:.200} is no host name") from None
+    for family, kind, protocol, _, address in found:
         left = until - time.monotonic()
         if left <= 0 or stop.stopped:
             error = TimeoutError("no time is left")

@@ -12,7 +12,8 @@ A foreign segment's buffers become regions of ours, which `submit` takes like an
 import msgspec
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer.backends.mooncake.backend import MooncakeBackend, foreign_key
+from halfmoon_transfer.backends.mooncake.backend import MooncakeBackend
+from halfmoon_transfer.backends.mooncake.moving import foreign_key
 from halfmoon_transfer.backends.mooncake.records import Notification
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Rejected

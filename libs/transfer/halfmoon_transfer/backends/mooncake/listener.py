@@ -44,6 +44,9 @@ class Listener:
         self._socket = socket.create_server((bind, port), family=family, backlog=128)
         self.port = int(self._socket.getsockname()[1])
         self._thread = threading.Thread(target=self._accept, name=f"{label}-accept", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept; those who dialled since it was made have waited."""
         self._thread.start()
 
     @property
@@ -66,7 +69,8 @@ class Listener:
                 _shut(sock)
         # Closing alone would not wake the thread that waits in accept.
         _shut(self._socket)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._socket.close()
         for thread in threads:
             thread.join()

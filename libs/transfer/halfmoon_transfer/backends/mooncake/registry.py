@@ -32,26 +32,19 @@ class Registry:
         Raises:
             ValueError: a metadata URL that can't be used.
         """
+        #: Whether there is no metadata server, and a segment's name is its address.
+        self.is_p2p = settings.metadata == P2P
+        #: None also once the records are withdrawn.
         self._store: MetadataStore | None = None
         self._cluster = settings.cluster
         self._rpc = rpc
-        #: Records are written in the order in which they were made.
-        self._lock = threading.Lock()
-        if settings.metadata == P2P:
+        #: Hold it while making a record and announcing it, so that the last one made stays.
+        self.lock = threading.Lock()
+        if self.is_p2p:
             self.name = join(rpc.ip_or_host_name, rpc.rpc_port)
         else:
             self._store = open_store(settings.metadata)
             self.name = settings.name or name
-
-    @property
-    def is_p2p(self) -> bool:
-        """Whether there is no metadata server, and a segment's name is its address."""
-        return self._store is None
-
-    @property
-    def lock(self) -> threading.Lock:
-        """Hold it while making a record and announcing it."""
-        return self._lock
 
     def announce(self, record: SegmentRecord) -> None:
         """Write our segment record; with `lock` held.
@@ -98,7 +91,7 @@ class Registry:
             ValueError: without a server, a name that is not "host:port".
             Lost: it is not in the metadata server, or that can't say.
         """
-        if self._store is None:
+        if self.is_p2p:
             host, port = split(name, 0)
             if not port:
                 raise ValueError(f"without a metadata server a segment is host:port, not {name!r}")
@@ -117,7 +110,7 @@ class Registry:
 
     def _get(self, key: str, name: str) -> bytes:
         if self._store is None:
-            raise Lost("the engine is closed, or has no metadata server")
+            raise Lost(f"Mooncake segment {name} can't be looked up: the engine is closed")
         try:
             value = self._store.get(key)
         except MetadataError as error:
