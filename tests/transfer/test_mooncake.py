@@ -361,6 +361,20 @@ def test_one_connection_too_many_is_turned_away(owner: Owner, eventually: Eventu
     owner.require_alive()
 
 
+def test_a_peer_that_stalls_in_a_region_is_cut_off_when_it_is_taken_back(
+    owner: Owner, eventually: Eventually
+) -> None:
+    other = owner.engine.allocate(1000)
+    with owner.dial() as sock:
+        address = owner.mooncake.address(other.region)
+        sock.sendall(frames.encode_request(Request(True, address, 1000)) + b"x" * 999)
+        eventually(lambda: other.view[998] == ord("x"))
+        owner.engine.unregister(other.region)
+        assert rest(sock) == b""
+    assert bytes(other.view[999:]) == b"\0"
+    owner.require_alive()
+
+
 # Epochs: our own engines know when an address means nothing any more.
 
 
