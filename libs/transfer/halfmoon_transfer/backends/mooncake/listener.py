@@ -37,7 +37,9 @@ class Listener:
         self._label = label
         self._max_connections = max_connections
         self._stall_timeout_s = stall_timeout_s
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._connections: set[socket.socket] = set()
+        #: Threads that serve them, and some that have just ended.
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
@@ -64,7 +66,7 @@ class Listener:
         """Stop listening and hang up on everybody."""
         with self._lock:
             self._closed = True
-            threads = list(self._connections.values())
+            threads = self._threads
             for sock in self._connections:
                 _shut(sock)
         # Closing alone would not wake the thread that waits in accept.
@@ -100,8 +102,9 @@ class Listener:
                 thread = threading.Thread(
                     target=self._run, args=(sock,), name=f"{self._label}-serve", daemon=True
                 )
-                self._connections[sock] = thread
+                self._connections.add(sock)
                 thread.start()
+                self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     def _run(self, sock: socket.socket) -> None:
         try:
@@ -120,7 +123,7 @@ class Listener:
             _log.debug("%s: a connection ended: %s", self._label, error)
         finally:
             with self._lock:
-                del self._connections[sock]
+                self._connections.discard(sock)
                 sock.close()
 
 
