@@ -162,6 +162,10 @@ class MooncakeBackend:
         missing = failure or Outcome(Fate.LOST, "stopped")
         return [outcome or missing for outcome in outcomes]
 
+    def notify(self, errand: Errand) -> Outcome:
+        """Not this way: Mooncake's messages have no place for what a notice promises."""
+        return Outcome(Fate.UNUSABLE, f"{peers.where(errand.peer)}: no notices over Mooncake")
+
     def _carry(
         self, errand: Errand, outcomes: list[Outcome | None], *, fresh: bool
     ) -> Outcome | None:
@@ -232,7 +236,7 @@ class MooncakeBackend:
         own = self.record()
         return self._lanes.ask(host, port, stop, lambda sock: handshake.ask_record(sock, own)), host
 
-    def notify(self, name: str, notification: Notification, stop: StopSignal) -> None:
+    def leave_message(self, name: str, notification: Notification, stop: StopSignal) -> None:
         """Leave a message at a segment's handshake port.
 
         Raises:
@@ -243,7 +247,7 @@ class MooncakeBackend:
         self._say(name, stop, lambda sock: handshake.ask_notify(sock, notification))
 
     def probe(self, name: str, stop: StopSignal) -> None:
-        """Ask a segment's handshake port for a sign of life; raises like `notify`."""
+        """Ask a segment's handshake port for a sign of life; raises like `leave_message`."""
         self._say(name, stop, handshake.ask_probe)
 
     def _say(self, name: str, stop: StopSignal, ask: Callable[[socket.socket], None]) -> None:

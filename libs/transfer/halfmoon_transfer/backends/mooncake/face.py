@@ -127,7 +127,9 @@ class Mooncake:
             Rejected: the peer does not take it.
             Lost: it can't be found or does not answer.
         """
-        self._backend.notify(name, Notification(sender, message), StopSignal.after(self._timeout_s))
+        self._backend.leave_message(
+            name, Notification(sender, message), StopSignal.after(self._timeout_s)
+        )
 
     def notifications(self) -> list[Notification]:
         """Messages that were left here since last asked, oldest first."""
