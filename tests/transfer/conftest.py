@@ -118,7 +118,7 @@ def nothing_left() -> Iterator[None]:
     assert [name for name in Path("/dev/shm").iterdir() if name not in shared] == []
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "faults(memory)", "file"])
+@pytest.fixture(params=["memory", "shm", "tcp", "mooncake", "faults(memory)", "file"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend; for files, TCP leads to them."""
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world.check()
 
 
-@pytest.fixture(params=["shm", "tcp", "shm,tcp"])
+@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake"])
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:

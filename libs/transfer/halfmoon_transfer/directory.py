@@ -18,11 +18,13 @@ class Directory:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._cache: dict[str, SegmentDescriptor] = {}
+        #: Peers that have no record in the store.
+        self._introduced: dict[str, SegmentDescriptor] = {}
         self._lock = threading.Lock()
 
     def cached(self, segment: str, generation: int) -> SegmentDescriptor | None:
         """What is known of this start of a segment, without asking."""
-        known = self._cache.get(segment)
+        known = self._introduced.get(segment) or self._cache.get(segment)
         return known if known is not None and known.generation == generation else None
 
     def resolve(
@@ -35,8 +37,10 @@ class Directory:
             Lost: there is no such segment, or the store can't say.
         """
         known = self.cached(segment, generation)
-        if known is not None and not fresh:
+        if known is not None and (not fresh or segment in self._introduced):
             return known, False
+        if segment in self._introduced:
+            raise _other_generation(self._introduced[segment], generation)
         try:
             value = self._store.get(records.PREFIX + segment)
         except MetadataError as error:
@@ -51,16 +55,19 @@ class Directory:
         with self._lock:
             self._cache[segment] = found
         if found.generation != generation:
-            raise Rejected(
-                f"segment {segment} is of generation {found.generation} now, "
-                f"the region is of generation {generation}"
-            )
+            raise _other_generation(found, generation)
         return found, found != known
 
     def forget(self, segment: str) -> None:
         """Ask the store next time."""
         with self._lock:
             self._cache.pop(segment, None)
+            self._introduced.pop(segment, None)
+
+    def introduce(self, peer: SegmentDescriptor) -> None:
+        """Know a peer that is in no store of ours, until it is forgotten."""
+        with self._lock:
+            self._introduced[peer.name] = peer
 
     def next_generation(self, segment: str) -> int:
         """Count one more start of a segment."""
@@ -96,6 +103,13 @@ class Directory:
             self._store.compare_and_swap(records.PREFIX + own.name, records.encode(own), None)
         except MetadataError as error:
             _log.warning("segment %s stays in the metadata store: %s", own.name, error)
+
+
+def _other_generation(now: SegmentDescriptor, generation: int) -> Rejected:
+    return Rejected(
+        f"segment {now.name} is of generation {now.generation} now, "
+        f"the region is of generation {generation}"
+    )
 
 
 def _generation_of(value: bytes) -> int:

@@ -563,6 +563,25 @@ class TransferEngine:
             )
         return whole[offset : offset + length]
 
+    def introduce(self, peer: SegmentDescriptor) -> None:
+        """Know a peer that keeps no record in our metadata store, until it is released.
+
+        Backends that speak other systems' protocols call this when they have found one.
+        """
+        self._require_open()
+        self._directory.introduce(peer)
+
+    def backend(self, name: str) -> Backend:
+        """One of the backends that this engine was opened with, for what only it can do.
+
+        Raises:
+            ValueError: it was opened without.
+        """
+        if name not in self._backends:
+            has = ", ".join(self._backends)
+            raise ValueError(f"segment {self.name} has no backend {name!r}; it has {has}")
+        return self._backends[name]
+
     def release_peer(self, segment: str) -> None:
         """Forget a peer that is gone: its descriptor, connections and mapped memory."""
         self._directory.forget(segment)

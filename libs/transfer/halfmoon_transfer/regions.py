@@ -19,10 +19,11 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.region_file import FilePool, FileShrunk, RegionFile
@@ -97,6 +98,11 @@ class Entry:
         #: Accesses going on.
         self.n_leases = 0
 
+    @cached_property
+    def address(self) -> int:
+        """Where the bytes begin in this process's memory."""
+        return int(np.frombuffer(self.view, np.uint8).__array_interface__["data"][0])
+
 
 class RegionTable:
     """All regions of one segment."""
@@ -110,6 +116,8 @@ class RegionTable:
         #: Of the entries, those that are files.
         self._files: dict[bytes, RegionFile] = {}
         self._file_pool = FilePool(f"halfmoon-transfer-{segment}-file")
+        #: Called after a region was added, by whoever adds it.
+        self._watchers: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -162,7 +170,31 @@ class RegionTable:
             self._entries[key] = Entry(region, view, location, fd, file)
             if file is not None:
                 self._files[key] = file
+            watchers = list(self._watchers)
+        try:
+            for watcher in watchers:
+                watcher()
+        except BaseException:
+            entry = self.remove(key)
+            if entry is not None:
+                self.discard(entry)
+            raise
         return region
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call this whenever a region was added; what it raises takes the region back."""
+        with self._lock:
+            self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._watchers.remove(watcher)
+
+    def entries(self) -> list[Entry]:
+        """All regions in memory, in the order in which they were registered; no files."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry.file is None]
 
     def remove(self, key: bytes) -> Entry | None:
         """Take the key away; the caller then waits with `wait_quiet` and calls `discard`."""

@@ -6,6 +6,22 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
+class MooncakeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the "mooncake" backend is seen from outside."""
+
+    #: "P2PHANDSHAKE" (none), or the URL of the metadata server that all peers use: http, redis.
+    metadata: str = "P2PHANDSHAKE"
+    #: The segment's name there; empty: the engine's. With P2PHANDSHAKE it is "host:port".
+    name: str = ""
+    #: What Mooncake peers have in MC_METADATA_CLUSTER_ID; it becomes part of the keys.
+    cluster: str = ""
+    #: Ports to listen at; 0 takes free ones.
+    data_port: int = 0
+    handshake_port: int = 0
+    #: Received messages kept until somebody takes them; the next one is refused.
+    max_notifications: int = 1024
+
+
 class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes, bounds and patience. Every default is meant for a few peers on fast links."""
 
@@ -46,3 +62,5 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 10.0
     #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
     checksums: bool = True
+    #: How the "mooncake" backend is seen from outside.
+    mooncake: MooncakeSettings = MooncakeSettings()

@@ -73,7 +73,9 @@ class _Rail:
         self.epoch = 0
         #: When the pause ends; None: good. While probing it lies in the past.
         self.paused_until: float | None = None
+        #: Whether a probe is out, and the epoch that it was sent in.
         self.probing = False
+        self.probe_epoch = -1
         #: Length of the last pause, 0 for none, and when the rail was good again.
         self.pause_s = 0.0
         self.good_since = 0.0
@@ -186,12 +188,16 @@ class Spray:
         ][:limit]
         for rail in found:
             rail.probing = True
+            rail.probe_epoch = rail.epoch
         return [rail.name for rail in found]
 
     def probed(self, name: str, now: float, *, ok: bool) -> None:
         """A probe is back."""
         rail = self._rails[name]
         if not rail.probing:
+            return
+        rail.probing = False
+        if rail.probe_epoch != rail.epoch:
             return  # A batch was quicker to tell.
         if ok:
             self._return(rail, now)
@@ -211,12 +217,10 @@ class Spray:
             longer = self._limits.cooldown_s
         rail.pause_s = min(longer, self._limits.cooldown_max_s)
         rail.paused_until = now + rail.pause_s
-        rail.probing = False
         rail.epoch += 1
 
     def _return(self, rail: _Rail, now: float) -> None:
         rail.paused_until = None
-        rail.probing = False
         rail.good_since = now
         rail.epoch += 1
 
@@ -227,6 +231,5 @@ class Spray:
             assert rail.queued_bytes >= 0
             assert rail.bandwidth > 0
             assert rail.pause_s <= self._limits.cooldown_max_s
-            assert not rail.probing or rail.paused_until is not None
         if self._n_out == 0:
             assert not any(rail.queued_bytes for rail in self._rails.values())

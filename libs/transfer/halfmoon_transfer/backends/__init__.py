@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 BACKENDS = {
     "memory": "halfmoon_transfer.backends.memory:MemoryBackend",
     "shm": "halfmoon_transfer.backends.shm.backend:ShmBackend",
+    "mooncake": "halfmoon_transfer.backends.mooncake.backend:MooncakeBackend",
     "tcp": "halfmoon_transfer.backends.tcp.rails:RailedTcp",
 }
 
