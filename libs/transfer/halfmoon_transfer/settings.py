@@ -46,3 +46,7 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 10.0
     #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
     checksums: bool = True
+    #: RDMA devices to use, by name; none: all that have an address.
+    rdma_devices: tuple[str, ...] = ()
+    #: Port for the side channels of RDMA; 0 takes a free one.
+    rdma_port: int = 0

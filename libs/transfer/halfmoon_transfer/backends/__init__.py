@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 BACKENDS = {
     "memory": "halfmoon_transfer.backends.memory:MemoryBackend",
     "shm": "halfmoon_transfer.backends.shm.backend:ShmBackend",
+    "rdma": "halfmoon_transfer.backends.rdma.backend:RdmaBackend",
     "tcp": "halfmoon_transfer.backends.tcp.rails:RailedTcp",
 }
 
@@ -22,6 +23,7 @@ def open_backend(choice: "str | Faults", home: Home) -> Backend:
 
     Raises:
         ValueError: no backend of this name, or settings that it can't use.
+        Unavailable: this machine lacks what it needs.
         OSError: it can't listen.
     """
     if not isinstance(choice, str):
