@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import verbs
@@ -83,6 +84,13 @@ class Device:
         self.context = Context(name)
         #: For queue pairs that only answer.
         self.owner_queue: CompletionQueue = self.context.completion_queue(_OWNER_DEPTH)
+        # No bytes are a run of registered memory, too: what an empty write is made of.
+        self._page = np.zeros(4096, np.uint8)
+        address = int(self._page.ctypes.data)
+        self._registered = self.context.register(
+            address, len(self._page), writable=False, remote=False
+        )
+        self.nothing = (address, 0, self._registered.lkey)
         self.max_message_bytes = self.context.port().max_message_bytes
 
     def gid(self) -> Gid:
@@ -100,6 +108,7 @@ class Device:
 
     def close(self) -> None:
         """After all queue pairs and registrations."""
+        self._registered.close()
         self.owner_queue.close()
         self.context.close()
 

@@ -105,6 +105,8 @@ class Haul:
                     return
             elif not self._collect():
                 link.wait()
+                for rail in link.rails:
+                    rail.nudge()
             for rail in [rail for rail in self._held if not rail.in_flight]:
                 self._settle(rail, self._held.pop(rail))
         self.missing = "stopped"
@@ -163,7 +165,7 @@ class Haul:
         failure = rail.failure
         again = list(held)
         if failure is None:
-            self._give_up(rail, "it would not take an operation")
+            self._give_up(rail, "it took no operation, or completed none")
         elif failure.status not in Completed.OF_THE_REQUEST:
             self._give_up(rail, status_text(failure.status))
         else:

@@ -182,7 +182,7 @@ class Link:
             PeerGone: the side channel closed.
         """
         until = time.monotonic() + _PROBE_S
-        if not rail.post(0, write=True, local=None, remote=(0, 0)):
+        if not rail.post(0, write=True, local=rail.device.nothing, remote=(0, 0)):
             raise RailFailed("it would not take an operation")
         while time.monotonic() < until:
             for each in rail.collect():

@@ -5,6 +5,7 @@
 Used by one thread at a time.
 """
 
+import logging
 import secrets
 import time
 
@@ -14,9 +15,12 @@ from halfmoon_transfer.backends.rdma.handshake import End
 from halfmoon_transfer.backends.rdma.health import Pair
 from halfmoon_transfer.backends.rdma.verbs import Completion, Status, VerbsError
 
+_log = logging.getLogger(__name__)
 #: Operations in flight: enough to keep a link busy, few enough to be soon redone elsewhere.
 WINDOW = 16
 _POLLED_AT_ONCE = 32
+#: Without any completion for so long, a rail has failed; retries end well before.
+_STALL_S = 3.0
 #: Flushed operations complete within microseconds; a driver that doesn't is cut off.
 _DRAIN_S = 2.0
 _DRAIN_PAUSE_S = 0.001
@@ -35,6 +39,8 @@ class Rail:
         self.connected = False
         #: The first failure since it was connected.
         self.failure: Completion | None = None
+        #: When something completed last, or was posted with nothing before it in flight.
+        self._moved_at = 0.0
         #: The queue pair was destroyed: no completion comes for what was in flight.
         self._is_cut = False
         self._queue = device.context.completion_queue(2 * WINDOW)
@@ -103,7 +109,7 @@ class Rail:
         wr_id: int,
         *,
         write: bool,
-        local: tuple[int, int, int] | None,
+        local: tuple[int, int, int],
         remote: tuple[int, int],
     ) -> bool:
         """One operation, see `QueuePair.post`; False if the rail would not take it."""
@@ -112,7 +118,9 @@ class Rail:
         except VerbsError:
             self.fail()
             return False
-        self.in_flight[wr_id] = local[1] if local is not None else 0
+        if not self.in_flight:
+            self._moved_at = time.monotonic()
+        self.in_flight[wr_id] = local[1]
         return True
 
     def fail(self) -> None:
@@ -133,6 +141,8 @@ class Rail:
         if self._is_cut:
             found = [Completion(each, Status.FLUSHED) for each in self.in_flight]
         fresh = [each for each in found if self.in_flight.pop(each.wr_id, None) is not None]
+        if fresh:
+            self._moved_at = time.monotonic()
         for each in fresh:
             if each.status != Status.SUCCESS and self.connected:
                 self.failure = each
@@ -146,6 +156,17 @@ class Rail:
     def take_event(self) -> None:
         """See `CompletionQueue.take_event`."""
         self._queue.take_event()
+
+    def nudge(self) -> None:
+        """End what stands still: there are devices that forget to complete an operation."""
+        still_s = time.monotonic() - self._moved_at
+        if self.in_flight and self.connected and still_s > _STALL_S:
+            _log.warning("%s: %d operations stand still", self.pair, len(self.in_flight))
+            self._moved_at = time.monotonic()
+            self.fail()
+        elif self.in_flight and not self.connected and still_s > _DRAIN_S:
+            _log.warning("%s: %d operations were not flushed", self.pair, len(self.in_flight))
+            self._cut()
 
     def drain(self) -> None:
         """End what is in flight; when this returns, the device leaves our memory alone."""

@@ -253,7 +253,7 @@ class QueuePair:
         wr_id: int,
         *,
         write: bool,
-        local: tuple[int, int, int] | None,
+        local: tuple[int, int, int],
         remote: tuple[int, int],
     ) -> None:
         """One operation; it completes later.
@@ -261,15 +261,12 @@ class QueuePair:
         Args:
             wr_id: comes back with the completion.
             write: or read.
-            local: address, length and lkey; None moves no bytes.
+            local: address, length and lkey. Pyverbs wants one even if the length is 0.
             remote: rkey and address.
         """
         opcode = _e.IBV_WR_RDMA_WRITE if write else _e.IBV_WR_RDMA_READ
         try:
-            if local is None:
-                request = SendWR(wr_id=wr_id, opcode=opcode)
-            else:
-                request = SendWR(wr_id=wr_id, opcode=opcode, num_sge=1, sg=[SGE(*local)])
+            request = SendWR(wr_id=wr_id, opcode=opcode, num_sge=1, sg=[SGE(*local)])
             request.set_wr_rdma(*remote)
             self._qp.post_send(request)
         except _PyverbsError as error:
