@@ -106,7 +106,7 @@ class Haul:
             elif not self._collect():
                 link.wait()
                 for rail in link.rails:
-                    rail.nudge()
+                    rail.nudge(usable=link.health.usable(rail.pair))
             for rail in [rail for rail in self._held if not rail.in_flight]:
                 self._settle(rail, self._held.pop(rail))
         self.missing = "stopped"

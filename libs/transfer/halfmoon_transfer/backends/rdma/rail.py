@@ -19,8 +19,11 @@ _log = logging.getLogger(__name__)
 #: Operations in flight: enough to keep a link busy, few enough to be soon redone elsewhere.
 WINDOW = 16
 _POLLED_AT_ONCE = 32
-#: Without any completion for so long, a rail has failed; retries end well before.
+#: Without any completion for so long, a rail has failed, though retries should have ended well
+#: before: reads on a software device whose own link went down just stay. The second one is for
+#: a rail that has failed another link already.
 _STALL_S = 3.0
+_DOUBTFUL_STALL_S = 0.7
 #: Flushed operations complete within microseconds; a driver that doesn't is cut off.
 _DRAIN_S = 2.0
 _DRAIN_PAUSE_S = 0.001
@@ -157,10 +160,11 @@ class Rail:
         """See `CompletionQueue.take_event`."""
         self._queue.take_event()
 
-    def nudge(self) -> None:
+    def nudge(self, *, usable: bool) -> None:
         """End what stands still: there are devices that forget to complete an operation."""
+        stall_s = _STALL_S if usable else _DOUBTFUL_STALL_S
         still_s = time.monotonic() - self._moved_at
-        if self.in_flight and self.connected and still_s > _STALL_S:
+        if self.in_flight and self.connected and still_s > stall_s:
             _log.warning("%s: %d operations stand still", self.pair, len(self.in_flight))
             self._moved_at = time.monotonic()
             self.fail()
