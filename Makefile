@@ -27,7 +27,7 @@ RDMA_VM ?= ../shared/tools/rdma-vm
 # pyverbs alone (the link dangles here and leads somewhere there).
 BASE = $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')
 RDMA_PATH := .halfmoon/pyverbs
-RDMA_TESTS ?= tests/transfer
+RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_rdma.py
 RDMA_TIMEOUT_S ?= 900
 
 test-rdma: $(VENV)/.dev ## the RDMA backend on real verbs, in a virtual machine (says so if it can't)

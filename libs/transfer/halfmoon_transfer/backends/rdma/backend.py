@@ -114,6 +114,10 @@ class RdmaBackend:
         missing = Outcome(Fate.LOST, f"{where}: {broken or haul.missing}")
         return [outcome or missing for outcome in haul.outcomes]
 
+    def notify(self, errand: Errand) -> Outcome:
+        """This way carries no notices; the next one does."""
+        return Outcome(Fate.UNUSABLE, "rdma carries no notifications; enable tcp as well")
+
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """There is none over a wire."""
         return None
