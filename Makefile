@@ -9,10 +9,10 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check schema format bench clean
+.PHONY: help up test test-rdma check schema format bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings of make up: MODEL=<folder or hub id> PREFILL=2 DECODE=2 KVSTORE=2 PORT=8000"
 
 up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
@@ -20,6 +20,26 @@ up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
 
 test: $(VENV)/.dev ## all tests
 	$(BIN)/pytest
+
+# A virtual machine with software RDMA devices; not part of this repository.
+RDMA_VM ?= ../shared/tools/rdma-vm
+# What else the machine must see: the interpreter that the environment links to, and Debian's
+# pyverbs alone (the link dangles here and leads somewhere there).
+BASE = $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')
+RDMA_PATH := .halfmoon/pyverbs
+RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_rdma.py
+RDMA_TIMEOUT_S ?= 900
+
+test-rdma: $(VENV)/.dev ## the RDMA backend on real verbs, in a virtual machine (says so if it can't)
+	@if [ ! -x "$(RDMA_VM)" ]; then \
+		echo "skipped: no $(RDMA_VM), which runs a command in a machine with RDMA devices"; \
+	else \
+		mkdir -p $(RDMA_PATH) && ln -sfn /usr/lib/python3/dist-packages/pyverbs $(RDMA_PATH)/pyverbs && \
+		$(RDMA_VM) run -n 2 -t $(RDMA_TIMEOUT_S) -s "$(CURDIR):ro" -s "$(realpath $(VENV)):ro" -s "$(BASE):ro" \
+			-C "$(CURDIR)" -e PYTHONPATH="$(CURDIR)/$(RDMA_PATH)$(if $(PYTHONPATH),:$(PYTHONPATH))" \
+			-e PYTHONDONTWRITEBYTECODE=1 -e HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis -- \
+			$(realpath $(VENV))/bin/python -m pytest -p no:cacheprovider -m rdma $(RDMA_TESTS); \
+	fi
 
 check: $(VENV)/.dev ## format, lint, types, import layers, schema drift
 	$(BIN)/ruff format --check .

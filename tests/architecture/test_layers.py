@@ -30,6 +30,8 @@ COMES_WITH = {
     "pydantic": {"fastapi", "pydantic-settings"},
     "pydantic_core": {"fastapi", "pydantic-settings"},
 }
+#: Imported where they are and done without elsewhere: they belong to the system, not to pip.
+OF_THE_SYSTEM = {"transfer": {"pyverbs"}}
 #: Declared for a library that loads it by name: nobody here imports it.
 LOADED_BY_NAME = {"engine": {"jinja2", "safetensors"}}
 
@@ -91,7 +93,7 @@ def test_every_import_is_declared(name: str) -> None:
     needs = declared(package)
     missing = {
         module
-        for module in imported(package)
+        for module in imported(package) - OF_THE_SYSTEM.get(name, set())
         if not (distributions_of(module) | COMES_WITH.get(module, set())) & needs
     }
     assert not missing, f"{package}/pyproject.toml does not declare what provides {missing}"

@@ -15,7 +15,26 @@ import pytest
 from halfmoon_metadata.memory import MemoryStore
 from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
+from halfmoon_transfer.backends.interface import Unavailable
+from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.testing import SegmentProcess
+
+
+def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """RDMA devices for this end and that end, if there are any."""
+    try:
+        names = verbs.device_names()
+    except Unavailable:
+        return None
+    ours = tuple(name for name in names if name.startswith("rxa"))
+    theirs = tuple(name for name in names if name.startswith("rxb"))
+    # On a machine with other devices each end takes all of them.
+    return (ours, theirs) if names else None
+
+
+#: Empty when there are none.
+DEVICES = _devices() or ((), ())
+RDMA = [pytest.param("rdma", marks=pytest.mark.rdma)] if _devices() else []
 
 
 class FileEngine(TransferEngine):
@@ -51,6 +70,7 @@ class World:
         else:
             backends = tuple(self.kind.split(","))
         tries = 12 if faulty else 3
+        devices = DEVICES[len(self._engines) % 2] if "rdma" in self.kind else ()
         # Small slices and batches, so that small tests meet many of them.
         settings = TransferSettings(
             slice_bytes=50_000,
@@ -58,6 +78,7 @@ class World:
             batch_bytes=400_000,
             batch_slices=40,
             tries_per_path=tries,
+            rdma_devices=devices,
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,
@@ -71,7 +92,8 @@ class World:
         return engine
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
-        process = SegmentProcess(name, generation, self.kind, n_bytes, self.metadata)
+        settings = TransferSettings(rdma_devices=DEVICES[1])
+        process = SegmentProcess(name, generation, self.kind, n_bytes, self.metadata, settings)
         return self._stack.enter_context(process)
 
     def check(self) -> None:
@@ -118,7 +140,7 @@ def nothing_left() -> Iterator[None]:
     assert [name for name in Path("/dev/shm").iterdir() if name not in shared] == []
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "mooncake", "faults(memory)", "file"])
+@pytest.fixture(params=["memory", "shm", "tcp", "mooncake", "faults(memory)", "file", *RDMA])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend; for files, TCP leads to them."""
     with ExitStack() as stack:
@@ -128,7 +150,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world.check()
 
 
-@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake"])
+@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", *RDMA])
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:

@@ -24,7 +24,7 @@ import msgspec
 from halfmoon_metadata.store import MetadataStore
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.backends import open_backend
-from halfmoon_transfer.backends.interface import Backend, Errand, Home, all_of
+from halfmoon_transfer.backends.interface import Backend, Errand, Home, Unavailable, all_of
 from halfmoon_transfer.backends.memory import MemoryBackend
 from halfmoon_transfer.couriers import Couriers
 from halfmoon_transfer.deadlines import Deadlines
@@ -106,7 +106,13 @@ class TransferEngine:
         with ExitStack() as undo:
             self._backends: dict[str, Backend] = {}
             for choice in backends:
-                backend = open_backend(choice, home)
+                try:
+                    backend = open_backend(_required(choice), home)
+                except Unavailable as error:
+                    if choice == _required(choice):
+                        raise
+                    _log.debug("%s is left out: %s", choice, error)
+                    continue
                 undo.callback(backend.close)
                 self._backends[backend.name] = backend
             endpoints: dict[str, Endpoint] = {}
@@ -148,7 +154,8 @@ class TransferEngine:
             metadata: where descriptors are; stays the caller's to close.
             generation: which start of this segment it is, higher each time; None: counted
                 in the metadata store.
-            backends: paths by name, best first; or `Faults` around one.
+            backends: paths by name, best first; or `Faults` around one. A name with a
+                question mark ("rdma?") is left out where this machine can't.
             bind: address to listen at, IPv4 or IPv6; several for several network cards, which
                 peers then use together.
             port: TCP port to listen at, the same at each address; 0 takes free ones.
@@ -162,6 +169,7 @@ class TransferEngine:
         Raises:
             ValueError: a bad name, backend or address.
             Rejected: a later generation of this segment is published already.
+            Unavailable: this machine lacks what a backend needs (an OSError).
             OSError: nothing can listen there.
             MetadataError: the store can't.
         """
@@ -662,6 +670,11 @@ def _addresses(
             "and as many of these as of those"
         )
     return list(zip(binds, told or [None] * len(binds), strict=True))
+
+
+def _required(choice: "str | Faults") -> "str | Faults":
+    """Without the mark that it may be left out."""
+    return choice.removesuffix("?") if isinstance(choice, str) else choice
 
 
 def this_host() -> str:

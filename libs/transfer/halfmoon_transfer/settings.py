@@ -64,3 +64,7 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     checksums: bool = True
     #: How the "mooncake" backend is seen from outside.
     mooncake: MooncakeSettings = MooncakeSettings()
+    #: RDMA devices to use, by name; none: all that have an address.
+    rdma_devices: tuple[str, ...] = ()
+    #: Port for the side channels of RDMA; 0 takes a free one.
+    rdma_port: int = 0

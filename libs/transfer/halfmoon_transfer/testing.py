@@ -6,6 +6,7 @@ processes) and then answers commands on its standard input:
 
     digest            the xxh3-64 of the region's bytes
     unregister        takes the region back
+    fill <seed>       fills it with other bytes; answers like digest
     notification      the next message that a peer left, as "sender: text"
     (end of input)    closes the engine and ends
 """
@@ -24,6 +25,7 @@ from halfmoon_transfer import descriptor as records
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.descriptor import SegmentDescriptor
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.settings import TransferSettings
 
 
 class Introduction(msgspec.Struct, frozen=True):
@@ -37,11 +39,20 @@ class SegmentProcess:
     """The parent's handle; a context manager that ends the process."""
 
     def __init__(
-        self, name: str, generation: int, backends: str, n_bytes: int, metadata: MetadataStore
+        self,
+        name: str,
+        generation: int,
+        backends: str,
+        n_bytes: int,
+        metadata: MetadataStore,
+        settings: TransferSettings | None = None,
     ) -> None:
         """Start it, and make it known in this process's metadata store."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, name, str(generation), backends, str(n_bytes)],
+            [
+                *(sys.executable, "-m", __name__, name, str(generation), backends, str(n_bytes)),
+                msgspec.json.encode(settings or TransferSettings()).decode(),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,13 +103,19 @@ def pattern(n_bytes: int) -> bytes:
     return words.tobytes()[:n_bytes]
 
 
-def main(name: str, generation: str, backends: str, n_bytes: str) -> None:
+def fill(view: memoryview, seed: int) -> None:
+    """Fill memory with bytes that depend on the seed."""
+    view[:] = np.random.default_rng(seed).bytes(len(view))
+
+
+def main(name: str, generation: str, backends: str, n_bytes: str, settings: str) -> None:
     """The child's program."""
     with TransferEngine.open(
         name,
         metadata=MemoryStore(),
         generation=int(generation),
         backends=backends.split(","),
+        settings=msgspec.json.decode(settings, type=TransferSettings),
     ) as engine:
         memory = engine.allocate(int(n_bytes))
         memory.view[:] = pattern(int(n_bytes))
@@ -107,6 +124,9 @@ def main(name: str, generation: str, backends: str, n_bytes: str) -> None:
         for line in sys.stdin:
             match line.strip():
                 case "digest":
+                    print(checksum(memory.view), flush=True)
+                case command if command.startswith("fill "):
+                    fill(memory.view, int(command.removeprefix("fill ")))
                     print(checksum(memory.view), flush=True)
                 case "unregister":
                     engine.unregister(memory.region)

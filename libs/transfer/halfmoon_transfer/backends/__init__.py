@@ -14,6 +14,7 @@ BACKENDS = {
     "memory": "halfmoon_transfer.backends.memory:MemoryBackend",
     "shm": "halfmoon_transfer.backends.shm.backend:ShmBackend",
     "mooncake": "halfmoon_transfer.backends.mooncake.backend:MooncakeBackend",
+    "rdma": "halfmoon_transfer.backends.rdma.backend:RdmaBackend",
     "tcp": "halfmoon_transfer.backends.tcp.rails:RailedTcp",
 }
 
@@ -23,6 +24,7 @@ def open_backend(choice: "str | Faults", home: Home) -> Backend:
 
     Raises:
         ValueError: no backend of this name, or settings that it can't use.
+        Unavailable: this machine lacks what it needs.
         OSError: it can't listen.
     """
     if not isinstance(choice, str):

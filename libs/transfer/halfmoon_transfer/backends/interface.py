@@ -19,6 +19,10 @@ from halfmoon_transfer.stop import StopSignal
 from halfmoon_transfer.topology import Topology
 
 
+class Unavailable(OSError):
+    """This machine lacks what a backend needs; the text says what, and how to get it."""
+
+
 class Home(msgspec.Struct, frozen=True):
     """What a backend knows of the engine it belongs to."""
 

@@ -199,7 +199,7 @@ class TcpBackend:
         host, port = split(peer.endpoints[self.name].address, 0)
         stop.doing = f"connecting to {_where(peer)}"
         patience = min(self._connect_timeout_s, stop.remaining_s())
-        sock = _connect(host, port, time.monotonic() + patience, stop)
+        sock = connect_any(host, port, time.monotonic() + patience, stop)
         lane = Lane(sock, self._unsettled.next_number())
         over = self._unsettled.of(peer)
         hello = Hello(
@@ -251,7 +251,7 @@ def _where(peer: SegmentDescriptor) -> str:
     return f"segment {peer.name} at {endpoint.address} ({endpoint.origin})"
 
 
-def _connect(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
+def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
     """Dial the host's addresses in turn; the socket keeps the patience that is left.
 
     Raises:

@@ -1,0 +1,220 @@
+"""The initiator's side: one side channel to an owner and a rail per pair of devices.
+
+Used by one thread at a time, like a lane of TCP. The side channel is the proof of life: while
+it stands, a rail that fails is the rail's fault; once it has closed, the peer is gone.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import OrderedDict
+from typing import TypeVar
+
+from halfmoon_transfer.backends.rdma import handshake
+from halfmoon_transfer.backends.rdma.device import Device
+from halfmoon_transfer.backends.rdma.handshake import (
+    Ask,
+    Connect,
+    Connected,
+    Denied,
+    Failed,
+    Fence,
+    Fenced,
+    Granted,
+    HandshakeError,
+    Hello,
+    Reply,
+    Request,
+    Welcome,
+)
+from halfmoon_transfer.backends.rdma.health import Pair, PeerGone, RailFailed, RailHealth
+from halfmoon_transfer.backends.rdma.pairing import pair_devices
+from halfmoon_transfer.backends.rdma.rail import Rail
+from halfmoon_transfer.backends.rdma.verbs import Status as Completed
+from halfmoon_transfer.backends.rdma.verbs import VerbsError, status_text
+from halfmoon_transfer.backends.tcp.sockets import tune
+from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.regions import Refused
+
+R = TypeVar("R", bound=Reply)
+#: Regions of the peer whose addresses and rkeys are kept.
+_MAX_GRANTS = 128
+#: How long an owner may take to answer: it may have to register much memory first.
+_ANSWER_S = 15.0
+#: How long an empty write may take: longer than a rail takes to say that it failed.
+_PROBE_S = 2.0
+#: Completions are announced; this is for those that a driver forgets to announce.
+_TICK_S = 0.25
+
+
+class TurnedAway(Exception):
+    """The owner does not want this link; `own` is who it says it is."""
+
+    def __init__(self, own: Welcome) -> None:
+        super().__init__(own.refused)
+        self.own = own
+
+
+class Link:
+    """One side channel, its rails, and what the owner has granted over it."""
+
+    def __init__(self, sock: socket.socket, peer: SegmentDescriptor, health: RailHealth) -> None:
+        self.peer = peer
+        self.rails: list[Rail] = []
+        self.health = health
+        self._socket = sock
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: By region key, the most recently used last.
+        self._grants: OrderedDict[bytes, Granted] = OrderedDict()
+
+    def greet(self, devices: dict[str, Device], patience_s: float) -> None:
+        """Hear who answers and which devices it has; makes the rails, not connected yet.
+
+        Raises:
+            TurnedAway: it is somebody else, or it has no room.
+            PeerGone: it hung up or makes no sense.
+            VerbsError: our devices can't.
+        """
+        tune(self._socket)
+        self._socket.settimeout(patience_s)
+        hello = Hello(handshake.VERSION, self.peer.name, self.peer.generation)
+        welcome = self._ask(hello, Welcome)
+        if welcome.refused:
+            raise TurnedAway(welcome)
+        self._socket.settimeout(_ANSWER_S)
+        local: dict[str, str] = {}
+        for name, device in devices.items():
+            with contextlib.suppress(VerbsError):  # it has no address just now
+                local[name] = device.gid().text
+        for name, far in pair_devices(local, welcome.devices)[: handshake.MAX_RAILS]:
+            pair = Pair(name, far, welcome.devices[far])
+            self.rails.append(Rail(len(self.rails), devices[name], pair))
+
+    def connect(self, rail: Rail) -> None:
+        """Make a rail ready; it was made, or it failed.
+
+        Raises:
+            RailFailed: one of its ends can't; the text says why.
+            PeerGone: the side channel broke.
+        """
+        try:
+            end = rail.prepare()
+            answer = self._ask(Connect(rail.number, rail.pair.remote, end), Connected)
+            rail.connect(answer.end)
+        except VerbsError as error:
+            raise RailFailed(str(error)) from error
+
+    def fence(self, rail: Rail) -> None:
+        """Make sure that nothing which was posted on a failed rail lands from now on.
+
+        Raises:
+            PeerGone: the side channel broke.
+        """
+        try:
+            self._ask(Fence(rail.number), Fenced)
+        except RailFailed as failed:
+            raise PeerGone(f"{rail.pair} could not be fenced: {failed}") from failed
+
+    def grant(self, key: bytes) -> Granted:
+        """Where a region of the owner's is.
+
+        Raises:
+            Refused: it has no such region.
+            RailFailed: it can't register it.
+            PeerGone: the side channel broke.
+        """
+        known = self._grants.get(key)
+        if known is None:
+            known = self._ask(Ask(self.peer.generation, key), Granted)
+            self._grants[key] = known
+        self._grants.move_to_end(key)
+        while len(self._grants) > _MAX_GRANTS:
+            self._grants.popitem(last=False)
+        return known
+
+    def forget_grant(self, key: bytes) -> None:
+        """Ask again next time."""
+        self._grants.pop(key, None)
+
+    def wait(self) -> None:
+        """Sleep until something in flight may have completed, or until kicked.
+
+        Raises:
+            PeerGone: the side channel closed.
+        """
+        flying = {rail.fd: rail for rail in self.rails if rail.in_flight}
+        # What completed before a queue was armed is not announced: look again first.
+        armed = [rail.arm() for rail in flying.values()]
+        if any(armed):
+            return
+        poll = select.poll()
+        for fd in (*flying, self._wake, self._socket.fileno()):
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(_TICK_S * 1000):
+            if fd in flying:
+                flying[fd].take_event()
+            elif fd == self._socket.fileno():
+                self.require_alive()
+
+    def require_alive(self) -> None:
+        """Nothing is owed: what can be read means that it is over.
+
+        Raises:
+            PeerGone: the side channel closed.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(0):
+            return
+        try:
+            left = self._socket.recv(1, socket.MSG_PEEK)
+        except OSError as error:
+            raise PeerGone(str(error)) from error
+        raise PeerGone("it spoke out of turn" if left else "it hung up")
+
+    def probe(self, rail: Rail) -> None:
+        """Send an empty write over a connected rail and wait until it is acknowledged.
+
+        Raises:
+            RailFailed: it is not.
+            PeerGone: the side channel closed.
+        """
+        until = time.monotonic() + _PROBE_S
+        if not rail.post(0, write=True, local=rail.device.nothing, remote=(0, 0)):
+            raise RailFailed("it would not take an operation")
+        while time.monotonic() < until:
+            for each in rail.collect():
+                if each.status == Completed.SUCCESS:
+                    return
+                raise RailFailed(status_text(each.status))
+            self.wait()
+        raise RailFailed(f"nothing came back in {_PROBE_S} s")
+
+    def kick(self) -> None:
+        """Wake the thread that uses it, from another one; it is of no use afterwards."""
+        os.eventfd_write(self._wake, 1)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up and free all rails; the owner frees its ends."""
+        for rail in self.rails:
+            rail.close()
+        self._socket.close()
+        os.close(self._wake)
+
+    def _ask(self, request: Request, kind: type[R]) -> R:
+        try:
+            answer = handshake.ask(self._socket, request)
+        except (OSError, HandshakeError) as error:
+            raise PeerGone(str(error)) from error
+        match answer:
+            case Failed():
+                raise RailFailed(answer.reason)
+            case Denied():
+                raise Refused(answer.status, answer.detail)
+        if not isinstance(answer, kind):
+            raise PeerGone(f"it answered {type(request).__name__} with {type(answer).__name__}")
+        return answer

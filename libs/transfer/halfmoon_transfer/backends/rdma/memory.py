@@ -1,0 +1,142 @@
+"""Which of our regions the devices know, registered at all of them when first needed.
+
+A region may be registered twice, as each registration gives a right of its own:
+
+    lent      to peers that presented its key: they hold rkeys, read and write it by
+              themselves, and lose that at once when the region is taken back
+    borrowed  by our own transfers, as their source or destination: unknown to peers, and
+              kept until the last transfer that uses it has ended
+
+The lock is held while registering, and a region is looked up under it: one that is being
+taken back is either found here and withdrawn, or not found by whoever asks for it.
+"""
+
+import logging
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+import numpy as np
+
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer.backends.rdma.device import Device
+from halfmoon_transfer.backends.rdma.handshake import Granted
+from halfmoon_transfer.backends.rdma.verbs import Registration, VerbsError
+from halfmoon_transfer.regions import Refused, RegionTable, Status
+
+_log = logging.getLogger(__name__)
+
+
+class Registered:
+    """One region at all devices."""
+
+    def __init__(self, view: memoryview, devices: dict[str, Device], *, remote: bool) -> None:
+        #: Keeps the memory alive: the devices hold bare addresses.
+        self._array = np.frombuffer(view, np.uint8)
+        self.address = int(self._array.ctypes.data)
+        self.length = len(view)
+        self.writable = not view.readonly
+        self.by_device: dict[str, Registration] = {}
+        #: Transfers that use it now; `withdrawn`: the last of them closes it.
+        self.n_users = 0
+        self.withdrawn = False
+        try:
+            for name, device in devices.items():
+                self.by_device[name] = device.context.register(
+                    self.address, self.length, writable=self.writable, remote=remote
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """The devices refuse it from now on."""
+        for name, registration in self.by_device.items():
+            try:
+                registration.close()
+            except VerbsError as error:
+                _log.error("device %s keeps memory registered: %s", name, error)
+        self.by_device = {}
+
+
+class MemoryTable:
+    """All that is registered."""
+
+    def __init__(self, regions: RegionTable, devices: dict[str, Device]) -> None:
+        self._regions = regions
+        self._devices = devices
+        self._lock = threading.Lock()
+        #: By region key.
+        self._lent: dict[bytes, Registered] = {}
+        self._borrowed: dict[bytes, Registered] = {}
+
+    def lend(self, generation: int, key: bytes) -> Granted:
+        """A region for a peer that knows its key.
+
+        Raises:
+            Refused: there is no such region.
+            VerbsError: it can't be registered.
+        """
+        with self._lock:
+            lent = self._find(self._lent, generation, key, remote=True)
+            rkeys = {name: each.rkey for name, each in lent.by_device.items()}
+            return Granted(lent.address, lent.length, lent.writable, rkeys)
+
+    @contextmanager
+    def borrow(self, regions: Iterable[Region]) -> Generator[dict[bytes, Registered]]:
+        """Regions of ours for a transfer, by key, while the block runs.
+
+        Raises:
+            Refused: one of them is not ours (any more).
+            VerbsError: one of them can't be registered.
+        """
+        held: dict[bytes, Registered] = {}
+        try:
+            with self._lock:
+                for region in regions:
+                    found = self._find(self._borrowed, region.generation, region.key, remote=False)
+                    if region.key not in held:
+                        found.n_users += 1
+                        held[region.key] = found
+            yield held
+        finally:
+            with self._lock:
+                for each in held.values():
+                    each.n_users -= 1
+                    if each.withdrawn and each.n_users == 0:
+                        each.close()
+
+    def revoke(self, key: bytes) -> None:
+        """The region was removed: peers' accesses end now, our own with their transfers."""
+        with self._lock:
+            lent = self._lent.pop(key, None)
+            if lent is not None:
+                lent.close()
+            borrowed = self._borrowed.pop(key, None)
+            if borrowed is not None:
+                borrowed.withdrawn = True
+                if borrowed.n_users == 0:
+                    borrowed.close()
+
+    def close(self) -> None:
+        """Nobody uses any of it."""
+        with self._lock:
+            for each in [*self._lent.values(), *self._borrowed.values()]:
+                each.close()
+            self._lent.clear()
+            self._borrowed.clear()
+
+    def _find(
+        self, table: dict[bytes, Registered], generation: int, key: bytes, *, remote: bool
+    ) -> Registered:
+        # Asked each time: what was removed must not be handed out again.
+        entry, _ = self._regions.acquire(generation, key, 0, 0, write=False)
+        try:
+            if entry.file is not None:  # no device can read a file by itself
+                raise Refused(Status.NOT_SHAREABLE)
+            known = table.get(key)
+            if known is None:
+                known = table[key] = Registered(entry.view, self._devices, remote=remote)
+            return known
+        finally:
+            self._regions.give_back(entry)

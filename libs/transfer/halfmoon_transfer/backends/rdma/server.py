@@ -1,0 +1,257 @@
+"""The owner's side: a listener for side channels, and a thread per link.
+
+The thread makes the owner's ends of rails, lends regions to whoever knows their keys, and
+frees all ends when the channel closes. The bytes themselves pass by it.
+"""
+
+import contextlib
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+
+from halfmoon_transfer.backends.rdma import handshake
+from halfmoon_transfer.backends.rdma.device import Device
+from halfmoon_transfer.backends.rdma.handshake import (
+    Ask,
+    Connect,
+    Connected,
+    Denied,
+    End,
+    Failed,
+    Fence,
+    Fenced,
+    HandshakeError,
+    Hello,
+    Reply,
+    Welcome,
+)
+from halfmoon_transfer.backends.rdma.memory import MemoryTable
+from halfmoon_transfer.backends.rdma.rail import connect
+from halfmoon_transfer.backends.rdma.verbs import QueuePair, VerbsError
+from halfmoon_transfer.backends.tcp.sockets import Closed, send_all, tune
+from halfmoon_transfer.regions import Refused, RegionTable
+
+_log = logging.getLogger(__name__)
+#: An owner's end posts nothing.
+_DEPTH = 1
+#: Out of descriptors, accepting fails at once and again: don't spin.
+_ACCEPT_PAUSE_S = 0.1
+
+
+class RdmaServer:
+    """Serves one segment's regions to links."""
+
+    def __init__(
+        self,
+        regions: RegionTable,
+        memory: MemoryTable,
+        devices: dict[str, Device],
+        *,
+        bind: str,
+        port: int,
+        label: str,
+        max_connections: int,
+        stall_timeout_s: float,
+    ) -> None:
+        self.n_malformed = 0
+        self._regions = regions
+        self._memory = memory
+        self._devices = devices
+        self._label = label
+        self._max_connections = max_connections
+        self._stall_timeout_s = stall_timeout_s
+        #: Open links and the threads that serve them.
+        self._links: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        self._listener = socket.create_server((bind, port), family=family, backlog=64)
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run, name=f"{label}-accept", daemon=True)
+        self._thread.start()
+
+    @property
+    def n_connections(self) -> int:
+        """Links open now."""
+        return len(self._links)
+
+    def close(self) -> None:
+        """Stop listening and hang up on everybody."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._links.values())
+            for sock in self._links:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        # Closing alone would not wake the thread that waits in accept.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for thread in threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if self._closed:
+                    return
+                _log.warning("%s: a peer could not connect: %s", self._label, error)
+                time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            with self._lock:
+                if self._closed:
+                    sock.close()
+                    return
+                if len(self._links) >= self._max_connections:
+                    self._turn_away(sock)
+                    continue
+                thread = threading.Thread(
+                    target=self._serve, args=(sock,), name=f"{self._label}-serve", daemon=True
+                )
+                self._links[sock] = thread
+                thread.start()
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        refused = f"{len(self._links)} links are open, the limit"
+        text = Welcome(self._regions.segment, self._regions.generation, refused=refused)
+        with sock, contextlib.suppress(OSError):
+            sock.send(handshake.encode(text), socket.MSG_DONTWAIT)
+
+    def _serve(self, sock: socket.socket) -> None:
+        link = _OwnerLink(sock, self._regions, self._memory, self._devices)
+        try:
+            tune(sock)
+            seconds = int(self._stall_timeout_s)
+            patience = struct.pack("@ll", seconds, int((self._stall_timeout_s - seconds) * 1e6))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+            link.serve()
+        except HandshakeError as error:
+            with self._lock:
+                self.n_malformed += 1
+            _log.warning("%s: hanging up on a peer: %s", self._label, error)
+        except OSError as error:
+            _log.debug("%s: a link ended: %s", self._label, error)
+        finally:
+            link.close()
+            with self._lock:
+                del self._links[sock]
+                sock.close()
+
+
+class _OwnerLink:
+    """One accepted side channel and its ends of rails."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        regions: RegionTable,
+        memory: MemoryTable,
+        devices: dict[str, Device],
+    ) -> None:
+        self._socket = sock
+        self._regions = regions
+        self._memory = memory
+        self._devices = devices
+        #: By the initiator's number: the device, and our queue pair on it.
+        self._ends: dict[int, tuple[str, QueuePair]] = {}
+
+    def serve(self) -> None:
+        """Answer until the peer hangs up.
+
+        Raises:
+            HandshakeError: the peer sent something else.
+            OSError: the connection broke, or stalled in the middle of a message.
+        """
+        hello = self._next()
+        if hello is None:
+            return
+        if not isinstance(hello, Hello):
+            raise HandshakeError("the first message is no Hello")
+        welcome = self._welcome(hello)
+        send_all(self._socket, [handshake.encode(welcome)])
+        if welcome.refused:
+            return
+        while (request := self._next()) is not None:
+            send_all(self._socket, [handshake.encode(self._answer(request))])
+
+    def close(self) -> None:
+        """Free all ends: nobody reaches our memory through them any more."""
+        for _, pair in self._ends.values():
+            try:
+                pair.close()
+            except VerbsError as error:
+                _log.error("a queue pair stays: %s", error)
+        self._ends.clear()
+
+    def _next(self) -> handshake.Request | None:
+        while True:
+            try:
+                # Idling between requests is fine, for as long as the peer likes.
+                if not self._socket.recv(1, socket.MSG_PEEK):
+                    return None
+            except BlockingIOError:
+                continue
+            try:
+                return handshake.decode_request(handshake.receive_body(self._socket))
+            except Closed as closed:
+                raise HandshakeError("the peer hung up in the middle of a message") from closed
+
+    def _welcome(self, hello: Hello) -> Welcome:
+        own = self._regions
+        refused = ""
+        if hello.version != handshake.VERSION:
+            refused = f"handshake version {hello.version}; this is version {handshake.VERSION}"
+        elif (hello.segment, hello.generation) != (own.segment, own.generation):
+            refused = (
+                f"this is segment {own.segment}, generation {own.generation}, "
+                f"not {hello.segment:.200}, generation {hello.generation}"
+            )
+        gids: dict[str, str] = {}
+        for name, device in self._devices.items():
+            with contextlib.suppress(VerbsError):  # it has no address just now
+                gids[name] = device.gid().text
+        return Welcome(own.segment, own.generation, {} if refused else gids, refused)
+
+    def _answer(self, request: handshake.Request) -> Reply:
+        try:
+            match request:
+                case Hello():
+                    raise HandshakeError("a second Hello")
+                case Connect():
+                    return self._connect(request)
+                case Fence(rail=rail):
+                    if rail in self._ends:
+                        self._ends[rail][1].reset()
+                    return Fenced()
+                case Ask(generation=generation, key=key):
+                    return self._memory.lend(generation, key)
+        except Refused as refused:
+            return Denied(refused.status, refused.detail)
+        except VerbsError as error:
+            return Failed(str(error)[:1000])
+
+    def _connect(self, request: Connect) -> Reply:
+        device = self._devices.get(request.device)
+        if device is None:
+            return Failed(f"there is no device {request.device}")
+        known = self._ends.get(request.rail)
+        if known is not None and known[0] != request.device:
+            return Failed(f"rail {request.rail} is on device {known[0]}")
+        if known is None:
+            known = request.device, device.context.queue_pair(device.owner_queue, _DEPTH)
+            self._ends[request.rail] = known
+        pair = known[1]
+        pair.reset()
+        gid = device.gid()
+        mtu = device.context.port().mtu
+        psn = secrets.randbelow(2**24)
+        reads = device.context.max_reads
+        connect(pair, request.end, psn=psn, gid_index=gid.index, mtu=mtu, reads=reads)
+        return Connected(End(gid.text, pair.number, psn, mtu, reads))

@@ -1,0 +1,348 @@
+"""The one place that knows pyverbs: its versions, its enums, and what must not be called.
+
+pyverbs belongs to the system's rdma-core (Debian: python3-pyverbs) and is optional. Newer
+ones have moved their enums to other modules and show the descriptors of their channels; older
+ones don't. No call of pyverbs releases the interpreter, so nothing here may block: events are
+only taken from a channel whose descriptor a poll has found readable.
+"""
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from halfmoon_transfer.backends.interface import Unavailable
+
+_missing: ImportError | None = None
+_e: Any = None
+_PyverbsError: Any = OSError
+try:
+    import pyverbs.device as _device
+    from pyverbs.addr import GID, AHAttr, GlobalRoute
+    from pyverbs.cq import CQ, CompChannel
+    from pyverbs.mr import MR
+    from pyverbs.pd import PD
+    from pyverbs.pyverbs_error import PyverbsError
+    from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+    from pyverbs.wr import SGE, SendWR
+
+    try:
+        _e = import_module("pyverbs.enums")
+    except ImportError:
+        _e = import_module("pyverbs.libibverbs_enums")
+    _PyverbsError = PyverbsError
+except ImportError as error:
+    _missing = error
+
+T = TypeVar("T")
+#: RoCE devices have one.
+PORT = 1
+#: Reads that one queue pair may have outstanding, where the device allows it.
+_MAX_READS = 16
+#: Waiting for an acknowledgement: 4.096 µs · 2^14 = 67 ms, tried so often more. A dead link
+#: shows within about half a second. 7 is not a count: some drivers then try for ever.
+_TIMEOUT_EXPONENT = 14
+_RETRIES = 3
+#: How long an owner that is not ready asks to be left alone (12: 0.64 ms); one-sided
+#: operations never meet that.
+_RNR_TIMER = 12
+#: Finding a new descriptor by comparing lists needs that nobody else makes one meanwhile.
+_making_channel = threading.Lock()
+
+
+class VerbsError(OSError):
+    """A verb failed; the text says which, on what, and why."""
+
+
+class Status:
+    """Completion statuses of the verbs API that we tell apart (`enum ibv_wc_status`)."""
+
+    SUCCESS = 0
+    LOCAL_LENGTH = 1
+    LOCAL_PROTECTION = 4
+    FLUSHED = 5
+    BAD_REQUEST = 9
+    REMOTE_ACCESS = 10
+    #: The request was at fault, not the rail: the queue pair needs a reset, nothing else.
+    OF_THE_REQUEST = frozenset({LOCAL_LENGTH, LOCAL_PROTECTION, BAD_REQUEST, REMOTE_ACCESS})
+
+
+_STATUS_NAMES = {
+    0: "success",
+    1: "local length error",
+    2: "local queue pair operation error",
+    4: "local protection error",
+    5: "flushed",
+    6: "memory window bind error",
+    7: "bad response",
+    8: "local access error",
+    9: "remote invalid request",
+    10: "remote access error",
+    11: "remote operation error",
+    12: "no acknowledgement after all retries",
+    13: "receiver not ready after all retries",
+    19: "fatal device error",
+    20: "response timeout",
+    21: "general error",
+}
+
+
+def status_text(status: int) -> str:
+    """A completion status in words."""
+    return f"{_STATUS_NAMES.get(status, 'completion status')} ({status})"
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The end of one posted operation. Of a failed one nothing else is known."""
+
+    wr_id: int
+    status: int
+
+
+class PortState(msgspec.Struct, frozen=True):
+    """What a port says about itself now."""
+
+    active: bool
+    #: The verbs' number of the path MTU: 1 is 256 bytes, 5 is 4096.
+    mtu: int
+    max_message_bytes: int
+
+
+class RemoteEnd(msgspec.Struct, frozen=True):
+    """What a queue pair must know of the other one."""
+
+    gid: str
+    queue_pair: int
+    psn: int
+    mtu: int
+    max_reads: int
+
+
+@contextmanager
+def _translated(doing: str) -> Generator[None]:
+    try:
+        yield
+    except _PyverbsError as error:
+        raise VerbsError(f"{doing}: {error}") from error
+
+
+def device_names() -> list[str]:
+    """RDMA devices of this machine.
+
+    Raises:
+        Unavailable: there is no pyverbs, or the kernel has no verbs.
+    """
+    if _missing is not None:
+        raise Unavailable(
+            f"backend rdma needs pyverbs, which comes with the system's rdma-core "
+            f"(Debian: python3-pyverbs) and must be on this Python's path: {_missing}"
+        )
+    try:
+        return sorted(each.name.decode() for each in _device.get_device_list())
+    except _PyverbsError as error:
+        raise Unavailable(
+            f"backend rdma: this kernel offers no RDMA devices ({error}); "
+            "load the NIC's driver, or rdma_rxe for a software device"
+        ) from error
+
+
+class Registration:
+    """Memory that a device may reach; whoever registers keeps the memory alive."""
+
+    def __init__(self, mr: Any) -> None:
+        self._mr = mr
+        self.lkey = int(mr.lkey)
+        self.rkey = int(mr.rkey)
+
+    def close(self) -> None:
+        """From now on the device refuses accesses with these keys."""
+        with _translated("deregistering memory"):
+            self._mr.close()
+
+
+class CompletionQueue:
+    """Completions of the queue pairs of one rail, and a descriptor to wait for them."""
+
+    def __init__(self, context: Any, depth: int) -> None:
+        with _translated("making a completion queue"):
+            self._channel, self.fd = _with_event_fd(lambda: CompChannel(context))
+            self._cq = CQ(context, depth, None, self._channel, 0)
+        self._armed = False
+
+    @property
+    def handle(self) -> Any:
+        """For making queue pairs."""
+        return self._cq
+
+    def poll(self, n: int) -> list[Completion]:
+        """Take up to `n` completions."""
+        try:
+            _, found = self._cq.poll(n)
+        except _PyverbsError as error:
+            raise VerbsError(f"polling a completion queue: {error}") from error
+        return [Completion(int(each.wr_id), int(each.status)) for each in found]
+
+    def arm(self) -> bool:
+        """Have the next completion make `fd` readable; whether that was news: poll again."""
+        if self._armed:
+            return False
+        with _translated("arming a completion queue"):
+            self._cq.req_notify()
+        self._armed = True
+        return True
+
+    def take_event(self) -> None:
+        """`fd` was found readable; taking an event that isn't there would block for ever."""
+        with _translated("taking a completion event"):
+            self._channel.get_cq_event(self._cq)
+            self._cq.ack_events(1)
+        self._armed = False
+
+    def close(self) -> None:
+        """After its queue pairs."""
+        with _translated("closing a completion queue"):
+            self._cq.close()
+            self._channel.close()
+
+
+class QueuePair:
+    """A reliable connection's end."""
+
+    def __init__(self, qp: Any) -> None:
+        self._qp = qp
+        self.number = int(qp.qp_num)
+
+    def connect(self, end: RemoteEnd, *, psn: int, gid_index: int, mtu: int, reads: int) -> None:
+        """From reset until ready to send.
+
+        Raises:
+            VerbsError: the address can't be resolved, the port is down, or the like.
+        """
+        with _translated(f"connecting to {end.gid}"):
+            attr = QPAttr(port_num=PORT)
+            attr.qp_access_flags = _e.IBV_ACCESS_REMOTE_WRITE | _e.IBV_ACCESS_REMOTE_READ
+            attr.path_mtu = min(mtu, end.mtu)
+            attr.dest_qp_num, attr.rq_psn, attr.sq_psn = end.queue_pair, end.psn, psn
+            attr.max_rd_atomic = attr.max_dest_rd_atomic = max(1, min(reads, end.max_reads))
+            attr.min_rnr_timer = _RNR_TIMER
+            attr.timeout, attr.retry_cnt, attr.rnr_retry = _TIMEOUT_EXPONENT, _RETRIES, _RETRIES
+            route = GlobalRoute(dgid=GID(end.gid), sgid_index=gid_index, hop_limit=64)
+            attr.ah_attr = AHAttr(port_num=PORT, is_global=1, gr=route)
+            self._qp.to_rts(attr)
+
+    def reset(self) -> None:
+        """Forget the connection; packets that still come are dropped."""
+        self._to(_e.IBV_QPS_RESET, "resetting a queue pair")
+
+    def fail(self) -> None:
+        """End what is posted: it completes as flushed."""
+        self._to(_e.IBV_QPS_ERR, "failing a queue pair")
+
+    def _to(self, state: Any, doing: str) -> None:
+        with _translated(doing):
+            attr = QPAttr()
+            attr.qp_state = state
+            self._qp.modify(attr, _e.IBV_QP_STATE)
+
+    def post(
+        self,
+        wr_id: int,
+        *,
+        write: bool,
+        local: tuple[int, int, int],
+        remote: tuple[int, int],
+    ) -> None:
+        """One operation; it completes later.
+
+        Args:
+            wr_id: comes back with the completion.
+            write: or read.
+            local: address, length and lkey. Pyverbs wants one even if the length is 0.
+            remote: rkey and address.
+        """
+        opcode = _e.IBV_WR_RDMA_WRITE if write else _e.IBV_WR_RDMA_READ
+        try:
+            request = SendWR(wr_id=wr_id, opcode=opcode, num_sge=1, sg=[SGE(*local)])
+            request.set_wr_rdma(*remote)
+            self._qp.post_send(request)
+        except _PyverbsError as error:
+            raise VerbsError(f"posting an operation: {error}") from error
+
+    def close(self) -> None:
+        """Destroy it: nothing that was posted touches memory any more."""
+        with _translated("closing a queue pair"):
+            self._qp.close()
+
+
+class Context:
+    """An opened device and its protection domain."""
+
+    def __init__(self, name: str) -> None:
+        with _translated(f"opening RDMA device {name}"), _making_channel:
+            self._context = _device.Context(name=name)
+            self._domain = PD(self._context)
+            self.max_reads = min(_MAX_READS, int(self._context.query_device().max_qp_rd_atom))
+
+    def port(self) -> PortState:
+        """What the port says now."""
+        with _translated("querying a port"):
+            attr = self._context.query_port(PORT)
+        active = int(attr.state) == int(_e.IBV_PORT_ACTIVE)
+        return PortState(active, int(attr.active_mtu), int(attr.max_msg_sz))
+
+    def register(self, address: int, n_bytes: int, *, writable: bool, remote: bool) -> Registration:
+        """Let the device reach memory; `remote`: and peers that know the rkey.
+
+        Raises:
+            VerbsError: the memory can't be pinned (mind `ulimit -l`).
+        """
+        access = _e.IBV_ACCESS_LOCAL_WRITE if writable else 0
+        if remote:
+            access |= _e.IBV_ACCESS_REMOTE_READ
+            access |= _e.IBV_ACCESS_REMOTE_WRITE if writable else 0
+        with _translated(f"registering {n_bytes} bytes (see also `ulimit -l`)"):
+            return Registration(MR(self._domain, n_bytes, access, address=address))
+
+    def completion_queue(self, depth: int) -> CompletionQueue:
+        """An empty one."""
+        return CompletionQueue(self._context, depth)
+
+    def queue_pair(self, queue: CompletionQueue, depth: int) -> QueuePair:
+        """One that has room for `depth` operations; they all complete into `queue`."""
+        with _translated("making a queue pair"):
+            cap = QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+            init = QPInitAttr(
+                qp_type=_e.IBV_QPT_RC, scq=queue.handle, rcq=queue.handle, cap=cap, sq_sig_all=1
+            )
+            return QueuePair(QP(self._domain, init))
+
+    def close(self) -> None:
+        """After all that was made of it."""
+        with _translated("closing a device"):
+            self._domain.close()
+            self._context.close()
+
+
+def _with_event_fd(make: Callable[[], T]) -> tuple[T, int]:
+    """An object with an event channel, and the channel's descriptor."""
+    with _making_channel:
+        before = _event_fds()
+        made = make()
+        fd = getattr(made, "fd", None)
+        return made, int(fd) if fd is not None else (_event_fds() - before).pop()
+
+
+def _event_fds() -> set[int]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue
+        if "infinibandevent" in target:
+            found.add(int(entry.name))
+    return found
