@@ -211,6 +211,11 @@ class Plan:
         batch = self._in_flight.pop(number, None)
         if batch is None:
             return []
+        if all(outcome is APPLIED for outcome in outcomes):
+            self.applied_bytes += sum(each.length for each in batch.slices)
+            if batch.path not in self.paths_used:
+                self.paths_used.append(batch.path)
+            return self._finish()
         peer = self._peers[batch.peer]
         again: list[Slice] = []
         for each, outcome in zip(batch.slices, outcomes, strict=True):

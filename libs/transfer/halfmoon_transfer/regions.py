@@ -11,7 +11,7 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -206,19 +206,60 @@ class RegionTable:
             Refused: it is not one of ours.
         """
         with self._lock:
-            if region.segment != self.segment:
-                raise Refused(Status.UNKNOWN_KEY)
-            return self._find(region.generation, region.key).view
+            return self._find_local(region).view
+
+    def _find_local(self, region: Region) -> Entry:
+        if region.segment != self.segment:
+            raise Refused(Status.UNKNOWN_KEY)
+        return self._find(region.generation, region.key)
 
     @contextmanager
-    def lease_local(self, region: Region) -> Generator[memoryview]:
-        """All bytes of one of our regions, while the block runs.
+    def lease_local(self, regions: Iterable[Region]) -> Generator[dict[bytes, memoryview]]:
+        """All bytes of some of our regions, by key, while the block runs.
 
         Raises:
-            Refused: it is not one of ours.
+            Refused: one of them is not ours (any more).
         """
-        with self.lease(region.generation, region.key, 0, 0, write=False):
-            yield self.local(region)
+        with self._lock:
+            entries = [self._find_local(each) for each in regions]
+            for entry in entries:
+                entry.n_leases += 1
+        try:
+            yield {entry.region.key: entry.view for entry in entries}
+        finally:
+            self._give_back(entries)
+
+    @contextmanager
+    def lease_batch(
+        self, generation: int, spans: Sequence[tuple[bytes, int, int]], *, write: bool
+    ) -> Generator[list["memoryview | Refused"]]:
+        """Many accesses under one lock: (key, offset, length) each.
+
+        Gives for each its bytes, or why not; never raises `Refused`.
+        """
+        held: dict[bytes, Entry | Refused] = {}
+        with self._lock:
+            for key in {key for key, _, _ in spans}:
+                try:
+                    entry = self._find(generation, key)
+                except Refused as refused:
+                    held[key] = refused
+                else:
+                    held[key] = entry
+            entries = [entry for entry in held.values() if isinstance(entry, Entry)]
+            for entry in entries:
+                entry.n_leases += 1
+        try:
+            yield [_span(held[key], offset, length, write) for key, offset, length in spans]
+        finally:
+            self._give_back(entries)
+
+    def _give_back(self, entries: Sequence[Entry]) -> None:
+        with self._quiet:
+            for entry in entries:
+                entry.n_leases -= 1
+                if entry.n_leases == 0:
+                    self._quiet.notify_all()
 
     def view(self, generation: int, key: bytes) -> memoryview:
         """All bytes of a region, read-only, for as long as the caller likes.
@@ -235,3 +276,14 @@ class RegionTable:
             for key, entry in self._entries.items():
                 assert entry.region.key == key and entry.region.length == len(entry.view)
                 assert entry.n_leases >= 0
+
+
+def _span(held: Entry | Refused, offset: int, length: int, write: bool) -> memoryview | Refused:
+    """These bytes of a region that is leased, or why not."""
+    if isinstance(held, Refused):
+        return held
+    if offset < 0 or length < 0 or offset + length > held.region.length:
+        return Refused(Status.OUT_OF_BOUNDS, held.region.length)
+    if write and held.view.readonly:
+        return Refused(Status.READ_ONLY)
+    return held.view[offset : offset + length]

@@ -5,12 +5,12 @@ of the engine. It never raises for what the world does: every slice gets an outc
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
-from halfmoon_transfer.plan import Batch, Fate, Outcome, Slice
+from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stop import StopSignal
@@ -91,6 +91,15 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class AtOnce(Protocol):
+    """A backend that sometimes carries without waiting for anybody: it copies memory."""
+
+    def at_once(self, batch: Batch) -> bool:
+        """Whether carrying this batch now takes no longer than copying its bytes."""
+        ...
+
+
 class Gauges(msgspec.Struct, frozen=True):
     """What a backend holds now, and what it refused to read so far."""
 
@@ -127,4 +136,4 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
         case Status.NOT_SHAREABLE:
             return Outcome(Fate.UNUSABLE, f"{region} is not in memory that can be mapped")
         case Status.OK:
-            return Outcome(Fate.APPLIED)
+            return APPLIED
