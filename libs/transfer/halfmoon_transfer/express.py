@@ -35,8 +35,8 @@ class Finished(Transfer):
 
     def __await__(self) -> Generator[object, None, Report]:
         """The report, at once."""
+        yield from ()
         return self._report
-        yield  # what makes it a generator
 
 
 def one_batch(op: Op, pieces: Sequence[Piece], path: str, max_bytes: int) -> Batch | None:

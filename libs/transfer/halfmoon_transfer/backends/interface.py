@@ -115,6 +115,8 @@ def all_of(batch: Batch, fate: Fate, reason: str) -> list[Outcome]:
 
 def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
     """What an owner's refusal means for a slice, in words."""
+    if status is Status.OK:
+        return APPLIED
     where = f"{batch.op} of {each.length} bytes at offset {each.remote_offset}"
     region = f"a region of segment {batch.peer.segment}"
     match status:
@@ -135,5 +137,3 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
             return Outcome(Fate.CORRUPTED, f"{where} of {region}: the checksum does not match")
         case Status.NOT_SHAREABLE:
             return Outcome(Fate.UNUSABLE, f"{region} is not in memory that can be mapped")
-        case Status.OK:
-            return APPLIED

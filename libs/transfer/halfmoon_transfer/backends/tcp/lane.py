@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from halfmoon_transfer.backends.interface import Errand, refusal
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Reply, Request
-from halfmoon_transfer.backends.tcp.sockets import receive, receive_into, send_all
+from halfmoon_transfer.backends.tcp.sockets import Inbox, send_all
 from halfmoon_transfer.copying import checksum, damage
 from halfmoon_transfer.plan import Outcome
 from halfmoon_transfer.regions import Status
@@ -37,6 +37,7 @@ class Lane:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._inbox = Inbox(sock)
         self._n_requests = 0
         #: Whether it has carried a batch: an idle connection may have died unnoticed.
         self.used = False
@@ -50,8 +51,8 @@ class Lane:
             OSError: the connection broke.
         """
         send_all(self._socket, [frames.encode_hello(Hello(segment, generation))])
-        header = receive(self._socket, frames.HELLO_HEADER_BYTES)
-        own = frames.decode_hello(receive(self._socket, frames.hello_bytes(header)))
+        header = self._inbox.take(frames.HELLO_HEADER_BYTES)
+        own = frames.decode_hello(self._inbox.take(frames.hello_bytes(header)))
         if own.refused:
             raise Refusal(own)
 
@@ -125,7 +126,7 @@ class Lane:
             if answer.status is Status.OK
         ]
         if read and fine:
-            receive_into(self._socket, [errand.local[index] for index in fine])
+            self._inbox.fill([errand.local[index] for index in fine])
         for index, answer in zip(part, reply.slices, strict=True):
             status = answer.status
             if read and status is Status.OK:
@@ -137,11 +138,11 @@ class Lane:
             outcomes[index] = refusal(errand.batch, each, status, answer.detail)
 
     def _reply(self) -> Reply:
-        header = receive(self._socket, frames.HEADER_BYTES)
+        header = self._inbox.take(frames.HEADER_BYTES)
         n_rest, n_text = frames.reply_rest_bytes(header)
-        reply = frames.decode_reply(header, receive(self._socket, n_rest))
+        reply = frames.decode_reply(header, self._inbox.take(n_rest))
         if reply.op == frames.FAILED:
-            text = bytes(receive(self._socket, n_text)).decode(errors="replace")
+            text = bytes(self._inbox.take(n_text)).decode(errors="replace")
             raise FrameError(f"the peer could not read our request: {text}")
         return reply
 

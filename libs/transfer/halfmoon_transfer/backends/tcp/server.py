@@ -10,11 +10,10 @@ import socket
 import struct
 import threading
 import time
-from contextlib import ExitStack
 
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
-from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all, tune
+from halfmoon_transfer.backends.tcp.sockets import Closed, Inbox, send_all, tune
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.regions import Refused, RegionTable, Status
 
@@ -132,6 +131,7 @@ class _Connection:
         self, sock: socket.socket, regions: RegionTable, stall_timeout_s: float, refused: str
     ) -> None:
         self._socket = sock
+        self._inbox = Inbox(sock)
         self._regions = regions
         self._refused = refused
         #: Keys of the regions that the current request accesses.
@@ -170,7 +170,7 @@ class _Connection:
             if not self._greet():
                 return
             while (header := self._next_header()) is not None:
-                rest = receive(self._socket, frames.request_rest_bytes(header))
+                rest = self._inbox.take(frames.request_rest_bytes(header))
                 self._answer(frames.decode_request(header, rest))
         except FrameError as error:
             self._complain(str(error))
@@ -188,8 +188,8 @@ class _Connection:
                     return
 
     def _greet(self) -> bool:
-        header = receive(self._socket, frames.HELLO_HEADER_BYTES)
-        hello = frames.decode_hello(receive(self._socket, frames.hello_bytes(header)))
+        header = self._inbox.take(frames.HELLO_HEADER_BYTES)
+        hello = frames.decode_hello(self._inbox.take(frames.hello_bytes(header)))
         regions = self._regions
         refused = ""
         if (hello.segment, hello.generation) != (regions.segment, regions.generation):
@@ -206,66 +206,56 @@ class _Connection:
         while True:
             try:
                 # Idling between requests is fine, for as long as the peer likes.
-                if not self._socket.recv(1, socket.MSG_PEEK):
+                if not self._inbox.wait():
                     return None
             except BlockingIOError:
                 continue
             try:
-                return receive(self._socket, frames.HEADER_BYTES)
+                return self._inbox.take(frames.HEADER_BYTES)
             except Closed as closed:
                 raise FrameError("the peer hung up in the middle of a header") from closed
 
     def _answer(self, request: Request) -> None:
         self.accessing = frozenset(each.key for each in request.slices)
-        with ExitStack() as leases:
-            views: list[memoryview | None] = []
-            answers: list[Answered] = []
-            for each in request.slices:
-                try:
-                    view = leases.enter_context(
-                        self._regions.lease(
-                            request.generation,
-                            each.key,
-                            each.offset,
-                            each.length,
-                            write=request.op == frames.WRITE,
-                        )
-                    )
-                except Refused as refused:
-                    views.append(None)
-                    answers.append(Answered(refused.status, refused.detail))
-                else:
-                    views.append(view)
-                    answers.append(Answered(Status.OK))
-            if request.op == frames.WRITE:
-                self._take(request, views, answers)
+        write = request.op == frames.WRITE
+        spans = [(each.key, each.offset, each.length) for each in request.slices]
+        with self._regions.lease_batch(request.generation, spans, write=write) as views:
+            if write:
+                self._take(request, views)
             else:
-                self._give(request, views, answers)
+                self._give(request, views)
         self.accessing = frozenset()
 
-    def _take(
-        self, request: Request, views: list[memoryview | None], answers: list[Answered]
-    ) -> None:
+    def _take(self, request: Request, views: list[memoryview | Refused]) -> None:
         """Read the slices' bytes into place, check them, acknowledge."""
         buffers: list[memoryview] = []
         for each, view in zip(request.slices, views, strict=True):
-            buffers.extend([view] if view is not None else self._scraps(each.length))
-        receive_into(self._socket, buffers)
-        if request.checksums:
-            for index, (each, view) in enumerate(zip(request.slices, views, strict=True)):
-                if view is not None and checksum(view) != each.checksum:
-                    answers[index] = Answered(Status.CHECKSUM_MISMATCH)
+            if isinstance(view, Refused):
+                buffers.extend(self._scraps(each.length))
+            else:
+                buffers.append(view)
+        self._inbox.fill(buffers)
+        answers = [
+            _refused(view)
+            if isinstance(view, Refused)
+            else _DAMAGED
+            if request.checksums and checksum(view) != each.checksum
+            else _FINE
+            for each, view in zip(request.slices, views, strict=True)
+        ]
         send_all(self._socket, [frames.encode_reply(frames.WRITE, request.number, answers)])
 
-    def _give(
-        self, request: Request, views: list[memoryview | None], answers: list[Answered]
-    ) -> None:
+    def _give(self, request: Request, views: list[memoryview | Refused]) -> None:
         """Send the slices' bytes from where they are."""
-        given = [view for view in views if view is not None]
-        if request.checksums:
-            for index, view in enumerate(views):
-                if view is not None:
-                    answers[index] = Answered(Status.OK, checksum(view))
+        answers = [
+            _refused(view)
+            if isinstance(view, Refused)
+            else Answered(Status.OK, checksum(view))
+            if request.checksums
+            else _FINE
+            for view in views
+        ]
+        given = [view for view in views if not isinstance(view, Refused)]
         head = frames.encode_reply(frames.READ, request.number, answers)
         send_all(self._socket, [head, *given])
 
@@ -275,3 +265,11 @@ class _Connection:
             self._scrap = memoryview(bytearray(_SCRAP_BYTES))
         whole, part = divmod(n_bytes, _SCRAP_BYTES)
         return [self._scrap] * whole + ([self._scrap[:part]] if part else [])
+
+
+_FINE = Answered(Status.OK)
+_DAMAGED = Answered(Status.CHECKSUM_MISMATCH)
+
+
+def _refused(refused: Refused) -> Answered:
+    return Answered(refused.status, refused.detail)
