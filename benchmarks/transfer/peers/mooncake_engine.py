@@ -45,7 +45,9 @@ def move(op: str, size: int, n_blocks: int) -> None:
         one = engine.transfer_sync_write if op == "write" else engine.transfer_sync_read
         status = one(peer, local, remote, size)
     else:
-        many = engine.batch_transfer_sync_write if op == "write" else engine.batch_transfer_sync_read
+        many = (
+            engine.batch_transfer_sync_write if op == "write" else engine.batch_transfer_sync_read
+        )
         here = [local + index * size for index in range(n_blocks)]
         there = [remote + ROOM - (index + 1) * size for index in range(n_blocks)]
         status = many(peer, here, there, [size] * n_blocks)

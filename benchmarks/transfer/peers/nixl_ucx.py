@@ -18,7 +18,6 @@ def open_agent(name: str) -> tuple[nixl_agent, np.ndarray]:
 
 
 if sys.argv[1] == "target":
-
     agent, memory = open_agent("target")
     text = base64.b64encode(agent.get_agent_metadata()).decode()
     print("TARGET", memory.ctypes.data, text, flush=True)

@@ -10,6 +10,7 @@ from rich.console import Console
 from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
 from halfmoon_cli.status import show_status
+from halfmoon_cli.transfer import commands as transfer_commands
 from halfmoon_cli.up import run_up
 
 DEFAULT_PORT = 8000
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Halfmoon: disaggregated serving around a pooled KV cache.",
 )
+app.add_typer(transfer_commands, name="transfer")
 console = Console()
 
 
