@@ -18,7 +18,7 @@ class Closed(ConnectionError):
 #: Bytes that an `Inbox` reads ahead: a request for a few slices, with a small slice or two.
 _AHEAD_BYTES = 8 * 1024
 #: Socket buffers towards a peer on this host; see `tune`.
-_LOCAL_BUFFER_BYTES = 128 * 1024
+_LOCAL_BUFFER_BYTES = 256 * 1024
 
 
 def tune(sock: socket.socket) -> None:
