@@ -116,11 +116,14 @@ def main() -> None:
     results: Results = defaultdict(list)
     labels = [label for label in PEERS if chosen.only in label]
     missing: dict[str, str] = {}
-    for number in range(chosen.rounds):
-        for label in labels:
-            print(f"round {number + 1}: {label}", file=sys.stderr, flush=True)
-            if problem := measure(label, chosen.ops, sizes, chosen.seconds, results):
-                missing[label] = problem
+    try:
+        for number in range(chosen.rounds):
+            for label in labels:
+                print(f"round {number + 1}: {label}", file=sys.stderr, flush=True)
+                if problem := measure(label, chosen.ops, sizes, chosen.seconds, results):
+                    missing[label] = problem
+    except KeyboardInterrupt:
+        print("stopped; what was measured until then:\n")
     print(f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, ", end="")
     print(f"Python {platform.python_version()}; medians of {chosen.rounds} rounds\n")
     for op in chosen.ops.split(","):

@@ -1,6 +1,8 @@
 """The short way: copies and batches that the thread that asks carries itself."""
 
+import os
 import random
+import signal
 import socket
 import threading
 from typing import Any
@@ -9,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_transfer import Lost, Piece, Rejected, Transfer, TransferSettings
-from halfmoon_transfer.backends.tcp.sockets import Closed, Inbox
+from halfmoon_transfer import Lost, Piece, Rejected, TimedOut, Transfer, TransferSettings
+from halfmoon_transfer.backends.tcp.sockets import Closed, Inbox, tune
 from halfmoon_transfer.couriers import Couriers
 
 PATIENCE_S = 60.0
@@ -116,6 +118,34 @@ def test_the_waiting_thread_carries_over_a_wire_and_needs_no_other(make_world: A
     for _ in range(20):
         here.transfer("write", pieces, PATIENCE_S)
     assert carriers() == before
+
+
+def test_a_peer_that_stands_still_does_not_keep_the_others_of_a_transfer_waiting(
+    make_world: Any,
+) -> None:
+    world = make_world("tcp")
+    here = world.open("here")
+    still, live = world.start("still", 1, 100), world.open("live")
+    local, remote = here.allocate(100), live.allocate(100)
+    local.view[:] = b"!" * 100
+    here.transfer("read", [Piece(local.region, 0, still.region, 0, 1)], PATIENCE_S)
+    os.kill(still.pid, signal.SIGSTOP)
+    try:
+        pieces = [Piece(local.region, 0, peer.region, 0, 100) for peer in (still, remote)]
+        transfer = here.submit("write", pieces[1:], PATIENCE_S)
+        transfer.result(PATIENCE_S)
+        remote.view[:] = bytes(100)
+        with pytest.raises(TimedOut):
+            here.transfer("write", pieces, deadline_s=2.0)
+        assert remote.view == local.view
+    finally:
+        os.kill(still.pid, signal.SIGCONT)
+
+
+def test_a_connection_that_has_hung_up_already_can_be_tuned() -> None:
+    """An exception there would end the thread that accepts connections."""
+    with socket.socket() as unconnected:
+        tune(unconnected)
 
 
 def test_nothing_is_copied_by_a_closed_engine(make_world: Any) -> None:

@@ -333,7 +333,8 @@ class TransferEngine:
         if error is not None:
             transfer.stop(error)
             return transfer
-        transfer.carrier = carrier
+        # With several peers it would keep the others waiting for the first.
+        transfer.carrier = carrier if plan.n_peers == 1 else None
         self._deadlines.watch(transfer)
         transfer.begin()
         return transfer
@@ -573,6 +574,8 @@ class TransferEngine:
             backend.close()
         self._own.close()
         for entry in entries:
+            # Copies that were made at once are not among the live transfers.
+            self._regions.wait_quiet(entry, _POLITE_S)
             self._regions.discard(entry)
 
     def _publish(self) -> None:

@@ -242,6 +242,11 @@ class Plan:
         return [] if self._error is not None or self.finished else self._fail(error)
 
     @property
+    def n_peers(self) -> int:
+        """Starts of segments that it moves bytes to or from."""
+        return len(self._peers)
+
+    @property
     def failing(self) -> bool:
         """Whether it will end in an error, or has."""
         return self._error is not None

@@ -28,7 +28,7 @@ def tune(sock: socket.socket) -> None:
     and bytes that wait in a buffer of megabytes have left the cache when they are taken out.
     Towards other hosts the kernel finds the right size.
     """
-    if sock.getsockname()[0] == sock.getpeername()[0]:
+    if _is_local(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOCAL_BUFFER_BYTES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -36,6 +36,14 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+def _is_local(sock: socket.socket) -> bool:
+    """Whether both ends have one address; no for a peer that has hung up already."""
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:
+        return False
 
 
 def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
