@@ -1,6 +1,8 @@
 """Engines to test with, and a watch that nothing of them is left behind."""
 
 import gc
+import mmap
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,16 +13,32 @@ from typing import Any
 import pytest
 
 from halfmoon_metadata.memory import MemoryStore
-from halfmoon_transfer import TransferEngine, TransferSettings
+from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.testing import SegmentProcess
 
 
-class World:
-    """Engines that find each other, all over the same backends; closed at the test's end."""
+class FileEngine(TransferEngine):
+    """One whose regions are files; their bytes are looked at by mapping them."""
 
-    def __init__(self, kind: str, stack: ExitStack) -> None:
+    def allocate(self, n_bytes: int, location: str = "cpu:0") -> Memory:
+        with tempfile.NamedTemporaryFile(prefix="halfmoon-region-") as file:
+            file.truncate(n_bytes)
+            # Through the page cache, as the mapping: O_DIRECT has tests of its own.
+            region = self.register_file(file.name, location=location, direct=False)
+            return Memory(region, memoryview(mmap.mmap(file.fileno(), n_bytes)))
+
+
+class World:
+    """Engines that find each other, all over the same backends; closed at the test's end.
+
+    With `far_files`, the regions of all engines whose name says that they are "there" are
+    files.
+    """
+
+    def __init__(self, kind: str, stack: ExitStack, *, far_files: bool = False) -> None:
         self.kind = kind
+        self._far_files = far_files
         self.metadata = MemoryStore()
         self._stack = stack
         self._engines: list[TransferEngine] = []
@@ -46,7 +64,8 @@ class World:
             "backends": backends,
             "settings": settings,
         }
-        engine = TransferEngine.open(name, **(arguments | overrides))
+        kind = FileEngine if self._far_files and "there" in name else TransferEngine
+        engine = kind.open(name, **(arguments | overrides))
         self._stack.callback(engine.close)
         self._engines.append(engine)
         return engine
@@ -99,11 +118,12 @@ def nothing_left() -> Iterator[None]:
     assert [name for name in Path("/dev/shm").iterdir() if name not in shared] == []
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "faults(memory)"])
+@pytest.fixture(params=["memory", "shm", "tcp", "faults(memory)", "file"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Every backend."""
+    """Every backend; for files, TCP leads to them."""
     with ExitStack() as stack:
-        world = World(request.param, stack)
+        far_files = request.param == "file"
+        world = World("tcp" if far_files else request.param, stack, far_files=far_files)
         yield world
         world.check()
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_transfer import Lost, Piece, Rejected, TimedOut, Transfer, TransferSettings
-from halfmoon_transfer.backends.tcp.sockets import Closed, Inbox, tune
+from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, tune
 from halfmoon_transfer.couriers import Couriers
 
 PATIENCE_S = 60.0
@@ -214,7 +214,7 @@ def test_what_is_read_ahead_is_neither_lost_nor_mixed_up(
         right.settimeout(PATIENCE_S)
         sender = threading.Thread(target=_send_in_cuts, args=(left, stream, dice))
         sender.start()
-        inbox, got = Inbox(right), b""
+        inbox, got = ReadAhead(right), b""
         for take, size in sizes:
             if take:
                 got += bytes(inbox.take(size))

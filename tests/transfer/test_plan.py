@@ -19,6 +19,7 @@ from halfmoon_transfer.plan import (
     Fate,
     Finish,
     Limits,
+    Notice,
     Outcome,
     Path,
     PeerKey,
@@ -276,3 +277,61 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_facts_in_any_order = AnyOrder.TestCase
+
+
+NOTICE = Notice(b"i" * 16, "here", b"done")
+
+
+def notifying(*pieces: Piece) -> tuple[Plan, list[Batch]]:
+    plan = Plan(0, "write", pieces, LIMITS, NOTICE)
+    plan.begin()
+    return plan, batches(plan.on_resolved(PEER, (SHM, TCP), moved=False))
+
+
+def test_the_notice_goes_out_when_the_last_slice_is_applied_and_not_before() -> None:
+    plan, given = notifying(piece(2500))
+    assert len(given) > 1
+    for batch in given[:-1]:
+        assert batch.notice is None
+        assert plan.on_carried(batch.number, all_of(batch, Fate.APPLIED)) == []
+    (last,) = batches(plan.on_carried(given[-1].number, all_of(given[-1], Fate.APPLIED)))
+    assert (last.notice, last.path, [each.length for each in last.slices]) == (NOTICE, "shm", [0])
+    assert plan.on_carried(last.number, all_of(last, Fate.APPLIED)) == [Finish(None)]
+    assert plan.paths_used == ["shm"]
+    plan.check()
+
+
+def test_a_notice_is_tried_again_and_then_on_the_next_path() -> None:
+    plan, (data,) = notifying(piece(100))
+    (batch,) = batches(plan.on_carried(data.number, all_of(data, Fate.APPLIED)))
+    paths = []
+    for fate in (Fate.LOST, Fate.LOST, Fate.LOST):
+        paths.append(batch.path)
+        (batch,) = batches(plan.on_carried(batch.number, all_of(batch, fate)))
+        assert batch.notice == NOTICE
+        plan.check()
+    assert [*paths, batch.path] == ["shm", "shm", "tcp", "tcp"]
+    assert plan.on_carried(batch.number, all_of(batch, Fate.APPLIED)) == [Finish(None)]
+
+
+def test_a_notice_that_is_refused_ends_the_transfer_in_that_error() -> None:
+    plan, (data,) = notifying(piece(100))
+    (batch,) = batches(plan.on_carried(data.number, all_of(data, Fate.APPLIED)))
+    (finish,) = plan.on_carried(batch.number, all_of(batch, Fate.REJECTED, "no room"))
+    assert isinstance(finish, Finish)
+    assert isinstance(finish.error, Rejected)
+
+
+def test_a_transfer_stopped_while_it_notifies_ends_once() -> None:
+    plan, (data,) = notifying(piece(100))
+    (batch,) = batches(plan.on_carried(data.number, all_of(data, Fate.APPLIED)))
+    error = Cancelled("enough")
+    assert plan.stop(error) == []
+    assert plan.on_carried(batch.number, all_of(batch, Fate.APPLIED)) == [Finish(error)]
+    assert plan.stop(error) == []
+
+
+def test_who_has_nothing_to_move_is_told_all_the_same() -> None:
+    plan, (batch,) = notifying(piece(0))
+    assert batch.notice == NOTICE
+    assert plan.on_carried(batch.number, all_of(batch, Fate.APPLIED)) == [Finish(None)]

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
+from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.status import show_status
-from halfmoon_cli.transfer import commands as transfer_commands
+from halfmoon_cli.transfer import bench
 from halfmoon_cli.up import run_up
 
 DEFAULT_PORT = 8000
@@ -21,7 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Halfmoon: disaggregated serving around a pooled KV cache.",
 )
-app.add_typer(transfer_commands, name="transfer")
+transfer_app = typer.Typer(no_args_is_help=True, help="Look at the ways that bytes can take.")
+app.add_typer(transfer_app, name="transfer")
+app.add_typer(p2p_app, name="p2p")
 console = Console()
 
 
@@ -104,6 +107,33 @@ def status(
         show_status(url, console)
     except httpx.HTTPError as error:
         _give_up(f"no conductor answers at {url}: {error}; name another with --url")
+
+
+@transfer_app.callback()
+def transfer() -> None:
+    """Look at the ways that bytes can take."""
+
+
+@transfer_app.command()
+def topology(
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the matrix only, as it can be read again")
+    ] = False,
+    matrix: Annotated[
+        Path | None,
+        typer.Option(help="File with a NIC priority matrix, in place of what is found out"),
+    ] = None,
+) -> None:
+    """Show this machine's network cards and GPUs, and which are near which memory."""
+    from halfmoon_cli.topology import show_topology
+
+    try:
+        show_topology(console, as_json=json, matrix=matrix)
+    except (OSError, ValueError) as error:
+        _give_up(f"the matrix in {matrix} can't be used: {error}")
+
+
+transfer_app.command()(bench)
 
 
 def _extra(options: list[str]) -> dict[str, list[str]]:

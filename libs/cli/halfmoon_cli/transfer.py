@@ -1,20 +1,13 @@
-"""`halfmoon transfer …`: commands about the transfer library, which is imported when one runs."""
+"""`halfmoon transfer bench`; the transfer library is imported when it runs."""
 
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-commands = typer.Typer(no_args_is_help=True, help="Moving bytes between processes and hosts.")
 console = Console()
 
 
-@commands.callback()
-def transfer() -> None:
-    """Moving bytes between processes and hosts."""
-
-
-@commands.command()
 def bench(
     backend: Annotated[str, typer.Option(help="Path to take: tcp, shm, …")] = "tcp",
     op: Annotated[Literal["read", "write"], typer.Option(help="Direction")] = "write",

@@ -30,8 +30,21 @@ class SegmentDescriptor(msgspec.Struct, frozen=True):
     generation: int
     #: Engines with equal ids can pass file descriptors to each other.
     host_id: str
-    #: By backend name.
+    #: By backend name. A backend that listens at several addresses has the others under
+    #: "<name>/1", "<name>/2", …: its *rails*.
     endpoints: dict[str, Endpoint]
+
+    def rails(self, backend: str) -> tuple[Endpoint, ...]:
+        """All endpoints of one backend, the first one first."""
+        found = [self.endpoints[backend]] if backend in self.endpoints else []
+        while (name := rail_name(backend, len(found))) in self.endpoints and found:
+            found.append(self.endpoints[name])
+        return tuple(found)
+
+
+def rail_name(backend: str, index: int) -> str:
+    """What a backend's endpoint is published as."""
+    return f"{backend}/{index}" if index else backend
 
 
 def check_name(name: str) -> str:

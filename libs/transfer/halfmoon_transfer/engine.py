@@ -10,10 +10,12 @@ caller is woken once per transfer.
 
 import itertools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from os import PathLike
 from pathlib import Path as FilePath
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -31,8 +33,10 @@ from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, check_name
 from halfmoon_transfer.directory import Directory
 from halfmoon_transfer.express import Finished, one_batch
 from halfmoon_transfer.interface import (
+    MAX_NOTIFICATION_BYTES,
     Cancelled,
     Lost,
+    Notification,
     Op,
     Overloaded,
     Piece,
@@ -42,6 +46,7 @@ from halfmoon_transfer.interface import (
     TransferError,
 )
 from halfmoon_transfer.lease import Lease
+from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.plan import (
     APPLIED,
     Batch,
@@ -50,16 +55,19 @@ from halfmoon_transfer.plan import (
     Fate,
     Finish,
     Limits,
+    Notice,
     Outcome,
     Path,
     PeerKey,
     Plan,
     Resolve,
 )
-from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable
+from halfmoon_transfer.region_file import RegionFile
+from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stats import TransferStats
 from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.topology import Topology
 from halfmoon_transfer.transfer import LiveTransfer
 
 if TYPE_CHECKING:
@@ -139,10 +147,11 @@ class TransferEngine:
         metadata: MetadataStore,
         generation: int | None = None,
         backends: Sequence["str | Faults"] = ("shm", "tcp"),
-        bind: str = "127.0.0.1",
+        bind: str | Sequence[str] = "127.0.0.1",
         port: int = 0,
-        advertise: str | None = None,
+        advertise: str | Sequence[str] | None = None,
         host_id: str | None = None,
+        topology: Topology | None = None,
         settings: TransferSettings | None = None,
     ) -> "TransferEngine":
         """Open a segment and publish how it is reached.
@@ -153,10 +162,14 @@ class TransferEngine:
             generation: which start of this segment it is, higher each time; None: counted
                 in the metadata store.
             backends: paths by name, best first; or `Faults` around one.
-            bind: address to listen at, IPv4 or IPv6.
-            port: TCP port to listen at; 0 takes a free one.
-            advertise: "host" or "host:port" that peers should dial, if not what is bound.
+            bind: address to listen at, IPv4 or IPv6; several for several network cards, which
+                peers then use together.
+            port: TCP port to listen at, the same at each address; 0 takes free ones.
+            advertise: "host" or "host:port" that peers should dial, if not what is bound; as
+                many as addresses are bound.
             host_id: who can pass file descriptors to each other; None: found out.
+            topology: which network cards are near which memory, for peers that are reached
+                over several; None: all are as near.
             settings: sizes, bounds and patience.
 
         Raises:
@@ -169,6 +182,8 @@ class TransferEngine:
         directory = Directory(metadata)
         if generation is None:
             generation = directory.next_generation(name)
+        settings = settings or TransferSettings()
+        (bind, advertise), *more = _addresses(bind, advertise)
         home = Home(
             name=name,
             generation=generation,
@@ -176,8 +191,11 @@ class TransferEngine:
             bind=bind,
             port=port,
             advertise=advertise,
+            more=tuple(more),
+            topology=topology,
             regions=RegionTable(name, generation),
-            settings=settings or TransferSettings(),
+            inbox=Inbox(name, generation, settings.max_notifications),
+            settings=settings,
         )
         return cls(home, backends, directory)
 
@@ -228,6 +246,43 @@ class TransferEngine:
         self._require_open()
         return self._regions.register(memoryview(buffer), location)
 
+    def register_file(
+        self,
+        path: str | PathLike[str],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        writable: bool = True,
+        location: str = "*",
+        sync: bool = False,
+        direct: bool = True,
+    ) -> Region:
+        """Let peers read and write a file or block device, or a range of it, like memory.
+
+        They reach it over wires (this process does the I/O), and this process by transfers
+        between its memory and this region. It has no views, and is not the local side of a
+        transfer. A file that is removed stays readable until it is unregistered; one that
+        gets shorter, or a device that fails, makes the transfer end in `Rejected`.
+
+        Args:
+            path: a regular file or block device, as long as it shall be.
+            offset: of the region's first byte, in bytes.
+            length: bytes; None: up to the end.
+            writable: whether peers may write.
+            location: where its device is, for a topology.
+            sync: acknowledge writes only when the device says that they are durable.
+            direct: go past the page cache where the file system allows.
+
+        Raises:
+            ValueError: no such range, or not a file or block device.
+            OSError: it can't be opened.
+        """
+        self._require_open()
+        file = RegionFile(
+            path, offset=offset, length=length, writable=writable, sync=sync, direct=direct
+        )
+        return self._regions.register_file(file, location)
+
     def unregister(self, region: Region) -> None:
         """Take a region back. Peers' accesses are refused from now on.
 
@@ -254,7 +309,14 @@ class TransferEngine:
 
     # Transfers.
 
-    def submit(self, op: Op, pieces: Sequence[Piece], deadline_s: float = 30.0) -> Transfer:
+    def submit(
+        self,
+        op: Op,
+        pieces: Sequence[Piece],
+        deadline_s: float = 30.0,
+        *,
+        notify: bytes | None = None,
+    ) -> Transfer:
         """Start moving these pieces; never waits for a peer.
 
         What is at most `copy_here_bytes` and can be copied in memory right away is copied
@@ -265,28 +327,48 @@ class TransferEngine:
         destination leave either's bytes there.
 
         The result raises `Rejected` for pieces out of bounds or local regions that are not
-        ours; `submit` itself raises only for a wrong `op`.
+        ours; `submit` itself raises only for a wrong `op` or `notify`.
+
+        Args:
+            op: which way the bytes go.
+            pieces: what to move.
+            deadline_s: seconds from now to the end, at the latest.
+            notify: a message that each peer of the pieces finds in its `notifications` after
+                all bytes are applied: once if the result is good, at most once if it is not.
 
         Raises:
-            ValueError: `op` is neither "read" nor "write".
+            ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
+                nobody.
         """
-        report = self._copy_at_once(op, pieces, self._settings.copy_here_bytes)
-        return self._start(op, pieces, deadline_s) if report is None else Finished(report)
+        if notify is None:
+            report = self._copy_at_once(op, pieces, self._settings.copy_here_bytes)
+            if report is not None:
+                return Finished(report)
+        return self._start(op, pieces, deadline_s, notify)
 
-    def transfer(self, op: Op, pieces: Sequence[Piece], deadline_s: float = 30.0) -> Report:
+    def transfer(
+        self,
+        op: Op,
+        pieces: Sequence[Piece],
+        deadline_s: float = 30.0,
+        *,
+        notify: bytes | None = None,
+    ) -> Report:
         """Move these pieces and wait until they are there: `submit` and `result` in one.
 
         The calling thread carries the bytes itself where it can, which saves two changes of
         threads: for small transfers the larger part of the time.
 
         Raises:
-            ValueError: `op` is neither "read" nor "write".
+            ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
+                nobody.
             TransferError: it failed.
         """
-        report = self._copy_at_once(op, pieces, self._settings.batch_bytes)
-        if report is None:
-            report = self._start(op, pieces, deadline_s, carrier=threading.get_ident()).result()
-        return report
+        if notify is None:
+            report = self._copy_at_once(op, pieces, self._settings.batch_bytes)
+            if report is not None:
+                return report
+        return self._start(op, pieces, deadline_s, notify, threading.get_ident()).result()
 
     def _copy_at_once(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
         """Go the short way (see `express`), if all of it goes well."""
@@ -307,7 +389,7 @@ class TransferEngine:
         if backend is None or at_once is None:
             return None
         batch = one_batch(op, pieces, backend.name, max_bytes)
-        if batch is None or not at_once(batch) or self._check(op, pieces) is not None:
+        if batch is None or not at_once(peer, batch) or self._check(op, pieces) is not None:
             return None
         if any(each is not APPLIED for each in self._move(batch, peer, backend, self._never)):
             return None
@@ -321,11 +403,17 @@ class TransferEngine:
         return (backend for backend in self._backends.values() if backend.reaches(peer))
 
     def _start(
-        self, op: Op, pieces: Sequence[Piece], deadline_s: float, carrier: int | None = None
+        self,
+        op: Op,
+        pieces: Sequence[Piece],
+        deadline_s: float,
+        notify: bytes | None,
+        carrier: int | None = None,
     ) -> LiveTransfer:
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
-        plan = Plan(next(self._numbers), op, pieces, self._limits)
+        notice = None if notify is None else self._notice(notify, pieces)
+        plan = Plan(next(self._numbers), op, pieces, self._limits, notice)
         transfer = LiveTransfer(
             plan, deadline_s=deadline_s, perform=self._perform, on_cancel=self._on_cancel
         )
@@ -338,6 +426,14 @@ class TransferEngine:
         self._deadlines.watch(transfer)
         transfer.begin()
         return transfer
+
+    def _notice(self, message: bytes, pieces: Sequence[Piece]) -> Notice:
+        if len(message) > MAX_NOTIFICATION_BYTES or not pieces:
+            raise ValueError(
+                f"a notification of {len(message)} bytes about {len(pieces)} pieces: at most "
+                f"{MAX_NOTIFICATION_BYTES} bytes, and at least one piece to say for whom"
+            )
+        return Notice(secrets.token_bytes(KEY_BYTES), self.name, bytes(message))
 
     def _admit(self, transfer: LiveTransfer) -> TransferError | None:
         with self._lock:
@@ -377,7 +473,12 @@ class TransferEngine:
             if view is None:
                 try:
                     view = views[id(piece.local)] = self._regions.local(piece.local)
-                except Refused:
+                except Refused as refused:
+                    if refused.status is Status.NOT_SHAREABLE:
+                        return Rejected(
+                            f"the local region of a {op} is a file; a file is the remote side "
+                            "of its owner's transfers, memory the local one"
+                        )
                     return Rejected(
                         f"the local region of a {op} is of segment {piece.local.segment}, "
                         f"generation {piece.local.generation}, and not registered at segment "
@@ -432,7 +533,10 @@ class TransferEngine:
         return None if known is None else self._paths(known)
 
     def _paths(self, peer: SegmentDescriptor) -> tuple[Path, ...]:
-        return tuple(Path(backend.name, backend.slice_bytes) for backend in self._reaching(peer))
+        return tuple(
+            Path(backend.name, backend.slice_bytes, max(1, len(peer.rails(backend.name))))
+            for backend in self._reaching(peer)
+        )
 
     def _carry(self, transfer: LiveTransfer, batch: Batch) -> None:
         if not transfer.take(batch.number):
@@ -450,8 +554,10 @@ class TransferEngine:
     def _move(
         self, batch: Batch, peer: SegmentDescriptor, backend: Backend, stop: StopSignal
     ) -> Sequence[Outcome]:
-        regions = {each.local.key: each.local for each in batch.slices}.values()
         try:
+            if batch.notice is not None:
+                return [backend.notify(Errand(batch, peer, (), stop))]
+            regions = {each.local.key: each.local for each in batch.slices}.values()
             with self._regions.lease_local(regions) as views:
                 local = tuple(
                     views[each.local.key][each.local_offset : each.local_offset + each.length]
@@ -489,6 +595,30 @@ class TransferEngine:
     def _on_overdue(self, transfer: LiveTransfer) -> None:
         transfer.stop(transfer.timeout_error())
 
+    # Notifications.
+
+    def notifications(self, timeout_s: float | None = 0.0) -> Notification | None:
+        """Take the oldest message that a peer's transfer left here, each once.
+
+        Args:
+            timeout_s: seconds to wait for one, from a thread; None waits for ever.
+
+        Returns:
+            None when none came in time.
+
+        Raises:
+            TransferError: the engine is closed.
+        """
+        return self._home.inbox.take(timeout_s)
+
+    async def next_notification(self, timeout_s: float | None = None) -> Notification | None:
+        """Like `notifications`, from asyncio; a cancelled waiter loses no message.
+
+        Raises:
+            TransferError: the engine is closed.
+        """
+        return await self._home.inbox.wait(timeout_s)
+
     # Peers.
 
     def view(self, region: Region, offset: int, length: int) -> memoryview | None:
@@ -517,6 +647,8 @@ class TransferEngine:
         except Lost:
             return None
         except Refused as refused:
+            if refused.status is Status.NOT_SHAREABLE:
+                return None
             raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
         if offset < 0 or length < 0 or offset + length > len(whole):
             raise Rejected(
@@ -568,6 +700,7 @@ class TransferEngine:
         with self._all_done:
             self._all_done.wait_for(lambda: not self._live)
         self._couriers.close()
+        self._home.inbox.close()
         self._deadlines.close()
         entries = self._regions.clear()
         for backend in reversed(self._backends.values()):
@@ -589,8 +722,23 @@ class TransferEngine:
         """Assert what must hold between calls."""
         self._regions.check()
         self._couriers.check()
+        self._home.inbox.check()
         with self._lock:
             assert not any(transfer.done() for transfer in self._live), "done and still live"
+
+
+def _addresses(
+    bind: str | Sequence[str], advertise: str | Sequence[str] | None
+) -> list[tuple[str, str | None]]:
+    """Each address to listen at, with what to advertise for it."""
+    binds = [bind] if isinstance(bind, str) else list(bind)
+    told: Sequence[str | None] = [advertise] if isinstance(advertise, str) else advertise or ()
+    if not binds or len(told) not in (0, len(binds)):
+        raise ValueError(
+            f"{len(binds)} addresses to listen at and {len(told)} to advertise: at least one, "
+            "and as many of these as of those"
+        )
+    return list(zip(binds, told or [None] * len(binds), strict=True))
 
 
 def this_host() -> str:

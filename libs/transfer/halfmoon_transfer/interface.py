@@ -68,6 +68,18 @@ class Report(msgspec.Struct, frozen=True):
     retries: int
 
 
+#: A notification is for words about the data, not for data.
+MAX_NOTIFICATION_BYTES = 4096
+
+
+class Notification(msgspec.Struct, frozen=True):
+    """A message that a peer had delivered after the bytes of one of its transfers."""
+
+    #: The segment that sent it, as it calls itself.
+    segment: str
+    message: bytes
+
+
 class Transfer(Protocol):
     """A submitted request. All its bytes are acknowledged by the far side, or it raises."""
 

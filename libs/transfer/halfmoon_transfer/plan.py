@@ -11,7 +11,10 @@ A slice is in one place at a time:
          ^                                      |
          +---- its peer may have moved ---------+---- tried again, here or on the next path
 
-The transfer ends when all slices are applied, or, once one has failed for good or the caller
+A transfer may leave a notice with its peers: once all slices are applied, one more batch goes to
+each, with the notice instead of bytes. It is tried again over the same paths as slices are.
+
+The transfer ends when all that is done, or, once one has failed for good or the caller
 has stopped it, when no batch is in flight any more: from then on its memory is left alone.
 """
 
@@ -46,6 +49,8 @@ class Path(msgspec.Struct, frozen=True):
 
     name: str
     slice_bytes: int
+    #: Ways of the same kind that the backend has; what is large is spread over them.
+    n_rails: int = 1
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -92,6 +97,15 @@ class Outcome(msgspec.Struct, frozen=True):
 APPLIED = Outcome(Fate.APPLIED)
 
 
+class Notice(msgspec.Struct, frozen=True):
+    """A message for a peer; sent again with the same id, it is the same one."""
+
+    id: bytes
+    #: The segment that it is from.
+    sender: str
+    message: bytes
+
+
 class Batch(msgspec.Struct, frozen=True):
     """Slices for one peer over one path, carried by one thread."""
 
@@ -103,6 +117,8 @@ class Batch(msgspec.Struct, frozen=True):
     peer: PeerKey
     path: str
     slices: tuple[Slice, ...]
+    #: To be delivered in place of bytes: `slices` is then one, of length 0.
+    notice: Notice | None = None
 
 
 class Resolve(msgspec.Struct, frozen=True):
@@ -152,7 +168,14 @@ class _Peer:
 class Plan:
     """The state of one transfer."""
 
-    def __init__(self, number: int, op: Op, pieces: Sequence[Piece], limits: Limits) -> None:
+    def __init__(
+        self,
+        number: int,
+        op: Op,
+        pieces: Sequence[Piece],
+        limits: Limits,
+        notice: Notice | None = None,
+    ) -> None:
         self.number = number
         self.op: Op = op
         self.limits = limits
@@ -161,7 +184,14 @@ class Plan:
         for piece in merged(pieces):
             key = PeerKey(piece.remote.segment, piece.remote.generation)
             self._uncut.setdefault(key, []).append(piece)
+        if notice is not None:
+            # Also those with nothing to move are told.
+            for piece in pieces:
+                self._uncut.setdefault(PeerKey(piece.remote.segment, piece.remote.generation), [])
         self._peers = {key: _Peer() for key in self._uncut}
+        self.notice = notice
+        #: Whether all bytes are applied and what is carried now are notices.
+        self._notifying = False
         self.n_bytes = sum(piece.length for piece in pieces)
         self.applied_bytes = 0
         self.n_retries = 0
@@ -199,7 +229,7 @@ class Plan:
         else:
             return self._fail(self._give_up(key))
         peer.waiting = []
-        return self._carry(key, ready)
+        return self._carry(key, ready) + self._finish()
 
     def on_unresolved(self, key: PeerKey, error: TransferError) -> list[Command]:
         """The peer can't be found, or is of another generation."""
@@ -213,7 +243,7 @@ class Plan:
             return []
         if all(outcome is APPLIED for outcome in outcomes):
             self.applied_bytes += sum(each.length for each in batch.slices)
-            if batch.path not in self.paths_used:
+            if batch.notice is None and batch.path not in self.paths_used:
                 self.paths_used.append(batch.path)
             return self._finish()
         peer = self._peers[batch.peer]
@@ -221,7 +251,7 @@ class Plan:
         for each, outcome in zip(batch.slices, outcomes, strict=True):
             if outcome.fate is Fate.APPLIED:
                 self.applied_bytes += each.length
-                if batch.path not in self.paths_used:
+                if batch.notice is None and batch.path not in self.paths_used:
                     self.paths_used.append(batch.path)
                 continue
             count = peer.failures[batch.path][0] if batch.path in peer.failures else 0
@@ -308,8 +338,20 @@ class Plan:
         unfinished = self._uncut or any(peer.waiting for peer in self._peers.values())
         if self._error is None and unfinished:
             return []
+        if self._error is None and self.notice is not None and not self._notifying:
+            return self._notify()
         self.finished = True
         return [Finish(self._error)]
+
+    def _notify(self) -> list[Command]:
+        """Everything is applied: tell the peers, the last thing that is done."""
+        self._notifying = True
+        commands: list[Command] = []
+        for key in self._peers:
+            nowhere = Region(key.segment, key.generation, b"", 0)
+            commands += self._carry(key, [Slice(self._n_slices, nowhere, 0, nowhere, 0, 0)])
+            self._n_slices += 1
+        return commands
 
     def _cut(self, pieces: Sequence[Piece], slice_bytes: int) -> Iterator[Slice]:
         for piece in pieces:
@@ -331,8 +373,12 @@ class Plan:
         for index in sorted({each.path for each in slices}):
             group: list[Slice] = []
             n_bytes = 0
-            for each in (each for each in slices if each.path == index):
-                over = n_bytes + each.length > self.limits.batch_bytes
+            chosen = [each for each in slices if each.path == index]
+            # Filled up to an equal share of each rail, so that none of them idles.
+            share = -(-sum(each.length for each in chosen) // paths[index].n_rails)
+            limit = min(self.limits.batch_bytes, max(share, paths[index].slice_bytes))
+            for each in chosen:
+                over = n_bytes + each.length > limit
                 if group and (over or len(group) == self.limits.batch_slices):
                     commands.append(self._batch(key, paths[index].name, group))
                     group, n_bytes = [], 0
@@ -342,7 +388,8 @@ class Plan:
         return commands
 
     def _batch(self, key: PeerKey, path: str, slices: Sequence[Slice]) -> Carry:
-        batch = Batch(self._n_batches, self.number, self.op, key, path, tuple(slices))
+        notice = self.notice if self._notifying else None
+        batch = Batch(self._n_batches, self.number, self.op, key, path, tuple(slices), notice)
         self._n_batches += 1
         self._in_flight[batch.number] = batch
         return Carry(batch)

@@ -4,20 +4,28 @@ The owner decides here, for every path alike, whether an access is allowed. An a
 a lease on its region; `RegionTable.remove` takes the key away first and then waits for the
 leases that were given, so whoever unregisters memory may use it for something else.
 (A peer that mapped shared memory holds no lease: it is told, see `backends.shm`.)
+
+A region that is a file (`region_file`) has no memory of its own: its lease lends a buffer,
+which `load` fills before its bytes are read, and `store` writes back before a write to it is
+acknowledged. For regions in memory both do nothing.
 """
 
+import errno
 import fcntl
 import mmap
 import os
 import secrets
 import threading
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
+from halfmoon_transfer.region_file import FilePool, FileShrunk, RegionFile
 
 
 class Status(IntEnum):
@@ -33,6 +41,12 @@ class Status(IntEnum):
     #: The region is not in memory that can be handed to another process.
     NOT_SHAREABLE = 5
     CHECKSUM_MISMATCH = 6
+    #: Nobody takes the notifications. Detail: how many may wait.
+    NO_ROOM = 7
+    #: The region is a file that gives an error. Detail: the system's error number.
+    FILE_FAILED = 8
+    #: The region is a file that ends before. Detail: the file's length.
+    FILE_SHRUNK = 9
 
 
 class Refused(Exception):
@@ -52,16 +66,34 @@ class Memory(msgspec.Struct, frozen=True):
     view: memoryview
 
 
-class Entry:
-    """One registered buffer."""
+class Spot(NamedTuple):
+    """A place in one of our regions, and the memory that holds its bytes for the moment."""
 
-    def __init__(self, region: Region, view: memoryview, location: str, fd: int | None) -> None:
+    key: bytes
+    offset: int
+    view: memoryview
+
+
+class Entry:
+    """One registered buffer, or file."""
+
+    def __init__(
+        self,
+        region: Region,
+        view: memoryview,
+        location: str,
+        fd: int | None,
+        file: RegionFile | None = None,
+    ) -> None:
         self.region = region
+        #: The bytes; empty for a file.
         self.view = view
         #: Where the bytes are: "cpu:0", "*"; what a topology chooses devices by.
         self.location = location
         #: The memfd behind it, ours to close; none for memory that somebody else made.
         self.fd = fd
+        #: The file that the region is, if it is one; ours to close.
+        self.file = file
         #: Accesses going on.
         self.n_leases = 0
 
@@ -75,6 +107,9 @@ class RegionTable:
         self._entries: dict[bytes, Entry] = {}
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
+        #: Of the entries, those that are files.
+        self._files: dict[bytes, RegionFile] = {}
+        self._file_pool = FilePool(f"halfmoon-transfer-{segment}-file")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -113,16 +148,26 @@ class RegionTable:
             )
         return self._add(buffer.cast("B"), location, None)
 
-    def _add(self, view: memoryview, location: str, fd: int | None) -> Region:
+    def register_file(self, file: RegionFile, location: str) -> Region:
+        """Let peers reach this file, which is ours to close from now on."""
+        return self._add(memoryview(b""), location, None, file)
+
+    def _add(
+        self, view: memoryview, location: str, fd: int | None, file: RegionFile | None = None
+    ) -> Region:
         key = secrets.token_bytes(KEY_BYTES)
-        region = Region(self.segment, self.generation, key, len(view))
+        length = len(view) if file is None else file.length
+        region = Region(self.segment, self.generation, key, length)
         with self._lock:
-            self._entries[key] = Entry(region, view, location, fd)
+            self._entries[key] = Entry(region, view, location, fd, file)
+            if file is not None:
+                self._files[key] = file
         return region
 
     def remove(self, key: bytes) -> Entry | None:
         """Take the key away; the caller then waits with `wait_quiet` and calls `discard`."""
         with self._lock:
+            self._files.pop(key, None)
             return self._entries.pop(key, None)
 
     def wait_quiet(self, entry: Entry, timeout_s: float) -> bool:
@@ -136,12 +181,17 @@ class RegionTable:
         if entry.fd is not None:
             os.close(entry.fd)
             entry.fd = None
+        if entry.file is not None:
+            entry.file.close()
+            entry.file = None
 
     def clear(self) -> list[Entry]:
         """Take all keys away."""
         with self._lock:
             entries = list(self._entries.values())
             self._entries.clear()
+            self._files.clear()
+        self._file_pool.close()
         return entries
 
     @contextmanager
@@ -155,19 +205,23 @@ class RegionTable:
         """
         entry, view = self.acquire(generation, key, offset, length, write=write)
         try:
-            yield view
+            if entry.file is None:
+                yield view
+            else:
+                with entry.file.lent(offset, length) as room:
+                    yield room
         finally:
             self.give_back(entry)
 
     def acquire(
         self, generation: int, key: bytes, offset: int, length: int, *, write: bool
     ) -> tuple[Entry, memoryview]:
-        """Like `lease`, for those who call `give_back` themselves."""
+        """Like `lease`, for those who call `give_back` themselves; a file has no bytes here."""
         with self._lock:
             entry = self._find(generation, key)
-            if offset < 0 or length < 0 or offset + length > len(entry.view):
-                raise Refused(Status.OUT_OF_BOUNDS, len(entry.view))
-            if write and entry.view.readonly:
+            if offset < 0 or length < 0 or offset + length > entry.region.length:
+                raise Refused(Status.OUT_OF_BOUNDS, entry.region.length)
+            if write and (entry.view.readonly if entry.file is None else not entry.file.writable):
                 raise Refused(Status.READ_ONLY)
             entry.n_leases += 1
         return entry, entry.view[offset : offset + length]
@@ -178,6 +232,41 @@ class RegionTable:
             entry.n_leases -= 1
             if entry.n_leases == 0:
                 self._quiet.notify_all()
+
+    @property
+    def has_files(self) -> bool:
+        """Whether `load` and `store` have anything to do."""
+        return bool(self._files)
+
+    def is_file(self, key: bytes) -> bool:
+        """Whether this key is that of a file."""
+        return key in self._files
+
+    def load(self, spots: Mapping[int, Spot]) -> dict[int, Refused]:
+        """Before leased bytes are read: fetch what is in files. The caller holds the leases.
+
+        Returns:
+            Those that can't be read.
+        """
+        return self._settle(spots, RegionFile.load)
+
+    def store(self, spots: Mapping[int, Spot]) -> dict[int, Refused]:
+        """After leased bytes were written, and before that is acknowledged: put into files.
+
+        Returns:
+            Those that can't be written.
+        """
+        return self._settle(spots, RegionFile.store)
+
+    def _settle(
+        self, spots: Mapping[int, Spot], move: Callable[[RegionFile, int, memoryview], None]
+    ) -> dict[int, Refused]:
+        jobs = {
+            index: partial(move, file, spot.offset, spot.view)
+            for index, spot in spots.items()
+            if (file := self._files.get(spot.key)) is not None
+        }
+        return {index: _file_refusal(error) for index, error in self._file_pool.run(jobs).items()}
 
     def share(self, generation: int, key: bytes) -> tuple[int, int]:
         """A new file descriptor of a region's memory, the caller's to close, and its length.
@@ -199,11 +288,17 @@ class RegionTable:
             raise Refused(Status.UNKNOWN_KEY)
         return entry
 
+    def _in_memory(self, generation: int, key: bytes) -> Entry:
+        entry = self._find(generation, key)
+        if entry.file is not None:
+            raise Refused(Status.NOT_SHAREABLE)
+        return entry
+
     def local(self, region: Region) -> memoryview:
         """All bytes of one of our regions, to look at their length and kind.
 
         Raises:
-            Refused: it is not one of ours.
+            Refused: it is not one of ours, or a file.
         """
         with self._lock:
             return self._find_local(region).view
@@ -211,14 +306,20 @@ class RegionTable:
     def _find_local(self, region: Region) -> Entry:
         if region.segment != self.segment:
             raise Refused(Status.UNKNOWN_KEY)
-        return self._find(region.generation, region.key)
+        return self._in_memory(region.generation, region.key)
+
+    def location(self, key: bytes) -> str:
+        """Where the bytes of one of our regions are; anywhere, when it is gone."""
+        with self._lock:
+            entry = self._entries.get(key)
+            return "*" if entry is None else entry.location
 
     @contextmanager
     def lease_local(self, regions: Iterable[Region]) -> Generator[dict[bytes, memoryview]]:
         """All bytes of some of our regions, by key, while the block runs.
 
         Raises:
-            Refused: one of them is not ours (any more).
+            Refused: one of them is not ours (any more), or a file.
         """
         with self._lock:
             entries = [self._find_local(each) for each in regions]
@@ -235,22 +336,36 @@ class RegionTable:
     ) -> Generator[list["memoryview | Refused"]]:
         """Many accesses under one lock: (key, offset, length) each.
 
-        Gives for each its bytes, or why not; never raises `Refused`.
+        Gives for each its bytes, or why not; never raises `Refused`. Bytes of a file are lent
+        room, see `load` and `store`.
         """
         held: dict[bytes, Entry | Refused] = {}
+        files: dict[bytes, RegionFile] = {}
         with self._lock:
             for key in {key for key, _, _ in spans}:
                 try:
                     entry = self._find(generation, key)
                 except Refused as refused:
                     held[key] = refused
-                else:
-                    held[key] = entry
+                    continue
+                held[key] = entry
+                if entry.file is not None:
+                    files[key] = entry.file
+            views = [
+                _allowed(held[key], offset, length, write=write) for key, offset, length in spans
+            ]
             entries = [entry for entry in held.values() if isinstance(entry, Entry)]
             for entry in entries:
                 entry.n_leases += 1
         try:
-            yield [_span(held[key], offset, length, write) for key, offset, length in spans]
+            if not files:
+                yield views
+                return
+            with ExitStack() as rooms:
+                for index, (key, offset, length) in enumerate(spans):
+                    if key in files and not isinstance(views[index], Refused):
+                        views[index] = rooms.enter_context(files[key].lent(offset, length))
+                yield views
         finally:
             self._give_back(entries)
 
@@ -265,25 +380,38 @@ class RegionTable:
         """All bytes of a region, read-only, for as long as the caller likes.
 
         Raises:
-            Refused: unknown key, or another generation.
+            Refused: unknown key, another generation, or a file.
         """
         with self._lock:
-            return self._find(generation, key).view.toreadonly()
+            return self._in_memory(generation, key).view.toreadonly()
 
     def check(self) -> None:
         """Assert what must hold between calls."""
         with self._lock:
             for key, entry in self._entries.items():
-                assert entry.region.key == key and entry.region.length == len(entry.view)
+                length = len(entry.view) if entry.file is None else entry.file.length
+                assert entry.region.key == key and entry.region.length == length
                 assert entry.n_leases >= 0
+            assert self._files == {
+                key: entry.file for key, entry in self._entries.items() if entry.file is not None
+            }
 
 
-def _span(held: Entry | Refused, offset: int, length: int, write: bool) -> memoryview | Refused:
-    """These bytes of a region that is leased, or why not."""
+def _allowed(
+    held: Entry | Refused, offset: int, length: int, *, write: bool
+) -> memoryview | Refused:
+    """These bytes of a region that is leased, or why not; a file has no bytes here."""
     if isinstance(held, Refused):
         return held
     if offset < 0 or length < 0 or offset + length > held.region.length:
         return Refused(Status.OUT_OF_BOUNDS, held.region.length)
-    if write and held.view.readonly:
+    if write and (held.view.readonly if held.file is None else not held.file.writable):
         return Refused(Status.READ_ONLY)
     return held.view[offset : offset + length]
+
+
+def _file_refusal(error: Exception) -> Refused:
+    if isinstance(error, FileShrunk):
+        return Refused(Status.FILE_SHRUNK, error.n_bytes)
+    number = error.errno if isinstance(error, OSError) else None
+    return Refused(Status.FILE_FAILED, number or errno.EIO)

@@ -19,16 +19,23 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes: int = 8 * MIB
     #: Slices given to one lane at a time.
     batch_slices: int = 1024
-    #: Batches (and so connections) in flight per peer.
+    #: Batches (and so connections) in flight per peer; no fewer than addresses it listens at.
     lanes: int = 2
     #: Threads in all; one peer that hangs holds at most `lanes` of them.
     threads: int = 16
     #: Live transfers at the most; the next one ends in `Overloaded`.
     max_live: int = 16_384
+    #: Notifications kept for the owner to take; the next one is refused.
+    max_notifications: int = 1024
     #: Tries of a slice on one path before the next path is taken.
     tries_per_path: int = 3
     #: Patience for a connection to be accepted, if the deadline is not earlier.
     connect_timeout_s: float = 3.0
+    #: Patience with a rail, one of several addresses of a peer, on which nothing moves.
+    rail_stall_s: float = 2.0
+    #: The first pause of a rail that failed, and the longest: each is twice the one before.
+    rail_cooldown_s: float = 1.0
+    rail_cooldown_max_s: float = 60.0
     #: Patience with a peer that stops in the middle of a frame, at the side that serves.
     stall_timeout_s: float = 30.0
     #: Connections that an engine accepts; the next one is turned away with the reason.

@@ -6,6 +6,7 @@ processes) and then answers commands on its standard input:
 
     digest            the xxh3-64 of the region's bytes
     unregister        takes the region back
+    notification      the next message that a peer left, as "sender: text"
     (end of input)    closes the engine and ends
 """
 
@@ -110,6 +111,10 @@ def main(name: str, generation: str, backends: str, n_bytes: str) -> None:
                 case "unregister":
                     engine.unregister(memory.region)
                     print("done", flush=True)
+                case "notification":
+                    got = engine.notifications(10.0)
+                    said = "none came" if got is None else f"{got.segment}: {got.message.decode()}"
+                    print(said, flush=True)
                 case command:
                     print(f"unknown command {command}", flush=True)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BACKENDS = {
     "memory": "halfmoon_transfer.backends.memory:MemoryBackend",
     "shm": "halfmoon_transfer.backends.shm.backend:ShmBackend",
-    "tcp": "halfmoon_transfer.backends.tcp.backend:TcpBackend",
+    "tcp": "halfmoon_transfer.backends.tcp.rails:RailedTcp",
 }
 
 

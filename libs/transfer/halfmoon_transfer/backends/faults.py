@@ -14,7 +14,8 @@ asks for checksums even where no wire is crossed.
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -42,20 +43,37 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Faults:
     """A backend's name and its bad luck; given to `TransferEngine.open` in place of the name.
 
-    `plan` may be replaced at any time, also while transfers are going on.
+    `plan` and `rails` may be changed at any time, also while transfers are going on.
     """
 
-    def __init__(self, inner: str, plan: FaultPlan) -> None:
+    def __init__(
+        self, inner: str, plan: FaultPlan, rails: Mapping[str, FaultPlan] | None = None
+    ) -> None:
+        """Describe the bad luck.
+
+        Args:
+            inner: the backend's name.
+            plan: what happens whatever the rail.
+            rails: what happens besides on single rails, by the address that is dialled.
+        """
         self.inner = inner
         self.plan = plan
+        self.rails = dict(rails or {})
 
-    def partition(self) -> None:
-        """Let nothing through."""
-        self.plan = msgspec.structs.replace(self.plan, partitioned=True)
+    def partition(self, rail: str | None = None) -> None:
+        """Let nothing through, or nothing over one rail."""
+        self._set_partitioned(rail, True)
 
-    def heal(self) -> None:
+    def heal(self, rail: str | None = None) -> None:
         """End a partition."""
-        self.plan = msgspec.structs.replace(self.plan, partitioned=False)
+        self._set_partitioned(rail, False)
+
+    def _set_partitioned(self, rail: str | None, partitioned: bool) -> None:
+        if rail is None:
+            self.plan = msgspec.structs.replace(self.plan, partitioned=partitioned)
+        else:
+            plan = self.rails.get(rail, FaultPlan())
+            self.rails[rail] = msgspec.structs.replace(plan, partitioned=partitioned)
 
     def wrap(self, inner: Backend) -> Backend:
         """The backend with these faults around it."""
@@ -70,7 +88,8 @@ class FaultyBackend:
         self.slice_bytes = inner.slice_bytes
         self._inner = inner
         self._faults = faults
-        self._n_slices = 0
+        #: Slices so far, by rail; all of them under "".
+        self._n_slices: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @property
@@ -84,7 +103,31 @@ class FaultyBackend:
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Some of the batch, some of it damaged."""
-        plan = self._faults.plan
+        errand = msgspec.structs.replace(errand, on_rail=self._on_rail)
+        return self._carry(errand, "", self._faults.plan, self._inner.carry)
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Perhaps; a damaged one is one that did not arrive."""
+        errand = msgspec.structs.replace(errand, on_rail=self._on_rail)
+        return self._notify(errand, "", self._faults.plan, self._inner.notify)
+
+    def _on_rail(
+        self, rail: str, errand: Errand, carry: Callable[[Errand], Sequence[Outcome]]
+    ) -> Sequence[Outcome]:
+        plan = self._faults.rails.get(rail)
+        if plan is None:
+            return carry(errand)
+        if errand.batch.notice is not None:
+            return [self._notify(errand, rail, plan, lambda each: carry(each)[0])]
+        return self._carry(errand, rail, plan, carry)
+
+    def _carry(
+        self,
+        errand: Errand,
+        rail: str,
+        plan: FaultPlan,
+        carry: Callable[[Errand], Sequence[Outcome]],
+    ) -> Sequence[Outcome]:
         _wait(errand, plan.delay_s)
         if plan.partitioned:
             return all_of(errand.batch, Fate.LOST, "partitioned")
@@ -93,7 +136,7 @@ class FaultyBackend:
         unacknowledged: set[int] = set()
         damage: dict[int, int] = {}
         for index, each in enumerate(errand.batch.slices):
-            if self._is_dead(plan):
+            if self._is_dead(plan, rail):
                 outcomes[index] = Outcome(Fate.LOST, f"dead after {plan.fail_after_n} slices")
                 continue
             dice = _dice(plan.seed, errand.batch.transfer, each)
@@ -103,18 +146,35 @@ class FaultyBackend:
                 unacknowledged.add(index)
             elif dice.random() < plan.corrupt_rate:
                 damage[len(kept)] = dice.randrange(each.length)
+            elif index in errand.damage:
+                damage[len(kept)] = errand.damage[index]
             kept.append(index)
         if kept:
-            carried = self._inner.carry(_part(errand, kept, damage))
+            carried = carry(_part(errand, kept, damage))
             for index, outcome in zip(kept, carried, strict=True):
                 if index not in unacknowledged:
                     outcomes[index] = outcome
         return outcomes
 
-    def _is_dead(self, plan: FaultPlan) -> bool:
+    def _notify(
+        self, errand: Errand, rail: str, plan: FaultPlan, notify: Callable[[Errand], Outcome]
+    ) -> Outcome:
+        _wait(errand, plan.delay_s)
+        if plan.partitioned:
+            return Outcome(Fate.LOST, "partitioned")
+        if self._is_dead(plan, rail):
+            return Outcome(Fate.LOST, f"dead after {plan.fail_after_n} slices")
+        dice = _dice(plan.seed, errand.batch.transfer, errand.batch.slices[0])
+        if dice.random() < plan.drop_rate + plan.corrupt_rate:
+            if dice.random() < 0.5:
+                notify(errand)
+            return Outcome(Fate.LOST, "dropped")
+        return notify(errand)
+
+    def _is_dead(self, plan: FaultPlan, rail: str) -> bool:
         with self._lock:
-            self._n_slices += 1
-            return plan.fail_after_n is not None and self._n_slices > plan.fail_after_n
+            self._n_slices[rail] += 1
+            return plan.fail_after_n is not None and self._n_slices[rail] > plan.fail_after_n
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """None while partitioned."""

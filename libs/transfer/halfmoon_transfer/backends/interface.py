@@ -4,16 +4,19 @@ A backend is opened with its engine, listens if it needs to, and carries batches
 of the engine. It never raises for what the world does: every slice gets an outcome.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.topology import Topology
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -25,7 +28,13 @@ class Home(msgspec.Struct, frozen=True):
     bind: str
     port: int
     advertise: str | None
+    #: Further addresses to listen at, each with what peers should dial for it.
+    more: tuple[tuple[str, str | None], ...]
+    #: Which cards are near which memory; None: all are.
+    topology: Topology | None
     regions: RegionTable
+    #: Where notifications from peers go.
+    inbox: Inbox
     settings: TransferSettings
 
 
@@ -41,6 +50,12 @@ class Errand(msgspec.Struct, frozen=True):
     verify: bool = False
     #: By position in the batch: the byte to damage in flight. Only `faults` sets it.
     damage: dict[int, int] = {}
+    #: Called for each part that goes over one rail, in place of carrying it. Only `faults` sets it.
+    on_rail: "OnRail | None" = None
+
+
+#: Given a rail's address, what is to be carried over it, and who would carry it.
+OnRail = Callable[[str, Errand, Callable[[Errand], Sequence[Outcome]]], Sequence[Outcome]]
 
 
 class Backend(Protocol):
@@ -63,6 +78,13 @@ class Backend(Protocol):
         """Move a batch and return one outcome per slice, in order. Blocks.
 
         When it returns, nobody touches the local bytes any more.
+        """
+        ...
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver the batch's notice into the peer's inbox. Blocks.
+
+        `UNUSABLE` when this way carries none; the next path is taken then.
         """
         ...
 
@@ -95,7 +117,7 @@ class Backend(Protocol):
 class AtOnce(Protocol):
     """A backend that sometimes carries without waiting for anybody: it copies memory."""
 
-    def at_once(self, batch: Batch) -> bool:
+    def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
         """Whether carrying this batch now takes no longer than copying its bytes."""
         ...
 
@@ -118,6 +140,8 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
     if status is Status.OK:
         return APPLIED
     where = f"{batch.op} of {each.length} bytes at offset {each.remote_offset}"
+    if batch.notice is not None:
+        where = f"a notification of {len(batch.notice.message)} bytes"
     region = f"a region of segment {batch.peer.segment}"
     match status:
         case Status.OUT_OF_BOUNDS:
@@ -135,5 +159,16 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
             return Outcome(Fate.STALE, reason)
         case Status.CHECKSUM_MISMATCH:
             return Outcome(Fate.CORRUPTED, f"{where} of {region}: the checksum does not match")
+        case Status.NO_ROOM:
+            reason = (
+                f"{where}: segment {batch.peer.segment} has {detail} notifications that nobody "
+                "took, the limit; it must take them with `notifications`"
+            )
+            return Outcome(Fate.REJECTED, reason)
         case Status.NOT_SHAREABLE:
             return Outcome(Fate.UNUSABLE, f"{region} is not in memory that can be mapped")
+        case Status.FILE_FAILED:
+            return Outcome(Fate.REJECTED, f"{where} of {region}, a file: {os.strerror(detail)}")
+        case Status.FILE_SHRUNK:
+            reason = f"{where} of {region}, a file that got shorter: it has {detail} bytes now"
+            return Outcome(Fate.REJECTED, reason)

@@ -12,12 +12,12 @@ from halfmoon_transfer.backends.interface import Errand, Gauges, Home, refusal
 from halfmoon_transfer.copying import checksum, copy, damage
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, Slice
-from halfmoon_transfer.regions import Refused, RegionTable, Status
+from halfmoon_transfer.regions import Refused, RegionTable, Spot, Status
 
 #: What addresses of this process begin with.
 _PROCESS = secrets.token_hex(8)
 #: All open engines of this process that can be reached so, by address.
-_homes: dict[str, RegionTable] = {}
+_homes: dict[str, Home] = {}
 _lock = threading.Lock()
 
 
@@ -30,7 +30,7 @@ class MemoryBackend:
         self.slice_bytes = home.settings.copy_slice_bytes
         self._address = f"{_PROCESS}/{secrets.token_hex(8)}"
         with _lock:
-            _homes[self._address] = home.regions
+            _homes[self._address] = home
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
@@ -42,28 +42,43 @@ class MemoryBackend:
         endpoint = peer.endpoints.get("memory")
         return endpoint is not None and endpoint.address.startswith(_PROCESS)
 
-    def at_once(self, batch: Batch) -> bool:
-        """Always."""
-        return True
+    def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
+        """Unless the owner has files: those may keep us waiting."""
+        owner = _find(peer)
+        return owner is not None and not (
+            owner.regions.has_files
+            and any(owner.regions.is_file(each.remote.key) for each in batch.slices)
+        )
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Copy slice by slice."""
-        regions = _find(errand.peer)
+        owner = _find(errand.peer)
         outcomes: list[Outcome] = []
         for index, each in enumerate(errand.batch.slices):
             if errand.stop.stopped:
                 outcomes.append(Outcome(Fate.LOST, "stopped"))
-            elif regions is None:
-                reason = f"segment {errand.peer.name} is not open in this process any more"
-                outcomes.append(Outcome(Fate.LOST, reason))
+            elif owner is None:
+                outcomes.append(_gone(errand))
             else:
-                outcomes.append(_move(errand, index, each, regions))
+                outcomes.append(_move(errand, index, each, owner.regions))
         return outcomes
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Put it into the owner's inbox."""
+        batch, owner = errand.batch, _find(errand.peer)
+        assert batch.notice is not None
+        if owner is None:
+            return _gone(errand)
+        try:
+            owner.inbox.deliver(batch.peer.generation, batch.notice)
+        except Refused as refused:
+            return refusal(batch, batch.slices[0], refused.status, refused.detail)
+        return APPLIED
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """The owner's own bytes."""
-        regions = _find(peer)
-        return None if regions is None else regions.view(peer.generation, key)
+        owner = _find(peer)
+        return None if owner is None else owner.regions.view(peer.generation, key)
 
     def revoke(self, key: bytes) -> None:
         """Nothing is held."""
@@ -84,9 +99,14 @@ class MemoryBackend:
             _homes.pop(self._address, None)
 
 
-def _find(peer: SegmentDescriptor) -> RegionTable | None:
+def _find(peer: SegmentDescriptor) -> Home | None:
     endpoint = peer.endpoints.get("memory")
     return None if endpoint is None else _homes.get(endpoint.address)
+
+
+def _gone(errand: Errand) -> Outcome:
+    reason = f"segment {errand.peer.name} is not open in this process any more"
+    return Outcome(Fate.LOST, reason)
 
 
 def _move(errand: Errand, index: int, each: Slice, regions: RegionTable) -> Outcome:
@@ -99,7 +119,17 @@ def _move(errand: Errand, index: int, each: Slice, regions: RegionTable) -> Outc
             each.length,
             write=batch.op == "write",
         ) as remote:
-            return move_here(errand, index, remote)
+            if not regions.has_files:
+                return move_here(errand, index, remote)
+            # What is leased may lie in a file; then the owner fetches it, or puts it back.
+            spots = {index: Spot(each.remote.key, each.remote_offset, remote)}
+            failed = regions.load(spots) if batch.op == "read" else {}
+            outcome = APPLIED if failed else move_here(errand, index, remote)
+            if batch.op == "write" and outcome.fate is Fate.APPLIED:
+                failed = regions.store(spots)
+            for refused in failed.values():
+                raise refused
+            return outcome
     except Refused as refused:
         return refusal(batch, each, refused.status, refused.detail)
 

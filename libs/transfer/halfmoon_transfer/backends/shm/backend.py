@@ -14,8 +14,9 @@ from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of, r
 from halfmoon_transfer.backends.memory import move_here
 from halfmoon_transfer.backends.shm.peer import PeerGone, ShmPeer
 from halfmoon_transfer.backends.shm.server import ShmServer
+from halfmoon_transfer.backends.shm.wire import Note
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
-from halfmoon_transfer.plan import Batch, Fate, Outcome, Slice
+from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import Refused, Status
 from halfmoon_transfer.stop import StopSignal
 
@@ -33,6 +34,7 @@ class ShmBackend:
         self._max_mappings = home.settings.max_mappings
         self._server = ShmServer(
             home.regions,
+            home.inbox,
             label=f"halfmoon-transfer-{home.name}-shm",
             max_connections=home.settings.max_connections,
         )
@@ -53,11 +55,11 @@ class ShmBackend:
         """Whether the peer is on this host and shares memory."""
         return peer.host_id == self._host_id and self.name in peer.endpoints
 
-    def at_once(self, batch: Batch) -> bool:
+    def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
         """If the peer is known and has granted all these regions."""
-        peer = self._peers.get(batch.peer.segment)
-        return peer is not None and all(
-            (peer.address, each.remote.key) in self._mappings for each in batch.slices
+        known = self._peers.get(peer.name)
+        return known is not None and all(
+            (known.address, each.remote.key) in self._mappings for each in batch.slices
         )
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
@@ -93,6 +95,19 @@ class ShmBackend:
             else outcome
             for each, outcome in zip(batch.slices, outcomes, strict=True)
         ]
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver the notice over the Unix socket."""
+        batch = errand.batch
+        assert batch.notice is not None
+        try:
+            self._peer(errand.peer).notify(Note(batch.peer.generation, batch.notice), errand.stop)
+        except Refused as refused:
+            return refusal(batch, batch.slices[0], refused.status, refused.detail)
+        except PeerGone as gone:
+            self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
+            return Outcome(Fate.LOST, str(gone))
+        return APPLIED
 
     def _mapping_or_refusal(
         self, peer: ShmPeer, generation: int, key: bytes, stop: StopSignal

@@ -15,15 +15,18 @@ from collections.abc import Callable
 from halfmoon_transfer.backends.shm.wire import (
     GRANTED,
     MESSAGE_BYTES,
+    NOTED,
     REFUSED,
     REVOKED,
     Ask,
+    Note,
     Notice,
     WireError,
     decode_notice,
     encode_ask,
+    encode_note,
 )
-from halfmoon_transfer.regions import Refused
+from halfmoon_transfer.regions import Refused, Status
 from halfmoon_transfer.stop import StopSignal
 
 #: How long an owner may take to answer: it only looks into a table.
@@ -80,22 +83,43 @@ class ShmPeer:
             PeerGone: it says nothing, or nothing that makes sense.
         """
         with self._lock:
-            try:
-                self._socket.send(encode_ask(Ask(generation, key)))
-            except OSError as error:
-                raise PeerGone(f"the owner at @{self.address} hung up: {error}") from error
-            fd, length = self._await_grant(key, stop)
+            self._send(encode_ask(Ask(generation, key)))
+            notice, fd = self._await_answer(GRANTED, key, stop)
+        if fd is None:
+            raise PeerGone(f"the owner at @{self.address} granted a region without its memory")
         try:
-            return map_shared(fd, length)
+            return map_shared(fd, notice.number)
         finally:
             os.close(fd)
+
+    def notify(self, note: Note, stop: StopSignal) -> None:
+        """Deliver a notification.
+
+        Raises:
+            Refused: the owner says no.
+            PeerGone: it says nothing, or nothing that makes sense.
+        """
+        with self._lock:
+            self._send(encode_note(note))
+            notice, fd = self._await_answer(NOTED, note.notice.id, stop)
+        if fd is not None:
+            os.close(fd)
+        if notice.status is not Status.OK:
+            raise Refused(notice.status, notice.number)
 
     def close(self) -> None:
         """Hang up."""
         with self._lock:
             self._socket.close()
 
-    def _await_grant(self, key: bytes, stop: StopSignal) -> tuple[int, int]:
+    def _send(self, message: bytes) -> None:
+        try:
+            self._socket.send(message)
+        except OSError as error:
+            raise PeerGone(f"the owner at @{self.address} hung up: {error}") from error
+
+    def _await_answer(self, kind: int, key: bytes, stop: StopSignal) -> tuple[Notice, int | None]:
+        """The notice of this kind about this key, and the descriptor that came with it."""
         patience = min(_ANSWER_S, stop.remaining_s())
         waited = 0.0
         while waited <= patience and not stop.stopped:
@@ -104,8 +128,8 @@ class ShmPeer:
                 waited += _POLL_S
                 continue
             notice, fd = received
-            if notice.kind == GRANTED and fd is not None and notice.key == key:
-                return fd, notice.number
+            if notice.kind == kind and notice.key == key:
+                return notice, fd
             self._heed(notice, fd)
             if notice.kind == REFUSED and notice.key == key:
                 raise Refused(notice.status, notice.number)

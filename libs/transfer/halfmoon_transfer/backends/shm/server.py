@@ -14,14 +14,17 @@ import time
 
 from halfmoon_transfer.backends.shm.wire import (
     GRANTED,
-    MESSAGE_BYTES,
+    MAX_NOTE_BYTES,
+    NOTED,
     REFUSED,
     REVOKED,
+    Note,
     Notice,
     WireError,
     decode_ask,
     encode_notice,
 )
+from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.regions import Refused, RegionTable, Status
 
 _log = logging.getLogger(__name__)
@@ -31,10 +34,13 @@ _ACCEPT_PAUSE_S = 0.1
 class ShmServer:
     """Listens at `address`, the name of an abstract Unix socket."""
 
-    def __init__(self, regions: RegionTable, *, label: str, max_connections: int) -> None:
+    def __init__(
+        self, regions: RegionTable, inbox: Inbox, *, label: str, max_connections: int
+    ) -> None:
         self.address = f"halfmoon-{secrets.token_hex(12)}"
         self.n_malformed = 0
         self._regions = regions
+        self._inbox = inbox
         self._max_connections = max_connections
         #: Keys granted over each open connection.
         self._granted: dict[socket.socket, set[bytes]] = {}
@@ -105,7 +111,7 @@ class ShmServer:
     def _serve(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Answer one request; hang up when there is none and won't be."""
         try:
-            message = connection.recv(MESSAGE_BYTES + 1)
+            message = connection.recv(MAX_NOTE_BYTES + 1)
             if message:
                 self._answer(connection, message)
                 return
@@ -123,6 +129,9 @@ class ShmServer:
 
     def _answer(self, connection: socket.socket, message: bytes) -> None:
         ask = decode_ask(message)
+        if isinstance(ask, Note):
+            self._note(connection, ask)
+            return
         with self._lock:
             try:
                 fd, length = self._regions.share(ask.generation, ask.key)
@@ -136,6 +145,15 @@ class ShmServer:
                 self._granted[connection].add(ask.key)
             finally:
                 os.close(fd)
+
+    def _note(self, connection: socket.socket, note: Note) -> None:
+        status, detail = Status.OK, 0
+        try:
+            self._inbox.deliver(note.generation, note.notice)
+        except Refused as refused:
+            status, detail = refused.status, refused.detail
+        with self._lock:
+            _send(connection, encode_notice(Notice(NOTED, status, detail, note.notice.id)))
 
 
 def _send(connection: socket.socket, message: bytes, *fds: int) -> None:

@@ -8,15 +8,18 @@ the other idle ones to that peer are thrown away too, as they may be as dead.
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
 from halfmoon_transfer.backends.tcp.addresses import advertised, split
-from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError
+from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError, Hello
 from halfmoon_transfer.backends.tcp.lane import Lane, Refusal
 from halfmoon_transfer.backends.tcp.server import TcpServer
+from halfmoon_transfer.backends.tcp.sessions import Sessions
 from halfmoon_transfer.backends.tcp.sockets import tune
-from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.backends.tcp.unsettled import Unsettled
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, rail_name
 from halfmoon_transfer.plan import Fate, Outcome
 from halfmoon_transfer.stop import StopSignal
 
@@ -32,19 +35,29 @@ class TcpBackend:
         self._checksums = settings.checksums
         self._connect_timeout_s = settings.connect_timeout_s
         self._max_idle = settings.max_idle_connections
-        self._server = TcpServer(
-            home.regions,
-            bind=home.bind,
-            port=home.port,
-            label=f"halfmoon-transfer-{home.name}-tcp",
-            max_connections=settings.max_connections,
-            stall_timeout_s=settings.stall_timeout_s,
-        )
-        try:
-            self._endpoint = advertised(home.bind, self._server.port, home.advertise)
-        except ValueError:
-            self._server.close()
-            raise
+        self._unsettled = Unsettled()
+        #: One per address that we listen at, and what peers dial for it.
+        self._servers: list[TcpServer] = []
+        self._endpoints: dict[str, Endpoint] = {}
+        sessions = Sessions()
+        with ExitStack() as undo:
+            for index, (bind, advertise) in enumerate([(home.bind, home.advertise), *home.more]):
+                server = TcpServer(
+                    home.regions,
+                    home.inbox,
+                    sessions=sessions,
+                    bind=bind,
+                    port=home.port,
+                    label=f"halfmoon-transfer-{home.name}-{rail_name(self.name, index)}",
+                    max_connections=settings.max_connections,
+                    stall_timeout_s=settings.stall_timeout_s,
+                )
+                undo.callback(server.close)
+                self._servers.append(server)
+                self._endpoints[rail_name(self.name, index)] = advertised(
+                    bind, server.port, advertise
+                )
+            undo.pop_all()
         self._lock = threading.Lock()
         #: Connections that nobody uses now, with whom they lead to; the oldest first.
         self._idle: list[tuple[SegmentDescriptor, Lane]] = []
@@ -53,7 +66,7 @@ class TcpBackend:
     @property
     def endpoints(self) -> dict[str, Endpoint]:
         """Where peers dial."""
-        return {self.name: self._endpoint}
+        return self._endpoints
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
         """Whether the peer listens."""
@@ -61,6 +74,24 @@ class TcpBackend:
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Move a batch over one connection."""
+
+        def move(lane: Lane, outcomes: list[Outcome | None]) -> None:
+            lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
+
+        return self._over_a_lane(errand, move)
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver the notice over one connection."""
+
+        def deliver(lane: Lane, outcomes: list[Outcome | None]) -> None:
+            outcomes[0] = lane.notify(errand)
+
+        return self._over_a_lane(errand, deliver)[0]
+
+    def _over_a_lane(
+        self, errand: Errand, use: Callable[[Lane, list[Outcome | None]], None]
+    ) -> Sequence[Outcome]:
+        """Take a connection, use it, and see what remains of it."""
         where = _where(errand.peer)
         try:
             lane = self._take(errand.peer, errand.stop)
@@ -76,16 +107,16 @@ class TcpBackend:
         errand.stop.doing = f"waiting for {where}"
         try:
             with errand.stop.kicking(lane.kick):
-                lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
+                use(lane, outcomes)
         except (OSError, FrameError) as error:
             broken = f"{where}: {error}"
         except BaseException:
-            self._discard(lane)
+            self._give_up(errand, lane)
             raise
         if broken or errand.stop.stopped:
-            self._discard(lane)
+            self._give_up(errand, lane)
             if reused:
-                self._drop_idle(errand.peer.name)
+                self._drop_idle(lambda peer: peer == errand.peer)
         else:
             self._put_back(errand.peer, lane)
         missing = Outcome(Fate.LOST, broken or "stopped")
@@ -100,19 +131,39 @@ class TcpBackend:
 
     def evict(self, key: bytes) -> None:
         """Cut the connections that access the region now."""
-        self._server.evict(key)
+        for server in self._servers:
+            server.evict(key)
 
     def forget(self, segment: str) -> None:
         """Close idle connections to this peer."""
-        self._drop_idle(segment)
+        self._drop_idle(lambda peer: peer.name == segment)
+
+    def probe(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
+        """Dial this peer; the connection takes the place of idle ones, which may be dead.
+
+        Raises:
+            OSError: nobody answers.
+            FrameError: not in our framing.
+            Refusal: the peer does not want us.
+        """
+        with self._lock:
+            self._n_busy += 1
+        try:
+            lane = self._dial(peer, stop)
+        except BaseException:
+            with self._lock:
+                self._n_busy -= 1
+            raise
+        self._drop_idle(lambda known: known == peer)
+        self._put_back(peer, lane)
 
     def gauges(self) -> Gauges:
         """Connections of both sides."""
         with self._lock:
             n_dialled = len(self._idle) + self._n_busy
         return Gauges(
-            n_connections=n_dialled + self._server.n_connections,
-            n_malformed=self._server.n_malformed,
+            n_connections=n_dialled + sum(server.n_connections for server in self._servers),
+            n_malformed=sum(server.n_malformed for server in self._servers),
         )
 
     def close(self) -> None:
@@ -121,17 +172,22 @@ class TcpBackend:
             idle, self._idle = self._idle, []
         for _, lane in idle:
             lane.close()
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
     def _take(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
         """An idle connection to this peer, or a new one."""
+        # While an earlier write is unsettled nothing may overtake it: a new connection ends it.
+        unsettled = self._unsettled.of(peer)
         with self._lock:
             self._n_busy += 1
             for index in reversed(range(len(self._idle))):
-                if self._idle[index][0] == peer:
+                if self._idle[index][0] == peer and not unsettled:
                     return self._idle.pop(index)[1]
         # None to this start of the peer: what there is leads to an earlier one.
-        self._drop_idle(peer.name)
+        self._drop_idle(
+            lambda known: known.name == peer.name and known.generation != peer.generation
+        )
         try:
             return self._dial(peer, stop)
         except BaseException:
@@ -144,11 +200,20 @@ class TcpBackend:
         stop.doing = f"connecting to {_where(peer)}"
         patience = min(self._connect_timeout_s, stop.remaining_s())
         sock = _connect(host, port, time.monotonic() + patience, stop)
-        lane = Lane(sock)
+        lane = Lane(sock, self._unsettled.next_number())
+        over = self._unsettled.of(peer)
+        hello = Hello(
+            peer.name,
+            peer.generation,
+            session=self._unsettled.session,
+            number=lane.number,
+            over=over,
+        )
         try:
             # Whoever accepts a connection and says nothing is no better than who doesn't accept.
             with stop.kicking(lane.kick):
-                lane.greet(peer.name, peer.generation)
+                lane.greet(hello)
+            self._unsettled.settle(peer, over)
             sock.settimeout(None)
             tune(sock)
         except BaseException:
@@ -165,15 +230,18 @@ class TcpBackend:
         for _, old in surplus:
             old.close()
 
-    def _discard(self, lane: Lane) -> None:
+    def _give_up(self, errand: Errand, lane: Lane) -> None:
+        """Hang up in the middle of something."""
+        if errand.batch.op == "write":
+            self._unsettled.add(errand.peer, lane.number)
         with self._lock:
             self._n_busy -= 1
         lane.close()
 
-    def _drop_idle(self, segment: str) -> None:
+    def _drop_idle(self, unwanted: Callable[[SegmentDescriptor], bool]) -> None:
         with self._lock:
-            dropped = [lane for peer, lane in self._idle if peer.name == segment]
-            self._idle = [(peer, lane) for peer, lane in self._idle if peer.name != segment]
+            dropped = [lane for peer, lane in self._idle if unwanted(peer)]
+            self._idle = [(peer, lane) for peer, lane in self._idle if not unwanted(peer)]
         for lane in dropped:
             lane.close()
 

@@ -6,7 +6,9 @@ requests and replies, answered in order. An initiator may send further requests 
 first reply has come.
 
     hello      4s "HMTH" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
-               initiator: {segment, generation}; whom it wants
+               initiator: {segment, generation, session, number, over}; whom it wants, which
+                          connection of which initiator this is, and the numbers of earlier
+                          ones that must have ended before it is answered (`sessions`)
                owner:     {segment, generation, refused}; who it is, and why not ("" is yes)
                Unknown fields are ignored, so that a challenge can be added.
 
@@ -23,7 +25,10 @@ first reply has come.
                u64 xxh3-64 of header and entries
                op 1 (read): the bytes of the slices whose status is 0, one after the other
 
-    op         1 read, 2 write; in a reply also 255: the owner could not read the request;
+               op 3 (notify): its one entry has the notice's id for a key and the length and
+               checksum of its body, a MessagePack array of sender and message that follows
+
+    op         1 read, 2 write, 3 notify; in a reply also 255: the owner could not read the request;
                n is 0, n_text bytes (the u32 after n) of UTF-8 say why after the checksum, and
                the connection is closed
     flags      1: bytes carry checksums. `sum` of a written slice is the xxh3-64 of its bytes
@@ -31,7 +36,7 @@ first reply has come.
     status     as in `regions.Status`; `detail` is what it says there
 
 Limits, checked before anything is allocated: 1 to 1,024 slices of 1 byte to 16 MiB in a
-request, 64 MiB in all, 4,096 bytes of hello.
+request, 64 MiB in all, 4,096 bytes of hello, 8,192 of a notice's body.
 
 A written slice goes straight into the region and is checked there: with another checksum it
 is answered 6, and the initiator sends it again. Bytes of a refused slice are read and dropped.
@@ -44,10 +49,12 @@ import msgspec
 import xxhash
 
 from halfmoon_protocol.regions import KEY_BYTES
+from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
+from halfmoon_transfer.plan import Notice
 from halfmoon_transfer.regions import Status
 
 VERSION = 1
-READ, WRITE, FAILED = 1, 2, 255
+READ, WRITE, NOTIFY, FAILED = 1, 2, 3, 255
 CHECKSUMS = 1
 
 MAX_SLICES = 1024
@@ -55,6 +62,7 @@ MAX_SLICE_BYTES = 16 * 1024 * 1024
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_HELLO_BYTES = 4096
 MAX_TEXT_BYTES = 512
+MAX_NOTICE_BYTES = 8192
 
 _HELLO = struct.Struct("<4sBBH")
 _HEADER = struct.Struct("<4sBBHIIQQ")
@@ -79,6 +87,10 @@ class Hello(msgspec.Struct, frozen=True):
     segment: str
     generation: int
     refused: str = ""
+    #: 16 random bytes of the initiator's, and the connection's number among its own.
+    session: bytes = b""
+    number: int = 0
+    over: tuple[int, ...] = ()
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -179,11 +191,11 @@ def request_rest_bytes(header: bytes | memoryview) -> int:
     """
     magic, version, op, n_slices, flags, _, _, _ = _HEADER.unpack(header)
     _check_start(magic, b"HMTQ", version)
-    if op not in (READ, WRITE):
+    if op not in (READ, WRITE, NOTIFY):
         raise FrameError(f"a request with op {op}")
     if flags & ~CHECKSUMS:
         raise FrameError(f"a request with unknown flags {flags:#x}")
-    if not 1 <= n_slices <= MAX_SLICES:
+    if not 1 <= n_slices <= (1 if op == NOTIFY else MAX_SLICES):
         raise FrameError(f"a request of {n_slices} slices, allowed are 1 to {MAX_SLICES}")
     return int(n_slices) * _ASKED.size + _SUM.size
 
@@ -200,6 +212,8 @@ def decode_request(header: bytes | memoryview, rest: bytes | memoryview) -> Requ
         Asked(key, offset, length, checksum)
         for key, offset, length, _, checksum in _ASKED.iter_unpack(rest[: -_SUM.size])
     )
+    if op == NOTIFY and slices[0].length > MAX_NOTICE_BYTES:
+        raise FrameError(f"a notice of {slices[0].length} bytes, at most {MAX_NOTICE_BYTES}")
     for each in slices:
         if not 1 <= each.length <= MAX_SLICE_BYTES:
             raise FrameError(f"a slice of {each.length} bytes, allowed are 1 to {MAX_SLICE_BYTES}")
@@ -207,6 +221,33 @@ def decode_request(header: bytes | memoryview, rest: bytes | memoryview) -> Requ
     if total > MAX_FRAME_BYTES:
         raise FrameError(f"a request for {total} bytes, at most {MAX_FRAME_BYTES}")
     return Request(op, number, generation, bool(flags & CHECKSUMS), slices)
+
+
+# Notices.
+
+
+def encode_notify(number: int, generation: int, notice: Notice) -> bytes:
+    """A whole request."""
+    body = msgspec.msgpack.encode((notice.sender, notice.message))
+    asked = Asked(notice.id, 0, len(body), xxhash.xxh3_64_intdigest(body))
+    return encode_request(Request(NOTIFY, number, generation, True, (asked,))) + body
+
+
+def decode_notice(asked: Asked, body: bytes | memoryview) -> Notice:
+    """What a request with op 3 delivers.
+
+    Raises:
+        FrameError: damaged, or the message is too long.
+    """
+    if xxhash.xxh3_64_intdigest(body) != asked.checksum:
+        raise FrameError("a notice with another checksum")
+    try:
+        sender, message = msgspec.msgpack.decode(body, type=tuple[str, bytes])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"not a notice: {error}") from None
+    if len(message) > MAX_NOTIFICATION_BYTES:
+        raise FrameError(f"a notice of {len(message)} bytes, at most {MAX_NOTIFICATION_BYTES}")
+    return Notice(asked.key, sender, message)
 
 
 # Replies.
@@ -235,7 +276,7 @@ def reply_rest_bytes(header: bytes | memoryview) -> tuple[int, int]:
     """
     magic, version, op, n_slices, n_text, _, _, _ = _HEADER.unpack(header)
     _check_start(magic, b"HMTR", version)
-    if op not in (READ, WRITE, FAILED) or n_slices > MAX_SLICES or n_text > MAX_TEXT_BYTES:
+    if op not in (READ, WRITE, NOTIFY, FAILED) or n_slices > MAX_SLICES or n_text > MAX_TEXT_BYTES:
         raise FrameError(f"a reply with op {op}, {n_slices} slices, {n_text} bytes of text")
     return int(n_slices) * _ANSWERED.size + _SUM.size, int(n_text)
 

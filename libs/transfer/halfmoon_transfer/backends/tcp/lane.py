@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from halfmoon_transfer.backends.interface import Errand, refusal
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Reply, Request
-from halfmoon_transfer.backends.tcp.sockets import Inbox, send_all
+from halfmoon_transfer.backends.tcp.sockets import ReadAhead, send_all
 from halfmoon_transfer.copying import checksum, damage
 from halfmoon_transfer.plan import Outcome
 from halfmoon_transfer.regions import Status
@@ -35,14 +35,16 @@ class Refusal(Exception):
 class Lane:
     """A connection that has been greeted."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, number: int = 0) -> None:
         self._socket = sock
-        self._inbox = Inbox(sock)
+        self._ahead = ReadAhead(sock)
+        #: Which of our connections it is.
+        self.number = number
         self._n_requests = 0
         #: Whether it has carried a batch: an idle connection may have died unnoticed.
         self.used = False
 
-    def greet(self, segment: str, generation: int) -> None:
+    def greet(self, hello: Hello) -> None:
         """Say whom we want, and hear whether that is who answers.
 
         Raises:
@@ -50,9 +52,9 @@ class Lane:
             FrameError: it does not speak our framing.
             OSError: the connection broke.
         """
-        send_all(self._socket, [frames.encode_hello(Hello(segment, generation))])
-        header = self._inbox.take(frames.HELLO_HEADER_BYTES)
-        own = frames.decode_hello(self._inbox.take(frames.hello_bytes(header)))
+        send_all(self._socket, [frames.encode_hello(hello)])
+        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
+        own = frames.decode_hello(self._ahead.take(frames.hello_bytes(header)))
         if own.refused:
             raise Refusal(own)
 
@@ -82,6 +84,23 @@ class Lane:
             waiting.append((self._send(errand, part, checksums=checksums), part))
         while waiting:
             self._receive(errand, waiting.popleft(), outcomes, checksums=checksums)
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver a notice and wait for the answer.
+
+        Raises:
+            FrameError: the peer sent something else than a reply.
+            OSError: the connection broke; whether it was delivered is unknown.
+        """
+        self.used = True
+        batch, number = errand.batch, self._n_requests
+        assert batch.notice is not None
+        self._n_requests += 1
+        send_all(self._socket, [frames.encode_notify(number, batch.peer.generation, batch.notice)])
+        reply = self._reply()
+        if (reply.op, reply.number, len(reply.slices)) != (frames.NOTIFY, number, 1):
+            raise FrameError("a reply that belongs to another request")
+        return refusal(batch, batch.slices[0], reply.slices[0].status, reply.slices[0].detail)
 
     def _send(self, errand: Errand, part: Sequence[int], *, checksums: bool) -> int:
         write = errand.batch.op == "write"
@@ -126,7 +145,7 @@ class Lane:
             if answer.status is Status.OK
         ]
         if read and fine:
-            self._inbox.fill([errand.local[index] for index in fine])
+            self._ahead.fill([errand.local[index] for index in fine])
         for index, answer in zip(part, reply.slices, strict=True):
             status = answer.status
             if read and status is Status.OK:
@@ -138,11 +157,11 @@ class Lane:
             outcomes[index] = refusal(errand.batch, each, status, answer.detail)
 
     def _reply(self) -> Reply:
-        header = self._inbox.take(frames.HEADER_BYTES)
+        header = self._ahead.take(frames.HEADER_BYTES)
         n_rest, n_text = frames.reply_rest_bytes(header)
-        reply = frames.decode_reply(header, self._inbox.take(n_rest))
+        reply = frames.decode_reply(header, self._ahead.take(n_rest))
         if reply.op == frames.FAILED:
-            text = bytes(self._inbox.take(n_text)).decode(errors="replace")
+            text = bytes(self._ahead.take(n_text)).decode(errors="replace")
             raise FrameError(f"the peer could not read our request: {text}")
         return reply
 

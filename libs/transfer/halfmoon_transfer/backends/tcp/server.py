@@ -10,12 +10,15 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Mapping
 
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
-from halfmoon_transfer.backends.tcp.sockets import Closed, Inbox, send_all, tune
+from halfmoon_transfer.backends.tcp.sessions import Sessions
+from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, send_all, tune
 from halfmoon_transfer.copying import checksum
-from halfmoon_transfer.regions import Refused, RegionTable, Status
+from halfmoon_transfer.notifications import Inbox
+from halfmoon_transfer.regions import Refused, RegionTable, Spot, Status
 
 _log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
@@ -31,7 +34,9 @@ class TcpServer:
     def __init__(
         self,
         regions: RegionTable,
+        inbox: Inbox,
         *,
+        sessions: Sessions,
         bind: str,
         port: int,
         label: str,
@@ -40,6 +45,8 @@ class TcpServer:
     ) -> None:
         self.n_malformed = 0
         self._regions = regions
+        self._inbox = inbox
+        self._sessions = sessions
         self._label = label
         self._max_connections = max_connections
         self._stall_timeout_s = stall_timeout_s
@@ -97,7 +104,12 @@ class TcpServer:
                 crowded = len(self._connections) >= self._max_connections
                 refused = f"{len(self._connections)} connections are open, the limit"
                 connection = _Connection(
-                    sock, self._regions, self._stall_timeout_s, refused if crowded else ""
+                    sock,
+                    self._regions,
+                    self._inbox,
+                    self._sessions,
+                    self._stall_timeout_s,
+                    refused if crowded else "",
                 )
                 if crowded:
                     # Told so without a thread of its own: the line is short.
@@ -128,11 +140,21 @@ class _Connection:
     """One accepted connection, served by one thread."""
 
     def __init__(
-        self, sock: socket.socket, regions: RegionTable, stall_timeout_s: float, refused: str
+        self,
+        sock: socket.socket,
+        regions: RegionTable,
+        inbox: Inbox,
+        sessions: Sessions,
+        stall_timeout_s: float,
+        refused: str,
     ) -> None:
         self._socket = sock
-        self._inbox = Inbox(sock)
+        self._ahead = ReadAhead(sock)
         self._regions = regions
+        self._inbox = inbox
+        self._sessions = sessions
+        #: Who it says it is, once greeted.
+        self._greeted: Hello | None = None
         self._refused = refused
         #: Keys of the regions that the current request accesses.
         self.accessing: frozenset[bytes] = frozenset()
@@ -152,6 +174,8 @@ class _Connection:
     def close(self) -> None:
         """Free the socket."""
         self._socket.close()
+        if self._greeted is not None:
+            self._sessions.leave(self._greeted.session, self._greeted.number)
 
     def turn_away(self) -> None:
         """Say that there is no room, if that can be said without waiting."""
@@ -170,8 +194,12 @@ class _Connection:
             if not self._greet():
                 return
             while (header := self._next_header()) is not None:
-                rest = self._inbox.take(frames.request_rest_bytes(header))
-                self._answer(frames.decode_request(header, rest))
+                rest = self._ahead.take(frames.request_rest_bytes(header))
+                request = frames.decode_request(header, rest)
+                if request.op == frames.NOTIFY:
+                    self._note(request)
+                else:
+                    self._answer(request)
         except FrameError as error:
             self._complain(str(error))
             raise
@@ -188,8 +216,8 @@ class _Connection:
                     return
 
     def _greet(self) -> bool:
-        header = self._inbox.take(frames.HELLO_HEADER_BYTES)
-        hello = frames.decode_hello(self._inbox.take(frames.hello_bytes(header)))
+        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
+        hello = frames.decode_hello(self._ahead.take(frames.hello_bytes(header)))
         regions = self._regions
         refused = ""
         if (hello.segment, hello.generation) != (regions.segment, regions.generation):
@@ -197,6 +225,11 @@ class _Connection:
                 f"this is segment {regions.segment}, generation {regions.generation}, "
                 f"not {hello.segment:.200}, generation {hello.generation}"
             )
+        elif hello.over and not self._sessions.end(hello.session, hello.over):
+            refused = "an earlier connection of yours has not ended yet"
+        elif hello.session:
+            self._greeted = hello
+            self._sessions.enter(hello.session, hello.number, self.hang_up)
         own = Hello(regions.segment, regions.generation, refused)
         send_all(self._socket, [frames.encode_hello(own)])
         return not refused
@@ -206,12 +239,12 @@ class _Connection:
         while True:
             try:
                 # Idling between requests is fine, for as long as the peer likes.
-                if not self._inbox.wait():
+                if not self._ahead.wait():
                     return None
             except BlockingIOError:
                 continue
             try:
-                return self._inbox.take(frames.HEADER_BYTES)
+                return self._ahead.take(frames.HEADER_BYTES)
             except Closed as closed:
                 raise FrameError("the peer hung up in the middle of a header") from closed
 
@@ -226,6 +259,17 @@ class _Connection:
                 self._give(request, views)
         self.accessing = frozenset()
 
+    def _note(self, request: Request) -> None:
+        """Put a notice into the inbox and say so."""
+        (asked,) = request.slices
+        notice = frames.decode_notice(asked, self._ahead.take(asked.length))
+        answer = _FINE
+        try:
+            self._inbox.deliver(request.generation, notice)
+        except Refused as refused:
+            answer = _refused(refused)
+        send_all(self._socket, [frames.encode_reply(frames.NOTIFY, request.number, [answer])])
+
     def _take(self, request: Request, views: list[memoryview | Refused]) -> None:
         """Read the slices' bytes into place, check them, acknowledge."""
         buffers: list[memoryview] = []
@@ -234,19 +278,20 @@ class _Connection:
                 buffers.extend(self._scraps(each.length))
             else:
                 buffers.append(view)
-        self._inbox.fill(buffers)
-        answers = [
-            _refused(view)
-            if isinstance(view, Refused)
-            else _DAMAGED
-            if request.checksums and checksum(view) != each.checksum
-            else _FINE
-            for each, view in zip(request.slices, views, strict=True)
-        ]
+        self._ahead.fill(buffers)
+        if request.checksums:
+            for index, (each, view) in enumerate(zip(request.slices, views, strict=True)):
+                if not isinstance(view, Refused) and checksum(view) != each.checksum:
+                    views[index] = Refused(Status.CHECKSUM_MISMATCH)
+        if self._regions.has_files:
+            _settle(self._regions.store, request, views)
+        answers = [_refused(view) if isinstance(view, Refused) else _FINE for view in views]
         send_all(self._socket, [frames.encode_reply(frames.WRITE, request.number, answers)])
 
     def _give(self, request: Request, views: list[memoryview | Refused]) -> None:
         """Send the slices' bytes from where they are."""
+        if self._regions.has_files:
+            _settle(self._regions.load, request, views)
         answers = [
             _refused(view)
             if isinstance(view, Refused)
@@ -268,8 +313,22 @@ class _Connection:
 
 
 _FINE = Answered(Status.OK)
-_DAMAGED = Answered(Status.CHECKSUM_MISMATCH)
 
 
 def _refused(refused: Refused) -> Answered:
     return Answered(refused.status, refused.detail)
+
+
+def _settle(
+    settle: Callable[[Mapping[int, Spot]], dict[int, Refused]],
+    request: Request,
+    views: list[memoryview | Refused],
+) -> None:
+    """See that files give, or take, the bytes of the slices that are fine so far."""
+    spots = {
+        index: Spot(each.key, each.offset, view)
+        for index, (each, view) in enumerate(zip(request.slices, views, strict=True))
+        if not isinstance(view, Refused)
+    }
+    for index, refused in settle(spots).items():
+        views[index] = refused

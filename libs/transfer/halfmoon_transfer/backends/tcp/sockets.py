@@ -15,7 +15,7 @@ class Closed(ConnectionError):
         self.clean = clean
 
 
-#: Bytes that an `Inbox` reads ahead: a request for a few slices, with a small slice or two.
+#: Bytes that a `ReadAhead` reads ahead: a request for a few slices, with a small slice or two.
 _AHEAD_BYTES = 8 * 1024
 #: Socket buffers towards a peer on this host; see `tune`.
 _LOCAL_BUFFER_BYTES = 256 * 1024
@@ -94,7 +94,7 @@ def receive(sock: socket.socket, n_bytes: int) -> memoryview:
     return buffer
 
 
-class Inbox:
+class ReadAhead:
     """Reads a connection a little ahead, so that a small frame costs one system call."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -1,0 +1,121 @@
+"""A P2P client in a process of its own, for tests and benchmarks: order it about, kill it.
+
+Run as a program with a segment name, a metadata URL and backends, it answers each line on its
+standard input with one line of JSON, and ends at the end of its input:
+
+    publish NAME SIZE     one buffer, filled with `testing.pattern`
+    get NAME              fetches it, compares it with the pattern, and serves it
+    list PREFIX
+"""
+
+import subprocess
+import sys
+from types import TracebackType
+
+import msgspec
+
+from halfmoon_metadata import open_store
+from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.p2p.store import GetReport, P2PStore
+from halfmoon_transfer.testing import pattern
+
+
+class Got(msgspec.Struct, frozen=True):
+    """The answer to a get."""
+
+    report: GetReport
+    #: Whether the bytes are those of the pattern.
+    right: bool
+
+
+class P2PProcess:
+    """The parent's handle; a context manager that ends the process."""
+
+    def __init__(self, segment: str, metadata_url: str, backends: str = "tcp") -> None:
+        """Start it; it is ready when it has answered something."""
+        self.segment = segment
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, segment, metadata_url, backends],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """To send it signals."""
+        return self._process.pid
+
+    def send(self, command: str) -> None:
+        """One command; it is carried out while the caller does something else."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> bytes:
+        """The answer to the first command that was not answered yet."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"{self.segment} ended with {self._process.wait()}"
+        return line.encode()
+
+    def ask(self, command: str) -> bytes:
+        """A command and its answer."""
+        self.send(command)
+        return self.answer()
+
+    def got(self) -> Got:
+        """The answer to a get."""
+        return msgspec.json.decode(self.answer(), type=Got)
+
+    def kill(self) -> None:
+        """As abruptly as can be; returns when it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> "P2PProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def main(segment: str, metadata_url: str, backends: str) -> None:
+    """The child's program."""
+    metadata = open_store(metadata_url)
+    with (
+        TransferEngine.open(segment, metadata=metadata, backends=backends.split(",")) as engine,
+        P2PStore(engine, metadata) as store,
+    ):
+        for line in sys.stdin:
+            print(msgspec.json.encode(_obey(engine, store, line.split())).decode(), flush=True)
+
+
+def _obey(engine: TransferEngine, store: P2PStore, words: list[str]) -> object:
+    match words:
+        case ["publish", name, size]:
+            memory = engine.allocate(int(size))
+            memory.view[:] = pattern(int(size))
+            return store.publish(name, [memory]).publication
+        case ["get", name]:
+            (n_bytes,) = store.lookup(name).sizes
+            memory = engine.allocate(n_bytes)
+            report = store.get_replica(name, [memory])
+            # By checksum: comparing memory views would hold up who reads from us.
+            right = checksum(memory.view) == checksum(memoryview(pattern(n_bytes)))
+            return Got(report, right)
+        case ["list", *prefix]:
+            return store.list(*prefix)
+        case _:
+            return f"unknown command {words}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

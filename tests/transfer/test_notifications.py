@@ -1,0 +1,301 @@
+"""A notification arrives after the data, once, in a queue that has an end."""
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer import (
+    Lost,
+    Notification,
+    Piece,
+    Rejected,
+    TransferEngine,
+    TransferError,
+    TransferSettings,
+)
+from halfmoon_transfer.backends.faults import FaultPlan, Faults
+from halfmoon_transfer.backends.shm import wire
+from halfmoon_transfer.backends.tcp import frames
+from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
+from halfmoon_transfer.notifications import Inbox
+from halfmoon_transfer.plan import Notice
+from halfmoon_transfer.regions import Refused, Status
+
+World = Any
+PATIENCE_S = 60.0
+
+
+def pair(world: World, **overrides: Any) -> tuple[TransferEngine, TransferEngine, Piece]:
+    here, there = world.open("here"), world.open("there", **overrides)
+    local, remote = here.allocate(200_000), there.allocate(200_000)
+    return here, there, Piece(local.region, 0, remote.region, 0, 200_000)
+
+
+# What every backend does.
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_a_notification_is_there_when_the_transfer_is_done(world: World, op: Any) -> None:
+    here, there, piece = pair(world)
+    report = here.submit(op, [piece], PATIENCE_S, notify=b"block 7").result(PATIENCE_S)
+    assert there.notifications() == Notification("here", b"block 7")
+    assert there.notifications() is None
+    assert (report.n_bytes, report.path) == (200_000, (world.kind,))
+
+
+def test_the_data_is_there_when_the_notification_is(world: World) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(300_000), there.allocate(300_000)
+    for number in range(1, 11):
+        local.view[:] = bytes([number]) * 300_000
+        piece = Piece(local.region, 0, remote.region, 0, 300_000)
+        transfer = here.submit("write", [piece], PATIENCE_S, notify=bytes([number]))
+        assert there.notifications(PATIENCE_S) == Notification("here", bytes([number]))
+        assert remote.view == local.view
+        transfer.result(PATIENCE_S)
+
+
+def test_many_notifications_arrive_once_each(world: World) -> None:
+    here, there, piece = pair(world)
+    small = msgspec.structs.replace(piece, length=100)
+    messages = [str(number).encode() for number in range(200)]
+    transfers = [here.submit("write", [small], PATIENCE_S, notify=each) for each in messages]
+    for transfer in transfers:
+        transfer.result(PATIENCE_S)
+    got = []
+    while (notification := there.notifications()) is not None:
+        got.append(notification.message)
+    assert Counter(got) == Counter(messages)
+
+
+def test_a_full_queue_refuses_and_says_so(world: World) -> None:
+    here, there, piece = pair(world, settings=TransferSettings(max_notifications=2))
+    for message in (b"1", b"2"):
+        here.submit("write", [piece], PATIENCE_S, notify=message).result(PATIENCE_S)
+    with pytest.raises(Rejected, match="there has 2 notifications that nobody took, the limit"):
+        here.submit("write", [piece], PATIENCE_S, notify=b"3").result(PATIENCE_S)
+    assert [there.notifications(), there.notifications(), there.notifications()] == [
+        Notification("here", b"1"),
+        Notification("here", b"2"),
+        None,
+    ]
+    here.submit("write", [piece], PATIENCE_S, notify=b"4").result(PATIENCE_S)
+    assert there.notifications() == Notification("here", b"4")
+
+
+def test_a_transfer_that_fails_notifies_nobody(world: World) -> None:
+    here, there, piece = pair(world)
+    forged = msgspec.structs.replace(piece.remote, key=os.urandom(16))
+    bad = msgspec.structs.replace(piece, remote=forged)
+    with pytest.raises(Rejected, match="no region of this key"):
+        here.submit("write", [piece, bad], PATIENCE_S, notify=b"done").result(PATIENCE_S)
+    assert there.notifications() is None
+
+
+def test_every_peer_of_a_transfer_is_told_also_one_with_nothing_to_move(world: World) -> None:
+    here = world.open("here")
+    theres = [world.open(f"there-{number}") for number in range(3)]
+    local = here.allocate(1000)
+    pieces = [
+        Piece(local.region, 0, there.allocate(1000).region, 0, length)
+        for there, length in zip(theres, (1000, 10, 0), strict=True)
+    ]
+    here.submit("write", pieces, PATIENCE_S, notify=b"all").result(PATIENCE_S)
+    for there in theres:
+        assert there.notifications() == Notification("here", b"all")
+        assert there.notifications() is None
+
+
+def test_an_engine_may_notify_itself(world: World) -> None:
+    here = world.open("here")
+    memory = here.allocate(100)
+    piece = Piece(memory.region, 0, memory.region, 50, 50)
+    here.submit("write", [piece], PATIENCE_S, notify=b"me").result(PATIENCE_S)
+    assert here.notifications() == Notification("here", b"me")
+
+
+def test_a_notification_has_a_limit_and_an_address(world: World) -> None:
+    here, there, piece = pair(world)
+    longest = os.urandom(MAX_NOTIFICATION_BYTES)
+    here.submit("write", [piece], PATIENCE_S, notify=longest).result(PATIENCE_S)
+    assert there.notifications() == Notification("here", longest)
+    with pytest.raises(ValueError, match=r"4097 bytes.*at most 4096"):
+        here.submit("write", [piece], notify=longest + b"!")
+    with pytest.raises(ValueError, match="0 pieces"):
+        here.submit("write", [], notify=b"to whom?")
+
+
+def test_a_segment_of_another_generation_is_not_notified(world: World) -> None:
+    here = world.open("here")
+    local = here.allocate(10)
+    first = world.open("there", generation=6)
+    here.submit("write", [Piece(local.region, 0, first.allocate(10).region, 0, 10)]).result()
+    first.close()
+    second = world.open("there", generation=7)
+    old = Region("there", 6, bytes(16), 10)
+    with pytest.raises(Rejected, match="generation 7"):
+        here.submit("write", [Piece(local.region, 0, old, 0, 0)], notify=b"x").result(PATIENCE_S)
+    assert second.notifications() is None
+
+
+async def test_notifications_can_be_awaited(world: World) -> None:
+    here, there, piece = pair(world)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(there.next_notification(), 0.01)
+    assert await there.next_notification(0.01) is None
+    waiter = asyncio.create_task(there.next_notification(PATIENCE_S))
+    await here.submit("write", [piece], PATIENCE_S, notify=b"awaited")
+    assert await waiter == Notification("here", b"awaited")
+
+
+async def test_closing_the_engine_wakes_who_waits_for_notifications(world: World) -> None:
+    there = world.open("there")
+    waiter = asyncio.create_task(there.next_notification())
+    failures: list[TransferError] = []
+
+    def wait() -> None:
+        try:
+            there.notifications(PATIENCE_S)
+        except TransferError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    await asyncio.sleep(0)
+    there.close()
+    with pytest.raises(TransferError, match="closed"):
+        await waiter
+    thread.join()
+    assert len(failures) == 1
+
+
+def test_a_notification_crosses_process_borders(far_world: World) -> None:
+    here = far_world.open("here")
+    there = far_world.start("there", 1, 1000)
+    local = here.allocate(1000)
+    piece = Piece(local.region, 0, there.region, 0, 1000)
+    here.submit("write", [piece], PATIENCE_S, notify=b"over there").result(PATIENCE_S)
+    assert there.ask("notification") == "here: over there"
+    there.kill()
+    with pytest.raises(Lost):
+        here.submit("write", [piece], PATIENCE_S, notify=b"anybody?").result(PATIENCE_S)
+
+
+# Bad luck.
+
+
+@pytest.mark.parametrize("inner", ["memory", "shm", "tcp"])
+def test_what_is_sent_again_is_delivered_once(make_world: Any, inner: str) -> None:
+    world = make_world(inner)
+    faults = Faults(inner, FaultPlan(seed=3, drop_rate=0.4))
+    patient = TransferSettings(tries_per_path=40)
+    here, there = world.open("here", backends=(faults,), settings=patient), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    for number in range(60):
+        here.submit("write", [piece], PATIENCE_S, notify=bytes([number])).result(PATIENCE_S)
+        assert there.notifications() == Notification("here", bytes([number]))
+        assert there.notifications() is None
+    assert here.stats().n_retries > 0
+
+
+def test_a_way_that_carries_no_notifications_leaves_them_to_the_next(make_world: Any) -> None:
+    world = make_world("memory,tcp")
+    faults = Faults("memory", FaultPlan(fail_after_n=1))
+    here, there = world.open("here", backends=(faults, "tcp")), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    report = here.submit("write", [piece], PATIENCE_S, notify=b"around").result(PATIENCE_S)
+    assert report.path == ("faults(memory)",)
+    assert there.notifications() == Notification("here", b"around")
+
+
+# The queue alone.
+
+
+def test_the_inbox_knows_what_it_has_seen_and_of_which_start_it_is() -> None:
+    inbox = Inbox("there", 3, capacity=1)
+    first, second = (Notice(bytes([n]) * 16, "here", b"m") for n in (1, 2))
+    inbox.deliver(3, first)
+    inbox.deliver(3, first)
+    with pytest.raises(Refused) as full:
+        inbox.deliver(3, second)
+    assert (full.value.status, full.value.detail) == (Status.NO_ROOM, 1)
+    # What was refused was not seen: it may come again.
+    assert inbox.take(0) == Notification("here", b"m")
+    inbox.deliver(3, first)
+    assert inbox.take(0) is None
+    inbox.deliver(3, second)
+    assert inbox.take(0) == Notification("here", b"m")
+    with pytest.raises(Refused) as other:
+        inbox.deliver(4, second)
+    assert (other.value.status, other.value.detail) == (Status.OTHER_GENERATION, 3)
+    inbox.check()
+
+
+async def test_a_cancelled_waiter_takes_nothing_with_it() -> None:
+    inbox = Inbox("there", 1, capacity=10)
+    waiter = asyncio.create_task(inbox.wait(None))
+    await asyncio.sleep(0)
+    inbox.deliver(1, Notice(bytes(16), "here", b"kept"))
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert await inbox.wait(PATIENCE_S) == Notification("here", b"kept")
+
+
+# On the wire.
+
+NOTICES = st.builds(
+    Notice,
+    st.binary(min_size=16, max_size=16),
+    st.text(max_size=100),
+    st.binary(max_size=MAX_NOTIFICATION_BYTES),
+)
+
+
+@given(NOTICES, st.integers(0, 2**64 - 1), st.integers(0, 2**63))
+def test_a_notice_is_read_as_it_was_written(notice: Notice, number: int, generation: int) -> None:
+    frame = frames.encode_notify(number, generation, notice)
+    header, rest = frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES :]
+    n_rest = frames.request_rest_bytes(header)
+    request = frames.decode_request(header, rest[:n_rest])
+    assert (request.op, request.number, request.generation) == (frames.NOTIFY, number, generation)
+    assert frames.decode_notice(request.slices[0], rest[n_rest:]) == notice
+    note = wire.Note(generation, notice)
+    assert wire.decode_ask(wire.encode_note(note)) == note
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=200), st.data())
+def test_a_damaged_notice_is_an_error_and_nothing_else(junk: bytes, data: st.DataObject) -> None:
+    notice = Notice(bytes(16), "here", b"message")
+    frame = bytearray(frames.encode_notify(1, 1, notice))
+    position = data.draw(st.integers(frames.HEADER_BYTES, len(frame) - 1))
+    frame[position] ^= 1 << data.draw(st.integers(0, 7))
+    header, rest = bytes(frame[: frames.HEADER_BYTES]), bytes(frame[frames.HEADER_BYTES :])
+    n_rest = frames.request_rest_bytes(header)
+    with pytest.raises(frames.FrameError):
+        request = frames.decode_request(header, rest[:n_rest])
+        frames.decode_notice(request.slices[0], rest[n_rest:])
+    begun = wire.encode_note(wire.Note(1, notice))[: wire.MESSAGE_BYTES]
+    with pytest.raises(wire.WireError):
+        wire.decode_ask(begun + b"\xc1" + junk)
+
+
+def test_too_long_a_notice_is_refused_before_its_body_is_read() -> None:
+    asked = frames.Asked(bytes(16), 0, frames.MAX_NOTICE_BYTES + 1)
+    frame = frames.encode_request(frames.Request(frames.NOTIFY, 1, 1, True, (asked,)))
+    with pytest.raises(frames.FrameError, match="8193 bytes, at most 8192"):
+        frames.decode_request(frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES :])
+    long = Notice(bytes(16), "here", bytes(MAX_NOTIFICATION_BYTES + 1))
+    with pytest.raises(wire.WireError, match="4097 bytes"):
+        wire.decode_ask(wire.encode_note(wire.Note(1, long)))
