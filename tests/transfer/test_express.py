@@ -5,15 +5,25 @@ import random
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_transfer import Lost, Piece, Rejected, TimedOut, Transfer, TransferSettings
+from halfmoon_transfer import (
+    Lost,
+    Piece,
+    Rejected,
+    TimedOut,
+    Transfer,
+    TransferError,
+    TransferSettings,
+)
 from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, tune
 from halfmoon_transfer.couriers import Couriers
+from halfmoon_transfer.region_file import RegionFile
 
 PATIENCE_S = 60.0
 
@@ -59,6 +69,65 @@ def test_a_peer_that_is_mapped_already_is_copied_to_at_once(make_world: Any) -> 
     local.view[:] = b"!" * 4096
     assert here.submit("write", [piece]).done()
     assert remote.view == local.view
+
+
+def test_whoever_submits_does_not_wait_for_a_file(
+    make_world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_world("shm").open("here")
+    path = tmp_path / "file"
+    path.write_bytes(b"!" * 4096)
+    file, memory = engine.register_file(path), engine.allocate(4096)
+    ready = threading.Event()
+    load = RegionFile.load
+
+    def slow(region_file: RegionFile, offset: int, view: memoryview) -> None:
+        assert ready.wait(PATIENCE_S)
+        load(region_file, offset, view)
+
+    monkeypatch.setattr(RegionFile, "load", slow)
+    transfer = engine.submit("read", [Piece(memory.region, 0, file, 0, 4096)])
+    assert not transfer.done()
+    ready.set()
+    transfer.result(PATIENCE_S)
+    assert memory.view == b"!" * 4096
+
+
+def test_a_file_that_is_reached_in_one_call_takes_the_bytes(world: Any, tmp_path: Path) -> None:
+    here, there = world.open("here"), world.open("there")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    local, file, memory = here.allocate(4096), there.register_file(path), there.allocate(4096)
+    local.view[:] = random.Random(6).randbytes(4096)
+    pieces = [
+        Piece(local.region, 0, file, 0, 2000),
+        Piece(local.region, 2000, memory.region, 2000, 2096),
+    ]
+    if not here.descriptor.endpoints.keys() - {"shm"}:
+        with pytest.raises(TransferError):
+            here.transfer("write", pieces, PATIENCE_S)
+        return
+    here.transfer("write", pieces, PATIENCE_S)
+    assert path.read_bytes()[:2000] == local.view[:2000]
+    assert memory.view[2000:] == local.view[2000:]
+    back = here.allocate(2000)
+    here.transfer("read", [Piece(back.region, 0, file, 0, 2000)], PATIENCE_S)
+    assert back.view == local.view[:2000]
+
+
+def test_a_small_transfer_that_notifies_does_so_once(world: Any) -> None:
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    here.transfer("write", [piece], PATIENCE_S)
+    local.view[:] = b"!" * 100
+    here.transfer("write", [piece], PATIENCE_S, notify=b"one")
+    here.submit("write", [piece], PATIENCE_S, notify=b"two").result()
+    for expected in (b"one", b"two"):
+        note = there.notifications(PATIENCE_S)
+        assert note is not None and note.message == expected
+    assert remote.view == local.view
+    assert there.notifications() is None
 
 
 def test_waiting_for_a_transfer_in_one_call_moves_the_same_bytes(world: Any) -> None:
