@@ -9,10 +9,10 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-rdma check schema format bench clean
+.PHONY: help up test test-rdma check schema format bench bench-transfer clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings of make up: MODEL=<folder or hub id> PREFILL=2 DECODE=2 KVSTORE=2 PORT=8000"
 
 up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
@@ -57,6 +57,9 @@ format: $(VENV)/.dev ## let ruff have its way
 
 bench: $(VENV)/.installed ## how fast the parts are on this machine
 	$(BIN)/python -m benchmarks
+
+bench-transfer: $(VENV)/.installed ## the transfer library beside its peers (installs them aside)
+	$(BIN)/python -m benchmarks.transfer
 
 clean: ## remove the environment and what runs leave behind
 	rm -rf $(VENV) .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis

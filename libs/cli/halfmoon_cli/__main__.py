@@ -11,6 +11,7 @@ from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
 from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.status import show_status
+from halfmoon_cli.transfer import bench
 from halfmoon_cli.up import run_up
 
 DEFAULT_PORT = 8000
@@ -130,6 +131,9 @@ def topology(
         show_topology(console, as_json=json, matrix=matrix)
     except (OSError, ValueError) as error:
         _give_up(f"the matrix in {matrix} can't be used: {error}")
+
+
+transfer_app.command()(bench)
 
 
 def _extra(options: list[str]) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ import numpy as np
 import xxhash
 
 #: Below this a plain slice assignment is quicker than going through numpy.
-_SMALL_BYTES = 16 * 1024
+_SMALL_BYTES = 64 * 1024
 
 
 def copy(destination: memoryview, source: memoryview) -> None:

@@ -51,6 +51,24 @@ class Couriers:
             self._make_ready(peer)
             self._call_somebody()
 
+    def run_here(self, peer: str, job: Job) -> bool:
+        """Run `job` in the calling thread if a lane of the peer is free; whether it did.
+
+        It takes a lane like any other job, and doesn't push in before those that wait.
+        """
+        with self._lock:
+            n_running = self._running.get(peer, 0)
+            if self._closed or peer in self._queues or n_running >= self._lanes:
+                return False
+            self._running[peer] = n_running + 1
+        try:
+            job()
+        finally:
+            with self._lock:
+                self._leave(peer)
+                self._call_somebody()
+        return True
+
     def close(self) -> None:
         """Wait for the jobs that run and end all threads; jobs that wait are dropped."""
         with self._lock:
@@ -61,6 +79,13 @@ class Couriers:
             self._work.notify_all()
         for thread in threads - {threading.current_thread()}:
             thread.join()
+
+    def _leave(self, peer: str) -> None:
+        """A lane of the peer is free again."""
+        self._running[peer] -= 1
+        if self._running[peer] == 0:
+            del self._running[peer]
+        self._make_ready(peer)
 
     def _make_ready(self, peer: str) -> None:
         if (
@@ -104,10 +129,7 @@ class Couriers:
                 finally:
                     del job
                     self._lock.acquire()
-                    self._running[peer] -= 1
-                    if self._running[peer] == 0:
-                        del self._running[peer]
-                    self._make_ready(peer)
+                    self._leave(peer)
             self._threads.discard(threading.current_thread())
 
     def _wait_for_work(self) -> bool:

@@ -12,7 +12,8 @@ import itertools
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path as FilePath
@@ -24,12 +25,20 @@ import msgspec
 from halfmoon_metadata.store import MetadataStore
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.backends import open_backend
-from halfmoon_transfer.backends.interface import Backend, Errand, Home, Unavailable, all_of
+from halfmoon_transfer.backends.interface import (
+    AtOnce,
+    Backend,
+    Errand,
+    Home,
+    Unavailable,
+    all_of,
+)
 from halfmoon_transfer.backends.memory import MemoryBackend
 from halfmoon_transfer.couriers import Couriers
 from halfmoon_transfer.deadlines import Deadlines
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, check_name
 from halfmoon_transfer.directory import Directory
+from halfmoon_transfer.express import Finished, one_batch
 from halfmoon_transfer.interface import (
     MAX_NOTIFICATION_BYTES,
     Cancelled,
@@ -39,12 +48,14 @@ from halfmoon_transfer.interface import (
     Overloaded,
     Piece,
     Rejected,
+    Report,
     Transfer,
     TransferError,
 )
 from halfmoon_transfer.lease import Lease
 from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.plan import (
+    APPLIED,
     Batch,
     Carry,
     Command,
@@ -62,6 +73,7 @@ from halfmoon_transfer.region_file import RegionFile
 from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stats import TransferStats
+from halfmoon_transfer.stop import StopSignal
 from halfmoon_transfer.topology import Topology
 from halfmoon_transfer.transfer import LiveTransfer
 
@@ -127,6 +139,14 @@ class TransferEngine:
         self._own_descriptor = msgspec.structs.replace(
             self.descriptor, endpoints=self._own.endpoints
         )
+        #: By path: whether a batch is a mere copy. `isinstance` with a protocol is slow.
+        self._at_once = {
+            backend.name: backend.at_once
+            for backend in (*self._backends.values(), self._own)
+            if isinstance(backend, AtOnce)
+        }
+        #: For what can't be stopped as it is over at once.
+        self._never = StopSignal.after(float("inf"))
         label = f"halfmoon-transfer-{home.name}"
         self._couriers = Couriers(label, threads=home.settings.threads, lanes=home.settings.lanes)
         self._deadlines: Deadlines[LiveTransfer] = Deadlines(f"{label}-deadlines", self._on_overdue)
@@ -312,7 +332,10 @@ class TransferEngine:
         *,
         notify: bytes | None = None,
     ) -> Transfer:
-        """Start moving these pieces; returns at once.
+        """Start moving these pieces; never waits for a peer.
+
+        What is at most `copy_here_bytes` and can be copied in memory right away is copied
+        before it returns: that is quicker than handing it to another thread.
 
         A read fills local regions from remote ones, a write the other way round. Pieces of
         one transfer may go to several peers, and in any order; two that overlap at the
@@ -332,6 +355,76 @@ class TransferEngine:
             ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
                 nobody.
         """
+        if notify is None:
+            report = self._copy_at_once(op, pieces, self._settings.copy_here_bytes)
+            if report is not None:
+                return Finished(report)
+        return self._start(op, pieces, deadline_s, notify)
+
+    def transfer(
+        self,
+        op: Op,
+        pieces: Sequence[Piece],
+        deadline_s: float = 30.0,
+        *,
+        notify: bytes | None = None,
+    ) -> Report:
+        """Move these pieces and wait until they are there: `submit` and `result` in one.
+
+        The calling thread carries the bytes itself where it can, which saves two changes of
+        threads: for small transfers the larger part of the time.
+
+        Raises:
+            ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
+                nobody.
+            TransferError: it failed.
+        """
+        if notify is None:
+            report = self._copy_at_once(op, pieces, self._settings.batch_bytes)
+            if report is not None:
+                return report
+        return self._start(op, pieces, deadline_s, notify, threading.get_ident()).result()
+
+    def _copy_at_once(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
+        """Go the short way (see `express`), if all of it goes well."""
+        started = time.monotonic()
+        if self._closed or not pieces or op not in ("read", "write"):
+            return None
+        remote = pieces[0].remote
+        own = remote.segment == self.name and remote.generation == self.generation
+        peer = (
+            self._own_descriptor
+            if own
+            else self._directory.cached(remote.segment, remote.generation)
+        )
+        if peer is None:
+            return None
+        backend = self._own if own else next(self._reaching(peer), None)
+        at_once = None if backend is None else self._at_once.get(backend.name)
+        if backend is None or at_once is None:
+            return None
+        batch = one_batch(op, pieces, backend.name, max_bytes)
+        if batch is None or not at_once(peer, batch) or self._check(op, pieces) is not None:
+            return None
+        if any(each is not APPLIED for each in self._move(batch, peer, backend, self._never)):
+            return None
+        n_bytes = sum(piece.length for piece in pieces)
+        with self._lock:
+            self._counts["done"] += 1
+            self._counts[op] += n_bytes
+        return Report(n_bytes, time.monotonic() - started, (backend.name,), 0)
+
+    def _reaching(self, peer: SegmentDescriptor) -> Iterator[Backend]:
+        return (backend for backend in self._backends.values() if backend.reaches(peer))
+
+    def _start(
+        self,
+        op: Op,
+        pieces: Sequence[Piece],
+        deadline_s: float,
+        notify: bytes | None,
+        carrier: int | None = None,
+    ) -> LiveTransfer:
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
         notice = None if notify is None else self._notice(notify, pieces)
@@ -343,6 +436,8 @@ class TransferEngine:
         if error is not None:
             transfer.stop(error)
             return transfer
+        # With several peers it would keep the others waiting for the first.
+        transfer.carrier = carrier if plan.n_peers == 1 else None
         self._deadlines.watch(transfer)
         transfer.begin()
         return transfer
@@ -367,37 +462,43 @@ class TransferEngine:
 
     def _check(self, op: Op, pieces: Sequence[Piece]) -> Rejected | None:
         """What is wrong with a request, as far as that can be seen from here."""
+        # By identity: a scatter list names the same few regions again and again.
+        fine: set[int] = set()
+        views: dict[int, memoryview] = {}
         for piece in pieces:
-            ends = (
+            for side, region, offset in (
                 ("local", piece.local, piece.local_offset),
                 ("remote", piece.remote, piece.remote_offset),
-            )
-            for side, region, offset in ends:
-                if len(region.key) != KEY_BYTES or region.generation not in _GENERATIONS:
-                    return Rejected(
-                        f"the {side} region of a {op} can't be one: generation "
-                        f"{region.generation}, a key of {len(region.key)} bytes"
-                    )
-                if region.length > _MAX_REGION_BYTES:
-                    return Rejected(f"the {side} region of a {op} has {region.length} bytes")
+            ):
+                if id(region) not in fine:
+                    if len(region.key) != KEY_BYTES or region.generation not in _GENERATIONS:
+                        return Rejected(
+                            f"the {side} region of a {op} can't be one: generation "
+                            f"{region.generation}, a key of {len(region.key)} bytes"
+                        )
+                    if region.length > _MAX_REGION_BYTES:
+                        return Rejected(f"the {side} region of a {op} has {region.length} bytes")
+                    fine.add(id(region))
                 if offset < 0 or piece.length < 0 or offset + piece.length > region.length:
                     return Rejected(
                         f"{op} of {piece.length} bytes at {side} offset {offset} of a region "
                         f"of segment {region.segment}, which has {region.length} bytes"
                     )
-            try:
-                view = self._regions.local(piece.local)
-            except Refused as refused:
-                if refused.status is Status.NOT_SHAREABLE:
+            view = views.get(id(piece.local))
+            if view is None:
+                try:
+                    view = views[id(piece.local)] = self._regions.local(piece.local)
+                except Refused as refused:
+                    if refused.status is Status.NOT_SHAREABLE:
+                        return Rejected(
+                            f"the local region of a {op} is a file; a file is the remote side "
+                            "of its owner's transfers, memory the local one"
+                        )
                     return Rejected(
-                        f"the local region of a {op} is a file; a file is the remote side of "
-                        "its owner's transfers, memory the local one"
+                        f"the local region of a {op} is of segment {piece.local.segment}, "
+                        f"generation {piece.local.generation}, and not registered at segment "
+                        f"{self.name}, generation {self.generation}: register it first"
                     )
-                return Rejected(
-                    f"the local region of a {op} is of segment {piece.local.segment}, generation "
-                    f"{piece.local.generation}, and not registered at segment {self.name}, "
-                    f"generation {self.generation}: register it first"
-                )
             if piece.local_offset + piece.length > len(view):
                 return Rejected(f"the local region of a {op} has {len(view)} bytes only")
             if op == "read" and view.readonly:
@@ -415,9 +516,22 @@ class TransferEngine:
                         peer.segment, lambda: self._resolve(transfer, peer, fresh=fresh)
                     )
             case Carry(batch=batch):
-                self._couriers.post(batch.peer.segment, lambda: self._carry(transfer, batch))
+                self._dispatch(transfer, batch)
             case Finish(error=error):
                 self._finish(transfer, error)
+
+    def _dispatch(self, transfer: LiveTransfer, batch: Batch) -> None:
+        """Have a batch carried: by this thread, if that is worth it, or by a courier."""
+
+        def job() -> None:
+            self._carry(transfer, batch)
+
+        here = transfer.carrier == threading.get_ident() and transfer.is_last_queued(batch)
+        if here:
+            # One only: what comes after it, tries of slices again, is posted.
+            transfer.carrier = None
+        if not (here and self._couriers.run_here(batch.peer.segment, job)):
+            self._couriers.post(batch.peer.segment, job)
 
     def _resolve(self, transfer: LiveTransfer, peer: PeerKey, *, fresh: bool) -> None:
         try:
@@ -436,50 +550,41 @@ class TransferEngine:
     def _paths(self, peer: SegmentDescriptor) -> tuple[Path, ...]:
         return tuple(
             Path(backend.name, backend.slice_bytes, max(1, len(peer.rails(backend.name))))
-            for backend in self._backends.values()
-            if backend.reaches(peer)
+            for backend in self._reaching(peer)
         )
 
     def _carry(self, transfer: LiveTransfer, batch: Batch) -> None:
         if not transfer.take(batch.number):
             return
-        try:
-            outcomes = self._move(transfer, batch)
-        except Exception as error:
-            # A fault in a backend must not leave its transfer hanging.
-            _log.exception("backend %s failed", batch.path)
-            outcomes = all_of(batch, Fate.UNUSABLE, f"the backend failed: {error!r}")
-        transfer.on_carried(batch.number, outcomes)
-
-    def _move(self, transfer: LiveTransfer, batch: Batch) -> Sequence[Outcome]:
         own = batch.peer == self._own_key
         backend = self._own if own else self._backends[batch.path]
-        if batch.notice is not None:
-            return [self._notify(transfer, batch, backend)]
-        with ExitStack() as leases:
-            try:
-                peer = self._own_descriptor if own else self._peer(batch.peer)
-                views = {
-                    region.key: leases.enter_context(self._regions.lease_local(region))
-                    for region in {each.local.key: each.local for each in batch.slices}.values()
-                }
-            except Refused:
-                return all_of(batch, Fate.REJECTED, "the local region was unregistered meanwhile")
-            except TransferError as error:
-                return all_of(batch, Fate.LOST, str(error))
-            local = tuple(
-                views[each.local.key][each.local_offset : each.local_offset + each.length]
-                for each in batch.slices
-            )
-            return backend.carry(Errand(batch, peer, local, transfer.stop_signal))
-
-    def _notify(self, transfer: LiveTransfer, batch: Batch, backend: Backend) -> Outcome:
-        own = batch.peer == self._own_key
         try:
             peer = self._own_descriptor if own else self._peer(batch.peer)
         except TransferError as error:
-            return Outcome(Fate.LOST, str(error))
-        return backend.notify(Errand(batch, peer, (), transfer.stop_signal))
+            outcomes: Sequence[Outcome] = all_of(batch, Fate.LOST, str(error))
+        else:
+            outcomes = self._move(batch, peer, backend, transfer.stop_signal)
+        transfer.on_carried(batch.number, outcomes)
+
+    def _move(
+        self, batch: Batch, peer: SegmentDescriptor, backend: Backend, stop: StopSignal
+    ) -> Sequence[Outcome]:
+        try:
+            if batch.notice is not None:
+                return [backend.notify(Errand(batch, peer, (), stop))]
+            regions = {each.local.key: each.local for each in batch.slices}.values()
+            with self._regions.lease_local(regions) as views:
+                local = tuple(
+                    views[each.local.key][each.local_offset : each.local_offset + each.length]
+                    for each in batch.slices
+                )
+                return backend.carry(Errand(batch, peer, local, stop))
+        except Refused:
+            return all_of(batch, Fate.REJECTED, "the local region was unregistered meanwhile")
+        except Exception as error:
+            # A fault in a backend must not leave its transfer hanging.
+            _log.exception("backend %s failed", batch.path)
+            return all_of(batch, Fate.UNUSABLE, f"the backend failed: {error!r}")
 
     def _peer(self, peer: PeerKey) -> SegmentDescriptor:
         return self._directory.resolve(peer.segment, peer.generation, fresh=False)[0]
@@ -549,11 +654,7 @@ class TransferEngine:
                 whole = self._regions.view(region.generation, region.key)
             else:
                 peer = self._peer(key)
-                found = (
-                    backend.view(peer, region.key)
-                    for backend in self._backends.values()
-                    if backend.reaches(peer)
-                )
+                found = (backend.view(peer, region.key) for backend in self._reaching(peer))
                 first = next((view for view in found if view is not None), None)
                 if first is None:
                     return None
@@ -640,6 +741,8 @@ class TransferEngine:
             backend.close()
         self._own.close()
         for entry in entries:
+            # Copies that were made at once are not among the live transfers.
+            self._regions.wait_quiet(entry, _POLITE_S)
             self._regions.discard(entry)
 
     def _publish(self) -> None:

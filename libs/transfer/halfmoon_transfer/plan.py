@@ -241,6 +241,11 @@ class Plan:
         batch = self._in_flight.pop(number, None)
         if batch is None:
             return []
+        if all(outcome is APPLIED for outcome in outcomes):
+            self.applied_bytes += sum(each.length for each in batch.slices)
+            if batch.notice is None and batch.path not in self.paths_used:
+                self.paths_used.append(batch.path)
+            return self._finish()
         peer = self._peers[batch.peer]
         again: list[Slice] = []
         for each, outcome in zip(batch.slices, outcomes, strict=True):
@@ -265,6 +270,11 @@ class Plan:
     def stop(self, error: TransferError) -> list[Command]:
         """End with this error as soon as nothing is in flight, unless it ends anyway."""
         return [] if self._error is not None or self.finished else self._fail(error)
+
+    @property
+    def n_peers(self) -> int:
+        """Starts of segments that it moves bytes to or from."""
+        return len(self._peers)
 
     @property
     def failing(self) -> bool:

@@ -16,8 +16,8 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -113,7 +113,7 @@ class RegionTable:
         self._entries: dict[bytes, Entry] = {}
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
-        #: Of the entries, those that are files.
+        #: Of the entries, those that are files; each until it is discarded.
         self._files: dict[bytes, RegionFile] = {}
         self._file_pool = FilePool(f"halfmoon-transfer-{segment}-file")
         #: Called after a region was added, by whoever adds it.
@@ -199,7 +199,6 @@ class RegionTable:
     def remove(self, key: bytes) -> Entry | None:
         """Take the key away; the caller then waits with `wait_quiet` and calls `discard`."""
         with self._lock:
-            self._files.pop(key, None)
             return self._entries.pop(key, None)
 
     def wait_quiet(self, entry: Entry, timeout_s: float) -> bool:
@@ -207,9 +206,13 @@ class RegionTable:
         with self._quiet:
             return self._quiet.wait_for(lambda: entry.n_leases == 0, timeout_s)
 
-    @staticmethod
-    def discard(entry: Entry) -> None:
-        """Let go of the memory; it is freed with the last view of it."""
+    def discard(self, entry: Entry) -> None:
+        """Let go of the memory; it is freed with the last view of it.
+
+        Not before `wait_quiet`: an access that is still lent settles with its file.
+        """
+        with self._lock:
+            self._files.pop(entry.region.key, None)
         if entry.fd is not None:
             os.close(entry.fd)
             entry.fd = None
@@ -222,7 +225,6 @@ class RegionTable:
         with self._lock:
             entries = list(self._entries.values())
             self._entries.clear()
-            self._files.clear()
         self._file_pool.close()
         return entries
 
@@ -269,6 +271,10 @@ class RegionTable:
     def has_files(self) -> bool:
         """Whether `load` and `store` have anything to do."""
         return bool(self._files)
+
+    def is_file(self, key: bytes) -> bool:
+        """Whether this key is that of a file."""
+        return key in self._files
 
     def load(self, spots: Mapping[int, Spot]) -> dict[int, Refused]:
         """Before leased bytes are read: fetch what is in files. The caller holds the leases.
@@ -329,9 +335,12 @@ class RegionTable:
             Refused: it is not one of ours, or a file.
         """
         with self._lock:
-            if region.segment != self.segment:
-                raise Refused(Status.UNKNOWN_KEY)
-            return self._in_memory(region.generation, region.key).view
+            return self._find_local(region).view
+
+    def _find_local(self, region: Region) -> Entry:
+        if region.segment != self.segment:
+            raise Refused(Status.UNKNOWN_KEY)
+        return self._in_memory(region.generation, region.key)
 
     def location(self, key: bytes) -> str:
         """Where the bytes of one of our regions are; anywhere, when it is gone."""
@@ -340,14 +349,66 @@ class RegionTable:
             return "*" if entry is None else entry.location
 
     @contextmanager
-    def lease_local(self, region: Region) -> Generator[memoryview]:
-        """All bytes of one of our regions, while the block runs.
+    def lease_local(self, regions: Iterable[Region]) -> Generator[dict[bytes, memoryview]]:
+        """All bytes of some of our regions, by key, while the block runs.
 
         Raises:
-            Refused: it is not one of ours.
+            Refused: one of them is not ours (any more), or a file.
         """
-        with self.lease(region.generation, region.key, 0, 0, write=False):
-            yield self.local(region)
+        with self._lock:
+            entries = [self._find_local(each) for each in regions]
+            for entry in entries:
+                entry.n_leases += 1
+        try:
+            yield {entry.region.key: entry.view for entry in entries}
+        finally:
+            self._give_back(entries)
+
+    @contextmanager
+    def lease_batch(
+        self, generation: int, spans: Sequence[tuple[bytes, int, int]], *, write: bool
+    ) -> Generator[list["memoryview | Refused"]]:
+        """Many accesses under one lock: (key, offset, length) each.
+
+        Gives for each its bytes, or why not; never raises `Refused`. Bytes of a file are lent
+        room, see `load` and `store`.
+        """
+        held: dict[bytes, Entry | Refused] = {}
+        files: dict[bytes, RegionFile] = {}
+        with self._lock:
+            for key in {key for key, _, _ in spans}:
+                try:
+                    entry = self._find(generation, key)
+                except Refused as refused:
+                    held[key] = refused
+                    continue
+                held[key] = entry
+                if entry.file is not None:
+                    files[key] = entry.file
+            views = [
+                _allowed(held[key], offset, length, write=write) for key, offset, length in spans
+            ]
+            entries = [entry for entry in held.values() if isinstance(entry, Entry)]
+            for entry in entries:
+                entry.n_leases += 1
+        try:
+            if not files:
+                yield views
+                return
+            with ExitStack() as rooms:
+                for index, (key, offset, length) in enumerate(spans):
+                    if key in files and not isinstance(views[index], Refused):
+                        views[index] = rooms.enter_context(files[key].lent(offset, length))
+                yield views
+        finally:
+            self._give_back(entries)
+
+    def _give_back(self, entries: Sequence[Entry]) -> None:
+        with self._quiet:
+            for entry in entries:
+                entry.n_leases -= 1
+                if entry.n_leases == 0:
+                    self._quiet.notify_all()
 
     def view(self, generation: int, key: bytes) -> memoryview:
         """All bytes of a region, read-only, for as long as the caller likes.
@@ -365,9 +426,21 @@ class RegionTable:
                 length = len(entry.view) if entry.file is None else entry.file.length
                 assert entry.region.key == key and entry.region.length == length
                 assert entry.n_leases >= 0
-            assert self._files == {
-                key: entry.file for key, entry in self._entries.items() if entry.file is not None
-            }
+            for key, entry in self._entries.items():
+                assert self._files.get(key) is entry.file
+
+
+def _allowed(
+    held: Entry | Refused, offset: int, length: int, *, write: bool
+) -> memoryview | Refused:
+    """These bytes of a region that is leased, or why not; a file has no bytes here."""
+    if isinstance(held, Refused):
+        return held
+    if offset < 0 or length < 0 or offset + length > held.region.length:
+        return Refused(Status.OUT_OF_BOUNDS, held.region.length)
+    if write and (held.view.readonly if held.file is None else not held.file.writable):
+        return Refused(Status.READ_ONLY)
+    return held.view[offset : offset + length]
 
 
 def _file_refusal(error: Exception) -> Refused:

@@ -29,6 +29,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     slice_bytes: int = 256 * KIB
     #: The same where bytes are copied in memory: no wire, so fewer and larger ones.
     copy_slice_bytes: int = 4 * MIB
+    #: A transfer of at most so many bytes that is a copy in memory is made by who submits it.
+    copy_here_bytes: int = 256 * KIB
     #: Bytes given to one lane at a time; a transfer of more is spread over the lanes.
     batch_bytes: int = 8 * MIB
     #: Slices given to one lane at a time.

@@ -37,6 +37,8 @@ class LiveTransfer(Transfer):
         self.deadline_s = deadline_s
         self._perform = perform
         self._on_cancel = on_cancel
+        #: The thread that will carry one batch itself, as it is going to wait anyway.
+        self.carrier: int | None = None
         self._future: Future[Report] = Future()
         #: Batches that the plan gave out and no courier has taken yet.
         self._queued: dict[int, Batch] = {}
@@ -109,6 +111,11 @@ class LiveTransfer(Transfer):
     def on_carried(self, number: int, outcomes: Sequence[Outcome]) -> None:
         """A batch is back."""
         self._feed(lambda: self.plan.on_carried(number, outcomes))
+
+    def is_last_queued(self, batch: Batch) -> bool:
+        """Whether no batch that was given out after this one is to be carried."""
+        with self._lock:
+            return max(self._queued, default=-1) == batch.number
 
     def take(self, number: int) -> bool:
         """Whether this batch is still to be carried; from now on it is in the taker's hands."""

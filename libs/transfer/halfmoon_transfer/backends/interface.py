@@ -6,13 +6,13 @@ of the engine. It never raises for what the world does: every slice gets an outc
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.notifications import Inbox
-from halfmoon_transfer.plan import Batch, Fate, Outcome, Slice
+from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stop import StopSignal
@@ -117,6 +117,15 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class AtOnce(Protocol):
+    """A backend that sometimes carries without waiting for anybody: it copies memory."""
+
+    def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
+        """Whether carrying this batch now takes no longer than copying its bytes."""
+        ...
+
+
 class Gauges(msgspec.Struct, frozen=True):
     """What a backend holds now, and what it refused to read so far."""
 
@@ -132,6 +141,8 @@ def all_of(batch: Batch, fate: Fate, reason: str) -> list[Outcome]:
 
 def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
     """What an owner's refusal means for a slice, in words."""
+    if status is Status.OK:
+        return APPLIED
     where = f"{batch.op} of {each.length} bytes at offset {each.remote_offset}"
     if batch.notice is not None:
         where = f"a notification of {len(batch.notice.message)} bytes"
@@ -165,5 +176,3 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
         case Status.FILE_SHRUNK:
             reason = f"{where} of {region}, a file that got shorter: it has {detail} bytes now"
             return Outcome(Fate.REJECTED, reason)
-        case Status.OK:
-            return Outcome(Fate.APPLIED)

@@ -16,7 +16,7 @@ from halfmoon_transfer.backends.shm.peer import PeerGone, ShmPeer
 from halfmoon_transfer.backends.shm.server import ShmServer
 from halfmoon_transfer.backends.shm.wire import Note
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
-from halfmoon_transfer.plan import APPLIED, Fate, Outcome, Slice
+from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import Refused, Status
 from halfmoon_transfer.stop import StopSignal
 
@@ -55,31 +55,45 @@ class ShmBackend:
         """Whether the peer is on this host and shares memory."""
         return peer.host_id == self._host_id and self.name in peer.endpoints
 
+    def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
+        """If the peer is known and has granted all these regions."""
+        known = self._peers.get(peer.name)
+        return known is not None and all(
+            (known.address, each.remote.key) in self._mappings for each in batch.slices
+        )
+
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Copy slice by slice, with a look at the owner before and after."""
+        batch = errand.batch
         revoked: set[bytes] = set()
         with self._lock:
             self._active.append(revoked)
         try:
             peer = self._peer(errand.peer)
+            wholes = {
+                key: self._mapping_or_refusal(peer, batch.peer.generation, key, errand.stop)
+                for key in {each.remote.key for each in batch.slices}
+            }
             outcomes = [
                 Outcome(Fate.LOST, "stopped")
                 if errand.stop.stopped
-                else self._move(errand, index, each, peer)
-                for index, each in enumerate(errand.batch.slices)
+                else _move(errand, index, each, wholes[each.remote.key])
+                for index, each in enumerate(batch.slices)
             ]
             peer.require_alive()
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
-            return all_of(errand.batch, Fate.LOST, str(gone))
+            return all_of(batch, Fate.LOST, str(gone))
         finally:
             with self._lock:
                 self._active = [each for each in self._active if each is not revoked]
+        if not revoked:
+            return outcomes
         return [
-            refusal(errand.batch, each, Status.UNKNOWN_KEY, 0)
+            refusal(batch, each, Status.UNKNOWN_KEY, 0)
             if each.remote.key in revoked and outcome.fate is Fate.APPLIED
             else outcome
-            for each, outcome in zip(errand.batch.slices, outcomes, strict=True)
+            for each, outcome in zip(batch.slices, outcomes, strict=True)
         ]
 
     def notify(self, errand: Errand) -> Outcome:
@@ -95,15 +109,13 @@ class ShmBackend:
             return Outcome(Fate.LOST, str(gone))
         return APPLIED
 
-    def _move(self, errand: Errand, index: int, each: Slice, peer: ShmPeer) -> Outcome:
+    def _mapping_or_refusal(
+        self, peer: ShmPeer, generation: int, key: bytes, stop: StopSignal
+    ) -> memoryview | Refused:
         try:
-            whole = self._mapping(peer, errand.batch.peer.generation, each.remote.key, errand.stop)
+            return self._mapping(peer, generation, key, stop)
         except Refused as refused:
-            return refusal(errand.batch, each, refused.status, refused.detail)
-        end = each.remote_offset + each.length
-        if end > len(whole):
-            return refusal(errand.batch, each, Status.OUT_OF_BOUNDS, len(whole))
-        return move_here(errand, index, whole[each.remote_offset : end])
+            return refused
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """The mapped memory, read-only; None when the owner is gone or it can't be mapped."""
@@ -198,3 +210,12 @@ class ShmBackend:
                 del self._mappings[place]
         if peer is not None:
             peer.close()
+
+
+def _move(errand: Errand, index: int, each: Slice, whole: memoryview | Refused) -> Outcome:
+    if isinstance(whole, Refused):
+        return refusal(errand.batch, each, whole.status, whole.detail)
+    end = each.remote_offset + each.length
+    if end > len(whole):
+        return refusal(errand.batch, each, Status.OUT_OF_BOUNDS, len(whole))
+    return move_here(errand, index, whole[each.remote_offset : end])

@@ -59,6 +59,9 @@ class ShmPeer:
             self._socket.close()
             raise PeerGone(f"nobody listens at @{address}: {error}") from error
         self._socket.setblocking(False)
+        #: Asked before and after each copy: much quicker than a `recv` that finds nothing.
+        self._news = select.poll()
+        self._news.register(self._socket, select.POLLIN)
 
     def require_alive(self) -> None:
         """Read what the owner said meanwhile.
@@ -67,6 +70,8 @@ class ShmPeer:
             PeerGone: it hung up.
         """
         with self._lock:
+            if not self._news.poll(0):
+                return
             while (notice := self._receive(block=False)) is not None:
                 self._heed(*notice)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from halfmoon_transfer.backends.interface import Errand, refusal
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Reply, Request
-from halfmoon_transfer.backends.tcp.sockets import receive, receive_into, send_all
+from halfmoon_transfer.backends.tcp.sockets import ReadAhead, send_all
 from halfmoon_transfer.copying import checksum, damage
 from halfmoon_transfer.plan import Outcome
 from halfmoon_transfer.regions import Status
@@ -37,6 +37,7 @@ class Lane:
 
     def __init__(self, sock: socket.socket, number: int = 0) -> None:
         self._socket = sock
+        self._ahead = ReadAhead(sock)
         #: Which of our connections it is.
         self.number = number
         self._n_requests = 0
@@ -52,8 +53,8 @@ class Lane:
             OSError: the connection broke.
         """
         send_all(self._socket, [frames.encode_hello(hello)])
-        header = receive(self._socket, frames.HELLO_HEADER_BYTES)
-        own = frames.decode_hello(receive(self._socket, frames.hello_bytes(header)))
+        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
+        own = frames.decode_hello(self._ahead.take(frames.hello_bytes(header)))
         if own.refused:
             raise Refusal(own)
 
@@ -144,7 +145,7 @@ class Lane:
             if answer.status is Status.OK
         ]
         if read and fine:
-            receive_into(self._socket, [errand.local[index] for index in fine])
+            self._ahead.fill([errand.local[index] for index in fine])
         for index, answer in zip(part, reply.slices, strict=True):
             status = answer.status
             if read and status is Status.OK:
@@ -156,11 +157,11 @@ class Lane:
             outcomes[index] = refusal(errand.batch, each, status, answer.detail)
 
     def _reply(self) -> Reply:
-        header = receive(self._socket, frames.HEADER_BYTES)
+        header = self._ahead.take(frames.HEADER_BYTES)
         n_rest, n_text = frames.reply_rest_bytes(header)
-        reply = frames.decode_reply(header, receive(self._socket, n_rest))
+        reply = frames.decode_reply(header, self._ahead.take(n_rest))
         if reply.op == frames.FAILED:
-            text = bytes(receive(self._socket, n_text)).decode(errors="replace")
+            text = bytes(self._ahead.take(n_text)).decode(errors="replace")
             raise FrameError(f"the peer could not read our request: {text}")
         return reply
 

@@ -11,12 +11,11 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
 from halfmoon_transfer.backends.tcp.sessions import Sessions
-from halfmoon_transfer.backends.tcp.sockets import Closed, receive, receive_into, send_all, tune
+from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, send_all, tune
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.regions import Refused, RegionTable, Spot, Status
@@ -150,6 +149,7 @@ class _Connection:
         refused: str,
     ) -> None:
         self._socket = sock
+        self._ahead = ReadAhead(sock)
         self._regions = regions
         self._inbox = inbox
         self._sessions = sessions
@@ -194,7 +194,7 @@ class _Connection:
             if not self._greet():
                 return
             while (header := self._next_header()) is not None:
-                rest = receive(self._socket, frames.request_rest_bytes(header))
+                rest = self._ahead.take(frames.request_rest_bytes(header))
                 request = frames.decode_request(header, rest)
                 if request.op == frames.NOTIFY:
                     self._note(request)
@@ -216,8 +216,8 @@ class _Connection:
                     return
 
     def _greet(self) -> bool:
-        header = receive(self._socket, frames.HELLO_HEADER_BYTES)
-        hello = frames.decode_hello(receive(self._socket, frames.hello_bytes(header)))
+        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
+        hello = frames.decode_hello(self._ahead.take(frames.hello_bytes(header)))
         regions = self._regions
         refused = ""
         if (hello.segment, hello.generation) != (regions.segment, regions.generation):
@@ -239,100 +239,70 @@ class _Connection:
         while True:
             try:
                 # Idling between requests is fine, for as long as the peer likes.
-                if not self._socket.recv(1, socket.MSG_PEEK):
+                if not self._ahead.wait():
                     return None
             except BlockingIOError:
                 continue
             try:
-                return receive(self._socket, frames.HEADER_BYTES)
+                return self._ahead.take(frames.HEADER_BYTES)
             except Closed as closed:
                 raise FrameError("the peer hung up in the middle of a header") from closed
 
     def _answer(self, request: Request) -> None:
         self.accessing = frozenset(each.key for each in request.slices)
-        with ExitStack() as leases:
-            views: list[memoryview | None] = []
-            answers: list[Answered] = []
-            for each in request.slices:
-                try:
-                    view = leases.enter_context(
-                        self._regions.lease(
-                            request.generation,
-                            each.key,
-                            each.offset,
-                            each.length,
-                            write=request.op == frames.WRITE,
-                        )
-                    )
-                except Refused as refused:
-                    views.append(None)
-                    answers.append(Answered(refused.status, refused.detail))
-                else:
-                    views.append(view)
-                    answers.append(Answered(Status.OK))
-            if request.op == frames.WRITE:
-                self._take(request, views, answers)
+        write = request.op == frames.WRITE
+        spans = [(each.key, each.offset, each.length) for each in request.slices]
+        with self._regions.lease_batch(request.generation, spans, write=write) as views:
+            if write:
+                self._take(request, views)
             else:
-                self._give(request, views, answers)
+                self._give(request, views)
         self.accessing = frozenset()
 
     def _note(self, request: Request) -> None:
         """Put a notice into the inbox and say so."""
         (asked,) = request.slices
-        notice = frames.decode_notice(asked, receive(self._socket, asked.length))
-        answer = Answered(Status.OK)
+        notice = frames.decode_notice(asked, self._ahead.take(asked.length))
+        answer = _FINE
         try:
             self._inbox.deliver(request.generation, notice)
         except Refused as refused:
-            answer = Answered(refused.status, refused.detail)
+            answer = _refused(refused)
         send_all(self._socket, [frames.encode_reply(frames.NOTIFY, request.number, [answer])])
 
-    def _take(
-        self, request: Request, views: list[memoryview | None], answers: list[Answered]
-    ) -> None:
+    def _take(self, request: Request, views: list[memoryview | Refused]) -> None:
         """Read the slices' bytes into place, check them, acknowledge."""
         buffers: list[memoryview] = []
         for each, view in zip(request.slices, views, strict=True):
-            buffers.extend([view] if view is not None else self._scraps(each.length))
-        receive_into(self._socket, buffers)
+            if isinstance(view, Refused):
+                buffers.extend(self._scraps(each.length))
+            else:
+                buffers.append(view)
+        self._ahead.fill(buffers)
         if request.checksums:
             for index, (each, view) in enumerate(zip(request.slices, views, strict=True)):
-                if view is not None and checksum(view) != each.checksum:
-                    answers[index] = Answered(Status.CHECKSUM_MISMATCH)
+                if not isinstance(view, Refused) and checksum(view) != each.checksum:
+                    views[index] = Refused(Status.CHECKSUM_MISMATCH)
         if self._regions.has_files:
-            self._settle(self._regions.store, request, views, answers)
+            _settle(self._regions.store, request, views)
+        answers = [_refused(view) if isinstance(view, Refused) else _FINE for view in views]
         send_all(self._socket, [frames.encode_reply(frames.WRITE, request.number, answers)])
 
-    def _give(
-        self, request: Request, views: list[memoryview | None], answers: list[Answered]
-    ) -> None:
+    def _give(self, request: Request, views: list[memoryview | Refused]) -> None:
         """Send the slices' bytes from where they are."""
         if self._regions.has_files:
-            self._settle(self._regions.load, request, views, answers)
-        given = [view for view in views if view is not None]
-        if request.checksums:
-            for index, view in enumerate(views):
-                if view is not None:
-                    answers[index] = Answered(Status.OK, checksum(view))
+            _settle(self._regions.load, request, views)
+        answers = [
+            _refused(view)
+            if isinstance(view, Refused)
+            else Answered(Status.OK, checksum(view))
+            if request.checksums
+            else _FINE
+            for view in views
+        ]
+        given = [view for view in views if not isinstance(view, Refused)]
         head = frames.encode_reply(frames.READ, request.number, answers)
         send_all(self._socket, [head, *given])
-
-    def _settle(
-        self,
-        settle: Callable[[Mapping[int, Spot]], dict[int, Refused]],
-        request: Request,
-        views: list[memoryview | None],
-        answers: list[Answered],
-    ) -> None:
-        """See that files give, or take, the bytes of the slices that are fine so far."""
-        spots = {
-            index: Spot(each.key, each.offset, view)
-            for index, (each, view) in enumerate(zip(request.slices, views, strict=True))
-            if view is not None and answers[index].status is Status.OK
-        }
-        for index, refused in settle(spots).items():
-            views[index] = None
-            answers[index] = Answered(refused.status, refused.detail)
 
     def _scraps(self, n_bytes: int) -> list[memoryview]:
         """Room to read bytes into that nobody wants: the same piece again and again."""
@@ -340,3 +310,25 @@ class _Connection:
             self._scrap = memoryview(bytearray(_SCRAP_BYTES))
         whole, part = divmod(n_bytes, _SCRAP_BYTES)
         return [self._scrap] * whole + ([self._scrap[:part]] if part else [])
+
+
+_FINE = Answered(Status.OK)
+
+
+def _refused(refused: Refused) -> Answered:
+    return Answered(refused.status, refused.detail)
+
+
+def _settle(
+    settle: Callable[[Mapping[int, Spot]], dict[int, Refused]],
+    request: Request,
+    views: list[memoryview | Refused],
+) -> None:
+    """See that files give, or take, the bytes of the slices that are fine so far."""
+    spots = {
+        index: Spot(each.key, each.offset, view)
+        for index, (each, view) in enumerate(zip(request.slices, views, strict=True))
+        if not isinstance(view, Refused)
+    }
+    for index, refused in settle(spots).items():
+        views[index] = refused

@@ -1,0 +1,1 @@
+"""Our transfer library and its peers, side by side: `python -m benchmarks.transfer`."""

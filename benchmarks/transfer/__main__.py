@@ -1,0 +1,144 @@
+"""`python -m benchmarks.transfer`: ours beside its peers, in one run; prints Markdown.
+
+Each peer's package is installed into an environment of its own under
+~/.cache/halfmoon/bench-venvs when it is not there yet; one that can't be installed or does
+not run is shown as missing. All peers are measured one after the other, several times over,
+and medians are printed: a machine's mood then falls on all of them alike. Quote ratios only.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import venv
+from collections import defaultdict
+from pathlib import Path
+
+PROGRAMS = Path(__file__).with_name("peers")
+ENVIRONMENTS = Path.home() / ".cache" / "halfmoon" / "bench-venvs"
+KIB, MIB = 1024, 1024 * 1024
+SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB]
+
+#: Label: program with arguments, what to install for it, and its environment variables.
+#: None: it runs where we run.
+PEERS: dict[str, tuple[list[str], list[str] | None, dict[str, str]]] = {
+    "one memory copy": (["memcopy.py"], None, {}),
+    "plain sockets": (["plain_sockets.py"], None, {}),
+    "reference, tcp": (
+        ["mooncake_engine.py"],
+        ["mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy"],
+        {"MC_TCP_ENABLE_CONNECTION_POOL": "1", "GLOG_minloglevel": "2"},
+    ),
+    "NIXL, tcp": (["nixl_ucx.py"], ["nixl==1.5.1", "numpy"], {"UCX_TLS": "tcp"}),
+    "NIXL, shm": (["nixl_ucx.py"], ["nixl==1.5.1", "numpy"], {"UCX_TLS": "shm,tcp"}),
+    "gloo": (["gloo.py"], None, {"GLOO_SOCKET_IFNAME": "lo"}),
+    "pyzmq": (["zmq_pair.py"], None, {}),
+    "Redis": (["redis_values.py"], None, {}),
+    "halfmoon, tcp": (["ours.py", "tcp", "sums"], None, {}),
+    "halfmoon, tcp, no checksums": (["ours.py", "tcp", "bare"], None, {}),
+    "halfmoon, shm": (["ours.py", "shm", "sums"], None, {}),
+}
+
+Results = dict[tuple[str, str, int], list[dict[str, float]]]
+
+
+def python_for(packages: list[str] | None) -> Path:
+    """The interpreter of an environment with these packages; made if it is not there."""
+    if packages is None:
+        return Path(sys.executable)
+    folder = ENVIRONMENTS / packages[0].split("==")[0].split("-")[0]
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages],
+            check=True,
+        )
+    return python
+
+
+def measure(label: str, ops: str, sizes: list[int], seconds: float, results: Results) -> str:
+    """Run one peer; what went wrong, or nothing."""
+    program, packages, variables = PEERS[label]
+    try:
+        python = python_for(packages)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"can't be installed: {error}"
+    texts = [",".join(map(str, sizes)), str(seconds)]
+    try:
+        done = subprocess.run(
+            [python, PROGRAMS / program[0], *program[1:], ops, *texts],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=60 + 10 * seconds * len(sizes),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "did not end"
+    found = 0
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            result = json.loads(line)
+            if "error" not in result:
+                found += 1
+                results[label, result["op"], result["size"]].append(result)
+    return "" if found else f"did not run: {done.stderr.strip()[-200:]}"
+
+
+def table(
+    labels: list[str], op: str, field: str, digits: int, sizes: list[int], results: Results
+) -> str:
+    """One figure of one op: a row per peer, a column per size."""
+    names = [f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB" for size in sizes]
+    lines = [f"| {op} | {' | '.join(names)} |", "|---" * (len(sizes) + 1) + "|"]
+    for label in labels:
+        cells = [
+            f"{statistics.median(each[field] for each in found):.{digits}f}"
+            if (found := results.get((label, op, size)))
+            else "–"
+            for size in sizes
+        ]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer")
+    parser.add_argument("--ops", default="write,read")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per figure and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="a pattern of labels")
+    chosen = parser.parse_args()
+    sizes = [int(size) for size in chosen.sizes.split(",")]
+    results: Results = defaultdict(list)
+    labels = [label for label in PEERS if re.search(chosen.only, label)]
+    missing: dict[str, str] = {}
+    try:
+        for number in range(chosen.rounds):
+            for label in labels:
+                print(f"round {number + 1}: {label}", file=sys.stderr, flush=True)
+                if problem := measure(label, chosen.ops, sizes, chosen.seconds, results):
+                    missing[label] = problem
+    except KeyboardInterrupt:
+        print("stopped; what was measured until then:\n")
+    print(f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, ", end="")
+    print(f"Python {platform.python_version()}; medians of {chosen.rounds} rounds\n")
+    for op in chosen.ops.split(","):
+        for field, unit, digits in (
+            ("gb_per_s", "GB/s, batched", 2),
+            ("p50_us", "µs of a single block, median", 0),
+            ("cpu_s_per_gb", "processor seconds per GB, both sides, batched", 2),
+        ):
+            print(f"{op}: {unit}\n\n{table(labels, op, field, digits, sizes, results)}\n")
+    for label, problem in missing.items():
+        print(f"{label}: {problem}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Ours: the first argument is the backend, the second "sums" or "bare"."""
+
+import sys
+
+from measure import ROOM, measure
+
+from halfmoon_metadata.memory import MemoryStore
+from halfmoon_transfer import Piece, TransferEngine, TransferSettings
+from halfmoon_transfer.testing import SegmentProcess
+
+backend, sums = sys.argv.pop(1), sys.argv.pop(1)
+store = MemoryStore()
+settings = TransferSettings(checksums=sums == "sums")
+with (
+    TransferEngine.open("here", metadata=store, backends=(backend,), settings=settings) as engine,
+    SegmentProcess("there", 1, backend, ROOM, store) as there,
+):
+    local = engine.allocate(ROOM)
+    local.view[:] = bytes(ROOM)
+    #: Made once, as the other peers' descriptors are.
+    lists: dict[tuple[int, int], list[Piece]] = {}
+
+    def move(op: str, size: int, n_blocks: int) -> None:
+        pieces = lists.get((size, n_blocks))
+        if pieces is None:
+            pieces = lists[size, n_blocks] = [
+                Piece(local.region, index * size, there.region, ROOM - (index + 1) * size, size)
+                for index in range(n_blocks)
+            ]
+        engine.transfer("write" if op == "write" else "read", pieces)
+
+    measure(move, [there.pid])
