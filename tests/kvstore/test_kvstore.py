@@ -38,6 +38,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.memory_network import MemoryNetwork
 from halfmoon_runtime.network import Link
+from halfmoon_scheduling.eviction import POLICIES
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Piece
 
@@ -334,6 +335,13 @@ async def test_a_put_whose_tokens_do_not_fit_its_blocks_is_refused(
     async with open_node() as node:
         answer = await (await node.client()).reserve(hashes, tokens)
         assert isinstance(answer, KvstoreRefused)
+
+
+def test_every_eviction_policy_there_is_can_be_chosen_and_no_other() -> None:
+    for name in POLICIES:
+        assert KvstoreSettings(eviction=name).eviction == name
+    with pytest.raises(ValueError, match="eviction"):
+        KvstoreSettings(eviction="lur")
 
 
 async def test_messages_that_are_not_for_a_kvstore_are_dropped() -> None:

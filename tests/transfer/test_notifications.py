@@ -163,6 +163,20 @@ async def test_notifications_can_be_awaited(world: World) -> None:
     assert await waiter == Notification("here", b"awaited")
 
 
+async def test_a_cancellation_that_comes_with_a_notification_is_obeyed_and_loses_nothing() -> None:
+    for turns in range(8):  # at whichever turn of the loop it comes
+        inbox = Inbox("there", 1, capacity=4)
+        waiter = asyncio.create_task(inbox.wait(30.0))
+        await asyncio.sleep(0)
+        inbox.deliver(1, Notice(b"id", "here", b"hello"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if waiter.cancel():
+            await asyncio.wait([waiter])
+            assert waiter.cancelled(), f"lost after {turns} turns"
+            assert inbox.take(0) == Notification("here", b"hello")
+
+
 async def test_closing_the_engine_wakes_who_waits_for_notifications(world: World) -> None:
     there = world.open("there")
     waiter = asyncio.create_task(there.next_notification())

@@ -12,7 +12,7 @@ import random
 import sys
 from typing import Any
 
-from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode  # type: ignore
+from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode  # type: ignore[import-not-found]
 
 
 class Peer:

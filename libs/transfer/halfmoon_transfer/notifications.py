@@ -86,8 +86,11 @@ class Inbox:
                     return self._pop()
                 self._wakers.append(wake)
             try:
+                # Not `wait_for`, which (until Python 3.12) loses a cancellation that comes
+                # together with the arrival.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(arrived.wait(), left)
+                    async with asyncio.timeout(left):
+                        await arrived.wait()
             finally:
                 with self._changed:
                     if wake in self._wakers:

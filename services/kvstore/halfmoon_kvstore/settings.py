@@ -1,6 +1,6 @@
 """Settings of a kvstore node."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,9 @@ class KvstoreSettings(ServiceSettings):
     capacity_mib: Annotated[int, Field(ge=1)] = Field(
         1024, description="Memory for blocks, in MiB, taken at the start"
     )
-    eviction: str = Field("lru", description="Eviction policy, by name: lru, lfu, fifo")
+    eviction: Literal["lru", "lfu", "fifo"] = Field(
+        "lru", description="Which blocks go first when room is needed"
+    )
     high_watermark: Annotated[float, Field(gt=0, le=1)] = Field(
         0.95, description="Share of blocks in use above which eviction starts ahead of demand"
     )

@@ -41,6 +41,7 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
 from halfmoon_runtime.owners import Owners
+from halfmoon_runtime.telemetry import bind_request
 from halfmoon_scheduling.decode_batch import finish_reason
 from halfmoon_scheduling.pages import PageAllocator
 from halfmoon_scheduling.prefill_queue import PrefillQueue, QueueFull
@@ -160,9 +161,10 @@ class PrefillWorker:
         self.jobs[request_id] = job
         self._idle.clear()
         self.owners.add(request_id, peer)
-        work = tasks.create_task(self._work(job), name=f"prefill {request_id}")
-        self._works[request_id] = work
-        tasks.create_task(self._run(job, work), name=f"ending of prefill {request_id}")
+        with bind_request(request_id):  # also on the lines of libraries that it calls
+            work = tasks.create_task(self._work(job), name=f"prefill {request_id}")
+            self._works[request_id] = work
+            tasks.create_task(self._run(job, work), name=f"ending of prefill {request_id}")
 
     # -- one request -------------------------------------------------------------------------
 
