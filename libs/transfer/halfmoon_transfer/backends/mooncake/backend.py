@@ -17,12 +17,12 @@ from contextlib import ExitStack
 
 from halfmoon_metadata.store import MetadataError
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home
+from halfmoon_transfer.backends.listening import Listener
 from halfmoon_transfer.backends.mooncake import handshake, peers
 from halfmoon_transfer.backends.mooncake.exposed import Exposed
 from halfmoon_transfer.backends.mooncake.frames import FrameError, Version
 from halfmoon_transfer.backends.mooncake.handshake import Refusal
 from halfmoon_transfer.backends.mooncake.lanes import MAX_BINDS, Lanes, Stale
-from halfmoon_transfer.backends.mooncake.listener import Listener
 from halfmoon_transfer.backends.mooncake.moving import move
 from halfmoon_transfer.backends.mooncake.records import (
     Notification,
@@ -91,6 +91,7 @@ class MooncakeBackend:
     ) -> Listener:
         listener = Listener(
             serve,
+            malformed=FrameError,
             bind=home.bind,
             port=port,
             label=f"{self._label}-{what}",

@@ -1,17 +1,15 @@
-"""The owner's side: a listener for side channels, and a thread per link.
+"""The owner's side: what is said on each side channel.
 
-The thread makes the owner's ends of rails, lends regions to whoever knows their keys, and
-frees all ends when the channel closes. The bytes themselves pass by it.
+The thread that serves it makes the owner's ends of rails, lends regions to whoever knows their
+keys, and frees all ends when the channel closes. The bytes themselves pass by it.
 """
 
 import contextlib
 import logging
 import secrets
 import socket
-import struct
-import threading
-import time
 
+from halfmoon_transfer.backends.listening import Listener
 from halfmoon_transfer.backends.rdma import handshake
 from halfmoon_transfer.backends.rdma.device import Device
 from halfmoon_transfer.backends.rdma.handshake import (
@@ -31,14 +29,12 @@ from halfmoon_transfer.backends.rdma.handshake import (
 from halfmoon_transfer.backends.rdma.memory import MemoryTable
 from halfmoon_transfer.backends.rdma.rail import connect
 from halfmoon_transfer.backends.rdma.verbs import QueuePair, VerbsError
-from halfmoon_transfer.backends.tcp.sockets import Closed, send_all, tune
+from halfmoon_transfer.backends.tcp.sockets import Closed, send_all
 from halfmoon_transfer.regions import Refused, RegionTable
 
 _log = logging.getLogger(__name__)
 #: An owner's end posts nothing.
 _DEPTH = 1
-#: Out of descriptors, accepting fails at once and again: don't spin.
-_ACCEPT_PAUSE_S = 0.1
 
 
 class RdmaServer:
@@ -56,93 +52,46 @@ class RdmaServer:
         max_connections: int,
         stall_timeout_s: float,
     ) -> None:
-        self.n_malformed = 0
         self._regions = regions
         self._memory = memory
         self._devices = devices
-        self._label = label
-        self._max_connections = max_connections
-        self._stall_timeout_s = stall_timeout_s
-        #: Open links and the threads that serve them.
-        self._links: dict[socket.socket, threading.Thread] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        self._listener = socket.create_server((bind, port), family=family, backlog=64)
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._run, name=f"{label}-accept", daemon=True)
-        self._thread.start()
+        self._listener = Listener(
+            self._serve,
+            malformed=HandshakeError,
+            farewell=self._farewell,
+            bind=bind,
+            port=port,
+            label=label,
+            max_connections=max_connections,
+            stall_timeout_s=stall_timeout_s,
+        )
+        self.port = self._listener.port
+        self._listener.start()
 
     @property
     def n_connections(self) -> int:
         """Links open now."""
-        return len(self._links)
+        return self._listener.n_connections
+
+    @property
+    def n_malformed(self) -> int:
+        """Links ended for what was said on them."""
+        return self._listener.n_malformed
 
     def close(self) -> None:
         """Stop listening and hang up on everybody."""
-        with self._lock:
-            self._closed = True
-            threads = list(self._links.values())
-            for sock in self._links:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-        # Closing alone would not wake the thread that waits in accept.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
         self._listener.close()
-        for thread in threads:
-            thread.join()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if self._closed:
-                    return
-                _log.warning("%s: a peer could not connect: %s", self._label, error)
-                time.sleep(_ACCEPT_PAUSE_S)
-                continue
-            with self._lock:
-                if self._closed:
-                    sock.close()
-                    return
-                if len(self._links) >= self._max_connections:
-                    self._turn_away(sock)
-                    continue
-                thread = threading.Thread(
-                    target=self._serve, args=(sock,), name=f"{self._label}-serve", daemon=True
-                )
-                self._links[sock] = thread
-                thread.start()
-
-    def _turn_away(self, sock: socket.socket) -> None:
-        refused = f"{len(self._links)} links are open, the limit"
-        text = Welcome(self._regions.segment, self._regions.generation, refused=refused)
-        with sock, contextlib.suppress(OSError):
-            sock.send(handshake.encode(text), socket.MSG_DONTWAIT)
+    def _farewell(self, reason: str) -> bytes:
+        welcome = Welcome(self._regions.segment, self._regions.generation, refused=reason)
+        return handshake.encode(welcome)
 
     def _serve(self, sock: socket.socket) -> None:
         link = _OwnerLink(sock, self._regions, self._memory, self._devices)
         try:
-            tune(sock)
-            seconds = int(self._stall_timeout_s)
-            patience = struct.pack("@ll", seconds, int((self._stall_timeout_s - seconds) * 1e6))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
             link.serve()
-        except HandshakeError as error:
-            with self._lock:
-                self.n_malformed += 1
-            _log.warning("%s: hanging up on a peer: %s", self._label, error)
-        except OSError as error:
-            _log.debug("%s: a link ended: %s", self._label, error)
         finally:
             link.close()
-            with self._lock:
-                del self._links[sock]
-                sock.close()
 
 
 class _OwnerLink:

@@ -1,29 +1,25 @@
-"""The owner's side of TCP: a listener, and a thread per accepted connection.
+"""The owner's side of TCP: what is said on each accepted connection.
 
 A connection that sends what is not our framing is told so and closed; it can't have written
 anything outside a region, as every slice is bounds-checked before its bytes are read.
 """
 
 import contextlib
-import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 
+from halfmoon_transfer.backends.listening import Listener
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
 from halfmoon_transfer.backends.tcp.sessions import Sessions
-from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, send_all, tune
+from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, send_all
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.regions import Refused, RegionTable, Spot, Status
 
-_log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
-#: Out of descriptors, accepting fails at once and again: don't spin.
-_ACCEPT_PAUSE_S = 0.1
 #: How long a peer that made no sense may take to hear why.
 _LINGER_S = 0.2
 
@@ -43,27 +39,34 @@ class TcpServer:
         max_connections: int,
         stall_timeout_s: float,
     ) -> None:
-        self.n_malformed = 0
         self._regions = regions
         self._inbox = inbox
         self._sessions = sessions
-        self._label = label
-        self._max_connections = max_connections
-        self._stall_timeout_s = stall_timeout_s
-        #: Open connections and the threads that serve them.
-        self._connections: dict[_Connection, threading.Thread] = {}
+        #: Connections being served.
+        self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
-        self._closed = False
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        self._listener = socket.create_server((bind, port), family=family, backlog=128)
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._run, name=f"{label}-accept", daemon=True)
-        self._thread.start()
+        self._listener = Listener(
+            self._serve,
+            malformed=FrameError,
+            farewell=self._farewell,
+            bind=bind,
+            port=port,
+            label=label,
+            max_connections=max_connections,
+            stall_timeout_s=stall_timeout_s,
+        )
+        self.port = self._listener.port
+        self._listener.start()
 
     @property
     def n_connections(self) -> int:
         """Connections open now."""
-        return len(self._connections)
+        return self._listener.n_connections
+
+    @property
+    def n_malformed(self) -> int:
+        """Connections ended for what was said on them."""
+        return self._listener.n_malformed
 
     def evict(self, key: bytes) -> None:
         """Close the connections that access this region now."""
@@ -74,79 +77,28 @@ class TcpServer:
 
     def close(self) -> None:
         """Stop listening and hang up on everybody."""
-        with self._lock:
-            self._closed = True
-            threads = list(self._connections.values())
-            for connection in self._connections:
-                connection.hang_up()
-        # Closing alone would not wake the thread that waits in accept.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
         self._listener.close()
-        for thread in threads:
-            thread.join()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if self._closed:
-                    return
-                _log.warning("%s: a peer could not connect: %s", self._label, error)
-                time.sleep(_ACCEPT_PAUSE_S)
-                continue
-            with self._lock:
-                if self._closed:
-                    sock.close()
-                    return
-                crowded = len(self._connections) >= self._max_connections
-                refused = f"{len(self._connections)} connections are open, the limit"
-                connection = _Connection(
-                    sock,
-                    self._regions,
-                    self._inbox,
-                    self._sessions,
-                    self._stall_timeout_s,
-                    refused if crowded else "",
-                )
-                if crowded:
-                    # Told so without a thread of its own: the line is short.
-                    connection.turn_away()
-                    continue
-                thread = threading.Thread(
-                    target=self._serve, args=(connection,), name=f"{self._label}-serve", daemon=True
-                )
-                self._connections[connection] = thread
-                thread.start()
+    def _farewell(self, reason: str) -> bytes:
+        return frames.encode_hello(Hello(self._regions.segment, self._regions.generation, reason))
 
-    def _serve(self, connection: "_Connection") -> None:
+    def _serve(self, sock: socket.socket) -> None:
+        connection = _Connection(sock, self._regions, self._inbox, self._sessions)
+        with self._lock:
+            self._connections.add(connection)
         try:
             connection.serve()
-        except FrameError as error:
-            with self._lock:
-                self.n_malformed += 1
-            _log.warning("%s: hanging up on a peer: %s", self._label, error)
-        except OSError as error:
-            _log.debug("%s: a connection ended: %s", self._label, error)
         finally:
             with self._lock:
-                del self._connections[connection]
-                connection.close()
+                self._connections.discard(connection)
+            connection.leave()
 
 
 class _Connection:
     """One accepted connection, served by one thread."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        regions: RegionTable,
-        inbox: Inbox,
-        sessions: Sessions,
-        stall_timeout_s: float,
-        refused: str,
+        self, sock: socket.socket, regions: RegionTable, inbox: Inbox, sessions: Sessions
     ) -> None:
         self._socket = sock
         self._ahead = ReadAhead(sock)
@@ -155,33 +107,19 @@ class _Connection:
         self._sessions = sessions
         #: Who it says it is, once greeted.
         self._greeted: Hello | None = None
-        self._refused = refused
         #: Keys of the regions that the current request accesses.
         self.accessing: frozenset[bytes] = frozenset()
         self._scrap = memoryview(bytearray(0))
-        tune(sock)
-        # The kernel's own timeouts, so that one call can still wait for a whole buffer.
-        seconds = int(stall_timeout_s)
-        patience = struct.pack("@ll", seconds, int((stall_timeout_s - seconds) * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
 
     def hang_up(self) -> None:
-        """Wake the thread that serves it, from another one; it closes the socket."""
+        """Wake the thread that serves it, from another one; the socket is closed after that."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """Free the socket."""
-        self._socket.close()
+    def leave(self) -> None:
+        """Nothing is read from it any more."""
         if self._greeted is not None:
             self._sessions.leave(self._greeted.session, self._greeted.number)
-
-    def turn_away(self) -> None:
-        """Say that there is no room, if that can be said without waiting."""
-        hello = Hello(self._regions.segment, self._regions.generation, self._refused)
-        with self._socket, contextlib.suppress(OSError):
-            self._socket.send(frames.encode_hello(hello), socket.MSG_DONTWAIT)
 
     def serve(self) -> None:
         """Greet, then answer requests until the peer hangs up.

@@ -1,4 +1,8 @@
-"""A listening socket and a thread per accepted connection, for both of the ports."""
+"""A listening socket and a thread per accepted connection, for every backend that dials.
+
+Here connections are accepted, bounded, given patience and ended. What is said on them, and by
+whom, is the business of the function that serves them.
+"""
 
 import contextlib
 import logging
@@ -8,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from halfmoon_transfer.backends.mooncake.frames import FrameError
 from halfmoon_transfer.backends.tcp.sockets import tune
 
 _log = logging.getLogger(__name__)
@@ -17,15 +20,25 @@ _ACCEPT_PAUSE_S = 0.1
 
 
 class Listener:
-    """Accepts, bounds, and ends connections; what is said on them is `serve`'s business.
+    """Listens at `bind`:`port`; accepts from `start` on, and until `close`.
 
-    `serve` may raise FrameError (counted) and OSError; the socket is closed after it.
+    Args:
+        serve: called in a thread of its own with each connection, which is closed after it.
+            May raise `malformed`, what it calls bytes that make no sense (they are counted),
+            and OSError.
+        farewell: what is sent, if it can be without waiting, to who comes when
+            `max_connections` are open; given the reason.
+        stall_timeout_s: after so long without a byte, reading and writing give up with
+            BlockingIOError. The kernel's own timeouts, so that one call can still wait for a
+            whole buffer.
     """
 
     def __init__(
         self,
         serve: Callable[[socket.socket], None],
         *,
+        malformed: type[Exception],
+        farewell: Callable[[str], bytes] | None = None,
         bind: str,
         port: int,
         label: str,
@@ -34,12 +47,14 @@ class Listener:
     ) -> None:
         self.n_malformed = 0
         self._serve = serve
+        self._malformed = malformed
+        self._farewell = farewell
         self._label = label
         self._max_connections = max_connections
-        self._stall_timeout_s = stall_timeout_s
-        self._connections: set[socket.socket] = set()
-        #: Threads that serve them, and some that have just ended.
-        self._threads: list[threading.Thread] = []
+        seconds = int(stall_timeout_s)
+        self._patience = struct.pack("@ll", seconds, int((stall_timeout_s - seconds) * 1e6))
+        #: Open connections and the threads that serve them.
+        self._connections: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closed = False
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
@@ -63,10 +78,10 @@ class Listener:
                 _shut(sock)
 
     def close(self) -> None:
-        """Stop listening and hang up on everybody."""
+        """Stop listening, hang up on everybody, and wait until they are no longer served."""
         with self._lock:
             self._closed = True
-            threads = self._threads
+            threads = list(self._connections.values())
             for sock in self._connections:
                 _shut(sock)
         # Closing alone would not wake the thread that waits in accept.
@@ -92,30 +107,33 @@ class Listener:
                     sock.close()
                     return
                 if len(self._connections) >= self._max_connections:
-                    _log.warning(
-                        "%s: a peer was turned away: %d connections are open, the limit",
-                        self._label,
-                        len(self._connections),
-                    )
-                    sock.close()
+                    reason = f"{len(self._connections)} connections are open, the limit"
+                    self._turn_away(sock, reason)
                     continue
                 thread = threading.Thread(
                     target=self._run, args=(sock,), name=f"{self._label}-serve", daemon=True
                 )
-                self._connections.add(sock)
-                thread.start()
-                self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system allows no more threads
+                    self._turn_away(sock, str(error))
+                else:
+                    self._connections[sock] = thread
+
+    def _turn_away(self, sock: socket.socket, reason: str) -> None:
+        """Say that there is no room; a line so short needs no thread of its own."""
+        _log.warning("%s: a peer was turned away: %s", self._label, reason)
+        with sock, contextlib.suppress(OSError):
+            if self._farewell is not None:
+                sock.send(self._farewell(reason), socket.MSG_DONTWAIT)
 
     def _run(self, sock: socket.socket) -> None:
         try:
             tune(sock)
-            # The kernel's own timeouts, so that one call can still wait for a whole buffer.
-            seconds = int(self._stall_timeout_s)
-            patience = struct.pack("@ll", seconds, int((self._stall_timeout_s - seconds) * 1e6))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, self._patience)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._patience)
             self._serve(sock)
-        except FrameError as error:
+        except self._malformed as error:
             with self._lock:
                 self.n_malformed += 1
             _log.warning("%s: hanging up on a peer: %s", self._label, error)
@@ -123,7 +141,7 @@ class Listener:
             _log.debug("%s: a connection ended: %s", self._label, error)
         finally:
             with self._lock:
-                self._connections.discard(sock)
+                del self._connections[sock]
                 sock.close()
 
 
