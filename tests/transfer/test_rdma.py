@@ -83,7 +83,7 @@ def connected(make_world: Any) -> tuple[Any, Any]:
 
 
 def backend_of(engine: TransferEngine) -> RdmaBackend:
-    backend = engine._backends["rdma"]
+    backend = engine.backend("rdma")
     assert isinstance(backend, RdmaBackend)
     return backend
 

@@ -1,51 +1,29 @@
-"""The transfer engine: what services hold. It builds the parts and performs plans' commands.
+"""The transfer engine: what services hold.
 
-    submit -> Plan -> Resolve -> Directory -> paths
-                   -> Carry   -> Couriers  -> Backend.carry -> outcomes -> Plan -> …
-                   -> Finish  -> the waiters
+    submit, transfer -> Express        a small copy, made at once
+                     -> LiveTransfers  all else: plans, and the threads that carry for them
+    both             -> Ways           backends, to peers and to our own regions
 
 Threads inside, no event loop: sockets and copies release the interpreter, and an asyncio
 caller is woken once per transfer.
 """
 
-import itertools
-import logging
-import secrets
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
-from pathlib import Path as FilePath
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from halfmoon_metadata.store import MetadataStore
-from halfmoon_protocol.regions import KEY_BYTES, Region
-from halfmoon_transfer.backends import open_backend
-from halfmoon_transfer.backends.interface import (
-    AtOnce,
-    Backend,
-    Errand,
-    Home,
-    Unavailable,
-    all_of,
-)
-from halfmoon_transfer.backends.memory import MemoryBackend
-from halfmoon_transfer.couriers import Couriers
-from halfmoon_transfer.deadlines import Deadlines
-from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, check_name
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer.backends.interface import Backend, Home
+from halfmoon_transfer.descriptor import SegmentDescriptor, check_name
 from halfmoon_transfer.directory import Directory
-from halfmoon_transfer.express import Finished, one_batch
+from halfmoon_transfer.express import Express, Finished
 from halfmoon_transfer.interface import (
-    MAX_NOTIFICATION_BYTES,
-    Cancelled,
-    Lost,
     Notification,
     Op,
-    Overloaded,
     Piece,
     Rejected,
     Report,
@@ -53,41 +31,21 @@ from halfmoon_transfer.interface import (
     TransferError,
 )
 from halfmoon_transfer.lease import Lease
-from halfmoon_transfer.notifications import Inbox
-from halfmoon_transfer.plan import (
-    APPLIED,
-    Batch,
-    Carry,
-    Command,
-    Fate,
-    Finish,
-    Limits,
-    Notice,
-    Outcome,
-    Path,
-    PeerKey,
-    Plan,
-    Resolve,
-)
+from halfmoon_transfer.live import LiveTransfers
+from halfmoon_transfer.opening import describe, make_home, open_backends
 from halfmoon_transfer.region_file import RegionFile
-from halfmoon_transfer.regions import Entry, Memory, Refused, RegionTable, Status
+from halfmoon_transfer.regions import Memory
+from halfmoon_transfer.requests import notice_for
 from halfmoon_transfer.settings import TransferSettings
-from halfmoon_transfer.stats import TransferStats
-from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.stats import Tally, TransferStats
 from halfmoon_transfer.topology import Topology
 from halfmoon_transfer.transfer import LiveTransfer
+from halfmoon_transfer.ways import Ways
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from halfmoon_transfer.backends.faults import Faults
-
-_log = logging.getLogger(__name__)
-#: How long a polite wait for a removed region's last access is; then connections are cut.
-_POLITE_S = 1.0
-#: What offsets and generations on a wire can be.
-_MAX_REGION_BYTES = 2**63 - 1
-_GENERATIONS = range(2**63)
 
 
 class TransferEngine:
@@ -98,59 +56,27 @@ class TransferEngine:
     """
 
     def __init__(
-        self, home: Home, backends: Sequence["str | Faults"], directory: Directory
+        self,
+        home: Home,
+        directory: Directory,
+        backends: Mapping[str, Backend],
+        descriptor: SegmentDescriptor,
     ) -> None:
         """Use `open`."""
         self._home = home
         self._regions = home.regions
         self._settings = home.settings
         self._directory = directory
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        #: Submitted and not done.
-        self._live: set[LiveTransfer] = set()
-        self._all_done = threading.Condition(self._lock)
+        #: What peers know of this segment.
+        self.descriptor = descriptor
+        self._tally = Tally()
+        self._ways = Ways(home, directory, backends, descriptor)
+        self._express = Express(home, self._ways, self._tally)
+        self._transfers = LiveTransfers(home, self._ways, self._tally)
         self._closed = False
-        self._counts = {"read": 0, "write": 0, "done": 0, "failed": 0, "retries": 0}
-        self._limits = Limits(
-            home.settings.batch_bytes, home.settings.batch_slices, home.settings.tries_per_path
+        self._lease = Lease(
+            f"halfmoon-transfer-{home.name}-lease", self._publish, home.settings.lease_s
         )
-        with ExitStack() as undo:
-            self._backends: dict[str, Backend] = {}
-            for choice in backends:
-                try:
-                    backend = open_backend(_required(choice), home)
-                except Unavailable as error:
-                    if choice == _required(choice):
-                        raise
-                    _log.debug("%s is left out: %s", choice, error)
-                    continue
-                undo.callback(backend.close)
-                self._backends[backend.name] = backend
-            endpoints: dict[str, Endpoint] = {}
-            for backend in self._backends.values():
-                endpoints |= backend.endpoints
-            self.descriptor = SegmentDescriptor(home.name, home.generation, home.host_id, endpoints)
-            self._publish()
-            undo.pop_all()
-        # Our own regions are reached by a copy, whatever the peers use.
-        self._own_key = PeerKey(home.name, home.generation)
-        self._own = MemoryBackend(home)
-        self._own_descriptor = msgspec.structs.replace(
-            self.descriptor, endpoints=self._own.endpoints
-        )
-        #: By path: whether a batch is a mere copy. `isinstance` with a protocol is slow.
-        self._at_once = {
-            backend.name: backend.at_once
-            for backend in (*self._backends.values(), self._own)
-            if isinstance(backend, AtOnce)
-        }
-        #: For what can't be stopped as it is over at once.
-        self._never = StopSignal.after(float("inf"))
-        label = f"halfmoon-transfer-{home.name}"
-        self._couriers = Couriers(label, threads=home.settings.threads, lanes=home.settings.lanes)
-        self._deadlines: Deadlines[LiveTransfer] = Deadlines(f"{label}-deadlines", self._on_overdue)
-        self._lease = Lease(f"{label}-lease", self._publish, home.settings.lease_s)
 
     @classmethod
     def open(
@@ -197,22 +123,22 @@ class TransferEngine:
         directory = Directory(metadata)
         if generation is None:
             generation = directory.next_generation(name)
-        settings = settings or TransferSettings()
-        (bind, advertise), *more = _addresses(bind, advertise)
-        home = Home(
-            name=name,
-            generation=generation,
-            host_id=host_id or this_host(),
+        home = make_home(
+            name,
+            generation,
             bind=bind,
             port=port,
             advertise=advertise,
-            more=tuple(more),
+            host_id=host_id,
             topology=topology,
-            regions=RegionTable(name, generation),
-            inbox=Inbox(name, generation, settings.max_notifications),
-            settings=settings,
+            settings=settings or TransferSettings(),
         )
-        return cls(home, backends, directory)
+        with ExitStack() as undo:
+            opened = open_backends(backends, home, undo)
+            descriptor = describe(home, opened.values())
+            directory.publish(descriptor, home.settings.lease_s)
+            undo.pop_all()
+        return cls(home, directory, opened, descriptor)
 
     def __enter__(self) -> "TransferEngine":
         return self
@@ -310,17 +236,7 @@ class TransferEngine:
         entry = self._regions.remove(region.key)
         if entry is None:
             raise Rejected(f"not a region of segment {self.name} (any more)")
-        self._drop(entry)
-
-    def _drop(self, entry: Entry) -> None:
-        for backend in self._backends.values():
-            backend.revoke(entry.region.key)
-        if not self._regions.wait_quiet(entry, _POLITE_S):
-            for backend in self._backends.values():
-                backend.evict(entry.region.key)
-            if not self._regions.wait_quiet(entry, _POLITE_S):
-                _log.warning("a region of segment %s is still being accessed", self.name)
-        self._regions.discard(entry)
+        self._ways.withdraw(entry)
 
     # Transfers.
 
@@ -355,8 +271,8 @@ class TransferEngine:
             ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
                 nobody.
         """
-        if notify is None:
-            report = self._copy_at_once(op, pieces, self._settings.copy_here_bytes)
+        if notify is None and not self._closed:
+            report = self._express.copy(op, pieces, self._settings.copy_here_bytes)
             if report is not None:
                 return Finished(report)
         return self._start(op, pieces, deadline_s, notify)
@@ -379,43 +295,11 @@ class TransferEngine:
                 nobody.
             TransferError: it failed.
         """
-        if notify is None:
-            report = self._copy_at_once(op, pieces, self._settings.batch_bytes)
+        if notify is None and not self._closed:
+            report = self._express.copy(op, pieces, self._settings.batch_bytes)
             if report is not None:
                 return report
         return self._start(op, pieces, deadline_s, notify, threading.get_ident()).result()
-
-    def _copy_at_once(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
-        """Go the short way (see `express`), if all of it goes well."""
-        started = time.monotonic()
-        if self._closed or not pieces or op not in ("read", "write"):
-            return None
-        remote = pieces[0].remote
-        own = remote.segment == self.name and remote.generation == self.generation
-        peer = (
-            self._own_descriptor
-            if own
-            else self._directory.cached(remote.segment, remote.generation)
-        )
-        if peer is None:
-            return None
-        backend = self._own if own else next(self._reaching(peer), None)
-        at_once = None if backend is None else self._at_once.get(backend.name)
-        if backend is None or at_once is None:
-            return None
-        batch = one_batch(op, pieces, backend.name, max_bytes)
-        if batch is None or not at_once(peer, batch) or self._check(op, pieces) is not None:
-            return None
-        if any(each is not APPLIED for each in self._move(batch, peer, backend, self._never)):
-            return None
-        n_bytes = sum(piece.length for piece in pieces)
-        with self._lock:
-            self._counts["done"] += 1
-            self._counts[op] += n_bytes
-        return Report(n_bytes, time.monotonic() - started, (backend.name,), 0)
-
-    def _reaching(self, peer: SegmentDescriptor) -> Iterator[Backend]:
-        return (backend for backend in self._backends.values() if backend.reaches(peer))
 
     def _start(
         self,
@@ -427,188 +311,8 @@ class TransferEngine:
     ) -> LiveTransfer:
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
-        notice = None if notify is None else self._notice(notify, pieces)
-        plan = Plan(next(self._numbers), op, pieces, self._limits, notice)
-        transfer = LiveTransfer(
-            plan, deadline_s=deadline_s, perform=self._perform, on_cancel=self._on_cancel
-        )
-        error = self._admit(transfer) or self._check(op, pieces)
-        if error is not None:
-            transfer.stop(error)
-            return transfer
-        # With several peers it would keep the others waiting for the first.
-        transfer.carrier = carrier if plan.n_peers == 1 else None
-        self._deadlines.watch(transfer)
-        transfer.begin()
-        return transfer
-
-    def _notice(self, message: bytes, pieces: Sequence[Piece]) -> Notice:
-        if len(message) > MAX_NOTIFICATION_BYTES or not pieces:
-            raise ValueError(
-                f"a notification of {len(message)} bytes about {len(pieces)} pieces: at most "
-                f"{MAX_NOTIFICATION_BYTES} bytes, and at least one piece to say for whom"
-            )
-        return Notice(secrets.token_bytes(KEY_BYTES), self.name, bytes(message))
-
-    def _admit(self, transfer: LiveTransfer) -> TransferError | None:
-        with self._lock:
-            n_live = len(self._live)
-            self._live.add(transfer)
-            if self._closed:
-                return Cancelled(f"the transfer engine of segment {self.name} is closed")
-        if n_live >= self._settings.max_live:
-            return Overloaded(f"{n_live} transfers are live, the limit; wait for some to end")
-        return None
-
-    def _check(self, op: Op, pieces: Sequence[Piece]) -> Rejected | None:
-        """What is wrong with a request, as far as that can be seen from here."""
-        # By identity: a scatter list names the same few regions again and again.
-        fine: set[int] = set()
-        views: dict[int, memoryview] = {}
-        for piece in pieces:
-            for side, region, offset in (
-                ("local", piece.local, piece.local_offset),
-                ("remote", piece.remote, piece.remote_offset),
-            ):
-                if id(region) not in fine:
-                    if len(region.key) != KEY_BYTES or region.generation not in _GENERATIONS:
-                        return Rejected(
-                            f"the {side} region of a {op} can't be one: generation "
-                            f"{region.generation}, a key of {len(region.key)} bytes"
-                        )
-                    if region.length > _MAX_REGION_BYTES:
-                        return Rejected(f"the {side} region of a {op} has {region.length} bytes")
-                    fine.add(id(region))
-                if offset < 0 or piece.length < 0 or offset + piece.length > region.length:
-                    return Rejected(
-                        f"{op} of {piece.length} bytes at {side} offset {offset} of a region "
-                        f"of segment {region.segment}, which has {region.length} bytes"
-                    )
-            view = views.get(id(piece.local))
-            if view is None:
-                try:
-                    view = views[id(piece.local)] = self._regions.local(piece.local)
-                except Refused as refused:
-                    if refused.status is Status.NOT_SHAREABLE:
-                        return Rejected(
-                            f"the local region of a {op} is a file; a file is the remote side "
-                            "of its owner's transfers, memory the local one"
-                        )
-                    return Rejected(
-                        f"the local region of a {op} is of segment {piece.local.segment}, "
-                        f"generation {piece.local.generation}, and not registered at segment "
-                        f"{self.name}, generation {self.generation}: register it first"
-                    )
-            if piece.local_offset + piece.length > len(view):
-                return Rejected(f"the local region of a {op} has {len(view)} bytes only")
-            if op == "read" and view.readonly:
-                return Rejected("the local region of a read is read-only memory")
-        return None
-
-    def _perform(self, transfer: LiveTransfer, command: Command) -> None:
-        match command:
-            case Resolve(peer=peer, fresh=fresh):
-                paths = None if fresh and peer != self._own_key else self._known_paths(peer)
-                if paths is not None:
-                    transfer.on_resolved(peer, paths, moved=False)
-                else:
-                    self._couriers.post(
-                        peer.segment, lambda: self._resolve(transfer, peer, fresh=fresh)
-                    )
-            case Carry(batch=batch):
-                self._dispatch(transfer, batch)
-            case Finish(error=error):
-                self._finish(transfer, error)
-
-    def _dispatch(self, transfer: LiveTransfer, batch: Batch) -> None:
-        """Have a batch carried: by this thread, if that is worth it, or by a courier."""
-
-        def job() -> None:
-            self._carry(transfer, batch)
-
-        here = transfer.carrier == threading.get_ident() and transfer.is_last_queued(batch)
-        if here:
-            # One only: what comes after it, tries of slices again, is posted.
-            transfer.carrier = None
-        if not (here and self._couriers.run_here(batch.peer.segment, job)):
-            self._couriers.post(batch.peer.segment, job)
-
-    def _resolve(self, transfer: LiveTransfer, peer: PeerKey, *, fresh: bool) -> None:
-        try:
-            found, moved = self._directory.resolve(peer.segment, peer.generation, fresh=fresh)
-        except TransferError as error:
-            transfer.on_unresolved(peer, error)
-        else:
-            transfer.on_resolved(peer, self._paths(found), moved=moved)
-
-    def _known_paths(self, peer: PeerKey) -> tuple[Path, ...] | None:
-        if peer == self._own_key:
-            return (Path(self._own.name, self._own.slice_bytes),)
-        known = self._directory.cached(peer.segment, peer.generation)
-        return None if known is None else self._paths(known)
-
-    def _paths(self, peer: SegmentDescriptor) -> tuple[Path, ...]:
-        return tuple(
-            Path(backend.name, backend.slice_bytes, max(1, len(peer.rails(backend.name))))
-            for backend in self._reaching(peer)
-        )
-
-    def _carry(self, transfer: LiveTransfer, batch: Batch) -> None:
-        if not transfer.take(batch.number):
-            return
-        own = batch.peer == self._own_key
-        backend = self._own if own else self._backends[batch.path]
-        try:
-            peer = self._own_descriptor if own else self._peer(batch.peer)
-        except TransferError as error:
-            outcomes: Sequence[Outcome] = all_of(batch, Fate.LOST, str(error))
-        else:
-            outcomes = self._move(batch, peer, backend, transfer.stop_signal)
-        transfer.on_carried(batch.number, outcomes)
-
-    def _move(
-        self, batch: Batch, peer: SegmentDescriptor, backend: Backend, stop: StopSignal
-    ) -> Sequence[Outcome]:
-        try:
-            if batch.notice is not None:
-                return [backend.notify(Errand(batch, peer, (), stop))]
-            regions = {each.local.key: each.local for each in batch.slices}.values()
-            with self._regions.lease_local(regions) as views:
-                local = tuple(
-                    views[each.local.key][each.local_offset : each.local_offset + each.length]
-                    for each in batch.slices
-                )
-                return backend.carry(Errand(batch, peer, local, stop))
-        except Refused:
-            return all_of(batch, Fate.REJECTED, "the local region was unregistered meanwhile")
-        except Exception as error:
-            # A fault in a backend must not leave its transfer hanging.
-            _log.exception("backend %s failed", batch.path)
-            return all_of(batch, Fate.UNUSABLE, f"the backend failed: {error!r}")
-
-    def _peer(self, peer: PeerKey) -> SegmentDescriptor:
-        return self._directory.resolve(peer.segment, peer.generation, fresh=False)[0]
-
-    def _finish(self, transfer: LiveTransfer, error: TransferError | None) -> None:
-        plan = transfer.plan
-        self._deadlines.forget(transfer)
-        with self._lock:
-            self._live.discard(transfer)
-            self._counts["retries"] += plan.n_retries
-            if error is None:
-                self._counts["done"] += 1
-                self._counts[plan.op] += plan.n_bytes
-            else:
-                self._counts["failed"] += 1
-            if not self._live:
-                self._all_done.notify_all()
-        transfer.finish(error)
-
-    def _on_cancel(self, transfer: LiveTransfer) -> None:
-        transfer.stop(Cancelled(f"{transfer.plan.op} of {transfer.plan.n_bytes} bytes, cancelled"))
-
-    def _on_overdue(self, transfer: LiveTransfer) -> None:
-        transfer.stop(transfer.timeout_error())
+        notice = None if notify is None else notice_for(pieces, notify, self.name)
+        return self._transfers.start(op, pieces, deadline_s, notice, carrier)
 
     # Notifications.
 
@@ -648,29 +352,7 @@ class TransferEngine:
             Rejected: out of bounds, unknown key, or another generation.
         """
         self._require_open()
-        key = PeerKey(region.segment, region.generation)
-        try:
-            if key == self._own_key:
-                whole = self._regions.view(region.generation, region.key)
-            else:
-                peer = self._peer(key)
-                found = (backend.view(peer, region.key) for backend in self._reaching(peer))
-                first = next((view for view in found if view is not None), None)
-                if first is None:
-                    return None
-                whole = first
-        except Lost:
-            return None
-        except Refused as refused:
-            if refused.status is Status.NOT_SHAREABLE:
-                return None
-            raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
-        if offset < 0 or length < 0 or offset + length > len(whole):
-            raise Rejected(
-                f"view of {length} bytes at offset {offset} of a region of segment "
-                f"{region.segment}, which has {len(whole)} bytes"
-            )
-        return whole[offset : offset + length]
+        return self._ways.view(region, offset, length)
 
     def introduce(self, peer: SegmentDescriptor) -> None:
         """Know a peer that keeps no record in our metadata store, until it is released.
@@ -686,33 +368,21 @@ class TransferEngine:
         Raises:
             ValueError: it was opened without.
         """
-        if name not in self._backends:
-            has = ", ".join(self._backends)
+        backends = self._ways.backends
+        if name not in backends:
+            has = ", ".join(backends)
             raise ValueError(f"segment {self.name} has no backend {name!r}; it has {has}")
-        return self._backends[name]
+        return backends[name]
 
     def release_peer(self, segment: str) -> None:
         """Forget a peer that is gone: its descriptor, connections and mapped memory."""
-        self._directory.forget(segment)
-        for backend in self._backends.values():
-            backend.forget(segment)
+        self._ways.forget(segment)
 
     def stats(self) -> TransferStats:
         """Counters since `open`, and gauges of now."""
-        gauges = [backend.gauges() for backend in self._backends.values()]
-        with self._lock:
-            return TransferStats(
-                n_transfers=self._counts["done"],
-                bytes_read=self._counts["read"],
-                bytes_written=self._counts["write"],
-                n_failures=self._counts["failed"],
-                n_retries=self._counts["retries"],
-                n_live=len(self._live),
-                n_regions=len(self._regions),
-                n_connections=sum(each.n_connections for each in gauges),
-                n_mappings=sum(each.n_mappings for each in gauges),
-                n_malformed=sum(each.n_malformed for each in gauges),
-            )
+        return self._tally.stats(
+            self._ways.gauges(), n_live=len(self._transfers), n_regions=len(self._regions)
+        )
 
     # The end.
 
@@ -722,28 +392,14 @@ class TransferEngine:
         Memory from `allocate` stays until its last view is dropped; the regions are gone.
         A second call does nothing.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            live = list(self._live)
+        if not self._transfers.refuse():
+            return
+        self._closed = True
         self._lease.close()
         self._directory.withdraw(self.descriptor)
-        for transfer in live:
-            transfer.stop(Cancelled(f"the transfer engine of segment {self.name} was closed"))
-        with self._all_done:
-            self._all_done.wait_for(lambda: not self._live)
-        self._couriers.close()
+        self._transfers.close()
         self._home.inbox.close()
-        self._deadlines.close()
-        entries = self._regions.clear()
-        for backend in reversed(self._backends.values()):
-            backend.close()
-        self._own.close()
-        for entry in entries:
-            # Copies that were made at once are not among the live transfers.
-            self._regions.wait_quiet(entry, _POLITE_S)
-            self._regions.discard(entry)
+        self._ways.close()
 
     def _publish(self) -> None:
         self._directory.publish(self.descriptor, self._settings.lease_s)
@@ -755,35 +411,5 @@ class TransferEngine:
     def check(self) -> None:
         """Assert what must hold between calls."""
         self._regions.check()
-        self._couriers.check()
+        self._transfers.check()
         self._home.inbox.check()
-        with self._lock:
-            assert not any(transfer.done() for transfer in self._live), "done and still live"
-
-
-def _addresses(
-    bind: str | Sequence[str], advertise: str | Sequence[str] | None
-) -> list[tuple[str, str | None]]:
-    """Each address to listen at, with what to advertise for it."""
-    binds = [bind] if isinstance(bind, str) else list(bind)
-    told: Sequence[str | None] = [advertise] if isinstance(advertise, str) else advertise or ()
-    if not binds or len(told) not in (0, len(binds)):
-        raise ValueError(
-            f"{len(binds)} addresses to listen at and {len(told)} to advertise: at least one, "
-            "and as many of these as of those"
-        )
-    return list(zip(binds, told or [None] * len(binds), strict=True))
-
-
-def _required(choice: "str | Faults") -> "str | Faults":
-    """Without the mark that it may be left out."""
-    return choice.removesuffix("?") if isinstance(choice, str) else choice
-
-
-def this_host() -> str:
-    """What processes that can pass each other file descriptors have in common.
-
-    The kernel's boot and the network namespace: abstract Unix sockets live in the latter.
-    """
-    boot = FilePath("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{FilePath('/proc/self/ns/net').stat().st_ino}"

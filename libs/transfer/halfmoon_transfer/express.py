@@ -6,10 +6,47 @@ copy of a few pages. Only what goes well at once goes this way. Whenever anythin
 goes the long way, where tries and errors are: applying the same bytes twice is harmless.
 """
 
+import time
 from collections.abc import Callable, Generator, Sequence
 
+from halfmoon_transfer.backends.interface import Home
 from halfmoon_transfer.interface import Op, Piece, Report, Transfer
-from halfmoon_transfer.plan import Batch, PeerKey, Slice
+from halfmoon_transfer.plan import APPLIED, Batch, PeerKey, Slice
+from halfmoon_transfer.requests import fault_in
+from halfmoon_transfer.stats import Tally
+from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.ways import Ways
+
+
+class Express:
+    """One engine's short way."""
+
+    def __init__(self, home: Home, ways: Ways, tally: Tally) -> None:
+        self._home = home
+        self._ways = ways
+        self._tally = tally
+        #: For what can't be stopped as it is over at once.
+        self._never = StopSignal.after(float("inf"))
+
+    def copy(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
+        """Move these pieces, if all of it goes well at once."""
+        started = time.monotonic()
+        if not pieces or op not in ("read", "write"):
+            return None
+        remote = pieces[0].remote
+        way = self._ways.at_once_to(remote.segment, remote.generation)
+        if way is None:
+            return None
+        peer, backend, may = way
+        batch = one_batch(op, pieces, backend.name, max_bytes)
+        if batch is None or not may(peer, batch) or fault_in(op, pieces, self._home) is not None:
+            return None
+        outcomes = self._ways.move(batch, peer, backend, self._never)
+        if any(each is not APPLIED for each in outcomes):
+            return None
+        n_bytes = sum(piece.length for piece in pieces)
+        self._tally.on_done(op, n_bytes)
+        return Report(n_bytes, time.monotonic() - started, (backend.name,), 0)
 
 
 class Finished(Transfer):

@@ -1,6 +1,12 @@
 """What an engine counts."""
 
+import threading
+from collections.abc import Sequence
+
 import msgspec
+
+from halfmoon_transfer.backends.interface import Gauges
+from halfmoon_transfer.interface import Op
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,3 +30,44 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     n_mappings: int
     #: Connections closed because what came was not our framing.
     n_malformed: int
+
+
+class Tally:
+    """The counters, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_transfers = 0
+        #: Of transfers that ended well.
+        self._n_bytes: dict[Op, int] = {"read": 0, "write": 0}
+        self._n_failures = 0
+        self._n_retries = 0
+
+    def on_done(self, op: Op, n_bytes: int, n_retries: int = 0) -> None:
+        """A transfer ended well."""
+        with self._lock:
+            self._n_transfers += 1
+            self._n_bytes[op] += n_bytes
+            self._n_retries += n_retries
+
+    def on_failed(self, n_retries: int) -> None:
+        """A transfer ended in an error."""
+        with self._lock:
+            self._n_failures += 1
+            self._n_retries += n_retries
+
+    def stats(self, gauges: Sequence[Gauges], *, n_live: int, n_regions: int) -> TransferStats:
+        """The counters of now, with what the backends and the engine hold."""
+        with self._lock:
+            return TransferStats(
+                n_transfers=self._n_transfers,
+                bytes_read=self._n_bytes["read"],
+                bytes_written=self._n_bytes["write"],
+                n_failures=self._n_failures,
+                n_retries=self._n_retries,
+                n_live=n_live,
+                n_regions=n_regions,
+                n_connections=sum(each.n_connections for each in gauges),
+                n_mappings=sum(each.n_mappings for each in gauges),
+                n_malformed=sum(each.n_malformed for each in gauges),
+            )

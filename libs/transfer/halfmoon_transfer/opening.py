@@ -1,0 +1,113 @@
+"""What an engine is built from, in order: its home, its backends, its descriptor for peers."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halfmoon_transfer.backends import open_backend
+from halfmoon_transfer.backends.interface import Backend, Home, Unavailable
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.notifications import Inbox
+from halfmoon_transfer.regions import RegionTable
+from halfmoon_transfer.settings import TransferSettings
+from halfmoon_transfer.topology import Topology
+
+if TYPE_CHECKING:
+    from halfmoon_transfer.backends.faults import Faults
+
+_log = logging.getLogger(__name__)
+
+
+def make_home(
+    name: str,
+    generation: int,
+    *,
+    bind: str | Sequence[str],
+    port: int,
+    advertise: str | Sequence[str] | None,
+    host_id: str | None,
+    topology: Topology | None,
+    settings: TransferSettings,
+) -> Home:
+    """What the backends share; see `TransferEngine.open` for the arguments.
+
+    Raises:
+        ValueError: the addresses to listen at and those to advertise don't match.
+    """
+    (bind, advertise), *more = _addresses(bind, advertise)
+    return Home(
+        name=name,
+        generation=generation,
+        host_id=host_id or this_host(),
+        bind=bind,
+        port=port,
+        advertise=advertise,
+        more=tuple(more),
+        topology=topology,
+        regions=RegionTable(name, generation),
+        inbox=Inbox(name, generation, settings.max_notifications),
+        settings=settings,
+    )
+
+
+def open_backends(
+    choices: Sequence["str | Faults"], home: Home, undo: ExitStack
+) -> dict[str, Backend]:
+    """Open them in order, by name; without those that may be left out and can't be had.
+
+    Args:
+        choices: names, or `Faults` around one; a question mark says "if this machine can".
+        home: what they belong to.
+        undo: gets their closing, for when a later one fails.
+
+    Raises:
+        ValueError: no backend of this name, or settings that it can't use.
+        Unavailable: this machine lacks what one needs.
+        OSError: one can't listen.
+    """
+    opened: dict[str, Backend] = {}
+    for choice in choices:
+        required = choice.removesuffix("?") if isinstance(choice, str) else choice
+        try:
+            backend = open_backend(required, home)
+        except Unavailable as error:
+            if choice == required:
+                raise
+            _log.debug("%s is left out: %s", choice, error)
+            continue
+        undo.callback(backend.close)
+        opened[backend.name] = backend
+    return opened
+
+
+def describe(home: Home, backends: Iterable[Backend]) -> SegmentDescriptor:
+    """What peers need to know of an engine that has these backends."""
+    endpoints: dict[str, Endpoint] = {}
+    for backend in backends:
+        endpoints |= backend.endpoints
+    return SegmentDescriptor(home.name, home.generation, home.host_id, endpoints)
+
+
+def this_host() -> str:
+    """What processes that can pass each other file descriptors have in common.
+
+    The kernel's boot and the network namespace: abstract Unix sockets live in the latter.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def _addresses(
+    bind: str | Sequence[str], advertise: str | Sequence[str] | None
+) -> list[tuple[str, str | None]]:
+    """Each address to listen at, with what to advertise for it."""
+    binds = [bind] if isinstance(bind, str) else list(bind)
+    told: Sequence[str | None] = [advertise] if isinstance(advertise, str) else advertise or ()
+    if not binds or len(told) not in (0, len(binds)):
+        raise ValueError(
+            f"{len(binds)} addresses to listen at and {len(told)} to advertise: at least one, "
+            "and as many of these as of those"
+        )
+    return list(zip(binds, told or [None] * len(binds), strict=True))

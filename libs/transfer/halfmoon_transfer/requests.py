@@ -1,0 +1,81 @@
+"""What callers ask for, checked as far as that can be done without asking a peer.
+
+Pure: it looks at the pieces and at this engine's regions, and moves nothing.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+from halfmoon_protocol.regions import KEY_BYTES, Region
+from halfmoon_transfer.backends.interface import Home
+from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES, Op, Piece, Rejected
+from halfmoon_transfer.plan import Notice
+from halfmoon_transfer.regions import Refused, Status
+
+#: What offsets and generations on a wire can be.
+_MAX_REGION_BYTES = 2**63 - 1
+_GENERATIONS = range(2**63)
+
+
+def notice_for(pieces: Sequence[Piece], message: bytes, sender: str) -> Notice:
+    """A new notice for the peers of these pieces.
+
+    Raises:
+        ValueError: it is too long, or for nobody.
+    """
+    if len(message) > MAX_NOTIFICATION_BYTES or not pieces:
+        raise ValueError(
+            f"a notification of {len(message)} bytes about {len(pieces)} pieces: at most "
+            f"{MAX_NOTIFICATION_BYTES} bytes, and at least one piece to say for whom"
+        )
+    return Notice(secrets.token_bytes(KEY_BYTES), sender, bytes(message))
+
+
+def fault_in(op: Op, pieces: Sequence[Piece], home: Home) -> Rejected | None:
+    """What is wrong with a request, or None."""
+    # By identity: a scatter list names the same few regions again and again.
+    fine: set[int] = set()
+    views: dict[int, memoryview] = {}
+    for piece in pieces:
+        for side, region, offset in (
+            ("local", piece.local, piece.local_offset),
+            ("remote", piece.remote, piece.remote_offset),
+        ):
+            if id(region) not in fine:
+                if len(region.key) != KEY_BYTES or region.generation not in _GENERATIONS:
+                    return Rejected(
+                        f"the {side} region of a {op} can't be one: generation "
+                        f"{region.generation}, a key of {len(region.key)} bytes"
+                    )
+                if region.length > _MAX_REGION_BYTES:
+                    return Rejected(f"the {side} region of a {op} has {region.length} bytes")
+                fine.add(id(region))
+            if offset < 0 or piece.length < 0 or offset + piece.length > region.length:
+                return Rejected(
+                    f"{op} of {piece.length} bytes at {side} offset {offset} of a region "
+                    f"of segment {region.segment}, which has {region.length} bytes"
+                )
+        view = views.get(id(piece.local))
+        if view is None:
+            try:
+                view = views[id(piece.local)] = home.regions.local(piece.local)
+            except Refused as refused:
+                return _not_local(op, piece.local, refused, home)
+        if piece.local_offset + piece.length > len(view):
+            return Rejected(f"the local region of a {op} has {len(view)} bytes only")
+        if op == "read" and view.readonly:
+            return Rejected("the local region of a read is read-only memory")
+    return None
+
+
+def _not_local(op: Op, region: Region, refused: Refused, home: Home) -> Rejected:
+    if refused.status is Status.NOT_SHAREABLE:
+        return Rejected(
+            f"the local region of a {op} is a file; a file is the remote side "
+            "of its owner's transfers, memory the local one"
+        )
+    return Rejected(
+        f"the local region of a {op} is of segment {region.segment}, "
+        f"generation {region.generation}, and not registered at segment "
+        f"{home.name}, generation {home.generation}: register it first"
+    )

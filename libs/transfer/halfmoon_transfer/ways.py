@@ -1,0 +1,218 @@
+"""The ways from this engine's regions to those of peers, and to its own.
+
+Which backends reach whom, and what they are asked to do: carry a batch, show a region's
+bytes, let go of one. Nothing here knows a transfer, and calls block as long as it takes.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer.backends.interface import (
+    AtOnce,
+    Backend,
+    Errand,
+    Gauges,
+    Home,
+    all_of,
+)
+from halfmoon_transfer.backends.memory import MemoryBackend
+from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.directory import Directory
+from halfmoon_transfer.interface import Lost, Rejected, TransferError
+from halfmoon_transfer.plan import Batch, Fate, Outcome, Path, PeerKey
+from halfmoon_transfer.regions import Entry, Refused, Status
+from halfmoon_transfer.stop import StopSignal
+
+_log = logging.getLogger(__name__)
+#: How long a polite wait for a removed region's last access is; then connections are cut.
+_POLITE_S = 1.0
+
+
+class AtOnceWay(NamedTuple):
+    """A backend that sometimes carries to this peer without waiting for anybody."""
+
+    peer: SegmentDescriptor
+    backend: Backend
+    #: Whether it would carry this batch so now.
+    may: Callable[[SegmentDescriptor, Batch], bool]
+
+
+class Ways:
+    """The backends of one engine. All methods are safe from any thread."""
+
+    def __init__(
+        self,
+        home: Home,
+        directory: Directory,
+        backends: Mapping[str, Backend],
+        descriptor: SegmentDescriptor,
+    ) -> None:
+        """Take these over, and close them at the end.
+
+        Args:
+            home: what the backends belong to.
+            directory: where peers are.
+            backends: by name, best first.
+            descriptor: what peers know of us.
+        """
+        self.backends = backends
+        self._regions = home.regions
+        self._directory = directory
+        # Our own regions are reached by a copy, whatever the peers use.
+        self._own_key = PeerKey(home.name, home.generation)
+        self._own = MemoryBackend(home)
+        self._own_descriptor = msgspec.structs.replace(descriptor, endpoints=self._own.endpoints)
+        #: By path: whether a batch is a mere copy. `isinstance` with a protocol is slow.
+        self._at_once = {
+            backend.name: backend.at_once
+            for backend in (*backends.values(), self._own)
+            if isinstance(backend, AtOnce)
+        }
+
+    # Which way.
+
+    def known_paths(self, key: PeerKey, *, fresh: bool) -> tuple[Path, ...] | None:
+        """How this peer is reached, best first; None if that must be looked up.
+
+        Args:
+            key: the peer.
+            fresh: don't trust what is known of it.
+        """
+        if key == self._own_key:
+            return (Path(self._own.name, self._own.slice_bytes),)
+        known = None if fresh else self._directory.cached(key.segment, key.generation)
+        return None if known is None else self._paths(known)
+
+    def look_up_paths(self, key: PeerKey, *, fresh: bool) -> tuple[tuple[Path, ...], bool]:
+        """The same for a peer that is not us, and whether it is news; may block on the store.
+
+        Raises:
+            Rejected: the segment is of another generation.
+            Lost: there is no such segment, or the store can't say.
+        """
+        peer, moved = self._directory.resolve(key.segment, key.generation, fresh=fresh)
+        return self._paths(peer), moved
+
+    def at_once_to(self, segment: str, generation: int) -> AtOnceWay | None:
+        """The best way to a peer that is known, if it sometimes carries at once."""
+        own = segment == self._own_key.segment and generation == self._own_key.generation
+        peer = self._own_descriptor if own else self._directory.cached(segment, generation)
+        if peer is None:
+            return None
+        backend = self._own if own else next(self._reaching(peer), None)
+        may = None if backend is None else self._at_once.get(backend.name)
+        return None if backend is None or may is None else AtOnceWay(peer, backend, may)
+
+    def _paths(self, peer: SegmentDescriptor) -> tuple[Path, ...]:
+        return tuple(
+            Path(backend.name, backend.slice_bytes, max(1, len(peer.rails(backend.name))))
+            for backend in self._reaching(peer)
+        )
+
+    def _reaching(self, peer: SegmentDescriptor) -> Iterator[Backend]:
+        return (backend for backend in self.backends.values() if backend.reaches(peer))
+
+    # Bytes.
+
+    def carry(self, batch: Batch, stop: StopSignal) -> Sequence[Outcome]:
+        """Carry a batch over the path that it names; an outcome per slice, whatever happens."""
+        if batch.peer == self._own_key:
+            return self.move(batch, self._own_descriptor, self._own, stop)
+        try:
+            peer = self._peer(batch.peer)
+        except TransferError as error:
+            return all_of(batch, Fate.LOST, str(error))
+        return self.move(batch, peer, self.backends[batch.path], stop)
+
+    def move(
+        self, batch: Batch, peer: SegmentDescriptor, backend: Backend, stop: StopSignal
+    ) -> Sequence[Outcome]:
+        """Have this backend carry a batch; an outcome per slice, whatever happens."""
+        try:
+            if batch.notice is not None:
+                return [backend.notify(Errand(batch, peer, (), stop))]
+            regions = {each.local.key: each.local for each in batch.slices}.values()
+            with self._regions.lease_local(regions) as views:
+                local = tuple(
+                    views[each.local.key][each.local_offset : each.local_offset + each.length]
+                    for each in batch.slices
+                )
+                return backend.carry(Errand(batch, peer, local, stop))
+        except Refused:
+            return all_of(batch, Fate.REJECTED, "the local region was unregistered meanwhile")
+        except Exception as error:
+            # A fault in a backend must not leave its transfer hanging.
+            _log.exception("backend %s failed", batch.path)
+            return all_of(batch, Fate.UNUSABLE, f"the backend failed: {error!r}")
+
+    def view(self, region: Region, offset: int, length: int) -> memoryview | None:
+        """These bytes of a region, read-only and without a copy, if that is possible.
+
+        Raises:
+            Rejected: out of bounds, unknown key, or another generation.
+        """
+        whole = self._whole(region)
+        if whole is None:
+            return None
+        if offset < 0 or length < 0 or offset + length > len(whole):
+            raise Rejected(
+                f"view of {length} bytes at offset {offset} of a region of segment "
+                f"{region.segment}, which has {len(whole)} bytes"
+            )
+        return whole[offset : offset + length]
+
+    def _whole(self, region: Region) -> memoryview | None:
+        key = PeerKey(region.segment, region.generation)
+        try:
+            if key == self._own_key:
+                return self._regions.view(region.generation, region.key)
+            peer = self._peer(key)
+            found = (backend.view(peer, region.key) for backend in self._reaching(peer))
+            return next((view for view in found if view is not None), None)
+        except Lost:
+            return None
+        except Refused as refused:
+            if refused.status is Status.NOT_SHAREABLE:
+                return None
+            raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
+
+    def _peer(self, key: PeerKey) -> SegmentDescriptor:
+        return self._directory.resolve(key.segment, key.generation, fresh=False)[0]
+
+    # What ends.
+
+    def withdraw(self, entry: Entry) -> None:
+        """Let go of a region that was removed; returns when accesses over wires have ended."""
+        for backend in self.backends.values():
+            backend.revoke(entry.region.key)
+        if not self._regions.wait_quiet(entry, _POLITE_S):
+            for backend in self.backends.values():
+                backend.evict(entry.region.key)
+            if not self._regions.wait_quiet(entry, _POLITE_S):
+                _log.warning("a region of segment %s is still being accessed", entry.region.segment)
+        self._regions.discard(entry)
+
+    def forget(self, segment: str) -> None:
+        """Close what is held towards this peer."""
+        self._directory.forget(segment)
+        for backend in self.backends.values():
+            backend.forget(segment)
+
+    def gauges(self) -> list[Gauges]:
+        """What each backend holds now."""
+        return [backend.gauges() for backend in self.backends.values()]
+
+    def close(self) -> None:
+        """Take all regions back and close the backends; no transfer is live any more."""
+        entries = self._regions.clear()
+        for backend in reversed(list(self.backends.values())):
+            backend.close()
+        self._own.close()
+        for entry in entries:
+            # Copies that were made at once are not among the live transfers.
+            self._regions.wait_quiet(entry, _POLITE_S)
+            self._regions.discard(entry)
