@@ -2,45 +2,19 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_metadata import MemoryStore
-from halfmoon_metadata.server import metadata_app
 
 FILES = {"config.json": b"{}", "weights/part-1.safetensors": bytes(range(256)) * 12_345}
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    """A metadata server, in a thread."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    config = uvicorn.Config(
-        metadata_app(MemoryStore()), interface="asgi3", log_config=None, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    server.should_exit = server.force_exit = True
-    thread.join()
-    listener.close()
 
 
 @pytest.fixture
@@ -60,17 +34,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def p2p(url: str, *words: str) -> tuple[int, str]:
+def p2p(metadata_url: str, *words: str) -> tuple[int, str]:
     """A command, run here to its end: its exit status and what it printed."""
-    done = CliRunner().invoke(app, ["p2p", *words], env={"HALFMOON_METADATA": url})
+    done = CliRunner().invoke(app, ["p2p", *words], env={"HALFMOON_METADATA": metadata_url})
     return done.exit_code, done.output
 
 
 @contextmanager
-def serving(url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def serving(metadata_url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "halfmoon_cli", "p2p", *words],
-        env={**os.environ, "COLUMNS": "200", "HALFMOON_METADATA": url},
+        env={**os.environ, "COLUMNS": "200", "HALFMOON_METADATA": metadata_url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -91,40 +65,42 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
         seen += line
 
 
-def test_a_folder_goes_from_hand_to_hand(url: str, folder: Path, tmp_path: Path) -> None:
-    with serving(url, "put", "model", str(folder)) as publisher:
+def test_a_folder_goes_from_hand_to_hand(metadata_url: str, folder: Path, tmp_path: Path) -> None:
+    with serving(metadata_url, "put", "model", str(folder)) as publisher:
         read_until(publisher, "offering model: 2 files")
         second = ("get", "model", str(tmp_path / "second"), "--serve")
-        with serving(url, *second) as replica:
+        with serving(metadata_url, *second) as replica:
             read_until(replica, "checksums right")
-            status, listing = p2p(url, "ls")
+            status, listing = p2p(metadata_url, "ls")
             assert (status, listing.split()[-6:]) == (
                 0,
                 ["model", "2", "3.2", "MB", "1", "1", "0"][-6:],
             )
             publisher.send_signal(signal.SIGINT)
             assert publisher.wait(PATIENCE_S) == 0
-            status, text = p2p(url, "get", "model", str(tmp_path / "third"))
+            status, text = p2p(metadata_url, "get", "model", str(tmp_path / "third"))
             assert (status, "from 1 sources, checksums right" in text) == (0, True), text
-            assert p2p(url, "rm", "model") == (0, "removed model\n")
+            assert p2p(metadata_url, "rm", "model") == (0, "removed model\n")
             read_until(replica, "model was removed")
             assert replica.wait(PATIENCE_S) == 0
     assert contents(tmp_path / "second") == contents(tmp_path / "third") == FILES
-    assert p2p(url, "ls")[1].split()[-1] == "part"
+    assert p2p(metadata_url, "ls")[1].split()[-1] == "part"
 
 
-def test_serving_ends_with_its_time_and_takes_the_record_along(url: str, folder: Path) -> None:
-    assert p2p(url, "put", "model", str(folder), "--for-seconds", "0.1")[0] == 0
-    assert "model" not in p2p(url, "ls")[1]
+def test_serving_ends_with_its_time_and_takes_the_record_along(
+    metadata_url: str, folder: Path
+) -> None:
+    assert p2p(metadata_url, "put", "model", str(folder), "--for-seconds", "0.1")[0] == 0
+    assert "model" not in p2p(metadata_url, "ls")[1]
 
 
-def test_what_can_not_be_had_is_one_line(url: str, folder: Path, tmp_path: Path) -> None:
-    status, text = p2p(url, "get", "[nothing]", str(tmp_path / "got"))
+def test_what_can_not_be_had_is_one_line(metadata_url: str, folder: Path, tmp_path: Path) -> None:
+    status, text = p2p(metadata_url, "get", "[nothing]", str(tmp_path / "got"))
     assert (status, text) == (
         2,
         "halfmoon: there is no object [nothing] in the metadata store\n",
     )
-    status, text = p2p(url, "rm", "nothing")
+    status, text = p2p(metadata_url, "rm", "nothing")
     assert (status, text) == (2, "halfmoon: there is no object nothing\n")
     status, text = p2p("gopher://x", "ls")
     assert (status, "has no known scheme" in text) == (2, True)

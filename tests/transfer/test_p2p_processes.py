@@ -2,17 +2,12 @@
 
 import os
 import signal
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-import uvicorn
 
-from halfmoon_metadata import MemoryStore, open_store
-from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata import open_store
 from halfmoon_transfer import TransferEngine
 from halfmoon_transfer import descriptor as segments
 from halfmoon_transfer.p2p import P2PSettings, P2PStore
@@ -21,26 +16,6 @@ from halfmoon_transfer.p2p.testing import P2PProcess
 from halfmoon_transfer.testing import pattern
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def metadata_url() -> Iterator[str]:
-    """A metadata server, in a thread."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    config = uvicorn.Config(
-        metadata_app(MemoryStore()), interface="asgi3", log_config=None, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    server.should_exit = server.force_exit = True
-    thread.join()
-    listener.close()
 
 
 @pytest.fixture

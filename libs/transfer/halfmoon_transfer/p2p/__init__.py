@@ -13,9 +13,10 @@ from halfmoon_transfer.p2p.errors import (
     Unavailable,
     WrongBuffers,
 )
+from halfmoon_transfer.p2p.getting import GetReport
 from halfmoon_transfer.p2p.record import Record, Summary
 from halfmoon_transfer.p2p.settings import P2PSettings
-from halfmoon_transfer.p2p.store import GetReport, P2PStore
+from halfmoon_transfer.p2p.store import P2PStore
 
 __all__ = [
     "GetReport",

@@ -16,8 +16,9 @@ from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
 from halfmoon_transfer.p2p.errors import WrongBuffers
+from halfmoon_transfer.p2p.getting import GetReport, Progress
 from halfmoon_transfer.p2p.record import Record
-from halfmoon_transfer.p2p.store import GetReport, P2PStore, Progress
+from halfmoon_transfer.p2p.store import P2PStore
 
 _MAX_PATH_CHARS = 1024
 

@@ -17,7 +17,8 @@ import msgspec
 from halfmoon_metadata import open_store
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.p2p.store import GetReport, P2PStore
+from halfmoon_transfer.p2p.getting import GetReport
+from halfmoon_transfer.p2p.store import P2PStore
 from halfmoon_transfer.testing import pattern
 
 
