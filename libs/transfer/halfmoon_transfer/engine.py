@@ -12,7 +12,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from halfmoon_metadata.store import MetadataStore
@@ -143,12 +142,7 @@ class TransferEngine:
     def __enter__(self) -> "TransferEngine":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -14,7 +14,6 @@ import socket
 import threading
 from collections import Counter
 from functools import partial
-from types import TracebackType
 
 import msgspec
 
@@ -61,12 +60,7 @@ class Valve:
     def __enter__(self) -> "Valve":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed = True
         self._open.set()
         with contextlib.suppress(OSError):

@@ -11,9 +11,7 @@ processes) and then answers commands on its standard input:
     (end of input)    closes the engine and ends
 """
 
-import subprocess
 import sys
-from types import TracebackType
 
 import msgspec
 import numpy as np
@@ -22,6 +20,7 @@ from halfmoon_metadata.memory import MemoryStore
 from halfmoon_metadata.store import MetadataStore
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer import descriptor as records
+from halfmoon_transfer.child import ChildProcess
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.descriptor import SegmentDescriptor
 from halfmoon_transfer.engine import TransferEngine
@@ -35,7 +34,7 @@ class Introduction(msgspec.Struct, frozen=True):
     region: Region
 
 
-class SegmentProcess:
+class SegmentProcess(ChildProcess):
     """The parent's handle; a context manager that ends the process."""
 
     def __init__(
@@ -48,53 +47,11 @@ class SegmentProcess:
         settings: TransferSettings | None = None,
     ) -> None:
         """Start it, and make it known in this process's metadata store."""
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", __name__, name, str(generation), backends, str(n_bytes)),
-                msgspec.json.encode(settings or TransferSettings()).decode(),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        introduction = msgspec.json.decode(self._read_line(), type=Introduction)
+        given = msgspec.json.encode(settings or TransferSettings()).decode()
+        super().__init__(__name__, name, str(generation), backends, str(n_bytes), given)
+        introduction = msgspec.json.decode(self.answer(), type=Introduction)
         self.region = introduction.region
         metadata.put(records.PREFIX + name, records.encode(introduction.descriptor))
-
-    @property
-    def pid(self) -> int:
-        """To send it signals."""
-        return self._process.pid
-
-    def ask(self, command: str) -> str:
-        """One command, and its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self._read_line().strip()
-
-    def kill(self) -> None:
-        """As abruptly as can be; returns when it is gone."""
-        self._process.kill()
-        self._process.wait()
-
-    def __enter__(self) -> "SegmentProcess":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def _read_line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the segment process ended with {self._process.wait()}"
-        return line
 
 
 def pattern(n_bytes: int) -> bytes:

@@ -1,151 +1,28 @@
-"""What clients may ask, field by field: OpenAI's shapes, with the additions that vLLM made.
+"""What clients may ask: OpenAI's shapes, field by field, with the additions that vLLM made.
 
-A field is *supported*; or *neutral*: known, taken with the values that ask for nothing and
-refused, by name, with any other; or unknown and refused. So nothing that a client asks for
-is ignored in silence. Constraints written here are the ones in ``/openapi.json``.
+Of what kinds fields are, and what becomes of those that are not supported: `request_fields`.
 """
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    JsonValue,
-    Tag,
-    WithJsonSchema,
-    model_validator,
+from pydantic import AfterValidator, Field, JsonValue, Tag, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor.request_fields import (
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_ID,
+    Neutral,
+    Prompt,
+    Salt,
+    Shape,
+    Stop,
+    Text,
+    TokenId,
+    one_of,
+    refuse_unknown,
+    text_or_list,
 )
-from pydantic_core import PydanticCustomError, core_schema
-
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKEN_IDS = 128
-MAX_TOKEN_ID = 2**32 - 1
-
-
-class Neutral:
-    """Marks a known field that asks for nothing: left out, null, or one of these values."""
-
-    def __init__(self, *values: Any) -> None:
-        self._allowed = (None, *values)
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        """Any value, then our own look at it."""
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """The values that are taken."""
-        return {"enum": list(self._allowed)}
-
-    def _check(self, value: Any) -> Any:
-        if any(type(value) is type(each) and value == each for each in self._allowed):
-            return value
-        ways_out = " or ".join(json.dumps(each) for each in self._allowed[1:] or [None])
-        raise PydanticCustomError(
-            "not_supported",
-            "is not supported yet; leave it out or send {value}",
-            {"value": ways_out},
-        )
-
-
-def one_of(message: str, kind: Callable[[Any], str | None]) -> Discriminator:
-    """Tells the forms of a field apart, so that an error speaks of the form that was meant."""
-    return Discriminator(kind, custom_error_type="wrong_type", custom_error_message=message)
-
-
-def _text_or_list(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    return "list" if isinstance(value, list | tuple) else None
-
-
-def _prompt_form(value: Any) -> str | None:
-    match value:
-        case str():
-            return "text"
-        case [str(), *_]:
-            return "texts"
-        case [list(), *_]:
-            return "token lists"
-        case [*_]:
-            return "tokens"
-    return None
-
-
-def _unicode(text: str) -> str:
-    """JSON can spell half of a surrogate pair, which no encoding of text can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError(
-            "not_unicode", "has half of a surrogate pair in it, which is no character"
-        ) from None
-    return text
-
-
-def _single(prompts: list[Any]) -> list[Any]:
-    if len(prompts) == 1:
-        return prompts
-    raise PydanticCustomError(
-        "not_supported",
-        "has {n} prompts; several in one request are not supported yet, send one request for each",
-        {"n": len(prompts)},
-    )
-
-
-Text = Annotated[str, AfterValidator(_unicode)]
-Single = (AfterValidator(_single), Field(json_schema_extra={"minItems": 1, "maxItems": 1}))
-TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-Salt = Annotated[str, Field(max_length=1024), AfterValidator(_unicode)]
-StopString = Annotated[
-    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_unicode)
-]
-Stop = Annotated[
-    Annotated[StopString, Tag("text")]
-    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True), Tag("list")],
-    one_of("must be a string or a list of strings", _text_or_list),
-]
-Prompt = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[TokenIds, Tag("tokens")]
-    | Annotated[list[Text], *Single, Tag("texts")]
-    | Annotated[list[TokenIds], *Single, Tag("token lists")],
-    one_of("must be a string or a list of token ids", _prompt_form),
-]
-
-
-class Shape(BaseModel):
-    """What all of a request's objects have in common: exact types, no unknown fields."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields(cls, body: Any) -> Any:
-        return _refuse_unknown(cls, body)
-
-
-def _refuse_unknown(shape: type[BaseModel], body: Any) -> Any:
-    """One error for the first unknown field, where pydantic would make one for each."""
-    if isinstance(body, dict):
-        for name in body:
-            if name not in shape.model_fields:
-                # A name with half of a surrogate pair could not be told.
-                told = name.encode(errors="replace").decode()
-                raise PydanticCustomError("unknown_field", "{field}", {"field": told})
-    return body
 
 
 class StreamOptions(Shape):
@@ -306,13 +183,13 @@ class TextPart(Shape):
         # What is wrong with an image is its type, and not that its fields are unknown.
         if isinstance(body, dict) and body.get("type", "text") != "text":
             return {"type": body["type"], "text": ""}
-        return _refuse_unknown(cls, body)
+        return refuse_unknown(cls, body)
 
 
 Content = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("list")],
-    one_of("must be a string or a list of text parts", _text_or_list),
+    one_of("must be a string or a list of text parts", text_or_list),
 ]
 
 

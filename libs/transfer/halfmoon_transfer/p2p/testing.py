@@ -8,13 +8,12 @@ standard input with one line of JSON, and ends at the end of its input:
     list PREFIX
 """
 
-import subprocess
 import sys
-from types import TracebackType
 
 import msgspec
 
 from halfmoon_metadata import open_store
+from halfmoon_transfer.child import ChildProcess
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.p2p.getting import GetReport
@@ -30,62 +29,16 @@ class Got(msgspec.Struct, frozen=True):
     right: bool
 
 
-class P2PProcess:
+class P2PProcess(ChildProcess):
     """The parent's handle; a context manager that ends the process."""
 
     def __init__(self, segment: str, metadata_url: str, backends: str = "tcp") -> None:
         """Start it; it is ready when it has answered something."""
-        self.segment = segment
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, segment, metadata_url, backends],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        """To send it signals."""
-        return self._process.pid
-
-    def send(self, command: str) -> None:
-        """One command; it is carried out while the caller does something else."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> bytes:
-        """The answer to the first command that was not answered yet."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"{self.segment} ended with {self._process.wait()}"
-        return line.encode()
-
-    def ask(self, command: str) -> bytes:
-        """A command and its answer."""
-        self.send(command)
-        return self.answer()
+        super().__init__(__name__, segment, metadata_url, backends)
 
     def got(self) -> Got:
         """The answer to a get."""
         return msgspec.json.decode(self.answer(), type=Got)
-
-    def kill(self) -> None:
-        """As abruptly as can be; returns when it is gone."""
-        self._process.kill()
-        self._process.wait()
-
-    def __enter__(self) -> "P2PProcess":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 def main(segment: str, metadata_url: str, backends: str) -> None:
