@@ -1,11 +1,24 @@
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_scheduling.admission import MIN_RETRY_S, Refused, decide
+from halfmoon_scheduling.admission import (
+    LET_IN,
+    MIN_RETRY_S,
+    Applicant,
+    Verdict,
+    decide,
+    decide_late,
+)
+from halfmoon_scheduling.config import AdmissionMode
 from halfmoon_scheduling.placement import Estimate, Placement
 
+D0 = WorkerId("decode-0")
 
-def placement(queue_s: float, prefill_s: float, tbt_s: float = 0.05) -> Placement:
+
+def placement(queue_s: float, prefill_s: float, decode: WorkerId | None = D0) -> Placement:
     row = Estimate(
         worker_id=WorkerId("prefill-0"),
         home=None,
@@ -17,50 +30,118 @@ def placement(queue_s: float, prefill_s: float, tbt_s: float = 0.05) -> Placemen
         transfer_s=0.0,
         prefill_s=prefill_s,
     )
-    return Placement(row, WorkerId("decode-0"), tbt_s, (row,))
+    return Placement(row, decode, 0.05, (row,))
 
 
-def early(
-    placed: Placement, ttft: float | None = None, tbt: float | None = None, waited_s: float = 0
-) -> Refused | None:
-    return decide("early", placed, ttft_slo_s=ttft, tbt_slo_s=tbt, waited_s=waited_s)
+@dataclass
+class Answers:
+    """An outlook that says what it is told to, and remembers what it was asked."""
+
+    running: float = 0.0
+    uniform: float = 0.0
+    expected: float = 0.0
+    asked: list[tuple[str, float]] = field(default_factory=list)
+
+    def running_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
+        return self.running
+
+    def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
+        self.asked.append(("uniform", at_s))
+        return self.uniform
+
+    def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
+        self.asked.append(("expected", at_s))
+        return self.expected
+
+
+def verdict(
+    mode: AdmissionMode,
+    placed: Placement,
+    outlook: Answers | None = None,
+    *,
+    ttft: float | None = None,
+    tbt: float | None = None,
+    waited_s: float = 0.0,
+    now: float = 0.0,
+) -> Verdict:
+    applicant = Applicant(placed, 100, ttft, tbt, now, waited_s)
+    return decide(mode, applicant, outlook or Answers())
+
+
+LOOKING: list[Any] = ["baseline", "early", "predicted", "lookahead"]
 
 
 def test_with_mode_none_everybody_is_let_in() -> None:
-    assert decide("none", placement(100, 100, 9), ttft_slo_s=1, tbt_slo_s=0.1) is None
+    busy = Answers(9, 9, 9)
+    assert verdict("none", placement(100, 100), busy, ttft=1, tbt=0.1) == LET_IN
 
 
-def test_what_keeps_its_limits_is_let_in_and_the_limit_itself_is_kept() -> None:
-    assert early(placement(2, 3, 0.05), ttft=5, tbt=0.05) is None
-    assert early(placement(100, 100, 9)) is None
+@pytest.mark.parametrize("mode", LOOKING)
+def test_what_keeps_its_limits_is_let_in_and_the_limit_itself_is_kept(mode: AdmissionMode) -> None:
+    at_the_limit = Answers(0.05, 0.05, 0.05)
+    assert not verdict(mode, placement(2, 3), at_the_limit, ttft=5, tbt=0.05).misses
+    assert not verdict(mode, placement(100, 100), Answers(9, 9, 9)).misses
 
 
-def test_a_late_first_token_is_refused_until_the_queue_is_short_enough() -> None:
-    refused = early(placement(10, 3), ttft=8)
-    assert refused is not None
+@pytest.mark.parametrize("mode", LOOKING)
+def test_a_late_first_token_is_refused_until_the_queue_is_short_enough(mode: AdmissionMode) -> None:
+    refused = verdict(mode, placement(10, 3), ttft=8)
+    assert refused.misses == "ttft"
+    assert refused.prefill_load == pytest.approx(13 / 8)
     assert refused.retry_after_s == pytest.approx(5)
     assert "13 s at prefill-0 (queue 10 s), the limit is 8 s" in refused.reason
 
 
 def test_if_an_empty_queue_would_not_help_the_whole_queue_is_waited_for() -> None:
-    refused = early(placement(10, 30), ttft=8)
-    assert refused is not None
-    assert refused.retry_after_s == 10
+    assert verdict("early", placement(10, 30), ttft=8).retry_after_s == 10
 
 
 def test_a_refused_client_waits_at_least_a_second() -> None:
-    refused = early(placement(0.5, 1), ttft=1.2)
-    assert refused is not None
-    assert refused.retry_after_s == MIN_RETRY_S
+    assert verdict("early", placement(0.5, 1), ttft=1.2).retry_after_s == MIN_RETRY_S
 
 
 def test_time_spent_waiting_counts() -> None:
-    assert early(placement(2, 3), ttft=6, waited_s=0.5) is None
-    assert early(placement(2, 3), ttft=6, waited_s=1.5) is not None
+    assert not verdict("early", placement(2, 3), ttft=6, waited_s=0.5).misses
+    assert verdict("early", placement(2, 3), ttft=6, waited_s=1.5).misses == "ttft"
 
 
-def test_slow_tokens_are_refused() -> None:
-    refused = early(placement(0, 1, tbt_s=0.2), tbt=0.1)
-    assert refused is not None
+@pytest.mark.parametrize(
+    ("mode", "outlook"),
+    [
+        ("early", Answers(running=0.2)),
+        ("predicted", Answers(uniform=0.2)),
+        ("lookahead", Answers(expected=0.2)),
+    ],
+)
+def test_slow_tokens_are_refused_by_the_load_that_the_mode_looks_at(
+    mode: AdmissionMode, outlook: Answers
+) -> None:
+    refused = verdict(mode, placement(0, 1), outlook, tbt=0.1)
+    assert refused.misses == "tbt"
+    assert refused.decode_load == pytest.approx(2)
     assert "0.2 s at decode-0, the limit is 0.1 s" in refused.reason
     assert refused.retry_after_s >= 1
+    others = Answers(0.2, 0.2, 0.2)
+    setattr(others, {"early": "running", "predicted": "uniform"}.get(mode, "expected"), 0.05)
+    assert not verdict(mode, placement(0, 1), others, tbt=0.1).misses
+
+
+def test_baseline_looks_at_decode_only_when_the_prefill_is_done() -> None:
+    busy = Answers(running=0.2, uniform=0.2, expected=0.2)
+    assert not verdict("baseline", placement(0, 1), busy, ttft=5, tbt=0.1).misses
+    assert decide_late(D0, 100, 0.1, busy).misses == "tbt"
+    assert not decide_late(D0, 100, 0.2, busy).misses
+    assert not decide_late(D0, 100, None, busy).misses
+
+
+@pytest.mark.parametrize(("mode", "asked"), [("predicted", "uniform"), ("lookahead", "expected")])
+def test_looking_ahead_is_looking_at_the_end_of_the_prefill(
+    mode: AdmissionMode, asked: str
+) -> None:
+    outlook = Answers()
+    verdict(mode, placement(2, 3), outlook, tbt=0.1, now=100.0)
+    assert outlook.asked == [(asked, 105.0)]
+
+
+def test_without_a_decode_worker_that_has_room_only_the_first_token_counts() -> None:
+    assert not verdict("early", placement(0, 1, decode=None), Answers(9, 9, 9), tbt=0.1).misses

@@ -174,15 +174,28 @@ class World(RuleBasedStateMachine):
         placement=st.sampled_from(
             ["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
         ),
-        admission=st.sampled_from(["none", "early"]),
+        admission=st.sampled_from(["none", "baseline", "early", "predicted", "lookahead"]),
+        double_check=st.booleans(),
+        max_deferred=st.sampled_from([0, 2]),
         absent=st.sets(st.sampled_from(NAMES), max_size=3),
     )
-    def begin(self, placement: str, admission: str, absent: set[str]) -> None:
+    def begin(
+        self,
+        placement: str,
+        admission: str,
+        double_check: bool,
+        max_deferred: int,
+        absent: set[str],
+    ) -> None:
         self.config = msgspec.convert(
             {
                 "placement": placement,
                 "admission": admission,
+                "double_check": double_check,
+                "max_deferred": max_deferred,
+                "defer_s": 3.0,
                 "ttft_slo_s": 5.0,
+                "tbt_slo_s": 0.0115,  # one request a step
                 "max_waiting": 4,
                 "max_attempts": 3,
                 "request_timeout_s": 30.0,
@@ -247,7 +260,9 @@ class World(RuleBasedStateMachine):
                 if command.finish:
                     self.end(command.request_id, "delivered")
             case Reject():
-                assert command.request_id not in self.started, f"{command} after its prefill"
+                late = self.config.double_check or self.config.admission == "baseline"
+                assert late or command.request_id not in self.started, f"{command} is late"
+                assert command.request_id not in self.fruitful
                 assert self.requests[command.request_id].attempt == 1
                 assert command.reason
                 if command.kind != "too_long":
@@ -273,11 +288,26 @@ class World(RuleBasedStateMachine):
         prompt=st.integers(0, 1),
         max_new=st.sampled_from([1, 2, 5, 40]),
         twice=st.booleans(),
+        priority=st.sampled_from([0, 0, 1]),
+        defer_s=st.sampled_from([None, 0.0, 20.0]),
     )
-    def a_request_arrives(self, n_tokens: int, prompt: int, max_new: int, twice: bool) -> None:
+    def a_request_arrives(
+        self,
+        n_tokens: int,
+        prompt: int,
+        max_new: int,
+        twice: bool,
+        priority: int,
+        defer_s: float | None,
+    ) -> None:
         self.n_clients += 1
         request = a_request(
-            f"cmpl-{self.n_clients}", n_tokens=n_tokens, prompt=prompt, max_new_tokens=max_new
+            f"cmpl-{self.n_clients}",
+            n_tokens=n_tokens,
+            prompt=prompt,
+            max_new_tokens=max_new,
+            priority=priority,
+            defer_s=defer_s,
         )
         self.requests[request.request_id] = request
         self.tell(RequestArrived(request))
@@ -361,7 +391,7 @@ class World(RuleBasedStateMachine):
         for produced in message.produced:  # the gateway's part
             if produced.finish and produced.request_id not in self.ended:
                 self.end(produced.request_id, "finished")
-                self.tell(RequestFinished(produced.request_id))
+                self.tell(RequestFinished(produced.request_id, 2))
 
     @precondition(lambda self: self.heard)
     @rule(data=st.data())

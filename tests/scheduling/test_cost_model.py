@@ -21,8 +21,8 @@ def test_a_step_takes_d0_and_d1_per_request_and_d2_per_context_token() -> None:
 
 def test_a_transfer_shares_its_source_with_those_under_way() -> None:
     costs = CostModel(prior_bandwidth=100.0)
-    assert costs.transfer_s(K, 300, 0) == pytest.approx(3)
-    assert costs.transfer_s(K, 300, 2) == pytest.approx(9)
+    assert costs.transfer_s(K, P, 300, 0) == pytest.approx(3)
+    assert costs.transfer_s(K, P, 300, 2) == pytest.approx(9)
 
 
 def test_predictions_move_towards_what_is_seen_and_only_for_that_worker() -> None:
@@ -47,19 +47,34 @@ def test_corrections_are_bounded(factor: float, scale: float) -> None:
 def test_bandwidth_is_that_of_one_transfer_alone() -> None:
     costs = CostModel(prior_bandwidth=1e6)
     for _ in range(100):
-        costs.observe_transfer(K, 10_000_000, seconds=1.0, n_active=1)
-    assert costs.bandwidth(K) == pytest.approx(20e6, rel=1e-3)
+        costs.observe_transfer(K, P, 10_000_000, seconds=1.0, n_active=1)
+    assert costs.bandwidth(K, P) == pytest.approx(20e6, rel=1e-3)
 
 
 def test_small_or_timeless_transfers_teach_nothing() -> None:
     costs = CostModel(prior_bandwidth=1e6)
-    costs.observe_transfer(K, 100, seconds=1.0, n_active=0)
-    costs.observe_transfer(K, 10_000_000, seconds=0.0, n_active=0)
-    assert costs.bandwidth(K) == 1e6
+    costs.observe_transfer(K, P, 100, seconds=1.0, n_active=0)
+    costs.observe_transfer(K, P, 10_000_000, seconds=0.0, n_active=0)
+    assert costs.bandwidth(K, P) == 1e6
 
 
 def test_a_worker_that_is_gone_is_forgotten() -> None:
     costs = CostModel(prior_bandwidth=1e6)
-    costs.observe_transfer(K, 10_000_000, seconds=1.0, n_active=0)
+    costs.observe_transfer(K, P, 10_000_000, seconds=1.0, n_active=0)
     costs.forget(K)
-    assert costs.bandwidth(K) == 1e6
+    assert costs.bandwidth(K, P) == 1e6
+
+
+def test_bandwidth_is_learnt_per_path_and_another_reader_starts_from_the_sources() -> None:
+    costs = CostModel(prior_bandwidth=1e6)
+    near, far, new = WorkerId("prefill-1"), WorkerId("prefill-2"), WorkerId("prefill-3")
+    for _ in range(100):
+        costs.observe_transfer(K, near, 40_000_000, seconds=1.0, n_active=0)
+        costs.observe_transfer(K, far, 10_000_000, seconds=1.0, n_active=0)
+    assert costs.bandwidth(K, near) == pytest.approx(40e6, rel=1e-3)
+    assert costs.bandwidth(K, far) == pytest.approx(10e6, rel=1e-3)
+    assert 10e6 < costs.bandwidth(K, new) < 40e6
+    assert costs.bandwidth(WorkerId("kvstore-9"), near) == 1e6
+    costs.forget(near)
+    assert costs.bandwidth(K, near) == costs.bandwidth(K, new)
+    costs.check()

@@ -186,6 +186,25 @@ def test_equal_decode_workers_are_taken_by_id() -> None:
     assert placed("random", {P0: 0}, {}, decodes=(decode(D1), decode(D0))).decode == D0
 
 
+def test_where_the_cost_model_sees_no_difference_requests_are_spread() -> None:
+    flat = DecodeCost(d0_s=1.0, d1_s=0.0, d2_s=0.0)
+
+    def at(worker: WorkerId, n_requests: int, free_pages: int = 50) -> DecodeCandidate:
+        return DecodeCandidate(worker, flat, n_requests, 0, free_pages)
+
+    assert placed("random", {P0: 0}, {}, decodes=(at(D0, 2), at(D1, 1))).decode == D1
+    assert placed("random", {P0: 0}, {}, decodes=(at(D0, 1), at(D1, 1, 60))).decode == D1
+
+
+def test_the_context_already_there_and_the_prompt_count_in_a_step() -> None:
+    cost = DecodeCost(d0_s=1.0, d1_s=0.0, d2_s=0.01)
+    long = DecodeCandidate(D0, cost, 1, 900, 100)
+    short = DecodeCandidate(D1, cost, 5, 300, 100)
+    placement = placed("random", {P0: 0}, {}, decodes=(long, short))
+    assert placement.decode == D1
+    assert placement.tbt_s == pytest.approx(1 + 0.01 * 405)
+
+
 def test_home_is_the_preferred_kvstore_else_one_on_the_host_else_any_else_none() -> None:
     kvstores = {K0: "here", K1: "here", K2: "there"}
     assert choose_home(P0, "here", K2, kvstores) == K2

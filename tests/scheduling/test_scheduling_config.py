@@ -14,12 +14,14 @@ def test_the_defaults_are_the_papers_placement_and_no_limits() -> None:
     ("field", "value", "message"),
     [
         ("placement", "best", "placement is 'best', there are: random, load_balance"),
-        ("admission", "late", "admission is 'late', there are: none, early"),
+        ("admission", "late", "admission is 'late', there are: none, baseline, early, predicted"),
+        ("tbt_slo_multiple", 0, "tbt_slo_multiple is 0, it must be more than 0"),
+        ("defer_s", -1, "defer_s is -1, it must be at least 0"),
         ("kvcache_balancing_threshold", 0.9, "kvcache_balancing_threshold is 0.9"),
         ("request_timeout_s", 0, "request_timeout_s is 0, it must be more than 0"),
         ("ttft_slo_s", -1, "ttft_slo_s is -1"),
         ("max_attempts", 0, "max_attempts is 0"),
-        ("max_waiting", -1, "max_waiting -1"),
+        ("max_waiting", -1, "max_waiting is -1, it must be at least 0"),
         ("block_size", 15, "block_size is 15, allowed are 16 to 512"),
     ],
 )

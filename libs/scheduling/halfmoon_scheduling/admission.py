@@ -1,10 +1,28 @@
 """Whether a placed request is let in: a promise is kept or not made.
 
-A refusal here comes before anything is spent: no pages are reserved, no prefill is run.
+A load is a predicted maximum over its limit: time to first token on the prefill side, time
+between tokens on the decode side. A request is let in while neither is over 1. The modes
+differ in the decode load that they look at when a request arrives:
+
+    none        no load at all
+    baseline    none; decode decides by itself when the prefill is done, and a refusal then
+                has wasted that prefill
+    early       what the chosen decode worker runs now, with the request added
+    predicted   the pool's mean at the time when the prefill will be done, if every request
+                decodes for the same time
+    lookahead   the chosen worker's at that time and when the last prefill planned for it is
+                done, by the answers' lengths learnt per tenant and prompt class
+
+The first four are Mooncake's (arXiv 2407.00079, section 7). `early` looks at a load that
+prefills under way have not reached yet, which makes both pools' loads swing; `predicted` and
+`lookahead` look ahead.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.config import AdmissionMode
 from halfmoon_scheduling.placement import Placement
 
@@ -12,47 +30,140 @@ from halfmoon_scheduling.placement import Placement
 MIN_RETRY_S = 1.0
 
 
+class Outlook(Protocol):
+    """What is known and predicted of the decode workers; asking changes nothing."""
+
+    def running_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
+        """Seconds per step of what runs at a worker now and a request of `n_tokens`."""
+        ...
+
+    def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
+        """Mean over all workers at a later moment, if all decode for the same time."""
+        ...
+
+    def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
+        """One worker's from a later moment on, by what is known of each of its requests."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The request would miss its SLO."""
+class Applicant:
+    """A placed request that asks to be let in, and the limits that it is held to."""
 
-    reason: str
-    retry_after_s: float
+    placement: Placement
+    n_tokens: int
+    #: Time to first token from arrival, seconds; None: no limit.
+    ttft_slo_s: float | None
+    #: Time between tokens, seconds; None: no limit.
+    tbt_slo_s: float | None
+    #: Now, and how long ago the request arrived, seconds.
+    now: float
+    waited_s: float = 0.0
 
 
-def decide(
-    mode: AdmissionMode,
-    placement: Placement,
-    *,
-    ttft_slo_s: float | None,
-    tbt_slo_s: float | None,
-    waited_s: float = 0.0,
-) -> Refused | None:
-    """Let a request in (None), or say why not.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was predicted for a request, and whether it is let in."""
+
+    #: Predicted times over their limits; 0 where there is no limit, or nobody looked.
+    prefill_load: float = 0.0
+    decode_load: float = 0.0
+    #: Which limit would be missed; "" lets the request in.
+    misses: Literal["", "ttft", "tbt"] = ""
+    reason: str = ""
+    retry_after_s: float = 0.0
+
+
+LET_IN = Verdict()
+
+#: The time between tokens that a mode expects for an applicant with a decode worker.
+_Expect = Callable[[Applicant, Outlook, WorkerId], float]
+
+
+def _early(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> float:
+    return outlook.running_tbt_s(decode, applicant.n_tokens)
+
+
+def _predicted(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> float:
+    at_s = applicant.now + applicant.placement.ttft_s
+    return outlook.uniform_tbt_s(applicant.n_tokens, at_s, applicant.now)
+
+
+def _lookahead(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> float:
+    at_s = applicant.now + applicant.placement.ttft_s
+    return outlook.expected_tbt_s(decode, applicant.n_tokens, at_s, applicant.now)
+
+
+#: What each mode expects of decode at arrival; None: it does not look.
+_EXPECTS: dict[AdmissionMode, _Expect | None] = {
+    "baseline": None,
+    "early": _early,
+    "predicted": _predicted,
+    "lookahead": _lookahead,
+}
+
+
+def decide(mode: AdmissionMode, applicant: Applicant, outlook: Outlook) -> Verdict:
+    """Let a request in when it arrives, or say why not. Nothing has been spent on it.
 
     Args:
-        mode: "none" lets all in; "early" refuses who would miss an SLO.
-        placement: with its predictions.
-        ttft_slo_s: time to first token from arrival, seconds; None: no limit.
-        tbt_slo_s: time between tokens, seconds; None: no limit.
-        waited_s: seconds since the request arrived.
+        mode: see the module's table.
+        applicant: the request.
+        outlook: the decode workers.
     """
     if mode == "none":
-        return None
-    ttft_s = waited_s + placement.ttft_s
-    if ttft_slo_s is not None and ttft_s > ttft_slo_s:
+        return LET_IN
+    placement = applicant.placement
+    ttft_s = applicant.waited_s + placement.ttft_s
+    prefill_load = _load(ttft_s, applicant.ttft_slo_s)
+    if prefill_load > 1:
         # The queue ahead shrinks by a second a second: so long until the rest would fit, or,
         # if it never fits, until the queue is gone.
-        excess_s = min(ttft_s - ttft_slo_s, placement.chosen.queue_s)
-        return Refused(
-            f"predicted time to first token is {ttft_s:.3g} s at {placement.prefill} "
-            f"(queue {placement.chosen.queue_s:.3g} s), the limit is {ttft_slo_s:.3g} s",
-            max(MIN_RETRY_S, excess_s),
+        queue_s = placement.chosen.queue_s
+        excess_s = min(ttft_s - (applicant.ttft_slo_s or 0.0), queue_s)
+        return Verdict(
+            prefill_load,
+            misses="ttft",
+            reason=f"predicted time to first token is {ttft_s:.3g} s at {placement.prefill} "
+            f"(queue {queue_s:.3g} s), the limit is {applicant.ttft_slo_s:.3g} s",
+            retry_after_s=max(MIN_RETRY_S, excess_s),
         )
-    if tbt_slo_s is not None and placement.tbt_s > tbt_slo_s:
-        return Refused(
-            f"predicted time between tokens is {placement.tbt_s:.3g} s at {placement.decode}, "
-            f"the limit is {tbt_slo_s:.3g} s",
-            MIN_RETRY_S,
-        )
-    return None
+    expects = _EXPECTS[mode]
+    if expects is None or placement.decode is None or applicant.tbt_slo_s is None:
+        return Verdict(prefill_load)
+    tbt_s = expects(applicant, outlook, placement.decode)
+    return _by_decode(prefill_load, tbt_s, applicant.tbt_slo_s, placement.decode)
+
+
+def decide_late(
+    decode: WorkerId, n_tokens: int, tbt_slo_s: float | None, outlook: Outlook
+) -> Verdict:
+    """Let a request whose prefill is done into its decode worker's batch, or say why not.
+
+    Args:
+        decode: its decode worker.
+        n_tokens: tokens of its prompt.
+        tbt_slo_s: time between tokens, seconds; None: no limit.
+        outlook: the decode workers.
+    """
+    if tbt_slo_s is None:
+        return LET_IN
+    return _by_decode(0.0, outlook.running_tbt_s(decode, n_tokens), tbt_slo_s, decode)
+
+
+def _by_decode(prefill_load: float, tbt_s: float, tbt_slo_s: float, decode: WorkerId) -> Verdict:
+    decode_load = tbt_s / tbt_slo_s
+    if decode_load <= 1:
+        return Verdict(prefill_load, decode_load)
+    return Verdict(
+        prefill_load,
+        decode_load,
+        misses="tbt",
+        reason=f"predicted time between tokens is {tbt_s:.3g} s at {decode}, "
+        f"the limit is {tbt_slo_s:.3g} s",
+        retry_after_s=MIN_RETRY_S,
+    )
+
+
+def _load(seconds: float, limit_s: float | None) -> float:
+    return 0.0 if limit_s is None else seconds / limit_s

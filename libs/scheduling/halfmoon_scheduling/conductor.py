@@ -6,8 +6,9 @@ apart, late and foreign ones are dropped, and workers come and go. Handlers stan
 in which a request meets them.
 """
 
-from collections import deque
-from typing import assert_never
+from collections import Counter, deque
+from collections.abc import Collection
+from typing import NamedTuple, assert_never
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
@@ -30,6 +31,7 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_scheduling.accuracy import Accuracy
 from halfmoon_scheduling.cluster import Cluster, UnfitWorker
 from halfmoon_scheduling.commands import AnyCommand, Deliver, RefuseWorker
 from halfmoon_scheduling.config import SchedulingConfig
@@ -51,13 +53,22 @@ from halfmoon_scheduling.prefix_index import KvFollower, PrefixIndex
 from halfmoon_scheduling.request_state import Decision, Phase, Tracked
 
 
+class PoolLoads(NamedTuple):
+    """How busy the pools are: times over their limits, or seconds where there is no limit."""
+
+    prefill: float
+    decode: float
+
+
 class Conductor:
     """Places requests on workers and follows them until they are over."""
 
     def __init__(self, config: SchedulingConfig) -> None:
         self.config = config
         self.costs = CostModel(prior_bandwidth=config.prior_bandwidth)
-        self.cluster = Cluster(self.costs, block_size=config.block_size)
+        self.cluster = Cluster(
+            self.costs, block_size=config.block_size, decode_time_s=config.decode_time_s
+        )
         self.index = PrefixIndex()
         self._follower = KvFollower(self.index)
         self._placer = Placer(config, self.cluster, self.index, self.costs)
@@ -74,6 +85,25 @@ class Conductor:
     def decisions(self) -> deque[Decision]:
         """Recent placements with the tables that explain them, the newest last."""
         return self._requests.decisions
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Requests refused, by what was lacking: "ttft", "tbt" and "tbt_late" (limits that
+        would be missed), "pages", "queue_full", "too_long", "unavailable"."""
+        return self._requests.refusals
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """How true predictions came."""
+        return self._requests.accuracy
+
+    def loads(self, now: float) -> PoolLoads:
+        """How busy both pools are, as means of their workers' times over the limits."""
+        ttft_slo_s, tbt_slo_s = self.config.ttft_slo_s, self.config.tbt_slo_s
+        return PoolLoads(
+            _mean(self.cluster.prefills.queues_s(now).values()) / (ttft_slo_s or 1.0),
+            _mean(self.cluster.decodes.loads_s().values()) / (tbt_slo_s or 1.0),
+        )
 
     def phase_of(self, request_id: RequestId) -> Phase | None:
         """Where a request is; None when it is over or unknown."""
@@ -101,7 +131,7 @@ class Conductor:
             case RequestCancelled():
                 return self._on_request_cancelled(event.request_id, now)
             case RequestFinished():
-                return self._on_request_finished(event.request_id, now)
+                return self._on_request_finished(event, now)
             case WorkerJoined():
                 return self._on_worker_joined(event.worker, now)
             case WorkerLost():
@@ -134,10 +164,10 @@ class Conductor:
             case DecodeFailed():
                 return self._on_decode_failed(worker_id, message, now)
             case DecodeLoad():
-                self.cluster.on_decode_load(worker_id, message)
+                self.cluster.decodes.on_load(worker_id, message)
                 self._requests.room_made = True
             case PrefillLoad():
-                self.cluster.on_prefill_load(worker_id, message)
+                self.cluster.prefills.on_load(worker_id, message)
             case BlocksSnapshot():
                 return self._on_blocks_snapshot(worker_id, message, now)
             case _:
@@ -160,7 +190,7 @@ class Conductor:
             return []
         assert tracked.placement is not None
         chosen, request = tracked.placement.chosen, tracked.request
-        self.cluster.landed(worker_id, request_id, "landing")
+        self.cluster.decodes.landing(worker_id, request_id)
         tracked.phase = Phase.PREFILLING
         tracked.deadline_s = now + self.config.request_timeout_s
         cached = None
@@ -213,6 +243,13 @@ class Conductor:
         assert tracked.placement is not None and tracked.placement.decode is not None
         decode, request = tracked.placement.decode, tracked.request
         self._placer.learn(tracked.placement, request, message)
+        self._requests.accuracy.observe(
+            "ttft", tracked.first_token_s - tracked.arrived_s, now - tracked.arrived_s
+        )
+        if not message.finish:
+            refused = self._requests.refused_late(tracked, now)
+            if refused is not None:
+                return refused
         commands: list[AnyCommand] = [
             Deliver(request.request_id, message.first_token, message.finish, message.n_cached)
         ]
@@ -220,10 +257,7 @@ class Conductor:
             self._requests.end(tracked, now)
             self._placer.forget(request.request_id)
             return commands + self._requests.send(decode, Cancel(request_id=request.request_id))
-        self.cluster.release_prefill(worker_id, request.request_id, now)
-        self.cluster.landed(decode, request.request_id, "running")
-        tracked.phase = Phase.DECODING
-        tracked.deadline_s = float("inf")
+        self._requests.decoding(tracked, now)
         message_out = StartDecode(
             request_id=request.request_id,
             first_token=message.first_token,
@@ -285,12 +319,11 @@ class Conductor:
         reason = f"decode at {worker_id} failed: {message.reason}"
         return commands + self._requests.again(tracked, reason, now, retryable=message.retryable)
 
-    def _on_request_finished(self, request_id: RequestId, now: float) -> list[AnyCommand]:
-        tracked = self._requests.get(request_id)
+    def _on_request_finished(self, event: RequestFinished, now: float) -> list[AnyCommand]:
+        tracked = self._requests.get(event.request_id)
         if tracked is None or tracked.phase is not Phase.DECODING:
-            return self._on_request_cancelled(request_id, now)
-        self._requests.end(tracked, now)  # decode freed its pages with the last token
-        self._placer.forget(request_id)
+            return self._on_request_cancelled(event.request_id, now)
+        self._requests.finished(tracked, event.n_new, now)
         return []
 
     def _on_request_cancelled(self, request_id: RequestId, now: float) -> list[AnyCommand]:
@@ -355,3 +388,7 @@ class Conductor:
         self._follower.check()
         self.costs.check()
         self._requests.check()
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -7,7 +7,7 @@ import msgspec
 from halfmoon_protocol.blocks import check_block_size
 
 PlacementMode = Literal["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
-AdmissionMode = Literal["none", "early"]
+AdmissionMode = Literal["none", "baseline", "early", "predicted", "lookahead"]
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,12 +20,30 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     kvcache_balancing_threshold: float = 1.5
     #: Makes the choices of placement "random", and nothing else.
     seed: int = 0
-    #: Whether a request that would miss its SLO is refused before anything is spent on it.
+    #: Which predictions a request must keep its SLOs by to be let in, see `admission`.
     admission: AdmissionMode = "none"
-    #: Time to first token, seconds, for requests that state none; None: no limit.
+    #: Time to first token, seconds, for requests that state none; None: no limit, or the
+    #: multiple below.
     ttft_slo_s: float | None = None
-    #: Time between tokens, seconds, for requests that state none; None: no limit.
+    #: Time between tokens, seconds, for requests that state none; None: likewise.
     tbt_slo_s: float | None = None
+    #: The same limits as multiples of the times that the request would take on idle workers
+    #: with nothing cached, for requests that no limit in seconds applies to.
+    ttft_slo_multiple: float | None = None
+    tbt_slo_multiple: float | None = None
+    #: Whether decode's load is looked at once more when a prefill is done, in the modes that
+    #: looked at it when the request arrived: a refusal then has wasted the prefill. Mode
+    #: "baseline" always does, mode "none" never.
+    double_check: bool = False
+    #: Seconds that every request decodes (t_d) by the forecast of mode "predicted"; None: the
+    #: running mean of those seen.
+    decode_time_s: float | None = None
+    #: Requests that are held back at the most, rather than refused, because decode is too
+    #: busy for the moment; 0: none is.
+    max_deferred: int = 0
+    #: Seconds from arrival that a request which states none is held back at the most; its
+    #: time to first token may end it sooner.
+    defer_s: float = 10.0
     #: Seconds in which a decode worker answers a reservation, and a prefill worker a
     #: cancellation. They do no computing for it, so longer means that something is wrong.
     reserve_timeout_s: float = 5.0
@@ -68,11 +86,9 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}, it must be more than 0")
-        if self.max_waiting < 0 or self.kept_decisions < 0 or self.landing_margin_s < 0:
-            raise ValueError(
-                f"max_waiting {self.max_waiting}, kept_decisions {self.kept_decisions} and "
-                f"landing_margin_s {self.landing_margin_s} must be at least 0"
-            )
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 0")
         if self.block_size is not None:
             check_block_size(self.block_size)
 
@@ -80,9 +96,13 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 _POSITIVE = (
     "ttft_slo_s",
     "tbt_slo_s",
+    "ttft_slo_multiple",
+    "tbt_slo_multiple",
+    "decode_time_s",
     "reserve_timeout_s",
     "request_timeout_s",
     "snapshot_timeout_s",
     "max_attempts",
     "prior_bandwidth",
 )
+_NOT_NEGATIVE = ("max_waiting", "max_deferred", "defer_s", "kept_decisions", "landing_margin_s")

@@ -26,23 +26,24 @@ def unscaled_prefill_s(cost: PrefillCost, n_tokens: int, n_cached: int) -> float
     return cost.c0_s + cost.c1_s * computed + cost.c2_s * computed * (n_tokens + n_cached)
 
 
-def unscaled_step_s(cost: DecodeCost, n_requests: int, context_tokens: int) -> float:
-    """d0 + d1·requests + d2·context, seconds of one decode step."""
+def unscaled_step_s(cost: DecodeCost, n_requests: float, context_tokens: float) -> float:
+    """d0 + d1·requests + d2·context, seconds of one decode step; expectations may be fractions."""
     return cost.d0_s + cost.d1_s * n_requests + cost.d2_s * context_tokens
 
 
 @dataclass(slots=True)
-class _Mean:
+class Mean:
     """An exponentially weighted mean that starts from a prior."""
 
     value: float
 
     def observe(self, value: float) -> None:
+        """Let one more value count."""
         self.value += ALPHA * (value - self.value)
 
 
 class CostModel:
-    """Predictions in seconds, per worker and per source of a transfer."""
+    """Predictions in seconds, per worker and per path of a transfer."""
 
     def __init__(self, *, prior_bandwidth: float = PRIOR_BANDWIDTH) -> None:
         """A model that has seen nothing.
@@ -52,13 +53,15 @@ class CostModel:
         """
         self._prior_bandwidth = prior_bandwidth
         #: Observed over predicted, within `MIN_SCALE` and `MAX_SCALE`.
-        self._scales: dict[WorkerId, _Mean] = {}
-        #: Bytes per second that one transfer alone would have from this source.
-        self._bandwidths: dict[WorkerId, _Mean] = {}
+        self._scales: dict[WorkerId, Mean] = {}
+        #: Bytes per second that one transfer alone would have, by source, and by source and
+        #: reader.
+        self._sources: dict[WorkerId, Mean] = {}
+        self._paths: dict[tuple[WorkerId, WorkerId], Mean] = {}
 
     def prefill_s(self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int) -> float:
         """Seconds of prefilling `n_tokens` tokens of which `n_cached` are cached."""
-        return self._scale(worker) * unscaled_prefill_s(cost, n_tokens, n_cached)
+        return self.scale(worker) * unscaled_prefill_s(cost, n_tokens, n_cached)
 
     def observe_prefill(
         self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int, seconds: float
@@ -67,10 +70,10 @@ class CostModel:
         self._observe(worker, seconds, unscaled_prefill_s(cost, n_tokens, n_cached))
 
     def step_s(
-        self, worker: WorkerId, cost: DecodeCost, n_requests: int, context_tokens: int
+        self, worker: WorkerId, cost: DecodeCost, n_requests: float, context_tokens: float
     ) -> float:
         """Seconds of a decode step over so many requests and so much context."""
-        return self._scale(worker) * unscaled_step_s(cost, n_requests, context_tokens)
+        return self.scale(worker) * unscaled_step_s(cost, n_requests, context_tokens)
 
     def observe_step(
         self,
@@ -83,38 +86,45 @@ class CostModel:
         """Recent steps took so many seconds each."""
         self._observe(worker, seconds, unscaled_step_s(cost, n_requests, context_tokens))
 
-    def transfer_s(self, source: WorkerId, n_bytes: int, n_active: int) -> float:
-        """Seconds of reading `n_bytes` from a source that has `n_active` other transfers."""
-        return n_bytes / self.bandwidth(source) * (1 + n_active)
+    def transfer_s(self, source: WorkerId, reader: WorkerId, n_bytes: int, n_active: int) -> float:
+        """Seconds until `reader` has `n_bytes` from a source that has `n_active` other
+        transfers: they share what the source can send."""
+        return n_bytes / self.bandwidth(source, reader) * (1 + n_active)
 
     def observe_transfer(
-        self, source: WorkerId, n_bytes: int, seconds: float, n_active: int
+        self, source: WorkerId, reader: WorkerId, n_bytes: int, seconds: float, n_active: int
     ) -> None:
         """A read of `n_bytes` beside `n_active` others took so many seconds."""
         if n_bytes >= MIN_OBSERVED_BYTES and seconds > 0:
-            mean = self._bandwidths.setdefault(source, _Mean(self._prior_bandwidth))
-            mean.observe(n_bytes / seconds * (1 + n_active))
+            alone = n_bytes / seconds * (1 + n_active)
+            prior = self.bandwidth(source, reader)
+            self._sources.setdefault(source, Mean(self._prior_bandwidth)).observe(alone)
+            self._paths.setdefault((source, reader), Mean(prior)).observe(alone)
 
-    def bandwidth(self, source: WorkerId) -> float:
-        """Bytes per second that one transfer alone has from this source."""
-        mean = self._bandwidths.get(source)
+    def bandwidth(self, source: WorkerId, reader: WorkerId) -> float:
+        """Bytes per second that one transfer alone has on this path: as seen there, else as
+        seen from this source, else the prior."""
+        mean = self._paths.get((source, reader)) or self._sources.get(source)
         return self._prior_bandwidth if mean is None else mean.value
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone; another start of it may run on another machine."""
         self._scales.pop(worker, None)
-        self._bandwidths.pop(worker, None)
+        self._sources.pop(worker, None)
+        self._paths = {path: mean for path, mean in self._paths.items() if worker not in path}
 
     def check(self) -> None:
         """Audit: corrections are clamped, bandwidths are positive."""
         assert all(MIN_SCALE <= mean.value <= MAX_SCALE for mean in self._scales.values())
-        assert all(mean.value > 0 for mean in self._bandwidths.values())
+        assert all(mean.value > 0 for mean in (*self._sources.values(), *self._paths.values()))
+        assert all(source in self._sources for source, _ in self._paths)
 
-    def _scale(self, worker: WorkerId) -> float:
+    def scale(self, worker: WorkerId) -> float:
+        """Factor of a worker's profile: above 1, it has been slower than its profile says."""
         mean = self._scales.get(worker)
         return 1.0 if mean is None else mean.value
 
     def _observe(self, worker: WorkerId, seconds: float, predicted_s: float) -> None:
         if seconds > 0 and predicted_s > 0:
             scale = min(MAX_SCALE, max(MIN_SCALE, seconds / predicted_s))
-            self._scales.setdefault(worker, _Mean(1.0)).observe(scale)
+            self._scales.setdefault(worker, Mean(1.0)).observe(scale)

@@ -33,6 +33,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float | None = None
     #: Largest acceptable predicted time between tokens, seconds; None: no limit.
     tbt_slo_s: float | None = None
+    #: Who asks; lengths of answers are learnt per tenant.
+    tenant: str = ""
+    #: Among those that wait or are held back the largest goes first.
+    priority: int = 0
+    #: Seconds from arrival that admission may hold it back rather than refuse it; None: as
+    #: the conductor's settings say.
+    defer_s: float | None = None
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="type"):
@@ -55,6 +62,8 @@ class RequestFinished(Event, frozen=True, tag="request_finished"):
     """The decode worker produced the last token."""
 
     request_id: RequestId
+    #: Tokens of this try, prefill's included; 0: not known.
+    n_new: int = 0
 
 
 class WorkerJoined(Event, frozen=True, tag="worker_joined"):

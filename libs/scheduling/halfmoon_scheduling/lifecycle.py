@@ -8,25 +8,37 @@ all that it holds. Rules:
 - Nothing is sent to a worker that is not here (`send` sees to it).
 - What a request holds is in `Cluster`'s books until `_release` takes it out.
 - Retries (attempt 2 and on) are never rejected: their stream has begun, so they wait or fail.
+- Nobody overtakes those who wait with the same priority, or a long prompt would wait for ever.
+  Those held back by admission may be overtaken: what is short may fit where they don't.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter, deque
+from typing import TypeVar
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import AnyMessage, Cancel, ReserveDecode
 from halfmoon_scheduling import admission
+from halfmoon_scheduling.accuracy import Accuracy
+from halfmoon_scheduling.admission import Applicant, Verdict
 from halfmoon_scheduling.cluster import Cluster
 from halfmoon_scheduling.commands import AnyCommand, Fail, Reject, Resubmit, Send
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.forecast import Stay
 from halfmoon_scheduling.limits import TooLong
+from halfmoon_scheduling.output_lengths import OutputLengths
 from halfmoon_scheduling.placement import Job, Placement
 from halfmoon_scheduling.placer import Placer
-from halfmoon_scheduling.request_state import Decision, Phase, Stopping, Tracked
+from halfmoon_scheduling.request_state import Decision, Outcome, Phase, Stopping, Tracked
 
 #: Seconds after which a refused client may try again when nothing better is known.
 RETRY_S = 1.0
+#: Requests held back that are looked at in vain at the most, each time one is let in.
+MAX_VAIN_LOOKS = 4
+
+
+_Rank = tuple[int, int, RequestId]
 
 
 class Lifecycle:
@@ -40,11 +52,17 @@ class Lifecycle:
         self.decisions: deque[Decision] = deque(maxlen=config.kept_decisions)
         #: In the order of arrival.
         self._requests: dict[RequestId, Tracked] = {}
-        #: (sequence, id) of those in phase WAITING, sorted.
-        self._waiting: list[tuple[int, RequestId]] = []
+        #: Ranks of those in phase WAITING, sorted; likewise those in phase DEFERRED.
+        self._waiting: list[_Rank] = []
+        self._deferred: list[_Rank] = []
         #: Disjoint from `_requests`.
         self._stopping: dict[RequestId, Stopping] = {}
         self._n_arrived = 0
+        #: How requests ended that were not served: by the limit missed, or by what was lacking.
+        self.refusals: Counter[str] = Counter()
+        #: Answers' lengths, for forecasts; and how true predictions came.
+        self.lengths = OutputLengths()
+        self.accuracy = Accuracy()
         #: Set when something may have made room for those who wait; whoever serves them
         #: clears it.
         self.room_made = False
@@ -82,18 +100,33 @@ class Lifecycle:
         self._n_arrived += 1
         tracked = Tracked(request, self._n_arrived, arrived_s=now, deadline_s=now)
         self._requests[request.request_id] = tracked
-        # Nobody overtakes those who wait, or a long prompt would wait for ever.
-        return self._seek(tracked, now, may_reserve=not self._waiting)
+        commands: list[AnyCommand] = []
+        if self._deferred and self._deferred[0] < tracked.rank:
+            commands += self._place_deferred(now, max_vain=1)
+        may_reserve = not self._waiting or tracked.rank < self._waiting[0]
+        return commands + self._seek(tracked, now, may_reserve=may_reserve)
 
     def place_waiting(self, now: float) -> list[AnyCommand]:
-        """Serve those who wait, first come first served, until one has to go on waiting."""
+        """Serve those who wait, in their order, until one has to go on waiting."""
         self.room_made = False
         commands: list[AnyCommand] = []
         while self._waiting:
-            _, request_id = self._waiting[0]
-            commands += self._seek(self._requests[request_id], now, may_reserve=True)
-            if self._waiting and self._waiting[0][1] == request_id:
+            first = self._waiting[0]
+            commands += self._seek(self._requests[first[-1]], now, may_reserve=True)
+            if self._waiting and self._waiting[0] == first:
                 break
+        return commands
+
+    def _place_deferred(self, now: float, *, max_vain: int) -> list[AnyCommand]:
+        """Let in those held back whose time has come, looking at few in vain."""
+        commands: list[AnyCommand] = []
+        n_vain = 0
+        for rank in list(self._deferred):
+            if n_vain == max_vain:
+                break
+            may_reserve = not self._waiting or rank < self._waiting[0]
+            commands += self._seek(self._requests[rank[-1]], now, may_reserve=may_reserve)
+            n_vain += rank in self._deferred
         return commands
 
     def try_elsewhere(
@@ -101,7 +134,7 @@ class Lifecycle:
     ) -> list[AnyCommand]:
         """`decode` has no room: another one, or wait."""
         self._release(tracked, now)
-        self._cluster.refused(decode, full_until_s)
+        self._cluster.decodes.refused(decode, full_until_s)
         tracked.refused_by.add(decode)
         return self._seek(tracked, now, may_reserve=True)
 
@@ -118,6 +151,7 @@ class Lifecycle:
         for role in ("prefill", "decode"):
             if not self._cluster.accepting(role):
                 reason = f"no {role} worker is live that takes requests"
+                self.refusals["unavailable"] += 1
                 return self.refuse(
                     tracked, Reject(request.request_id, "unavailable", reason, RETRY_S)
                 )
@@ -128,51 +162,165 @@ class Lifecycle:
             not_to_ask = tracked.refused_by | tracked.silent
             placement, job = self._placer.place(request, not_to_ask, now)
         except TooLong as error:
+            self.refusals["too_long"] += 1
             return self.refuse(tracked, Reject(request.request_id, "too_long", str(error)))
+        verdict = admission.LET_IN
         if not tracked.is_retry:
-            refused = admission.decide(
-                self._config.admission,
-                placement,
-                ttft_slo_s=self._ttft_slo_s(request),
-                tbt_slo_s=_first(request.tbt_slo_s, self._config.tbt_slo_s),
-                waited_s=now - tracked.arrived_s,
-            )
-            if refused is not None:
-                return self.overloaded(tracked, refused.reason, refused.retry_after_s)
+            applicant = self._applicant(tracked, placement, now)
+            verdict = admission.decide(self._config.admission, applicant, self._cluster.decodes)
+            if verdict.misses:
+                return self._not_let_in(tracked, placement, verdict, now)
         if placement.decode is None or not may_reserve:
             return self._wait(tracked)
-        return self._reserve(tracked, placement, placement.decode, job, now)
+        return self._reserve(tracked, placement, placement.decode, job, verdict, now)
+
+    def _applicant(self, tracked: Tracked, placement: Placement, now: float) -> Applicant:
+        request = tracked.request
+        return Applicant(
+            placement,
+            len(request.token_ids),
+            self._ttft_slo_s(request, placement),
+            self._tbt_slo_s(request, placement),
+            now,
+            now - tracked.arrived_s,
+        )
+
+    def _not_let_in(
+        self, tracked: Tracked, placement: Placement, verdict: Verdict, now: float
+    ) -> list[AnyCommand]:
+        """Hold a request back if that may help, or refuse it.
+
+        Decode gets less busy by itself; a first token that is late gets only later.
+        """
+        deferred = tracked.phase is Phase.DEFERRED
+        deadline_s = tracked.arrived_s + _first(tracked.request.defer_s, self._config.defer_s)
+        has_room = deferred or len(self._deferred) < self._config.max_deferred
+        if verdict.misses == "tbt" and has_room and now < deadline_s:
+            if not deferred:
+                self._stop_waiting(tracked)
+                self._explain(tracked, placement, verdict, now, "deferred")
+                tracked.phase = Phase.DEFERRED
+                tracked.placement = None
+                tracked.deadline_s = deadline_s
+                insort(self._deferred, tracked.rank)
+            return []
+        self._explain(tracked, placement, verdict, now, "refused")
+        return self.overloaded(tracked, verdict.misses, verdict.reason, verdict.retry_after_s)
 
     def _wait(self, tracked: Tracked) -> list[AnyCommand]:
+        if tracked.phase is Phase.DEFERRED:
+            self._stop_waiting(tracked)
         tracked.phase = Phase.WAITING
         tracked.placement = None
         tracked.deadline_s = tracked.arrived_s + self._patience_s(tracked)
         tracked.refused_by.clear()
-        entry = (tracked.sequence, tracked.request_id)
-        if entry in self._waiting:
+        if tracked.rank in self._waiting:
             return []
         # Retries are not turned away: they are no more than the workers held.
         if len(self._waiting) >= self._config.max_waiting and not tracked.is_retry:
             reason = f"{len(self._waiting)} requests wait for decode pages, which is the limit"
-            return self.overloaded(tracked, reason)
-        insort(self._waiting, entry)
+            return self.overloaded(tracked, "queue_full", reason)
+        insort(self._waiting, tracked.rank)
         return []
 
     def _reserve(
-        self, tracked: Tracked, placement: Placement, decode: WorkerId, job: Job, now: float
+        self,
+        tracked: Tracked,
+        placement: Placement,
+        decode: WorkerId,
+        job: Job,
+        verdict: Verdict,
+        now: float,
     ) -> list[AnyCommand]:
         self._stop_waiting(tracked)
         request = tracked.request
-        self._cluster.plan(placement.chosen, decode, job, now)
+        tracked.first_token_s = now + placement.ttft_s
+        stay = Stay(
+            job.n_tokens,
+            request.stopping.max_new_tokens,
+            self.lengths.sample(request.tenant, request.n_prompt),
+            tracked.first_token_s,
+        )
+        self._cluster.prefills.plan(placement.chosen, job, now)
+        self._cluster.decodes.hold(decode, job.request_id, -(-job.n_tokens // job.block_size), stay)
         tracked.phase = Phase.RESERVING
         tracked.placement = placement
         tracked.asked_s = now
         tracked.deadline_s = now + self._config.reserve_timeout_s
-        self.decisions.append(Decision(request.request_id, request.attempt, now, placement))
+        self._explain(tracked, placement, verdict, now, "placed")
         message = ReserveDecode(
             request_id=request.request_id, n_tokens=job.n_tokens, stopping=request.stopping
         )
         return self.send(decode, message)
+
+    def _explain(
+        self,
+        tracked: Tracked,
+        placement: Placement,
+        verdict: Verdict,
+        now: float,
+        outcome: Outcome,
+    ) -> None:
+        self.decisions.append(
+            Decision(
+                tracked.request_id,
+                tracked.request.attempt,
+                now,
+                placement,
+                outcome,
+                verdict.prefill_load,
+                verdict.decode_load,
+                verdict.reason,
+            )
+        )
+
+    # -- between prefill and decode ----------------------------------------------------------
+
+    def refused_late(self, tracked: Tracked, now: float) -> list[AnyCommand] | None:
+        """What to do if decode is too busy for a request whose prefill is done; None: it
+        goes on. Its prefill was in vain then; nothing was delivered yet."""
+        config, request = self._config, tracked.request
+        looks = config.admission == "baseline" or (
+            config.double_check and config.admission != "none"
+        )
+        if not looks or tracked.is_retry:
+            return None
+        placement, decode = tracked.placement, tracked.decode
+        assert placement is not None and decode is not None
+        verdict = admission.decide_late(
+            decode,
+            len(request.token_ids),
+            self._tbt_slo_s(request, placement),
+            self._cluster.decodes,
+        )
+        if not verdict.misses:
+            return None
+        self._explain(tracked, placement, verdict, now, "refused_late")
+        self.refusals["tbt_late"] += 1
+        self.end(tracked, now)
+        self._placer.forget(request.request_id)
+        reject = Reject(request.request_id, "overloaded", verdict.reason, verdict.retry_after_s)
+        return [reject, *self.send(decode, Cancel(request_id=request.request_id))]
+
+    def decoding(self, tracked: Tracked, now: float) -> None:
+        """Its prefill is done, and decode goes on with it."""
+        assert tracked.placement is not None and tracked.decode is not None
+        self._cluster.prefills.release(tracked.placement.prefill, tracked.request_id, now)
+        self._cluster.decodes.start(tracked.decode, tracked.request_id, now)
+        tracked.phase = Phase.DECODING
+        tracked.deadline_s = float("inf")
+
+    def finished(self, tracked: Tracked, n_new: int, now: float) -> None:
+        """Decode has produced its last token, and freed its pages with it."""
+        request = tracked.request
+        assert tracked.placement is not None and tracked.decode is not None
+        seconds = self._cluster.decodes.decoded_for(tracked.decode, request.request_id, now)
+        self._cluster.decodes.ended(seconds)
+        if n_new > 1:
+            self.lengths.observe(request.tenant, request.n_prompt, n_new)
+            self.accuracy.observe("tbt", tracked.placement.tbt_s, seconds / (n_new - 1))
+        self.end(tracked, now)
+        self._placer.forget(request.request_id)
 
     # -- on the way out ----------------------------------------------------------------------
 
@@ -189,7 +337,7 @@ class Lifecycle:
             if keep_landing:
                 deadline_s = now + self._config.reserve_timeout_s
                 self._stopping[request_id] = Stopping(prefill, decode, deadline_s)
-        elif tracked.phase is not Phase.WAITING:
+        elif tracked.phase not in (Phase.DEFERRED, Phase.WAITING):
             assert decode is not None
             cancel = Cancel(request_id=request_id, landing_in_doubt=prefilling)
             commands += self.send(decode, cancel)
@@ -229,13 +377,15 @@ class Lifecycle:
         return [Fail(tracked.request_id, reject.reason) if tracked.is_retry else reject]
 
     def overloaded(
-        self, tracked: Tracked, reason: str, retry_after_s: float = RETRY_S
+        self, tracked: Tracked, what: str, reason: str, retry_after_s: float = RETRY_S
     ) -> list[AnyCommand]:
-        """Refuse a request that holds nothing, for lack of room."""
+        """Refuse a request that holds nothing, for lack of room; `what` says of which."""
+        self.refusals[what] += 1
         return self.refuse(tracked, Reject(tracked.request_id, "overloaded", reason, retry_after_s))
 
     def refuse_for_ever(self, tracked: Tracked, reason: str, now: float) -> list[AnyCommand]:
         """Its decode worker says that it never has room for it: nothing is held there."""
+        self.refusals["too_long"] += 1
         self._release(tracked, now)
         return self.refuse(tracked, Reject(tracked.request_id, "too_long", reason))
 
@@ -257,7 +407,7 @@ class Lifecycle:
     def forget_landing(self, request_id: RequestId) -> None:
         """Decode has let go by itself."""
         stopping = self._stopping.pop(request_id)
-        self._cluster.release_decode(stopping.decode, request_id)
+        self._cluster.decodes.release(stopping.decode, request_id)
         self.room_made = True
 
     # -- many at once ------------------------------------------------------------------------
@@ -288,12 +438,17 @@ class Lifecycle:
             if stopping.deadline_s <= now:
                 commands += self.free_landing(request_id, in_doubt=True)
         self.room_made = True
-        return commands
+        return commands + self._place_deferred(now, max_vain=MAX_VAIN_LOOKS)
 
     def _on_deadline(self, tracked: Tracked, now: float) -> list[AnyCommand]:
         if tracked.phase is Phase.WAITING:
             waited_s = now - tracked.arrived_s
-            return self.overloaded(tracked, f"no decode pages came free in {waited_s:.3g} s")
+            reason = f"no decode pages came free in {waited_s:.3g} s"
+            return self.overloaded(tracked, "pages", reason)
+        if tracked.phase is Phase.DEFERRED:
+            waited_s = now - tracked.arrived_s
+            reason = f"decode was too busy for {waited_s:.3g} s"
+            return self.overloaded(tracked, "tbt", reason)
         decode = tracked.decode
         assert decode is not None, "it is reserving or prefilling"
         if tracked.phase is Phase.RESERVING:
@@ -307,17 +462,36 @@ class Lifecycle:
     def _release(self, tracked: Tracked, now: float, *, keep_landing: bool = False) -> None:
         """Take a request's claims out of the books."""
         if tracked.prefill is not None:
-            self._cluster.release_prefill(tracked.prefill, tracked.request_id, now)
+            self._cluster.prefills.release(tracked.prefill, tracked.request_id, now)
         if tracked.decode is not None and not keep_landing:
-            self._cluster.release_decode(tracked.decode, tracked.request_id)
+            self._cluster.decodes.release(tracked.decode, tracked.request_id)
 
     def _stop_waiting(self, tracked: Tracked) -> None:
-        entry = (tracked.sequence, tracked.request_id)
-        if tracked.phase is Phase.WAITING and entry in self._waiting:
-            self._waiting.remove(entry)
+        """It waits no more, wherever it did."""
+        for phase, queue in ((Phase.WAITING, self._waiting), (Phase.DEFERRED, self._deferred)):
+            if tracked.phase is phase:
+                i = bisect_left(queue, tracked.rank)
+                if i < len(queue) and queue[i] == tracked.rank:
+                    del queue[i]
 
-    def _ttft_slo_s(self, request: Request) -> float | None:
-        return _first(request.ttft_slo_s, self._config.ttft_slo_s)
+    def _ttft_slo_s(self, request: Request, placement: Placement | None = None) -> float | None:
+        """Its limit in seconds; multiples need a worker to be multiples of."""
+        config = self._config
+        limit_s = _first(request.ttft_slo_s, config.ttft_slo_s)
+        if limit_s is not None or config.ttft_slo_multiple is None or placement is None:
+            return limit_s
+        n_tokens = len(request.token_ids)
+        alone_s = self._cluster.prefills.unloaded_s(placement.prefill, n_tokens)
+        return config.ttft_slo_multiple * alone_s
+
+    def _tbt_slo_s(self, request: Request, placement: Placement) -> float | None:
+        config = self._config
+        limit_s = _first(request.tbt_slo_s, config.tbt_slo_s)
+        if limit_s is not None or config.tbt_slo_multiple is None or placement.decode is None:
+            return limit_s
+        n_tokens = len(request.token_ids)
+        alone_s = self._cluster.decodes.unloaded_tbt_s(placement.decode, n_tokens)
+        return config.tbt_slo_multiple * alone_s
 
     def _patience_s(self, tracked: Tracked) -> float:
         """How long it may wait for pages, from its arrival."""
@@ -328,15 +502,18 @@ class Lifecycle:
 
     def check(self) -> None:
         """Audit: phases, the queue and the cluster's books tell one story, of live workers."""
-        assert self._waiting == sorted(self._waiting)
-        waiting = {t.request_id for t in self._requests.values() if t.phase is Phase.WAITING}
-        assert {request_id for _, request_id in self._waiting} == waiting
-        assert len(self._waiting) == len(waiting), "a request waits twice"
+        for phase, queue in ((Phase.WAITING, self._waiting), (Phase.DEFERRED, self._deferred)):
+            assert queue == sorted(queue)
+            ranks = {t.rank for t in self._requests.values() if t.phase is phase}
+            assert set(queue) == ranks
+            assert len(queue) == len(ranks), "a request waits twice"
+        assert len(self._deferred) <= self._config.max_deferred
+        self.lengths.check()
         assert not self._requests.keys() & self._stopping.keys()
         planned: dict[WorkerId, set[RequestId]] = {}
         held: dict[WorkerId, set[RequestId]] = {}
         for request_id, tracked in self._requests.items():
-            if tracked.phase is Phase.WAITING:
+            if tracked.phase in (Phase.DEFERRED, Phase.WAITING):
                 assert tracked.placement is None
                 continue
             assert tracked.prefill is not None and tracked.decode is not None
@@ -348,15 +525,18 @@ class Lifecycle:
             held.setdefault(stopping.decode, set()).add(request_id)
         for info in self._cluster.workers():
             if info.role == "prefill":
-                assert self._cluster.planned_requests(info.worker_id) == planned.pop(
+                assert self._cluster.prefills.requests(info.worker_id) == planned.pop(
                     info.worker_id, set()
                 ), f"{info.worker_id}'s queue"
             elif info.role == "decode":
-                assert self._cluster.held_requests(info.worker_id) == held.pop(
+                assert self._cluster.decodes.requests(info.worker_id) == held.pop(
                     info.worker_id, set()
                 ), f"{info.worker_id}'s claims"
         assert not planned and not held, "a request is on a worker that is not here"
 
 
-def _first(own: float | None, default: float | None) -> float | None:
+_T = TypeVar("_T", float, float | None)
+
+
+def _first(own: float | None, default: _T) -> float | _T:
     return default if own is None else own

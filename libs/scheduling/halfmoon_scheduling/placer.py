@@ -5,7 +5,7 @@ worker here. The choice itself is `placement.place`, a plain function.
 """
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Collection
 
 from halfmoon_protocol.ids import RequestId, WorkerId, origin
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
@@ -35,7 +35,7 @@ class Placer:
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
     def place(
-        self, request: Request, not_to_ask: Container[WorkerId], now: float
+        self, request: Request, not_to_ask: Collection[WorkerId], now: float
     ) -> tuple[Placement, Job]:
         """The best workers now; without a decode worker when none has room.
 
@@ -66,15 +66,18 @@ class Placer:
             layout.block_bytes,
         )
         avoided = self._avoided.get(origin(request.request_id), set())
-        prefills = _others(prefills, avoided)
-        decodes = _others(decodes, avoided)
+        if avoided:
+            prefills, decodes = _others(prefills, avoided), _others(decodes, avoided)
         prefixes = self._index.longest_prefix(request.block_hashes)
         placement = place(
             self._config.placement,
             job,
             self._cluster.prefill_candidates(prefills, now),
-            self._cluster.decode_candidates(
-                [info for info in decodes if info.worker_id not in not_to_ask], now
+            self._cluster.decodes.candidates(
+                [info for info in decodes if info.worker_id not in not_to_ask]
+                if not_to_ask
+                else decodes,
+                now,
             ),
             {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided},
             self._cluster.transfers,
@@ -104,7 +107,9 @@ class Placer:
             )
         if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
             others = max(0, self._cluster.transfers.get(chosen.source, 0) - 1)
-            self._costs.observe_transfer(chosen.source, done.fetched_bytes, done.fetch_s, others)
+            self._costs.observe_transfer(
+                chosen.source, chosen.worker_id, done.fetched_bytes, done.fetch_s, others
+            )
 
     def avoid(self, request_id: RequestId, worker_id: WorkerId) -> None:
         """Tries at this client's request use another worker from now on, if there is one.
@@ -120,6 +125,6 @@ class Placer:
         self._avoided.pop(origin(request_id), None)
 
 
-def _others(workers: list[WorkerInfo], avoided: Container[WorkerId]) -> list[WorkerInfo]:
+def _others(workers: list[WorkerInfo], avoided: Collection[WorkerId]) -> list[WorkerInfo]:
     """Those that need not be avoided; all of them if that leaves nobody."""
     return [info for info in workers if info.worker_id not in avoided] or workers

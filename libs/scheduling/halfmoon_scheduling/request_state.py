@@ -1,8 +1,10 @@
 """One request as the conductor tracks it: its phase, its workers, its deadline.
 
-    waiting ──▶ reserving ──▶ prefilling ──▶ decoding ──▶ over
-       ▲            │              │
-       └──refused───┘              └── given up: stopping ──▶ over
+    deferred ─▶ waiting ──▶ reserving ──▶ prefilling ──▶ decoding ──▶ over
+                   ▲            │              │
+                   └──refused───┘              └── given up: stopping ──▶ over
+
+A request begins in the first of these phases that has something to do for it.
 
 A request that is given up while prefill writes into its landing leaves a `Stopping` behind:
 decode may free the pages only when prefill says that it writes no more.
@@ -10,15 +12,20 @@ decode may free the pages only when prefill says that it writes no more.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement import Placement
 
+Outcome = Literal["placed", "deferred", "refused", "refused_late"]
+
 
 class Phase(Enum):
     """Where a request is."""
 
+    #: Admission holds it back: decode is too busy for the moment. Nothing is held anywhere.
+    DEFERRED = "deferred"
     #: No decode worker has room; nothing is held anywhere.
     WAITING = "waiting"
     #: A decode worker was asked for pages.
@@ -40,8 +47,10 @@ class Tracked:
     #: What to do at it depends on the phase; infinite while decoding.
     deadline_s: float
     phase: Phase = Phase.WAITING
-    #: Set in every phase but WAITING, with a decode worker.
+    #: Set in every phase but DEFERRED and WAITING, with a decode worker.
     placement: Placement | None = None
+    #: When its first token is predicted; set with the placement.
+    first_token_s: float = 0.0
     #: When its decode worker was asked for pages.
     asked_s: float = 0.0
     #: Decode workers that refused it since it last waited.
@@ -54,6 +63,11 @@ class Tracked:
     def request_id(self) -> RequestId:
         """The id of this try."""
         return self.request.request_id
+
+    @property
+    def rank(self) -> tuple[int, int, RequestId]:
+        """Its place among those that wait: by priority, then by arrival."""
+        return -self.request.priority, self.sequence, self.request_id
 
     @property
     def prefill(self) -> WorkerId | None:
@@ -83,9 +97,17 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A placement that was acted on, kept to explain it."""
+    """What was decided about a request, and from what: kept to explain it."""
 
     request_id: RequestId
     attempt: int
     at_s: float
+    #: The choice, with every candidate's estimates.
     placement: Placement
+    #: "refused_late": after its prefill, which was in vain.
+    outcome: Outcome = "placed"
+    #: Predicted times over their limits, as admission saw them.
+    prefill_load: float = 0.0
+    decode_load: float = 0.0
+    #: Why it was not placed.
+    reason: str = ""

@@ -67,6 +67,9 @@ def a_request(
     fruitless: int = 0,
     ttft_slo_s: float | None = None,
     tbt_slo_s: float | None = None,
+    tenant: str = "",
+    priority: int = 0,
+    defer_s: float | None = None,
     sampling: Sampling | None = None,
     layout: KvLayout = LAYOUT,
 ) -> Request:
@@ -84,6 +87,9 @@ def a_request(
         fruitless=fruitless,
         ttft_slo_s=ttft_slo_s,
         tbt_slo_s=tbt_slo_s,
+        tenant=tenant,
+        priority=priority,
+        defer_s=defer_s,
     )
 
 

@@ -132,6 +132,13 @@ class Gateway:
         stream.out.put_nowait(TokenEvent(token, ending, told))
         return True
 
+    def n_produced(self, request_id: RequestId) -> int:
+        """Tokens that this try has delivered; 0 when its client is gone."""
+        stream = self._streams.get(origin(request_id))
+        if stream is None or stream.current != request_id:
+            return 0
+        return len(stream.tokens) - stream.n_before
+
     def reject(self, command: Reject) -> None:
         """Refuse a request, or, once tokens are out, end it with an error."""
         stream = self._streams.get(origin(command.request_id))

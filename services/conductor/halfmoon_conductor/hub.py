@@ -202,7 +202,8 @@ class Hub:
         for produced in message.produced:
             wanted = self.gateway.deliver(produced.request_id, produced.token, produced.finish)
             if produced.finish:
-                self.shell.post(RequestFinished(produced.request_id))
+                n_new = self.gateway.n_produced(produced.request_id)
+                self.shell.post(RequestFinished(produced.request_id, n_new))
             elif not wanted:
                 self.send(worker_id, Cancel(request_id=produced.request_id))
 

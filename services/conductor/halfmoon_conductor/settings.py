@@ -41,13 +41,33 @@ class ConductorSettings(ServiceSettings):
         " is at most so many times as long (kvcache_centric)",
     )
     admission: AdmissionMode = Field(
-        "early", description="Whether requests whose predicted latency misses an SLO are refused"
+        "early",
+        description="By which predictions requests must keep their limits to be let in: none,"
+        " baseline, early, predicted or lookahead",
     )
     ttft_slo_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Largest acceptable time to first token, seconds; unset: no limit"
     )
     tbt_slo_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Largest acceptable time between tokens, seconds; unset: no limit"
+    )
+    ttft_slo_multiple: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="The same as a multiple of an idle worker's time, where no seconds are set",
+    )
+    tbt_slo_multiple: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="The same as a multiple of an idle worker's time, where no seconds are set",
+    )
+    double_check: bool = Field(
+        False, description="Look at decode's load once more when a prefill is done"
+    )
+    max_deferred: Annotated[int, Field(ge=0)] = Field(
+        SchedulingConfig().max_deferred,
+        description="Requests held back at the most, rather than refused, while decode is busy",
+    )
+    defer_s: Annotated[float, Field(ge=0)] = Field(
+        SchedulingConfig().defer_s, description="Seconds that a request is held back at the most"
     )
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(
         600.0, description="Seconds until a request that got no first token is given up"
@@ -65,5 +85,10 @@ class ConductorSettings(ServiceSettings):
             admission=self.admission,
             ttft_slo_s=self.ttft_slo_s,
             tbt_slo_s=self.tbt_slo_s,
+            ttft_slo_multiple=self.ttft_slo_multiple,
+            tbt_slo_multiple=self.tbt_slo_multiple,
+            double_check=self.double_check,
+            max_deferred=self.max_deferred,
+            defer_s=self.defer_s,
             request_timeout_s=self.request_timeout_s,
         )

@@ -1,0 +1,261 @@
+"""The decode side of the cluster's books: what is held at each decode worker, and until when.
+
+Loads are reports of a moment ago; what was promised since is added to them. Two sets of
+numbers are kept for each worker: what has been promised to it, which placement looks at, and
+what it runs now, from which the forecasts of admission set out.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import DecodeCost, DecodeLoad, WorkerInfo
+from halfmoon_scheduling.cost_model import CostModel, Mean
+from halfmoon_scheduling.forecast import Starts, Stay, expected_change, uniform_change
+from halfmoon_scheduling.placement import DecodeCandidate
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request's claim on a decode worker."""
+
+    n_pages: int
+    stay: Stay
+    #: "asked": not in any load yet. "landing": counted as reserved. "running".
+    state: str = "asked"
+
+
+@dataclass(slots=True)
+class _Decode:
+    info: WorkerInfo
+    #: Our requests there.
+    held: dict[RequestId, _Held] = field(default_factory=dict)
+    #: The last load with what happened since; estimates, never exact.
+    free_pages: int = 0
+    n_requests: int = 0
+    context_tokens: int = 0
+    #: The part of `n_requests` and `context_tokens` that is running.
+    n_running: int = 0
+    running_tokens: int = 0
+    #: It refused a reservation: until then, or until it reports, nothing new.
+    full_until_s: float = float("-inf")
+    #: This worker as placement sees it; None when something has changed.
+    candidate: DecodeCandidate | None = None
+
+    @property
+    def cost(self) -> DecodeCost:
+        return self.info.decode_cost or DecodeCost()
+
+
+class DecodePool:
+    """Live decode workers, our claims on them, and what they will be running."""
+
+    def __init__(self, costs: CostModel, *, decode_time_s: float | None = None) -> None:
+        """No workers yet.
+
+        Args:
+            costs: learns from loads.
+            decode_time_s: how long every request decodes, for the uniform forecast; None: the
+                running mean of those that have ended, and for ever until one has.
+        """
+        self._costs = costs
+        self._given_decode_time_s = decode_time_s
+        self._seen_decode_time: Mean | None = None
+        self._workers: dict[WorkerId, _Decode] = {}
+        #: Exactly the claims in state "running", by their start; the others in `_pending`.
+        self._running = Starts()
+        self._pending = Starts()
+
+    # -- who is here -------------------------------------------------------------------------
+
+    def __contains__(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._workers
+
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(self._workers)
+
+    def join(self, info: WorkerInfo) -> None:
+        """A worker is there, or its record changed; its claims stay."""
+        if (worker := self._workers.get(info.worker_id)) is None:
+            self._workers[info.worker_id] = _Decode(info, free_pages=info.n_blocks)
+        else:
+            worker.info = info
+            worker.candidate = None
+
+    def leave(self, worker_id: WorkerId) -> None:
+        """A worker is gone, and with it all claims on it."""
+        for request_id in list(self._workers[worker_id].held):
+            self.release(worker_id, request_id)
+        del self._workers[worker_id]
+
+    def candidates(self, workers: Iterable[WorkerInfo], now: float) -> list[DecodeCandidate]:
+        """These workers as placement sees them; without those that said they are full."""
+        return [
+            decode.candidate or _as_candidate(decode)
+            for info in workers
+            if (decode := self._workers[info.worker_id]).full_until_s <= now
+        ]
+
+    # -- what is promised --------------------------------------------------------------------
+
+    def hold(self, worker_id: WorkerId, request_id: RequestId, n_pages: int, stay: Stay) -> None:
+        """A request is to decode there, from about `stay.start_s`."""
+        worker = self._workers[worker_id]
+        worker.held[request_id] = _Held(n_pages, stay)
+        worker.free_pages -= n_pages
+        worker.n_requests += 1
+        worker.context_tokens += stay.n_tokens
+        worker.candidate = None
+        self._pending.add(request_id, stay.start_s, stay.n_tokens)
+
+    def landing(self, worker_id: WorkerId, request_id: RequestId) -> None:
+        """Its pages are set aside: loads count it from now on."""
+        self._workers[worker_id].held[request_id].state = "landing"
+
+    def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
+        """Its prefill is done: it runs from now on."""
+        worker = self._workers[worker_id]
+        held = worker.held[request_id]
+        stay = held.stay
+        assert not stay.running, "a request starts once"
+        self._pending.remove(request_id, stay.start_s)
+        self._running.add(request_id, now, stay.n_tokens)
+        held.state, stay.running, stay.start_s = "running", True, now
+        worker.n_running += 1
+        worker.running_tokens += stay.n_tokens
+
+    def release(self, worker_id: WorkerId, request_id: RequestId) -> None:
+        """A request holds nothing there any more; if it did."""
+        worker = self._workers.get(worker_id)
+        if worker is None or (held := worker.held.pop(request_id, None)) is None:
+            return
+        stay = held.stay
+        worker.free_pages = min(worker.info.n_blocks, worker.free_pages + held.n_pages)
+        worker.n_requests = max(0, worker.n_requests - 1)
+        worker.context_tokens = max(0, worker.context_tokens - stay.n_tokens)
+        worker.candidate = None
+        if stay.running:
+            worker.n_running = max(0, worker.n_running - 1)
+            worker.running_tokens = max(0, worker.running_tokens - stay.n_tokens)
+        (self._running if stay.running else self._pending).remove(request_id, stay.start_s)
+        if held.state != "asked":
+            worker.full_until_s = float("-inf")
+
+    def refused(self, worker_id: WorkerId, until_s: float) -> None:
+        """A worker has no room: it gets nothing new until then, or until it reports."""
+        self._workers[worker_id].full_until_s = until_s
+
+    def decoded_for(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
+        """Seconds that a request has been running there; it does."""
+        return now - self._workers[worker_id].held[request_id].stay.start_s
+
+    def requests(self, worker_id: WorkerId) -> set[RequestId]:
+        """Our requests at a live worker."""
+        return set(self._workers[worker_id].held)
+
+    # -- what they report --------------------------------------------------------------------
+
+    def on_load(self, worker_id: WorkerId, load: DecodeLoad) -> None:
+        """Start again from what it says, plus what it can't know of yet."""
+        if (worker := self._workers.get(worker_id)) is None:
+            return
+        asked = [held for held in worker.held.values() if held.state == "asked"]
+        coming = [held for held in worker.held.values() if held.state != "running"]
+        ours = [held for held in worker.held.values() if held.state == "running"]
+        worker.free_pages = load.free_pages - sum(held.n_pages for held in asked)
+        worker.n_requests = load.n_running + load.n_reserved + len(asked)
+        worker.context_tokens = load.context_tokens + sum(held.stay.n_tokens for held in coming)
+        # What was started a moment ago may not be in the report.
+        worker.n_running = max(load.n_running, len(ours))
+        worker.running_tokens = max(load.context_tokens, sum(h.stay.n_tokens for h in ours))
+        worker.full_until_s = float("-inf")
+        worker.candidate = None
+        if load.n_running:
+            self._costs.observe_step(
+                worker_id, worker.cost, load.n_running, load.context_tokens, load.step_s
+            )
+
+    def ended(self, seconds: float) -> None:
+        """A request has decoded to its end, which took so long."""
+        if self._seen_decode_time is None:
+            self._seen_decode_time = Mean(seconds)
+        self._seen_decode_time.observe(seconds)
+
+    @property
+    def decode_time_s(self) -> float:
+        """t_d of the uniform forecast, seconds."""
+        if self._given_decode_time_s is not None:
+            return self._given_decode_time_s
+        return float("inf") if self._seen_decode_time is None else self._seen_decode_time.value
+
+    # -- what admission asks: see `admission.Outlook` ----------------------------------------
+
+    def running_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
+        """Seconds per step of what runs at a worker now and a request of `n_tokens`."""
+        return self._step_s(decode, 1, n_tokens)
+
+    def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
+        """Mean seconds per step over all workers at a later moment, by the uniform forecast."""
+        change = uniform_change(self._running, self._pending, now, at_s, self.decode_time_s)
+        n_workers = len(self._workers)
+        n_more = (change.n_requests + 1) / n_workers
+        tokens_more = (change.context_tokens + n_tokens) / n_workers
+        total_s = sum(self._step_s(worker, n_more, tokens_more) for worker in self._workers)
+        return total_s / n_workers
+
+    def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
+        """Expected seconds per step of one worker, a request of `n_tokens` included: the more
+        of a later moment and of the one when all that is planned for the worker is there."""
+        worker = self._workers[decode]
+        token_s = self._step_s(decode, 0 if worker.n_running else 1, 0)
+        stays = [held.stay for held in worker.held.values()]
+        last_s = max((stay.start_s for stay in stays if not stay.running), default=at_s)
+        return max(
+            self._step_s(decode, change.n_requests + 1, change.context_tokens + n_tokens)
+            for moment_s in {at_s, max(at_s, last_s)}
+            for change in [expected_change(stays, now, moment_s, token_s)]
+        )
+
+    def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
+        """Seconds per step of a request that is alone there."""
+        return self._costs.step_s(decode, self._workers[decode].cost, 1, n_tokens)
+
+    def loads_s(self) -> dict[WorkerId, float]:
+        """Seconds per step of what runs at each worker now; 0 where nothing does."""
+        return {
+            worker_id: self._step_s(worker_id, 0, 0) if worker.n_running else 0.0
+            for worker_id, worker in self._workers.items()
+        }
+
+    def _step_s(self, worker_id: WorkerId, n_more: float, tokens_more: float) -> float:
+        worker = self._workers[worker_id]
+        n_requests = max(0.0, worker.n_running + n_more)
+        tokens = max(0.0, worker.running_tokens + tokens_more)
+        return self._costs.step_s(worker_id, worker.cost, n_requests, tokens)
+
+    def check(self) -> None:
+        """Audit: starts are those of the claims, and no candidate is out of date."""
+        self._running.check()
+        self._pending.check()
+        held = [held for worker in self._workers.values() for held in worker.held.values()]
+        assert len(self._running) == sum(1 for one in held if one.stay.running)
+        assert len(self._pending) == sum(1 for one in held if not one.stay.running)
+        for worker in self._workers.values():
+            assert worker.candidate in (None, _candidate(worker))
+            for one in worker.held.values():
+                assert one.stay.running == (one.state == "running")
+
+
+def _as_candidate(worker: _Decode) -> DecodeCandidate:
+    worker.candidate = _candidate(worker)
+    return worker.candidate
+
+
+def _candidate(worker: _Decode) -> DecodeCandidate:
+    return DecodeCandidate(
+        worker.info.worker_id,
+        worker.cost,
+        worker.n_requests,
+        worker.context_tokens,
+        worker.free_pages,
+    )

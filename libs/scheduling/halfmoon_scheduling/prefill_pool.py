@@ -1,0 +1,152 @@
+"""The prefill side of the cluster's books: what is queued at each prefill worker.
+
+A queue is known by what was promised to the worker and has not ended, and by what it reports
+beyond that, which is other conductors'. Queued time is kept as a sum, so that looking at it
+does not walk the queue.
+"""
+
+from dataclasses import dataclass, field
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
+from halfmoon_scheduling.cost_model import CostModel
+from halfmoon_scheduling.placement import Estimate, Job, PrefillCandidate
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A request's place in a prefill worker's queue."""
+
+    predicted_s: float
+    n_computed: int
+    #: The kvstore that it reads from over the network, if it does.
+    source: WorkerId | None
+
+
+@dataclass(slots=True)
+class _Prefill:
+    info: WorkerInfo
+    cost: PrefillCost
+    #: Our requests there, reserving ones included, in the order in which they will run.
+    planned: dict[RequestId, _Planned] = field(default_factory=dict)
+    #: Predicted seconds of all of `planned` but the first.
+    behind_s: float = 0.0
+    #: When the first of `planned` should be over.
+    head_ends_s: float = 0.0
+    #: Queued tokens that are not ours: other conductors'.
+    foreign_tokens: int = 0
+
+
+class PrefillPool:
+    """Live prefill workers, and what is planned at each."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._workers: dict[WorkerId, _Prefill] = {}
+        #: Reads planned or under way at each kvstore; no value is 0.
+        self.transfers: dict[WorkerId, int] = {}
+
+    # -- who is here -------------------------------------------------------------------------
+
+    def __contains__(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._workers
+
+    def join(self, info: WorkerInfo) -> None:
+        """A worker is there, or its record changed; its queue stays."""
+        cost = info.prefill_cost or PrefillCost()
+        if (worker := self._workers.get(info.worker_id)) is None:
+            self._workers[info.worker_id] = _Prefill(info, cost)
+        else:
+            worker.info, worker.cost = info, cost
+
+    def leave(self, worker_id: WorkerId) -> None:
+        """A worker is gone, and its queue with it."""
+        for request_id in list(self._workers[worker_id].planned):
+            self.release(worker_id, request_id, now=0.0)
+        del self._workers[worker_id]
+
+    def candidate(self, worker_id: WorkerId, home: WorkerId | None, now: float) -> PrefillCandidate:
+        """A worker as placement sees it."""
+        worker = self._workers[worker_id]
+        return PrefillCandidate(worker_id, worker.cost, home, self._queue_s(worker, now))
+
+    # -- what is promised --------------------------------------------------------------------
+
+    def plan(self, chosen: Estimate, job: Job, now: float) -> None:
+        """A request is to run at the chosen worker, behind what is there."""
+        worker = self._workers[chosen.worker_id]
+        if worker.planned:
+            worker.behind_s += chosen.prefill_s
+        else:
+            worker.head_ends_s = now + chosen.prefill_s
+            worker.behind_s = 0.0
+        source = chosen.source if chosen.transfer_blocks else None
+        worker.planned[job.request_id] = _Planned(
+            chosen.prefill_s, job.n_tokens - chosen.n_blocks * job.block_size, source
+        )
+        if source is not None:
+            self.transfers[source] = self.transfers.get(source, 0) + 1
+
+    def release(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
+        """A request is no more in a worker's queue; if it is there."""
+        worker = self._workers.get(worker_id)
+        if worker is None or request_id not in worker.planned:
+            return
+        was_first = next(iter(worker.planned)) == request_id
+        gone = worker.planned.pop(request_id)
+        if not was_first:
+            worker.behind_s -= gone.predicted_s
+        elif worker.planned:
+            head = next(iter(worker.planned.values()))
+            worker.head_ends_s = now + head.predicted_s
+            worker.behind_s -= head.predicted_s
+        if len(worker.planned) <= 1:
+            worker.behind_s = 0.0  # exactly: sums of fractions drift
+        if gone.source is not None:
+            self.transfers[gone.source] -= 1
+            if not self.transfers[gone.source]:
+                del self.transfers[gone.source]
+
+    def requests(self, worker_id: WorkerId) -> set[RequestId]:
+        """Our requests at a live worker."""
+        return set(self._workers[worker_id].planned)
+
+    def queues_s(self, now: float) -> dict[WorkerId, float]:
+        """Predicted seconds until a new request would begin, at each worker."""
+        return {worker_id: self._queue_s(w, now) for worker_id, w in self._workers.items()}
+
+    def unloaded_s(self, worker_id: WorkerId, n_tokens: int) -> float:
+        """Seconds of prefilling so many tokens on an idle worker with nothing cached."""
+        return self._costs.prefill_s(worker_id, self._workers[worker_id].cost, n_tokens, 0)
+
+    # -- what they report --------------------------------------------------------------------
+
+    def on_load(self, worker_id: WorkerId, load: PrefillLoad) -> None:
+        """What is queued beyond our own is other conductors'."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            ours = sum(planned.n_computed for planned in worker.planned.values())
+            worker.foreign_tokens = max(0, load.queued_tokens - ours)
+
+    def check(self) -> None:
+        """Audit: queued time and transfers are those of the queues."""
+        transfers: dict[WorkerId, int] = {}
+        for worker in self._workers.values():
+            planned = list(worker.planned.values())
+            behind_s = sum(one.predicted_s for one in planned[1:])
+            assert abs(worker.behind_s - behind_s) <= 1e-6 * max(1.0, behind_s)
+            for one in planned:
+                if one.source is not None:
+                    transfers[one.source] = transfers.get(one.source, 0) + 1
+        assert transfers == self.transfers
+
+    def _queue_s(self, worker: _Prefill, now: float) -> float:
+        """All queued, less what has run."""
+        queue_s = 0.0
+        if worker.planned:
+            queue_s = max(0.0, worker.head_ends_s - now) + max(0.0, worker.behind_s)
+        if worker.foreign_tokens:
+            per_token = PrefillCost(0.0, worker.cost.c1_s, 0.0)
+            queue_s += self._costs.prefill_s(
+                worker.info.worker_id, per_token, worker.foreign_tokens, 0
+            )
+        return queue_s
