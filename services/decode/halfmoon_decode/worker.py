@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from halfmoon_decode.generations import Generations
 from halfmoon_decode.settings import DecodeSettings
-from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.interface import Engine
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -31,15 +32,13 @@ from halfmoon_protocol.messages import (
     StartDecode,
     TokensProduced,
     Unwelcome,
-    Welcome,
     WorkerInfo,
 )
 from halfmoon_protocol.regions import Landing, Region
-from halfmoon_protocol.sampling import Sampling
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.conductors import Conductors
 from halfmoon_runtime.gauges import Readings
-from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
-from halfmoon_runtime.owners import Owners
+from halfmoon_runtime.network import PeerId, Port
 from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
 from halfmoon_scheduling.pages import PageAllocator
 
@@ -48,18 +47,6 @@ log = structlog.get_logger()
 _HOUSEKEEPING_S = 0.1
 #: Weight of the newest step in the smoothed step time.
 _STEP_WEIGHT = 0.2
-
-
-@dataclass
-class _Generation:
-    """What a running request needs besides its pages."""
-
-    sampling: Sampling
-    n_prompt: int
-    #: All tokens so far, kept only when sampling looks at them.
-    history: list[int] | None
-    #: Whether a step has run: then this engine alone has written its pages since.
-    stepped: bool = False
 
 
 @dataclass
@@ -74,9 +61,9 @@ class DecodeWorker:
     clock: Clock
     pages: PageAllocator
     batch: DecodeBatch = field(init=False)
-    owners: Owners = field(default_factory=Owners, init=False)
+    conductors: Conductors = field(init=False)
     #: Running requests; its keys are the batch's running ones.
-    _generations: dict[RequestId, _Generation] = field(default_factory=dict, init=False)
+    _generations: Generations = field(default_factory=Generations, init=False)
     #: Requests in the forward pass that runs now.
     _in_step: set[RequestId] = field(default_factory=set, init=False)
     #: Requests in that pass that are to be let go after it.
@@ -95,6 +82,7 @@ class DecodeWorker:
             max_context=self.engine.max_context,
             landing_ttl_s=self.settings.landing_ttl_s,
         )
+        self.conductors = Conductors(self.port, self._on_orphan)
         self._idle.set()
 
     async def serve(self) -> None:
@@ -120,8 +108,7 @@ class DecodeWorker:
     async def drain(self, info: WorkerInfo, limit_s: float) -> None:
         """Say that nothing new is taken, and finish what is here, for so long at the most."""
         self.info = info
-        for peer in list(self.owners.conductors.values()):
-            await self._answer(peer, Welcome(worker=info))
+        await self.conductors.introduce(info)
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
@@ -137,9 +124,7 @@ class DecodeWorker:
             case Cancel(request_id=request_id):
                 self._let_go(RequestId(request_id), in_doubt=message.landing_in_doubt)
             case Hello(conductor_id=conductor):
-                for request_id in self.owners.greet(conductor, peer):
-                    self._let_go(request_id, in_doubt=True)
-                await self._answer(peer, Welcome(worker=self.info))
+                await self.conductors.greet(conductor, peer, self.info)
             case Unwelcome(reason=reason):
                 raise LayoutMismatch(reason)
             case _:
@@ -152,7 +137,7 @@ class DecodeWorker:
                 request_id, wanted.n_tokens, wanted.stopping, self.clock.now()
             )
         except Refusal as refusal:
-            await self._answer(
+            await self.conductors.answer(
                 peer,
                 DecodeRefused(
                     request_id=request_id, reason=refusal.reason, retryable=refusal.retryable
@@ -163,9 +148,9 @@ class DecodeWorker:
             log.warning("reservation_ignored", request_id=request_id, reason=str(error))
             return
         self._idle.clear()
-        self.owners.add(request_id, peer)
+        self.conductors.owners.add(request_id, peer)
         landing = Landing(self.region, tuple(pages), self.engine.layout)
-        await self._answer(
+        await self.conductors.answer(
             peer,
             DecodeReserved(
                 request_id=request_id, landing=landing, expires_s=self.settings.landing_ttl_s
@@ -179,13 +164,16 @@ class DecodeWorker:
         except KeyError as error:
             self._forget(request_id)
             reason = str(error.args[0])
-            await self._answer(
+            await self.conductors.answer(
                 peer, DecodeFailed(request_id=request_id, reason=reason, retryable=True)
             )
             return
-        history = [*start.history, start.first_token] if start.sampling.needs_history else None
-        self._generations[request_id] = _Generation(start.sampling, start.n_prompt, history)
+        self._generations.start(start)
         self._wake.set()
+
+    def _on_orphan(self, request_id: RequestId) -> None:
+        """Nobody waits for it any more; whether somebody writes its landing is not known."""
+        self._let_go(request_id, in_doubt=True)
 
     def _let_go(self, request_id: RequestId, *, in_doubt: bool) -> None:
         """Free all that a request holds: at once, or after the forward pass it is in."""
@@ -197,8 +185,8 @@ class DecodeWorker:
         self._forget(request_id)
 
     def _forget(self, request_id: RequestId) -> None:
-        self._generations.pop(request_id, None)
-        self.owners.drop(request_id)
+        self._generations.drop(request_id)
+        self.conductors.owners.drop(request_id)
         if self.batch.n_running + self.batch.n_reserved == 0:
             self._idle.set()
 
@@ -220,7 +208,7 @@ class DecodeWorker:
             began = self.clock.now()
             try:
                 tokens = await loop.run_in_executor(
-                    forward, self.engine.forward, self._runs_of(step)
+                    forward, self.engine.forward, self._generations.runs_of(step)
                 )
             except Exception:
                 log.exception("step_failed", n_rows=len(step.rows))
@@ -238,43 +226,31 @@ class DecodeWorker:
                     if self.batch.cancel(row.request_id):
                         await self._fail(row.request_id, "the forward pass failed")
 
-    def _runs_of(self, step: Step) -> list[Run]:
-        runs: list[Run] = []
-        for row in step.rows:
-            generation = self._generations[row.request_id]
-            draw = Draw(generation.sampling, generation.history or (), generation.n_prompt)
-            runs.append(
-                Run((row.token,), row.position, row.pages, draw, continues=generation.stepped)
-            )
-            generation.stepped = True
-        return runs
-
     async def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
         """Record a step's tokens and tell each conductor of its own, in one message each."""
         self._n_steps += 1
         produced: dict[RequestId, Produced] = {}
         for row, token in zip(step.rows, tokens, strict=True):
-            generation = self._generations.get(row.request_id)
-            if generation is None or token is None:  # let go while the pass was running
+            # Those that are missing were let go while the pass was running.
+            if token is None or row.request_id not in self._generations:
                 continue
-            if generation.history is not None:
-                generation.history.append(token)
+            self._generations.add(row.request_id, token)
             finish = self.batch.produced(row.request_id, token)
             produced[row.request_id] = Produced(row.request_id, token, finish)
-        for peer, request_ids in self.owners.group(produced).items():
+        for peer, request_ids in self.conductors.owners.group(produced).items():
             mine = tuple(produced[request_id] for request_id in request_ids)
-            await self._answer(peer, TokensProduced(step=self._n_steps, produced=mine))
+            await self.conductors.answer(peer, TokensProduced(step=self._n_steps, produced=mine))
         for request_id, outcome in produced.items():
             if outcome.finish:
                 self._forget(request_id)
 
     async def _fail(self, request_id: RequestId, reason: str) -> None:
         """Tell the owner that a request, which the batch holds no more, is gone."""
-        peer = self.owners.of(request_id)
+        peer = self.conductors.owners.of(request_id)
         self._forget(request_id)
         if peer is not None:
             failed = DecodeFailed(request_id=request_id, reason=reason, retryable=True)
-            await self._answer(peer, failed)
+            await self.conductors.answer(peer, failed)
 
     # -- housekeeping ------------------------------------------------------------------------
 
@@ -295,16 +271,6 @@ class DecodeWorker:
                 )
             )
             await asyncio.sleep(_HOUSEKEEPING_S)
-
-    async def _answer(self, peer: PeerId, message: Message) -> None:
-        try:
-            await self.port.send(peer, message)
-        except PeerUnreachable as gone:
-            orphans = self.owners.leave(peer)
-            if orphans:
-                log.warning("conductor_gone", reason=str(gone), n_requests=len(orphans))
-            for request_id in orphans:
-                self._let_go(request_id, in_doubt=True)
 
     def readings(self) -> Readings:
         """What the metrics show."""

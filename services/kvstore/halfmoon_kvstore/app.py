@@ -9,7 +9,7 @@ from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.gauges import expose
+from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
@@ -51,11 +51,6 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         worker = KvstoreWorker(
             port, memory.region, info, settings, SystemClock(), membership.update
         )
-        stack.callback(expose(worker.readings))
-        await stack.enter_async_context(service.running(worker.serve()))
-        await membership.join()
-        stack.push_async_callback(membership.leave)
-        await stack.enter_async_context(service.running(membership.keep_alive()))
-        service.ready()
-        service.announce("ready", worker_id=worker_id)
-        await service.stopping.wait()
+        async with in_service(worker, membership, service):
+            service.announce("ready", worker_id=worker_id)
+            await service.stopping.wait()

@@ -14,7 +14,7 @@ from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.gauges import expose
+from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
@@ -86,14 +86,8 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             clock=clock,
             pages=PageAllocator(n_pages),
         )
-        stack.callback(expose(worker.readings))
-        await stack.enter_async_context(service.running(worker.serve()))
-        membership = Membership(store, info)
-        await membership.join()
-        stack.push_async_callback(membership.leave)
-        await stack.enter_async_context(service.running(membership.keep_alive()))
-        service.ready()
-        service.announce("ready", worker_id=worker_id, n_pages=n_pages)
-        await service.stopping.wait()
-        service.announce("draining", worker_id=worker_id)
-        await worker.drain(msgspec.structs.replace(info, draining=True), settings.drain_s)
+        async with in_service(worker, Membership(store, info), service):
+            service.announce("ready", worker_id=worker_id, n_pages=n_pages)
+            await service.stopping.wait()
+            service.announce("draining", worker_id=worker_id)
+            await worker.drain(msgspec.structs.replace(info, draining=True), settings.drain_s)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from halfmoon_prefill.kvstores import KvstoreClient
-from halfmoon_protocol.ids import RequestId, Ticket
+from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import Place, StartPrefill
 from halfmoon_protocol.regions import Region
@@ -43,6 +43,16 @@ class Put:
     region: Region
     #: Block index → where it goes; empty when all are stored there already.
     offsets: dict[int, int]
+
+
+class Refused(Exception):
+    """This worker can't do the request, now or ever."""
+
+    def __init__(self, reason: str, *, retryable: bool, culprit: WorkerId | None = None) -> None:
+        """Whether another try may go better, and which other worker failed this one."""
+        super().__init__(reason)
+        self.retryable = retryable
+        self.culprit = culprit
 
 
 @dataclass
@@ -82,6 +92,10 @@ class Job:
     def n_tokens(self) -> int:
         """Tokens of the whole prompt."""
         return len(self.start.token_ids)
+
+    def most_cached(self, layout: KvLayout) -> int:
+        """Tokens that may come from a cache: whole blocks, and at least one is computed."""
+        return (self.n_tokens - 1) // layout.block_size * layout.block_size
 
     def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
         """One layer of the cached blocks: from the kvstore into this pool."""

@@ -1,0 +1,42 @@
+"""A worker in service: it answers, its metrics show, and the metadata server knows it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
+
+from halfmoon_runtime.gauges import Readings, expose
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.membership import Membership
+
+
+class Worker(Protocol):
+    """What every service's worker can do."""
+
+    async def serve(self) -> None:
+        """Answer until cancelled."""
+        ...
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        ...
+
+
+@asynccontextmanager
+async def in_service(
+    worker: Worker, membership: Membership, service: Service
+) -> AsyncIterator[None]:
+    """Be at work for the length of a block: opened in order, closed in reverse.
+
+    As long as it is known, it answers.
+
+    Raises:
+        Superseded: a later start of this worker is there.
+    """
+    async with AsyncExitStack() as stack:
+        stack.callback(expose(worker.readings))
+        await stack.enter_async_context(service.running(worker.serve()))
+        await membership.join()
+        stack.push_async_callback(membership.leave)
+        await stack.enter_async_context(service.running(membership.keep_alive()))
+        service.ready()
+        yield

@@ -1,0 +1,59 @@
+"""What running requests need besides their pages: how to draw, and what was said so far."""
+
+from dataclasses import dataclass
+
+from halfmoon_engine.interface import Draw, Run
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import StartDecode
+from halfmoon_protocol.sampling import Sampling
+from halfmoon_scheduling.decode_batch import Step
+
+
+@dataclass
+class _Generation:
+    sampling: Sampling
+    n_prompt: int
+    #: All tokens so far, kept only when sampling looks at them.
+    history: list[int] | None
+    #: Whether a step has run: then this engine alone has written its pages since.
+    stepped: bool = False
+
+
+class Generations:
+    """Those of one worker, by request: its keys are the batch's running ones."""
+
+    def __init__(self) -> None:
+        self._running: dict[RequestId, _Generation] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._running
+
+    def start(self, start: StartDecode) -> None:
+        """A request runs, from its first token on."""
+        history = [*start.history, start.first_token] if start.sampling.needs_history else None
+        self._running[start.request_id] = _Generation(start.sampling, start.n_prompt, history)
+
+    def drop(self, request_id: RequestId) -> None:
+        """It runs no more, if it did."""
+        self._running.pop(request_id, None)
+
+    def runs_of(self, step: Step) -> list[Run]:
+        """What the engine is to compute in this step, which is then taken."""
+        runs: list[Run] = []
+        for row in step.rows:
+            generation = self._running[row.request_id]
+            draw = Draw(generation.sampling, generation.history or (), generation.n_prompt)
+            runs.append(
+                Run((row.token,), row.position, row.pages, draw, continues=generation.stepped)
+            )
+            generation.stepped = True
+        return runs
+
+    def add(self, request_id: RequestId, token: int) -> None:
+        """It said one more token."""
+        history = self._running[request_id].history
+        if history is not None:
+            history.append(token)

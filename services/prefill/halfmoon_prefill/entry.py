@@ -1,0 +1,70 @@
+"""The way in: what can't be done here is refused, the rest queues for a turn and for pages."""
+
+import asyncio
+
+from halfmoon_prefill.job import Job, Refused
+from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_scheduling.prefill_queue import PrefillQueue, QueueFull
+
+
+class Entry:
+    """A worker's queue and pool, as requests come into them and leave."""
+
+    def __init__(
+        self, worker_id: WorkerId, layout: KvLayout, queue: PrefillQueue, pages: PageAllocator
+    ) -> None:
+        self._worker_id = worker_id
+        self._layout = layout
+        self._queue = queue
+        self._pages = pages
+        #: Requests take pages in turn: a large one is not passed over for ever.
+        self._turn = asyncio.Lock()
+        self._pages_freed = asyncio.Event()
+
+    def accept(self, job: Job) -> None:
+        """Take it into the queue, not ready yet, so that it keeps its place.
+
+        Raises:
+            Refused: another layout than the landing's, a prompt over the pool, a full queue.
+        """
+        start = job.start
+        try:
+            self._layout.require_same(
+                start.landing.layout, self._worker_id, start.landing.region.segment
+            )
+        except LayoutMismatch as error:
+            raise Refused(str(error), retryable=False) from None
+        needed = self._layout.blocks_for(job.n_tokens)
+        if needed > self._pages.n_pages or needed > len(start.landing.pages):
+            raise Refused(
+                f"{job.n_tokens} tokens need {needed} pages: the pool has {self._pages.n_pages},"
+                f" the landing {len(start.landing.pages)}",
+                retryable=False,
+            )
+        hoped = start.cached.n_blocks * self._layout.block_size if start.cached else 0
+        try:
+            self._queue.push(
+                job.request_id,
+                n_tokens=job.n_tokens,
+                n_cached=min(hoped, job.most_cached(self._layout)),
+                ready=False,
+            )
+        except QueueFull as error:
+            raise Refused(str(error), retryable=True) from None
+
+    async def take_pages(self, job: Job) -> None:
+        """Wait until there are pages for the whole prompt, and take them."""
+        needed = self._layout.blocks_for(job.n_tokens)
+        async with self._turn:
+            while self._pages.n_free < needed:
+                self._pages_freed.clear()
+                await self._pages_freed.wait()
+            job.pages = self._pages.allocate(needed)
+
+    def give_back(self, job: Job) -> None:
+        """Its pages are free again; nothing touches them any more."""
+        self._pages.release(job.pages)
+        self._pages_freed.set()

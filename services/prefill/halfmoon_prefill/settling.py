@@ -1,0 +1,46 @@
+"""The end of a request's bytes: all acknowledged and verified, or stopped."""
+
+from collections.abc import Sequence
+
+from halfmoon_prefill.caching import BadBlock, Caching
+from halfmoon_prefill.job import Job, Refused
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_transfer.interface import Transfer, TransferError
+
+
+async def settle(job: Job, caching: Caching) -> None:
+    """Wait for the landing's acknowledgements and verify what was fetched.
+
+    Raises:
+        Refused: some KV did not arrive, or did not arrive as it was stored.
+    """
+    decode = WorkerId(job.start.landing.region.segment)
+    source = job.start.cached.kvstore.worker_id if job.start.cached else None
+    try:
+        for load in job.loads:
+            await load
+        await caching.verify(job)
+    except (TransferError, BadBlock) as error:
+        raise Refused(
+            f"cached blocks are of no use: {error}", retryable=True, culprit=source
+        ) from None
+    if job.failure is not None:
+        raise Refused(str(job.failure), retryable=True)
+    try:
+        for write in job.landing_writes:
+            await write
+    except TransferError as error:
+        raise Refused(
+            f"KV did not reach {decode}: {error}", retryable=True, culprit=decode
+        ) from None
+
+
+async def quiet(transfers: Sequence[Transfer]) -> None:
+    """Stop what is under way and wait until it is over."""
+    for transfer in transfers:
+        transfer.cancel()
+    for transfer in transfers:
+        try:
+            await transfer
+        except TransferError:
+            continue
