@@ -125,7 +125,8 @@ async def test_a_lost_counter_starts_again_above_the_record_that_is_there(
 
 async def test_a_start_waits_for_the_metadata_server(store: ShakyStore) -> None:
     store.away = True
-    counting = asyncio.create_task(next_generation(store, WorkerId("decode-0")))
+    # Of another worker: a record that is there first counts as a start.
+    counting = asyncio.create_task(next_generation(store, WorkerId("prefill-0")))
     joining = asyncio.create_task(Membership(store, worker()).join())
     await until(lambda: store.n_refused > 4)
     assert not counting.done()
