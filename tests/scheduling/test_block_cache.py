@@ -208,6 +208,16 @@ def test_leased_blocks_are_not_evicted_ahead_of_demand() -> None:
     assert cache.relieve(now=0) == [b"abc"]
 
 
+def test_the_policy_hears_how_deep_in_its_prompt_a_block_is_when_the_put_is_its_rest_only() -> None:
+    cache = BlockCache(5, policy="length_aware")
+    put(cache, "ab")
+    cache.reserve(ME, T1, chain("abcd")[2:], BlockHash(b"ab"), now=0)
+    cache.commit(ME, T1, [1, 2], now=0)
+    put(cache, "x")
+    # All are used once but "a" and "ab", and "abcd" is the furthest from its prompt's start.
+    assert put(cache, "yz") == [b"abcd", b"abc"]
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.9, 0.8), (-0.1, 0.5), (0.5, 1.1)])
 def test_watermarks_out_of_order_are_refused(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="watermarks must be"):
@@ -377,6 +387,10 @@ class LfuCacheAgainstSets(CacheAgainstSets):
     policy = "lfu"
 
 
+class PatientCacheAgainstSets(CacheAgainstSets):
+    policy = "patience"
+
+
 SETTINGS = settings(max_examples=60, deadline=None)
 TestLruCache = CacheAgainstSets.TestCase
 TestLruCache.settings = SETTINGS
@@ -384,3 +398,5 @@ TestFifoCache = FifoCacheAgainstSets.TestCase
 TestFifoCache.settings = SETTINGS
 TestLfuCache = LfuCacheAgainstSets.TestCase
 TestLfuCache.settings = SETTINGS
+TestPatientCache = PatientCacheAgainstSets.TestCase
+TestPatientCache.settings = SETTINGS

@@ -80,6 +80,8 @@ class _Block:
     slot: int
     checksum: int
     parent: BlockHash | None
+    #: Blocks before it in its prompt, as far as they were here when it came.
+    depth: int = 0
     n_leases: int = 0
 
 
@@ -97,6 +99,8 @@ class _Hold:
 
     hashes: list[BlockHash]
     deadline_s: float
+    #: The last block of the prompt that is put, if it is among `hashes`.
+    tail: BlockHash | None = None
 
 
 _Key = tuple[str, Ticket]
@@ -229,7 +233,8 @@ class BlockCache:
             self._add_child(parents[block])
         self._touch([h for h in parents if h in self._stored])
         taken = [block for block, _ in places]
-        self._reservations[key] = _Hold(taken, now + self.reservation_ttl_s)
+        tail = hashes[-1] if hashes else None
+        self._reservations[key] = _Hold(taken, now + self.reservation_ttl_s, tail)
         return Reserved(places, evicted)
 
     def commit(
@@ -265,9 +270,11 @@ class BlockCache:
         del self._reservations[key]
         for block, checksum in zip(reservation.hashes, checksums, strict=True):
             pending = self._pending.pop(block)  # its parent keeps counting it as a child
-            self._stored[block] = _Block(pending.slot, checksum, pending.parent)
+            before = None if pending.parent is None else self._stored.get(pending.parent)
+            depth = 0 if before is None else before.depth + 1
+            self._stored[block] = _Block(pending.slot, checksum, pending.parent, depth)
         for block in reversed(reservation.hashes):  # the last one is the first to be evicted
-            self._policy.insert(block)
+            self._policy.insert(block, self._stored[block].depth, tail=block == reservation.tail)
         return reservation.hashes
 
     def revoke(self, owner: str, ticket: Ticket) -> bool:

@@ -14,8 +14,8 @@ class KvstoreSettings(ServiceSettings):
     capacity_mib: Annotated[int, Field(ge=1)] = Field(
         1024, description="Memory for blocks, in MiB, taken at the start"
     )
-    eviction: Literal["lru", "lfu", "fifo"] = Field(
-        "lru", description="Which blocks go first when room is needed"
+    eviction: Literal["lru", "lfu", "fifo", "length_aware", "length_aware_later", "patience"] = (
+        Field("lru", description="Which blocks go first when room is needed")
     )
     high_watermark: Annotated[float, Field(gt=0, le=1)] = Field(
         0.95, description="Share of blocks in use above which eviction starts ahead of demand"
