@@ -1,16 +1,17 @@
-"""`python -m benchmarks [ttft | overhead | reservation]`."""
+"""`python -m benchmarks [ttft | overhead | reservation | scheduling]`."""
 
 import sys
 from collections.abc import Callable
 
 from rich.console import Console
 
-from benchmarks import overhead, reservation, ttft
+from benchmarks import overhead, reservation, scheduling, ttft
 
 BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "ttft": ttft.run,
     "overhead": overhead.run,
     "reservation": reservation.run,
+    "scheduling": scheduling.run,
 }
 
 

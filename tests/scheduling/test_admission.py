@@ -29,6 +29,7 @@ def placement(queue_s: float, prefill_s: float, decode: WorkerId | None = D0) ->
         queue_s=queue_s,
         transfer_s=0.0,
         prefill_s=prefill_s,
+        ttft_s=queue_s + prefill_s,
     )
     return Placement(row, decode, 0.05, (row,))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_protocol.messages import PrefillCost
 from halfmoon_scheduling.config import PlacementMode
 from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.placement import (
@@ -19,7 +19,6 @@ from halfmoon_scheduling.placement import (
 )
 
 COST = PrefillCost(c0_s=0.0, c1_s=1.0, c2_s=0.0)
-STEP = DecodeCost(d0_s=1.0, d1_s=1.0, d2_s=0.0)
 P0, P1, P2 = (WorkerId(f"prefill-{i}") for i in range(3))
 D0, D1 = WorkerId("decode-0"), WorkerId("decode-1")
 K0, K1, K2 = (WorkerId(f"kvstore-{i}") for i in range(3))
@@ -27,7 +26,8 @@ HOMES = {P0: K0, P1: K1, P2: K2}
 
 
 def decode(worker: WorkerId, n_requests: int = 0, free_pages: int = 100) -> DecodeCandidate:
-    return DecodeCandidate(worker, STEP, n_requests, 0, free_pages)
+    # A step takes a second, and one more for each request in it.
+    return DecodeCandidate(worker, n_requests, free_pages, 1.0 + (n_requests + 1), 0.0)
 
 
 def placed(
@@ -187,22 +187,21 @@ def test_equal_decode_workers_are_taken_by_id() -> None:
 
 
 def test_where_the_cost_model_sees_no_difference_requests_are_spread() -> None:
-    flat = DecodeCost(d0_s=1.0, d1_s=0.0, d2_s=0.0)
-
     def at(worker: WorkerId, n_requests: int, free_pages: int = 50) -> DecodeCandidate:
-        return DecodeCandidate(worker, flat, n_requests, 0, free_pages)
+        return DecodeCandidate(worker, n_requests, free_pages, 1.0, 0.0)
 
     assert placed("random", {P0: 0}, {}, decodes=(at(D0, 2), at(D1, 1))).decode == D1
     assert placed("random", {P0: 0}, {}, decodes=(at(D0, 1), at(D1, 1, 60))).decode == D1
 
 
-def test_the_context_already_there_and_the_prompt_count_in_a_step() -> None:
-    cost = DecodeCost(d0_s=1.0, d1_s=0.0, d2_s=0.01)
-    long = DecodeCandidate(D0, cost, 1, 900, 100)
-    short = DecodeCandidate(D1, cost, 5, 300, 100)
-    placement = placed("random", {P0: 0}, {}, decodes=(long, short))
+def test_what_the_prompt_adds_to_a_step_counts() -> None:
+    many_short = DecodeCandidate(D0, 9, 100, 3.0, 0.01)
+    few_long = DecodeCandidate(D1, 1, 100, 2.5, 0.02)
+    decodes = (many_short, few_long)
+    placement = placed("random", {P0: 0}, {}, decodes=decodes, n_tokens=40)
     assert placement.decode == D1
-    assert placement.tbt_s == pytest.approx(1 + 0.01 * 405)
+    assert placement.tbt_s == pytest.approx(2.5 + 0.02 * 40)
+    assert placed("random", {P0: 0}, {}, decodes=decodes, n_tokens=60).decode == D0
 
 
 def test_home_is_the_preferred_kvstore_else_one_on_the_host_else_any_else_none() -> None:

@@ -5,7 +5,7 @@ all share. What is queued at prefill workers is in `prefill_pool`, what is held 
 workers in `decode_pool`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import WorkerId
@@ -13,6 +13,7 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress, Role, WorkerInfo
 from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.decode_pool import DecodePool
+from halfmoon_scheduling.limits import Crew
 from halfmoon_scheduling.placement import PrefillCandidate, choose_home
 from halfmoon_scheduling.prefill_pool import PrefillPool
 
@@ -51,7 +52,7 @@ class Cluster:
         #: Home of each prefill worker, as far as asked for since kvstores last changed.
         self._homes: dict[WorkerId, WorkerId | None] = {}
         #: Those that take new work, by role, as far as asked for since workers last changed.
-        self._accepting: dict[Role, tuple[WorkerInfo, ...]] = {}
+        self._crews: dict[Role, Crew] = {}
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ class Cluster:
         """
         self._require_fit(info)
         self._infos[info.worker_id] = info
-        self._accepting.clear()
+        self._crews.clear()
         if info.layout is not None and self.layout is None:
             self.layout = info.layout
         if info.layout is not None and not self.model:
@@ -90,7 +91,7 @@ class Cluster:
     def leave(self, worker_id: WorkerId) -> None:
         """A worker is gone, and with it all claims on it."""
         info = self._infos.pop(worker_id)
-        self._accepting.clear()
+        self._crews.clear()
         if info.role == "prefill":
             self.prefills.leave(worker_id)
             self._homes.pop(worker_id, None)
@@ -105,11 +106,14 @@ class Cluster:
 
     def home_of(self, prefill: WorkerId) -> WorkerId | None:
         """The kvstore that a live prefill worker keeps its blocks in."""
-        if prefill not in self._homes:
+        try:
+            return self._homes[prefill]
+        except KeyError:
             info = self._infos[prefill]
-            kvstores = {other.worker_id: other.host for other in self.accepting("kvstore")}
-            self._homes[prefill] = choose_home(prefill, info.host, info.home_kvstore, kvstores)
-        return self._homes[prefill]
+        kvstores = {other.worker_id: other.host for other in self.accepting("kvstore")}
+        home = choose_home(prefill, info.host, info.home_kvstore, kvstores)
+        self._homes[prefill] = home
+        return home
 
     def address(self, kvstore: WorkerId) -> KvstoreAddress:
         """A live kvstore as a prefill worker reaches it."""
@@ -118,22 +122,26 @@ class Cluster:
 
     # -- who can take work -------------------------------------------------------------------
 
-    def accepting(self, role: Role) -> tuple[WorkerInfo, ...]:
+    def crew(self, role: Role) -> Crew:
         """Live workers of a role that take new work, in the order of their ids."""
-        if (found := self._accepting.get(role)) is None:
+        if (found := self._crews.get(role)) is None:
             infos = (i for i in self._infos.values() if i.role == role and not i.draining)
-            found = tuple(sorted(infos, key=lambda info: info.worker_id))
-            self._accepting[role] = found
+            found = Crew.of(sorted(infos, key=lambda info: info.worker_id))
+            self._crews[role] = found
         return found
 
+    def accepting(self, role: Role) -> tuple[WorkerInfo, ...]:
+        """The members of that crew."""
+        return self.crew(role).workers
+
     def prefill_candidates(
-        self, workers: Iterable[WorkerInfo], now: float
+        self, workers: Sequence[WorkerInfo], now: float
     ) -> list[PrefillCandidate]:
         """These prefill workers as placement sees them."""
-        return [
-            self.prefills.candidate(info.worker_id, self.home_of(info.worker_id), now)
-            for info in workers
-        ]
+        if len(self._homes) < len(self.prefills):
+            for info in workers:
+                self.home_of(info.worker_id)
+        return self.prefills.candidates(workers, self._homes, now)
 
     @property
     def transfers(self) -> dict[WorkerId, int]:
@@ -153,8 +161,8 @@ class Cluster:
         for worker_id, home in self._homes.items():
             assert worker_id in self.prefills
             assert home is None or self._infos[home].role == "kvstore"
-        for role, found in self._accepting.items():
-            assert {i.worker_id for i in found} == {
+        for role, found in self._crews.items():
+            assert {i.worker_id for i in found.workers} == {
                 i.worker_id for i in self._infos.values() if i.role == role and not i.draining
             }
 

@@ -110,6 +110,11 @@ class Conductor:
         tracked = self._requests.get(request_id)
         return None if tracked is None else tracked.phase
 
+    def prefill_of(self, request_id: RequestId) -> WorkerId | None:
+        """The prefill worker of a request that is placed and not over."""
+        tracked = self._requests.get(request_id)
+        return None if tracked is None else tracked.prefill
+
     # -- the one entrance --------------------------------------------------------------------
 
     def handle(self, event: AnyEvent, now: float) -> list[AnyCommand]:
@@ -192,7 +197,7 @@ class Conductor:
         chosen, request = tracked.placement.chosen, tracked.request
         self.cluster.decodes.landing(worker_id, request_id)
         tracked.phase = Phase.PREFILLING
-        tracked.deadline_s = now + self.config.request_timeout_s
+        self._requests.deadlines.set(tracked, now + self.config.request_timeout_s)
         cached = None
         if chosen.source is not None and chosen.source in self.cluster:
             cached = CachedPrefix(self.cluster.address(chosen.source), chosen.n_blocks)

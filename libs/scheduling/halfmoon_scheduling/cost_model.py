@@ -61,7 +61,11 @@ class CostModel:
 
     def prefill_s(self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int) -> float:
         """Seconds of prefilling `n_tokens` tokens of which `n_cached` are cached."""
-        return self.scale(worker) * unscaled_prefill_s(cost, n_tokens, n_cached)
+        # `unscaled_prefill_s` and `scale`, written out: every placement asks for every worker.
+        computed = n_tokens - n_cached
+        seconds = cost.c0_s + cost.c1_s * computed + cost.c2_s * computed * (n_tokens + n_cached)
+        mean = self._scales.get(worker)
+        return seconds if mean is None else mean.value * seconds
 
     def observe_prefill(
         self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int, seconds: float
@@ -73,7 +77,14 @@ class CostModel:
         self, worker: WorkerId, cost: DecodeCost, n_requests: float, context_tokens: float
     ) -> float:
         """Seconds of a decode step over so many requests and so much context."""
-        return self.scale(worker) * unscaled_step_s(cost, n_requests, context_tokens)
+        seconds = cost.d0_s + cost.d1_s * n_requests + cost.d2_s * context_tokens
+        mean = self._scales.get(worker)
+        return seconds if mean is None else mean.value * seconds
+
+    def per_token_s(self, worker: WorkerId, cost: DecodeCost) -> float:
+        """Seconds that each token of context adds to a decode step."""
+        mean = self._scales.get(worker)
+        return cost.d2_s if mean is None else mean.value * cost.d2_s
 
     def observe_step(
         self,
@@ -89,7 +100,9 @@ class CostModel:
     def transfer_s(self, source: WorkerId, reader: WorkerId, n_bytes: int, n_active: int) -> float:
         """Seconds until `reader` has `n_bytes` from a source that has `n_active` other
         transfers: they share what the source can send."""
-        return n_bytes / self.bandwidth(source, reader) * (1 + n_active)
+        mean = self._paths.get((source, reader)) or self._sources.get(source)
+        bandwidth = self._prior_bandwidth if mean is None else mean.value
+        return n_bytes / bandwidth * (1 + n_active)
 
     def observe_transfer(
         self, source: WorkerId, reader: WorkerId, n_bytes: int, seconds: float, n_active: int
@@ -118,11 +131,6 @@ class CostModel:
         assert all(MIN_SCALE <= mean.value <= MAX_SCALE for mean in self._scales.values())
         assert all(mean.value > 0 for mean in (*self._sources.values(), *self._paths.values()))
         assert all(source in self._sources for source, _ in self._paths)
-
-    def scale(self, worker: WorkerId) -> float:
-        """Factor of a worker's profile: above 1, it has been slower than its profile says."""
-        mean = self._scales.get(worker)
-        return 1.0 if mean is None else mean.value
 
     def _observe(self, worker: WorkerId, seconds: float, predicted_s: float) -> None:
         if seconds > 0 and predicted_s > 0:

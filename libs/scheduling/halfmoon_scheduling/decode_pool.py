@@ -28,6 +28,7 @@ class _Held:
 @dataclass(slots=True)
 class _Decode:
     info: WorkerInfo
+    cost: DecodeCost
     #: Our requests there.
     held: dict[RequestId, _Held] = field(default_factory=dict)
     #: The last load with what happened since; estimates, never exact.
@@ -41,10 +42,6 @@ class _Decode:
     full_until_s: float = float("-inf")
     #: This worker as placement sees it; None when something has changed.
     candidate: DecodeCandidate | None = None
-
-    @property
-    def cost(self) -> DecodeCost:
-        return self.info.decode_cost or DecodeCost()
 
 
 class DecodePool:
@@ -76,10 +73,11 @@ class DecodePool:
 
     def join(self, info: WorkerInfo) -> None:
         """A worker is there, or its record changed; its claims stay."""
+        cost = info.decode_cost or DecodeCost()
         if (worker := self._workers.get(info.worker_id)) is None:
-            self._workers[info.worker_id] = _Decode(info, free_pages=info.n_blocks)
+            self._workers[info.worker_id] = _Decode(info, cost, free_pages=info.n_blocks)
         else:
-            worker.info = info
+            worker.info, worker.cost = info, cost
             worker.candidate = None
 
     def leave(self, worker_id: WorkerId) -> None:
@@ -91,7 +89,7 @@ class DecodePool:
     def candidates(self, workers: Iterable[WorkerInfo], now: float) -> list[DecodeCandidate]:
         """These workers as placement sees them; without those that said they are full."""
         return [
-            decode.candidate or _as_candidate(decode)
+            decode.candidate or self._renew(decode)
             for info in workers
             if (decode := self._workers[info.worker_id]).full_until_s <= now
         ]
@@ -200,7 +198,10 @@ class DecodePool:
         n_workers = len(self._workers)
         n_more = (change.n_requests + 1) / n_workers
         tokens_more = (change.context_tokens + n_tokens) / n_workers
-        total_s = sum(self._step_s(worker, n_more, tokens_more) for worker in self._workers)
+        step_s, total_s = self._costs.step_s, 0.0
+        for worker_id, worker in self._workers.items():
+            n_requests, tokens = worker.n_running + n_more, worker.running_tokens + tokens_more
+            total_s += step_s(worker_id, worker.cost, max(n_requests, 0.0), max(tokens, 0.0))
         return total_s / n_workers
 
     def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
@@ -227,6 +228,24 @@ class DecodePool:
             for worker_id, worker in self._workers.items()
         }
 
+    def _renew(self, worker: _Decode) -> DecodeCandidate:
+        worker.candidate = self._candidate(worker)
+        return worker.candidate
+
+    def _candidate(self, worker: _Decode) -> DecodeCandidate:
+        worker_id, n_requests, tokens = (
+            worker.info.worker_id,
+            worker.n_requests,
+            worker.context_tokens,
+        )
+        return DecodeCandidate(
+            worker_id,
+            n_requests,
+            worker.free_pages,
+            self._costs.step_s(worker_id, worker.cost, n_requests + 1, tokens),
+            self._costs.per_token_s(worker_id, worker.cost),
+        )
+
     def _step_s(self, worker_id: WorkerId, n_more: float, tokens_more: float) -> float:
         worker = self._workers[worker_id]
         n_requests = max(0.0, worker.n_running + n_more)
@@ -241,21 +260,6 @@ class DecodePool:
         assert len(self._running) == sum(1 for one in held if one.stay.running)
         assert len(self._pending) == sum(1 for one in held if not one.stay.running)
         for worker in self._workers.values():
-            assert worker.candidate in (None, _candidate(worker))
+            assert worker.candidate in (None, self._candidate(worker))
             for one in worker.held.values():
                 assert one.stay.running == (one.state == "running")
-
-
-def _as_candidate(worker: _Decode) -> DecodeCandidate:
-    worker.candidate = _candidate(worker)
-    return worker.candidate
-
-
-def _candidate(worker: _Decode) -> DecodeCandidate:
-    return DecodeCandidate(
-        worker.info.worker_id,
-        worker.cost,
-        worker.n_requests,
-        worker.context_tokens,
-        worker.free_pages,
-    )

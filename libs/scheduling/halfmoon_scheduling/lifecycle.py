@@ -24,6 +24,7 @@ from halfmoon_scheduling.admission import Applicant, Verdict
 from halfmoon_scheduling.cluster import Cluster
 from halfmoon_scheduling.commands import AnyCommand, Fail, Reject, Resubmit, Send
 from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.deadlines import Deadlines
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.forecast import Stay
 from halfmoon_scheduling.limits import TooLong
@@ -58,6 +59,8 @@ class Lifecycle:
         #: Disjoint from `_requests`.
         self._stopping: dict[RequestId, Stopping] = {}
         self._n_arrived = 0
+        #: What to do at them depends on the phase.
+        self.deadlines = Deadlines()
         #: How requests ended that were not served: by the limit missed, or by what was lacking.
         self.refusals: Counter[str] = Counter()
         #: Answers' lengths, for forecasts; and how true predictions came.
@@ -98,7 +101,7 @@ class Lifecycle:
         if request.request_id in self._requests or request.request_id in self._stopping:
             return []
         self._n_arrived += 1
-        tracked = Tracked(request, self._n_arrived, arrived_s=now, deadline_s=now)
+        tracked = Tracked(request, self._n_arrived, arrived_s=now)
         self._requests[request.request_id] = tracked
         commands: list[AnyCommand] = []
         if self._deferred and self._deferred[0] < tracked.rank:
@@ -155,9 +158,10 @@ class Lifecycle:
                 return self.refuse(
                     tracked, Reject(request.request_id, "unavailable", reason, RETRY_S)
                 )
-        decodes = {info.worker_id for info in self._cluster.accepting("decode")}
-        if decodes <= tracked.silent:
-            return self.again(tracked, f"no answer from {', '.join(sorted(decodes))}", now)
+        if tracked.silent:
+            decodes = {info.worker_id for info in self._cluster.accepting("decode")}
+            if decodes <= tracked.silent:
+                return self.again(tracked, f"no answer from {', '.join(sorted(decodes))}", now)
         try:
             not_to_ask = tracked.refused_by | tracked.silent
             placement, job = self._placer.place(request, not_to_ask, now)
@@ -201,7 +205,7 @@ class Lifecycle:
                 self._explain(tracked, placement, verdict, now, "deferred")
                 tracked.phase = Phase.DEFERRED
                 tracked.placement = None
-                tracked.deadline_s = deadline_s
+                self.deadlines.set(tracked, deadline_s)
                 insort(self._deferred, tracked.rank)
             return []
         self._explain(tracked, placement, verdict, now, "refused")
@@ -212,7 +216,7 @@ class Lifecycle:
             self._stop_waiting(tracked)
         tracked.phase = Phase.WAITING
         tracked.placement = None
-        tracked.deadline_s = tracked.arrived_s + self._patience_s(tracked)
+        self.deadlines.set(tracked, tracked.arrived_s + self._patience_s(tracked))
         tracked.refused_by.clear()
         if tracked.rank in self._waiting:
             return []
@@ -246,7 +250,7 @@ class Lifecycle:
         tracked.phase = Phase.RESERVING
         tracked.placement = placement
         tracked.asked_s = now
-        tracked.deadline_s = now + self._config.reserve_timeout_s
+        self.deadlines.set(tracked, now + self._config.reserve_timeout_s)
         self._explain(tracked, placement, verdict, now, "placed")
         message = ReserveDecode(
             request_id=request.request_id, n_tokens=job.n_tokens, stopping=request.stopping
@@ -308,7 +312,7 @@ class Lifecycle:
         self._cluster.prefills.release(tracked.placement.prefill, tracked.request_id, now)
         self._cluster.decodes.start(tracked.decode, tracked.request_id, now)
         tracked.phase = Phase.DECODING
-        tracked.deadline_s = float("inf")
+        self.deadlines.set(tracked, float("inf"))
 
     def finished(self, tracked: Tracked, n_new: int, now: float) -> None:
         """Decode has produced its last token, and freed its pages with it."""
@@ -372,6 +376,7 @@ class Lifecycle:
     def refuse(self, tracked: Tracked, reject: Reject) -> list[AnyCommand]:
         """End a request that holds nothing; a retry, whose stream has begun, fails instead."""
         self._stop_waiting(tracked)
+        self.deadlines.set(tracked, float("inf"))
         del self._requests[tracked.request_id]
         self._placer.forget(tracked.request_id)
         return [Fail(tracked.request_id, reject.reason) if tracked.is_retry else reject]
@@ -393,6 +398,7 @@ class Lifecycle:
         """The request is over; with `keep_landing` a `Stopping` has its landing now."""
         self._stop_waiting(tracked)
         self._release(tracked, now, keep_landing=keep_landing)
+        self.deadlines.set(tracked, float("inf"))
         del self._requests[tracked.request_id]
         self.room_made = True
 
@@ -431,8 +437,8 @@ class Lifecycle:
     def time_passed(self, now: float) -> list[AnyCommand]:
         """Act on the deadlines that are over."""
         commands: list[AnyCommand] = []
-        for tracked in self.all():
-            if tracked.deadline_s <= now:
+        for tracked in self.deadlines.pop_due(now):
+            if self._requests.get(tracked.request_id) is tracked:  # else ended by one before it
                 commands += self._on_deadline(tracked, now)
         for request_id, stopping in list(self._stopping.items()):
             if stopping.deadline_s <= now:
@@ -509,6 +515,7 @@ class Lifecycle:
             assert len(queue) == len(ranks), "a request waits twice"
         assert len(self._deferred) <= self._config.max_deferred
         self.lengths.check()
+        self.deadlines.check(self.all())
         assert not self._requests.keys() & self._stopping.keys()
         planned: dict[WorkerId, set[RequestId]] = {}
         held: dict[WorkerId, set[RequestId]] = {}

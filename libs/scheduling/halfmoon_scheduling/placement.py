@@ -18,11 +18,13 @@ an own prefix of 0 beside a best one above 0 is an infinite ratio.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
 
 import msgspec
 
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_protocol.messages import PrefillCost
 from halfmoon_scheduling.config import PlacementMode
 from halfmoon_scheduling.cost_model import CostModel
 
@@ -63,10 +65,11 @@ class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     """A decode worker that may get the request, with what has been promised to it already."""
 
     worker_id: WorkerId
-    cost: DecodeCost
     n_requests: int
-    context_tokens: int
     free_pages: int
+    #: Predicted seconds of a step with one request more, and what each token of it adds.
+    step_s: float
+    per_token_s: float
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
@@ -84,11 +87,8 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     queue_s: float
     transfer_s: float
     prefill_s: float
-
-    @property
-    def ttft_s(self) -> float:
-        """Predicted seconds to the first token."""
-        return self.queue_s + self.transfer_s + self.prefill_s
+    #: Predicted seconds to the first token: the sum of the three.
+    ttft_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +177,22 @@ def place(
         key=lambda k: (-matches[k], active_transfers.get(k, 0), k),
         default=None,
     )
+    n_best = matches[best] if best is not None else 0
+    n_active = active_transfers.get(best, 0) if best is not None else 0
+    for_strangers = _may_transfer(mode, 0, n_best, threshold)
     rows: list[Estimate] = []
-    for candidate in sorted(prefills, key=lambda c: c.worker_id):
-        own = matches.get(candidate.home, 0) if candidate.home is not None else 0
-        row = _estimate(job, candidate, candidate.home if own else None, own, own, 0, costs)
-        if best is not None and _may_transfer(mode, own, matches[best], threshold):
-            n_active = active_transfers.get(best, 0)
-            remote = _estimate(job, candidate, best, matches[best], own, n_active, costs)
-            if mode == "kvcache_centric" or remote.ttft_s < row.ttft_s:
-                row = remote
+    for candidate in sorted(prefills, key=attrgetter("worker_id")):
+        home = candidate.home
+        own = matches.get(home, 0) if home is not None else 0
+        if not (_may_transfer(mode, own, n_best, threshold) if own else for_strangers):
+            rows.append(_estimate(job, candidate, home if own else None, own, own, 0, costs))
+            continue
+        row = _estimate(job, candidate, best, n_best, own, n_active, costs)
+        if mode == "min_ttft":
+            local = _estimate(job, candidate, home if own else None, own, own, 0, costs)
+            row = row if row.ttft_s < local.ttft_s else local
         rows.append(row)
-    decode, tbt_s = _choose_decode(job, decodes, costs)
+    decode, tbt_s = _choose_decode(job, decodes)
     return Placement(_choose_prefill(mode, job, rows, seed), decode, tbt_s, tuple(rows))
 
 
@@ -217,10 +222,12 @@ def _estimate(
     """The times of one prefill worker if the first `n_blocks` blocks come from `source`."""
     worker_id = candidate.worker_id
     transfer_blocks = n_blocks - local_blocks
+    queue_s = candidate.queue_s
     transfer_s = 0.0
     if source is not None and transfer_blocks:
         n_bytes = transfer_blocks * job.block_bytes
         transfer_s = costs.transfer_s(source, worker_id, n_bytes, n_active)
+    prefill_s = costs.prefill_s(worker_id, candidate.cost, job.n_tokens, n_blocks * job.block_size)
     return Estimate(
         worker_id,
         candidate.home,
@@ -228,9 +235,10 @@ def _estimate(
         source,
         n_blocks,
         transfer_blocks,
-        candidate.queue_s,
+        queue_s,
         transfer_s,
-        costs.prefill_s(worker_id, candidate.cost, job.n_tokens, n_blocks * job.block_size),
+        prefill_s,
+        queue_s + transfer_s + prefill_s,
     )
 
 
@@ -238,37 +246,30 @@ def _choose_prefill(mode: PlacementMode, job: Job, rows: list[Estimate], seed: i
     if mode == "random":
         return rows[_draw(str(seed), job.request_id) % len(rows)]
     if mode == "load_balance":
-        return min(rows, key=lambda row: (row.queue_s, row.worker_id))
-    return min(rows, key=lambda row: (row.ttft_s, row.queue_s, row.worker_id))
+        return min(rows, key=attrgetter("queue_s", "worker_id"))
+    return min(rows, key=attrgetter("ttft_s", "queue_s", "worker_id"))
 
 
-def _choose_decode(
-    job: Job, decodes: Sequence[DecodeCandidate], costs: CostModel
-) -> tuple[WorkerId | None, float]:
+def _choose_decode(job: Job, decodes: Sequence[DecodeCandidate]) -> tuple[WorkerId | None, float]:
     """The decode worker with the least predicted TBT among those that have room.
 
     Of equal ones the one with the fewest requests, then the one with the most room, so that
     work is spread also where the cost model sees no difference.
     """
-    choices = [
-        (
-            costs.step_s(
-                decode.worker_id,
-                decode.cost,
-                decode.n_requests + 1,
-                decode.context_tokens + job.n_tokens,
-            ),
-            decode.n_requests,
-            -decode.free_pages,
-            decode.worker_id,
-        )
-        for decode in decodes
-        if decode.free_pages >= job.n_pages
-    ]
-    if not choices:
-        return None, 0.0
-    tbt_s, _, _, worker_id = min(choices)
-    return worker_id, tbt_s
+    n_pages, n_tokens = job.n_pages, job.n_tokens
+    best: DecodeCandidate | None = None
+    best_s = inf
+    for decode in decodes:
+        if decode.free_pages < n_pages:
+            continue
+        tbt_s = decode.step_s + decode.per_token_s * n_tokens
+        if best is None or tbt_s < best_s or (tbt_s == best_s and _rank(decode) < _rank(best)):
+            best, best_s = decode, tbt_s
+    return (None, 0.0) if best is None else (best.worker_id, best_s)
+
+
+def _rank(decode: DecodeCandidate) -> tuple[int, int, WorkerId]:
+    return decode.n_requests, -decode.free_pages, decode.worker_id
 
 
 def _draw(*names: str) -> int:

@@ -5,7 +5,7 @@ worker here. The choice itself is `placement.place`, a plain function.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from halfmoon_protocol.ids import RequestId, WorkerId, origin
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
@@ -51,8 +51,8 @@ class Placer:
         assert layout is not None, "prefill and decode workers join with a layout"
         prefills, decodes = able_workers(
             request,
-            self._cluster.accepting("prefill"),
-            self._cluster.accepting("decode"),
+            self._cluster.crew("prefill"),
+            self._cluster.crew("decode"),
             layout.block_size,
         )
         n_tokens = len(request.token_ids)
@@ -125,6 +125,6 @@ class Placer:
         self._avoided.pop(origin(request_id), None)
 
 
-def _others(workers: list[WorkerInfo], avoided: Collection[WorkerId]) -> list[WorkerInfo]:
+def _others(workers: Sequence[WorkerInfo], avoided: Collection[WorkerId]) -> Sequence[WorkerInfo]:
     """Those that need not be avoided; all of them if that leaves nobody."""
     return [info for info in workers if info.worker_id not in avoided] or workers

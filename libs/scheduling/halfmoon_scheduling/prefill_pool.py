@@ -5,6 +5,7 @@ beyond that, which is other conductors'. Queued time is kept as a sum, so that l
 does not walk the queue.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from halfmoon_protocol.ids import RequestId, WorkerId
@@ -29,10 +30,10 @@ class _Prefill:
     cost: PrefillCost
     #: Our requests there, reserving ones included, in the order in which they will run.
     planned: dict[RequestId, _Planned] = field(default_factory=dict)
-    #: Predicted seconds of all of `planned` but the first.
+    #: Predicted seconds of all of `planned` but the first; 0 when there are no others.
     behind_s: float = 0.0
-    #: When the first of `planned` should be over.
-    head_ends_s: float = 0.0
+    #: When the first of `planned` should be over; long ago when there is none.
+    head_ends_s: float = float("-inf")
     #: Queued tokens that are not ours: other conductors'.
     foreign_tokens: int = 0
 
@@ -51,6 +52,9 @@ class PrefillPool:
     def __contains__(self, worker_id: WorkerId) -> bool:
         return worker_id in self._workers
 
+    def __len__(self) -> int:
+        return len(self._workers)
+
     def join(self, info: WorkerInfo) -> None:
         """A worker is there, or its record changed; its queue stays."""
         cost = info.prefill_cost or PrefillCost()
@@ -65,10 +69,25 @@ class PrefillPool:
             self.release(worker_id, request_id, now=0.0)
         del self._workers[worker_id]
 
-    def candidate(self, worker_id: WorkerId, home: WorkerId | None, now: float) -> PrefillCandidate:
-        """A worker as placement sees it."""
-        worker = self._workers[worker_id]
-        return PrefillCandidate(worker_id, worker.cost, home, self._queue_s(worker, now))
+    def candidates(
+        self,
+        workers: Iterable[WorkerInfo],
+        homes: Mapping[WorkerId, WorkerId | None],
+        now: float,
+    ) -> list[PrefillCandidate]:
+        """These workers as placement sees them, with their homes."""
+        made = []
+        for info in workers:
+            worker_id = info.worker_id
+            worker = self._workers[worker_id]
+            # `_queue_s`, written out for the common case: placement asks for every worker.
+            queue_s = worker.behind_s
+            if worker.head_ends_s > now:
+                queue_s += worker.head_ends_s - now
+            if worker.foreign_tokens:
+                queue_s = self._queue_s(worker, now)
+            made.append(PrefillCandidate(worker_id, worker.cost, homes[worker_id], queue_s))
+        return made
 
     # -- what is promised --------------------------------------------------------------------
 
@@ -95,13 +114,15 @@ class PrefillPool:
         was_first = next(iter(worker.planned)) == request_id
         gone = worker.planned.pop(request_id)
         if not was_first:
-            worker.behind_s -= gone.predicted_s
+            worker.behind_s = max(0.0, worker.behind_s - gone.predicted_s)
         elif worker.planned:
             head = next(iter(worker.planned.values()))
             worker.head_ends_s = now + head.predicted_s
-            worker.behind_s -= head.predicted_s
+            worker.behind_s = max(0.0, worker.behind_s - head.predicted_s)
         if len(worker.planned) <= 1:
             worker.behind_s = 0.0  # exactly: sums of fractions drift
+        if not worker.planned:
+            worker.head_ends_s = float("-inf")
         if gone.source is not None:
             self.transfers[gone.source] -= 1
             if not self.transfers[gone.source]:
@@ -132,6 +153,7 @@ class PrefillPool:
         transfers: dict[WorkerId, int] = {}
         for worker in self._workers.values():
             planned = list(worker.planned.values())
+            assert planned or worker.head_ends_s == float("-inf")
             behind_s = sum(one.predicted_s for one in planned[1:])
             assert abs(worker.behind_s - behind_s) <= 1e-6 * max(1.0, behind_s)
             for one in planned:
@@ -141,9 +163,7 @@ class PrefillPool:
 
     def _queue_s(self, worker: _Prefill, now: float) -> float:
         """All queued, less what has run."""
-        queue_s = 0.0
-        if worker.planned:
-            queue_s = max(0.0, worker.head_ends_s - now) + max(0.0, worker.behind_s)
+        queue_s = worker.behind_s + max(0.0, worker.head_ends_s - now)
         if worker.foreign_tokens:
             per_token = PrefillCost(0.0, worker.cost.c1_s, 0.0)
             queue_s += self._costs.prefill_s(

@@ -44,8 +44,8 @@ class Tracked:
     #: Counts arrivals; the order of everything that is done for several requests.
     sequence: int
     arrived_s: float
-    #: What to do at it depends on the phase; infinite while decoding.
-    deadline_s: float
+    #: Set by `Deadlines` alone; infinite while decoding.
+    deadline_s: float = float("inf")
     phase: Phase = Phase.WAITING
     #: Set in every phase but DEFERRED and WAITING, with a decode worker.
     placement: Placement | None = None

@@ -14,6 +14,7 @@ from halfmoon_conductor.debug import debug_app
 from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.http import FrontLimits, create_app
 from halfmoon_conductor.hub import Hub
+from halfmoon_conductor.prediction_metrics import PredictionMetrics
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
 from halfmoon_conductor.tokenizer import open_tokenizer
@@ -50,6 +51,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         gateway = Gateway(shell, served_model_name=settings.served_model_name)
         registry = CollectorRegistry()
         metrics = CoreMetrics(shell.core, registry)
+        PredictionMetrics(shell.core, registry)
         hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
         shell.connect(hub, gateway)
         await stack.enter_async_context(service.running(hub.run()))

@@ -1,7 +1,8 @@
 """What the conductor knows, for operators: `/debug/cluster` and `/debug/decisions`.
 
-Read-only. Decisions are the last placements with every candidate's estimates, so that
-"why there?" has an answer.
+Read-only. Decisions are the last placements, deferrals and refusals with every candidate's
+estimates, so that "why there?" and "why not?" have an answer; beside them how true predictions
+came.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.routing import Route
 
 from halfmoon_conductor.hub import Hub
 from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_scheduling.accuracy import BOUNDS, ErrorHistogram
 from halfmoon_scheduling.conductor import Conductor
 
 
@@ -34,7 +36,16 @@ def debug_app(core: Conductor, hub: Hub) -> Starlette:
         )
 
     async def decisions(request: Request) -> Response:
-        return _json({"decisions": list(core.decisions)})
+        return _json(
+            {
+                "decisions": list(core.decisions),
+                "errors": {
+                    quantity: _errors(histogram)
+                    for quantity, histogram in core.accuracy.histograms.items()
+                },
+                "refusals": core.refusals,
+            }
+        )
 
     return Starlette(routes=[Route("/cluster", cluster), Route("/decisions", decisions)])
 
@@ -49,6 +60,18 @@ def _worker(info: WorkerInfo, refused: str) -> dict[str, Any]:
         "max_context": info.max_context,
         "draining": info.draining,
         "refused": refused,
+    }
+
+
+def _errors(histogram: ErrorHistogram) -> dict[str, Any]:
+    """Observed over predicted; bounds are the buckets' upper ones, the last bucket is open."""
+    return {
+        "n": histogram.n,
+        "mean_ratio": histogram.ratio_sum / max(1, histogram.n),
+        "predicted_s": histogram.predicted_s,
+        "observed_s": histogram.observed_s,
+        "bounds": BOUNDS,
+        "counts": histogram.counts,
     }
 
 

@@ -1,0 +1,198 @@
+"""How fast the scheduling core decides, alone on one core: no sockets, no engines.
+
+512 workers, prompts of 32k tokens in blocks of 512, half of them cached somewhere. A decision
+is what `RequestArrived` sets off: longest prefixes, every worker's estimate, the choice, the
+books. Seconds are the CPU's, so that what else runs on the machine does not count. A whole
+request adds the reservation's answer, the prefill's end and the decode's end.
+"""
+
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import BlocksSnapshot, DecodeReserved, PrefillDone
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.commands import AnyCommand, Send
+from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
+from halfmoon_scheduling.events import (
+    MessageReceived,
+    Request,
+    RequestArrived,
+    RequestFinished,
+    WorkerJoined,
+)
+from halfmoon_scheduling.testing import a_landing, a_worker
+
+N_PREFILL, N_DECODE = 256, 256
+BLOCK_SIZE, N_TOKENS = 512, 32 * 1024
+N_BLOCKS = N_TOKENS // BLOCK_SIZE
+CASES: tuple[tuple[PlacementMode, AdmissionMode, int], ...] = (
+    ("kvcache_centric", "early", 10_000),
+    ("kvcache_centric", "early", 100_000),
+    ("kvcache_centric", "early", 1_000_000),
+    ("min_ttft", "early", 1_000_000),
+    ("kvcache_centric", "predicted", 1_000_000),
+    ("kvcache_centric", "lookahead", 1_000_000),
+)
+#: Requests with a prefill worker, and with a decode worker: three and sixteen for each.
+PREFILLING, DECODING = 3 * N_PREFILL, 16 * N_DECODE
+LAYOUT = KvLayout(
+    model="bench", n_layers=80, n_kv_heads=8, head_dim=128, dtype="float16", block_size=BLOCK_SIZE
+)
+
+
+def run(console: Console, n: int = 2000) -> None:
+    """Measure over the size of the index, and then over what decides."""
+    table = Table(
+        title=f"Scheduling, {N_PREFILL} prefill and {N_DECODE} decode workers, "
+        f"{N_TOKENS // 1024}k-token prompts, one core",
+        box=None,
+    )
+    table.add_column("placement, admission", no_wrap=True)
+    for column in ("indexed blocks", "decisions/s", "mean µs", "p99 µs", "requests/s"):
+        table.add_column(column, justify="right")
+    for placement, admission, n_indexed in CASES:
+        busy = Busy.of(placement, admission, n_indexed)
+        deciding, whole_s = busy.measure(n)
+        mean_s = sum(deciding) / n
+        table.add_row(
+            f"{placement}, {admission}",
+            f"{n_indexed:,}",
+            f"{1 / mean_s:,.0f}",
+            f"{mean_s * 1e6:.0f}",
+            f"{sorted(deciding)[int(n * 0.99)] * 1e6:.0f}",
+            f"{n / whole_s:,.0f}",
+        )
+    console.print(table)
+
+
+@dataclass
+class Busy:
+    """A conductor with its queues and batches full, and requests to come."""
+
+    core: Conductor
+    dice: random.Random
+    #: Whole prompts, of which the kvstores hold prefixes.
+    prompts: list[tuple[BlockHash, ...]]
+    now: float = 0.0
+    n_arrived: int = 0
+    prefilling: deque[Request] = field(default_factory=deque)
+    decoding: deque[RequestId] = field(default_factory=deque)
+
+    @classmethod
+    def of(cls, placement: PlacementMode, admission: AdmissionMode, n_indexed: int) -> "Busy":
+        """Everything joined, indexed and full."""
+        config = SchedulingConfig(
+            placement=placement, admission=admission, ttft_slo_s=1e6, tbt_slo_s=1e6
+        )
+        core, dice = Conductor(config), random.Random(1)
+        for i in range(N_PREFILL):
+            for role in ("prefill", "decode", "kvstore"):
+                home = f"kvstore-{i:03}" if role == "prefill" else None
+                worker = a_worker(
+                    f"{role}-{i:03}",
+                    layout=LAYOUT,
+                    n_blocks=100_000,
+                    max_context=200_000,
+                    home_kvstore=home,
+                )
+                core.handle(WorkerJoined(worker), 0.0)
+        prompts = [_some_hashes(dice, N_BLOCKS) for _ in range(max(1, n_indexed // N_BLOCKS))]
+        held: dict[int, list[BlockHash]] = {i: [] for i in range(N_PREFILL)}
+        for prompt in prompts:
+            first = dice.randrange(N_PREFILL)
+            for holder, n_blocks in ((first, N_BLOCKS), (first + 1, dice.randrange(N_BLOCKS))):
+                held[holder % N_PREFILL] += prompt[:n_blocks]
+        for i, hashes in held.items():
+            snapshot = BlocksSnapshot(sequence=0, hashes=tuple(hashes))
+            core.handle(MessageReceived(WorkerId(f"kvstore-{i:03}"), snapshot), 0.0)
+        busy = cls(core, dice, prompts)
+        while len(busy.prefilling) < PREFILLING:
+            busy.arrive()
+        while len(busy.decoding) < DECODING:
+            busy.arrive()
+            busy.end_a_prefill()
+        return busy
+
+    def measure(self, n: int) -> tuple[list[float], float]:
+        """Seconds of each decision, and of all the handling of as many whole requests."""
+        deciding: list[float] = []
+        whole_s = 0.0
+        for _ in range(n):
+            self.now += 1e-3
+            began = time.thread_time()
+            self.end_a_decode()
+            self.end_a_prefill()
+            whole_s += time.thread_time() - began
+            seconds = self.arrive()
+            deciding.append(seconds[0])
+            whole_s += sum(seconds)
+        return deciding, whole_s
+
+    def arrive(self) -> tuple[float, float]:
+        """A request comes and is granted pages; seconds of deciding, and of the grant."""
+        request = self._request()
+        event = RequestArrived(request)
+        began = time.thread_time()
+        commands = self.core.handle(event, self.now)
+        decided = time.thread_time()
+        granted = DecodeReserved(
+            request_id=request.request_id, landing=a_landing("bench"), expires_s=600.0
+        )
+        self.core.handle(MessageReceived(_receiver(commands), granted), self.now)
+        self.prefilling.append(request)
+        return decided - began, time.thread_time() - decided
+
+    def end_a_prefill(self) -> None:
+        """The oldest prefill is done."""
+        request = self.prefilling.popleft()
+        request_id = request.request_id
+        prefill = self.core.prefill_of(request_id)
+        assert prefill is not None
+        done = PrefillDone(
+            request_id=request_id,
+            first_token=1,
+            finish="",
+            n_cached=0,
+            queue_s=0.0,
+            compute_s=1.0,
+            drain_s=0.0,
+        )
+        self.core.handle(MessageReceived(prefill, done), self.now)
+        self.decoding.append(request_id)
+
+    def end_a_decode(self) -> None:
+        """The oldest decode is done."""
+        self.core.handle(RequestFinished(self.decoding.popleft(), 200), self.now)
+
+    def _request(self) -> Request:
+        self.n_arrived += 1
+        known = self.dice.choice(self.prompts)[: N_BLOCKS // 2]
+        return Request(
+            request_id=RequestId(f"cmpl-{self.n_arrived}"),
+            token_ids=_TOKENS,
+            n_prompt=N_TOKENS,
+            block_hashes=known + _some_hashes(self.dice, N_BLOCKS - len(known)),
+            sampling=Sampling(),
+            stopping=Stopping(max_new_tokens=512),
+        )
+
+
+_TOKENS = (7,) * N_TOKENS
+
+
+def _some_hashes(dice: random.Random, n: int) -> tuple[BlockHash, ...]:
+    return tuple(BlockHash(dice.randbytes(16)) for _ in range(n))
+
+
+def _receiver(commands: list[AnyCommand]) -> WorkerId:
+    (command,) = commands
+    assert isinstance(command, Send), command
+    return command.worker_id
