@@ -265,6 +265,36 @@ class DecodeBatch:
             self._pages.release(self._running.pop(request_id).pages)
         return finish
 
+    @property
+    def quiet_steps(self) -> int:
+        """Steps in a row in which no request needs a page or runs into its length.
+
+        For drivers that know the tokens beforehand (a simulator): what so many steps do to
+        the batch, `skip` does at once.
+        """
+        size = self._block_size
+        return min(
+            (
+                min(
+                    len(r.pages) * size - r.position,
+                    r.stopping.max_new_tokens - r.n_new - 1,
+                )
+                for r in self._running.values()
+            ),
+            default=0,
+        )
+
+    def skip(self, n_steps: int) -> None:
+        """All running requests got `n_steps` tokens, none of which ended any of them.
+
+        Raises:
+            ValueError: more than `quiet_steps`.
+        """
+        if n_steps > self.quiet_steps:
+            raise ValueError(f"{n_steps} steps to skip, {self.quiet_steps} are quiet")
+        for running in self._running.values():
+            running.n_new += n_steps
+
     def cancel(self, request_id: RequestId, *, aside_until_s: float | None = None) -> bool:
         """Let go of a request, wherever it is; whether it was here.
 
