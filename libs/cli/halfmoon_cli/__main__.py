@@ -10,6 +10,8 @@ from rich.console import Console
 from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
 from halfmoon_cli.p2p import app as p2p_app
+from halfmoon_cli.paper import paper
+from halfmoon_cli.simulate import simulate
 from halfmoon_cli.status import show_status
 from halfmoon_cli.transfer import bench
 from halfmoon_cli.up import run_up
@@ -134,6 +136,8 @@ def topology(
 
 
 transfer_app.command()(bench)
+app.command()(simulate)
+app.command()(paper)
 
 
 def _extra(options: list[str]) -> dict[str, list[str]]:

@@ -1,0 +1,67 @@
+"""Table 1 of arXiv 2407.00079: which eviction policy keeps the right blocks."""
+
+from halfmoon_simulator.hit_rates import POLICY_NAMES, hit_rate, open_named
+from halfmoon_simulator.papers.bench import Bench
+from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
+
+CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000, None)
+#: The paper's values, for its own trace.
+PUBLISHED = {
+    "LRU": (0.30, 0.40, 0.48, 0.50, 0.51, 0.51),
+    "LFU": (0.30, 0.35, 0.43, 0.49, 0.51, 0.51),
+    "LengthAware": (0.30, 0.35, 0.42, 0.48, 0.50, 0.51),
+}
+
+
+def cache_policies(bench: Bench) -> PaperReport:
+    """Hit rates of four policies at six capacities on every trace at hand."""
+    tables, checks, setup = [], [], []
+    for source in ("arxiv", "conversation", "synthetic"):
+        workload = bench.load(source)
+        setup.append(f"{source}: {workload.description}")
+        rates: dict[str, list[float]] = {}
+        for i, name in enumerate(POLICY_NAMES):
+            rates[name] = [
+                hit_rate(workload.requests, open_named(name, workload.requests), capacity)
+                for capacity in CAPACITIES
+            ]
+            bench.done(i + 1, len(POLICY_NAMES))
+        rows = [(f"ours, {name}", *_shown(values)) for name, values in rates.items()]
+        if source == "arxiv":
+            rows += [(f"published, {name}", *_shown(values)) for name, values in PUBLISHED.items()]
+        tables.append(
+            PaperTable(
+                title=f"Hit rate, {source} trace",
+                columns=("blocks", *("∞" if c is None else f"{c:,}" for c in CAPACITIES)),
+                rows=tuple(rows),
+            )
+        )
+        middle = [rates[name][1] for name in POLICY_NAMES]
+        checks.append(
+            Check(f"{source}: LRU hits most at 10,000 blocks", middle[0] == max(middle))
+        )
+        growing = all(a <= b for values in rates.values() for a, b in zip(values, values[1:]))
+        checks.append(Check(f"{source}: more blocks never hit less", growing))
+    return PaperReport(
+        name="cache-policies",
+        title="Hit rate by eviction policy and capacity",
+        published_in="arXiv 2407.00079, Table 1",
+        setup=(
+            *bench.cut_short,
+            *setup,
+            "one pool of 512-token blocks, no clock; hits over references, partial blocks too",
+        ),
+        tables=tuple(tables),
+        checks=tuple(checks),
+        differences=(
+            "The paper's trace is not at hand unless the setup says so; a stand-in has its"
+            " families and proportions, not its requests.",
+            "Users who have the file report the same constant offset of 4 to 6 points above the"
+            " table (kvcache-ai/Mooncake issue 4020); it was replaced after the paper.",
+            "'LengthAware' is described in half a sentence; both readings are shown.",
+        ),
+    )
+
+
+def _shown(values: tuple[float, ...] | list[float]) -> tuple[str, ...]:
+    return tuple(f"{value:.4f}" if len(f"{value:g}") > 4 else f"{value:.2f}" for value in values)

@@ -1,0 +1,76 @@
+"""What a paper's command prints: ours beside theirs, the setup, and what differs."""
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+
+class PaperTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of text under columns of text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Something that must hold: an order, a direction."""
+
+    sentence: str
+    holds: bool
+
+
+class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One paper's table, run again."""
+
+    name: str
+    title: str
+    #: Where the published values are from.
+    published_in: str
+    setup: tuple[str, ...]
+    tables: tuple[PaperTable, ...]
+    checks: tuple[Check, ...] = ()
+    #: Why ours and theirs differ, a sentence each.
+    differences: tuple[str, ...] = ()
+
+
+def print_report(report: PaperReport, console: Console) -> None:
+    """For a terminal."""
+    console.print(f"[bold]{report.title}[/bold]  ({report.published_in})", highlight=False)
+    for line in report.setup:
+        console.print(f"  {line}", highlight=False)
+    for table in report.tables:
+        shown = Table(title=table.title, title_justify="left", box=None, pad_edge=False)
+        for i, column in enumerate(table.columns):
+            shown.add_column(column, justify="left" if i == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print()
+        console.print(shown)
+    if report.checks:
+        console.print()
+    for check in report.checks:
+        mark = "[green]holds[/green]" if check.holds else "[red]FAILS[/red]"
+        console.print(f"  {mark}  {check.sentence}", highlight=False)
+    if report.differences:
+        console.print("\nWhat differs:")
+    for line in report.differences:
+        console.print(f"  · {line}", highlight=False)
+
+
+def to_markdown(report: PaperReport) -> str:
+    """For a page of documentation."""
+    lines = [f"## {report.name}: {report.title}", "", f"Published: {report.published_in}.", ""]
+    lines += [f"- {line}" for line in report.setup]
+    for table in report.tables:
+        lines += ["", f"{table.title}:", "", "| " + " | ".join(table.columns) + " |"]
+        lines += ["|" + "---|" * len(table.columns)]
+        lines += ["| " + " | ".join(row) + " |" for row in table.rows]
+    if report.checks:
+        lines += [""]
+    for check in report.checks:
+        lines += [f"- {'holds' if check.holds else '**does not hold**'}: {check.sentence}"]
+    if report.differences:
+        lines += ["", "Why they differ:", ""]
+    lines += [f"- {line}" for line in report.differences]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,109 @@
+"""One run as a description, and many of them on all cores.
+
+A scenario is data, so it can be sent to another process and gives the same result there.
+"""
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+import msgspec
+
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_simulator.cluster_spec import ClusterSpec
+from halfmoon_simulator.costs import CostFile
+from halfmoon_simulator.coupled import CoupledSpec, CoupledWorld
+from halfmoon_simulator.results import Progress, RunResult
+from halfmoon_simulator.sources import WorkloadSpec, make_workload
+from halfmoon_simulator.world import Fault, World
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload on a cluster."""
+
+    label: str
+    workload: WorkloadSpec
+    costs: CostFile
+    cluster: ClusterSpec | CoupledSpec
+    #: How the conductor decides, with its SLOs; for coupled instances only the SLOs count.
+    scheduling: SchedulingConfig
+    faults: tuple[Fault, ...] = ()
+
+
+def run(scenario: Scenario, progress: Progress | None = None) -> RunResult:
+    """Run one scenario in this process."""
+    requests = make_workload(scenario.workload).requests
+    world: World | CoupledWorld
+    if isinstance(scenario.cluster, CoupledSpec):
+        world = CoupledWorld(
+            scenario.cluster,
+            scenario.costs,
+            requests,
+            ttft_slo_s=scenario.scheduling.ttft_slo_s,
+            tbt_slo_s=scenario.scheduling.tbt_slo_s,
+        )
+    else:
+        world = World(
+            scenario.cluster,
+            scenario.costs,
+            scenario.scheduling,
+            requests,
+            faults=scenario.faults,
+        )
+    # Millions of small objects and next to no cycles: collecting them costs a tenth and more.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return world.run(progress)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def run_all(
+    scenarios: Sequence[Scenario],
+    *,
+    n_jobs: int | None = None,
+    done: Callable[[int, int], None] = lambda n, total: None,
+) -> list[RunResult]:
+    """Run scenarios, each in a process of its own.
+
+    Args:
+        scenarios: any number.
+        n_jobs: processes at a time; None: as many as there are cores.
+        done: called with (scenarios over, scenarios in all) as they end.
+
+    Returns:
+        Results in the order of the scenarios, whatever ended first.
+    """
+    n_jobs = min(len(scenarios), n_jobs or len(os.sched_getaffinity(0)))
+    results: dict[int, RunResult] = {}
+    if n_jobs <= 1:
+        for i, scenario in enumerate(scenarios):
+            results[i] = run(scenario)
+            done(len(results), len(scenarios))
+    else:
+        with ProcessPoolExecutor(n_jobs, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(run, scenario): i for i, scenario in enumerate(scenarios)}
+            for future in as_completed(futures):
+                results[futures[future]] = future.result()
+                done(len(results), len(scenarios))
+    return [results[i] for i in range(len(scenarios))]
+
+
+def patient(costs: CostFile, **choices: object) -> SchedulingConfig:
+    """The conductor's settings for a simulated cluster, with these choices.
+
+    Nobody is given up for being slow, since slowness is what is measured; paths are taken to
+    be as fast as the cost file says until they have been seen.
+    """
+    base = SchedulingConfig(
+        prior_bandwidth=costs.network_bytes_per_s,
+        request_timeout_s=1e9,
+        reserve_timeout_s=1e6,
+        max_waiting=1_000_000,
+        kept_decisions=0,
+    )
+    return msgspec.structs.replace(base, **choices)

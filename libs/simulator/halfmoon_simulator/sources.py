@@ -1,0 +1,106 @@
+"""Where a workload comes from: one frozen description that any process can make it from.
+
+A published trace that is not at hand is replaced by its stand-in, and the description says so.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from halfmoon_simulator.traces import KNOWN, BadTrace, TraceRequest, describe, read_trace
+from halfmoon_simulator.workloads import (
+    DATASETS,
+    Lengths,
+    arxiv_surrogate,
+    conversation_surrogate,
+    faster,
+    spread_ticks,
+    synthetic,
+)
+
+#: Lengths of the published synthetic trace, for its stand-in.
+_SYNTHETIC = Lengths(mean_input=15_325, mean_output=149, cache_ratio=0.7, spread=0.9)
+
+
+class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which requests, how many of them, and how fast."""
+
+    #: A file, or the name of a published trace, or of a data set in `workloads.DATASETS`.
+    source: str
+    #: Where published traces are looked for, by their published file names.
+    folder: str = ""
+    #: The first so many requests; None: all.
+    n_requests: int | None = None
+    #: Requests arrive so many times as fast as the source says.
+    speedup: float = 1.0
+    #: Requests per second of a data set.
+    rate_per_s: float = 1.0
+    #: Spread the requests of one time stamp over the time to the next.
+    spread: bool = False
+    seed: int = 0
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Requests, and a line that says what they are."""
+
+    requests: list[TraceRequest]
+    description: str
+
+
+def make_workload(spec: WorkloadSpec) -> Workload:
+    """The requests that a description stands for.
+
+    Raises:
+        BadTrace: an unknown source, or a file that is no trace.
+        ValueError: a rate, number or speed that is not above 0.
+    """
+    if spec.n_requests is not None and spec.n_requests < 1:
+        raise ValueError(f"n_requests is {spec.n_requests}, it is at least 1")
+    if (lengths := DATASETS.get(spec.source)) is not None:
+        n = spec.n_requests or 1000
+        requests = synthetic(lengths, n_requests=n, rate_per_s=spec.rate_per_s, seed=spec.seed)
+        text = (
+            f"{spec.source}: {lengths.mean_input:g} tokens in, {lengths.mean_output:g} out,"
+            f" {lengths.cache_ratio:.0%} cached, Poisson at {spec.rate_per_s:g}/s (seed {spec.seed})"
+        )
+        return Workload(faster(requests, spec.speedup), text)
+    workload = _trace(spec)
+    requests = workload.requests[: spec.n_requests]
+    if spec.spread:
+        requests = spread_ticks(requests)
+    return Workload(faster(requests, spec.speedup), workload.description)
+
+
+def _trace(spec: WorkloadSpec) -> Workload:
+    known = next((known for known in KNOWN if known.name == spec.source), None)
+    path = Path(spec.folder) / known.file_name if known is not None else Path(spec.source)
+    if path.is_file():
+        return Workload(read_trace(path), describe(path))
+    missing = f"SURROGATE, {path.name} not found in {spec.folder or 'any folder'}: "
+    match spec.source:
+        case "conversation":
+            return Workload(
+                conversation_surrogate(seed=spec.seed),
+                missing + "sessions made from the trace's published statistics",
+            )
+        case "arxiv" | "toolagent":
+            base = _trace(msgspec.structs.replace(spec, source="conversation"))
+            return Workload(
+                arxiv_surrogate(base.requests, seed=spec.seed),
+                missing + f"chats of ({base.description}) and two agents with shared prefixes,"
+                " in the published proportions",
+            )
+        case "synthetic":
+            requests = synthetic(_SYNTHETIC, n_requests=3_993, rate_per_s=3.91, seed=spec.seed)
+            return Workload(requests, missing + "Poisson, lengths and reuse as published")
+        case _:
+            names = ", ".join([*(known.name for known in KNOWN), *DATASETS])
+            raise BadTrace(f"{spec.source!r} is no file and none of: {names}")
+
+
+def find_traces() -> str:
+    """The folder with published traces: ./traces, or ../shared/traces; "" when there is none."""
+    for folder in (Path("traces"), Path("../shared/traces")):
+        if any((folder / known.file_name).is_file() for known in KNOWN):
+            return str(folder)
+    return ""

@@ -1,0 +1,93 @@
+"""Hit rates: by hand, against a slow reference, and the published traces' known values."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from halfmoon_simulator.hit_rates import POLICY_NAMES, hit_rate, open_named
+from halfmoon_simulator.papers import PAPERS
+from halfmoon_simulator.papers.bench import Bench
+from halfmoon_simulator.sources import find_traces
+from halfmoon_simulator.traces import TraceRequest, read_trace
+
+
+def asks(*prompts: tuple[int, ...]) -> list[TraceRequest]:
+    return [TraceRequest(0.0, 512 * len(blocks), 1, blocks) for blocks in prompts]
+
+
+def test_lru_by_hand() -> None:
+    requests = asks((0, 1), (0, 2), (0, 1))
+    # 0 and 1 miss; 0 hits, 2 misses and evicts 1; 0 hits, 1 misses.
+    assert hit_rate(requests, open_named("LRU", requests), 2) == 2 / 6
+    assert hit_rate(requests, open_named("LRU", requests), None) == 3 / 6
+
+
+def test_lfu_keeps_what_is_used_more() -> None:
+    requests = asks((0,), (0,), (1,), (2,), (0,))
+    # 0 is used twice; 1 and 2 evict each other, not 0.
+    assert hit_rate(requests, open_named("LFU", requests), 2) == 2 / 5
+    assert hit_rate(requests, open_named("LRU", requests), 2) == 1 / 5
+
+
+def test_length_aware_reads_both_ways() -> None:
+    requests = asks((0, 1), (2,), (0,))
+    assert hit_rate(requests, open_named("LengthAware, keep later", requests), 2) == 0
+    assert hit_rate(requests, open_named("LengthAware, keep earlier", requests), 2) == 1 / 4
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_a_policy_agrees_with_a_slow_reference(name: str) -> None:
+    seed = 7
+    dice = random.Random(seed)
+    requests = asks(*(tuple(dice.sample(range(40), dice.randint(1, 6))) for _ in range(300)))
+    # A block has one position in real traces; here the last one it had counts.
+    position = {block: i for request in requests for i, block in enumerate(request.blocks)}
+    sign = {"LRU": 0, "LFU": 0, "LengthAware, keep later": 1, "LengthAware, keep earlier": -1}[name]
+    held: dict[int, tuple[int, int]] = {}  # uses, time of the last one
+    hits = total = 0
+    for request in requests:
+        for block in request.blocks:
+            total += 1
+            if block in held:
+                hits += 1
+                held[block] = (held[block][0] + 1, total)
+                continue
+            if len(held) == 12:
+                victim = min(
+                    held,
+                    key=lambda b: (
+                        0 if name == "LRU" else held[b][0],
+                        sign * position[b],
+                        held[b][1],
+                    ),
+                )
+                del held[victim]
+            held[block] = (1, total)
+    assert hit_rate(requests, open_named(name, requests), 12) == hits / total, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("file_name", "values"),
+    [
+        ("conversation_trace.jsonl", (0.0445, 0.2112, 0.3257, 0.3546, 0.3637, 0.3664)),
+        ("synthetic_trace.jsonl", (0.0825, 0.4235, 0.6242, 0.6396, 0.6396, 0.6396)),
+    ],
+)
+def test_lru_on_the_published_traces(file_name: str, values: tuple[float, ...]) -> None:
+    path = Path(find_traces()) / file_name
+    if not path.is_file():
+        pytest.skip(f"{file_name} is not at hand; it is published by kvcache-ai/Mooncake")
+    requests = read_trace(path)
+    capacities = (1_000, 10_000, 30_000, 50_000, 100_000, None)
+    found = [hit_rate(requests, open_named("LRU", requests), c) for c in capacities]
+    assert [round(rate, 4) for rate in found] == list(values)
+
+
+@pytest.mark.parametrize("name", ["cache-policies", "capacity"])
+def test_the_tables_without_a_cluster_say_which_traces_are_stand_ins(name: str) -> None:
+    report = PAPERS[name](Bench(folder="", n_requests=200))
+    text = " ".join(report.setup)
+    assert "SURROGATE" in text
+    assert "CUT SHORT" in text
+    assert all(len(row) == len(table.columns) for table in report.tables for row in table.rows)

@@ -1,0 +1,96 @@
+"""Reading traces: what is accepted, and what a refusal says."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmoon_simulator import traces
+from halfmoon_simulator.traces import BadTrace, KnownTrace, describe, identify, read_trace
+
+GOOD = {"timestamp": 0, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1, 2]}
+
+
+def write(folder: Path, *rows: Any) -> Path:
+    path = folder / "some.jsonl"
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_line_becomes_a_request(tmp_path: Path) -> None:
+    (request,) = read_trace(write(tmp_path, {**GOOD, "timestamp": 3000}))
+    assert (request.at_s, request.n_input, request.n_output) == (3.0, 1025, 5)
+    assert request.blocks == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"input_length": "7"}, ["input_length", "'7'"]),
+        ({"input_length": 0}, ["input_length", "0"]),
+        ({"output_length": None}, ["output_length", "None"]),
+        ({"output_length": True}, ["output_length", "True"]),
+        ({"timestamp": -1}, ["timestamp", "-1"]),
+        ({"timestamp": "soon"}, ["timestamp", "'soon'"]),
+        ({"hash_ids": [0, 1]}, ["hash_ids", "2 ids", "1025", "3 blocks"]),
+        ({"hash_ids": [0, 1, 1]}, ["hash_ids", "[0, 1, 1]"]),
+        ({"hash_ids": [0, 1, -2]}, ["hash_ids", "-2"]),
+        ({"hash_ids": 7}, ["hash_ids", "7"]),
+        ({"session_id": 7}, ["session_id", "7"]),
+    ],
+)
+def test_a_bad_field_is_named_with_line_and_value(
+    tmp_path: Path, change: dict[str, Any], named: list[str]
+) -> None:
+    path = write(tmp_path, GOOD, {**GOOD, **change})
+    with pytest.raises(BadTrace) as refused:
+        read_trace(path)
+    for part in ["some.jsonl line 2", *named]:
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "7"])
+def test_a_line_that_is_no_object_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(BadTrace, match="line 1"):
+        read_trace(write(tmp_path, line))
+
+
+def test_time_may_not_go_back(tmp_path: Path) -> None:
+    path = write(tmp_path, {**GOOD, "timestamp": 3000}, {**GOOD, "timestamp": 2000})
+    with pytest.raises(BadTrace, match=r"line 2: timestamp is 2000\.0.*3000 ms"):
+        read_trace(path)
+
+
+def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadTrace, match="no request"):
+        read_trace(write(tmp_path, ""))
+
+
+def test_further_turns_of_a_session_have_delays_instead_of_timestamps(tmp_path: Path) -> None:
+    turn = {"input_length": 5, "output_length": 1, "hash_ids": [0], "session_id": "s"}
+    path = write(tmp_path, {**turn, "timestamp": 1000}, {**turn, "delay_ms": 250}, GOOD | {"timestamp": 2000})
+    first, second, other = read_trace(path)
+    assert (first.session, first.at_s) == ("s", 1.0)
+    assert (second.session, second.at_s) == ("s", 0.25)
+    assert other.session is None
+
+
+def test_a_published_file_is_recognised_by_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, GOOD)
+    data = path.read_bytes()
+    by_sha = KnownTrace("one", "some.jsonl", sha256=hashlib.sha256(data).hexdigest())
+    monkeypatch.setattr(traces, "KNOWN", (by_sha,))
+    assert identify(path) == by_sha
+    assert "published one trace" in describe(path)
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    by_blob = KnownTrace("two", "some.jsonl", git_blob=blob)
+    monkeypatch.setattr(traces, "KNOWN", (by_blob,))
+    assert identify(path) == by_blob
+    path.write_bytes(data + b"\n")
+    assert identify(path) is None
+    assert "NOT the published file" in describe(path)
