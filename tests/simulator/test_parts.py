@@ -107,7 +107,7 @@ RUNS = st.lists(
 def test_intervals_are_as_if_written_out(runs: list[tuple[int, float]]) -> None:
     intervals = Intervals(tuple(runs))
     flat = sorted(seconds for n, seconds in runs for _ in range(n))
-    longest = flat[-(-(-len(flat) // 10)) :]
+    longest = flat[-((len(flat) + 9) // 10) :]
     assert intervals.n == len(flat)
     assert intervals.mean_s == pytest.approx(sum(flat) / len(flat))
     assert intervals.longest_tenth_s() == pytest.approx(sum(longest) / len(longest))

@@ -71,7 +71,9 @@ def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
 
 def test_further_turns_of_a_session_have_delays_instead_of_timestamps(tmp_path: Path) -> None:
     turn = {"input_length": 5, "output_length": 1, "hash_ids": [0], "session_id": "s"}
-    path = write(tmp_path, {**turn, "timestamp": 1000}, {**turn, "delay_ms": 250}, GOOD | {"timestamp": 2000})
+    path = write(
+        tmp_path, {**turn, "timestamp": 1000}, {**turn, "delay_ms": 250}, GOOD | {"timestamp": 2000}
+    )
     first, second, other = read_trace(path)
     assert (first.session, first.at_s) == ("s", 1.0)
     assert (second.session, second.at_s) == ("s", 0.25)

@@ -13,8 +13,8 @@ from halfmoon_scheduling.conductor import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import AnyEvent
 from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.results import RunResult
 from halfmoon_simulator.report import to_json
+from halfmoon_simulator.results import RunResult
 from halfmoon_simulator.scenario import patient
 from halfmoon_simulator.testing import an_ask, tiny_costs
 from halfmoon_simulator.traces import TraceRequest
@@ -22,7 +22,9 @@ from halfmoon_simulator.world import BadScenario, Fault, World
 
 
 def spec(**changes: Any) -> ClusterSpec:
-    return ClusterSpec(**{"n_prefill": 1, "n_decode": 1, "block_tokens": 16, "max_new_tokens": 100, **changes})
+    return ClusterSpec(
+        **{"n_prefill": 1, "n_decode": 1, "block_tokens": 16, "max_new_tokens": 100, **changes}
+    )
 
 
 def audited(world: World) -> RunResult:
@@ -97,7 +99,10 @@ def test_decode_steps_grow_with_the_context() -> None:
 
 
 def test_a_request_joins_the_batch_between_two_steps() -> None:
-    long, short = an_ask(n_input=16, n_output=30), an_ask(at_s=4.2, n_input=16, n_output=2, prompt=1)
+    long, short = (
+        an_ask(n_input=16, n_output=30),
+        an_ask(at_s=4.2, n_input=16, n_output=2, prompt=1),
+    )
     first, second = audited(a_world(long, short)).records
     # The first steps from 3.16 + 0.5 on, once a second; the second may start at 7.86.
     assert first.first_token_s == pytest.approx(3.16)
@@ -226,7 +231,7 @@ def test_a_lost_kvstore_is_done_without() -> None:
     asks = [an_ask(at_s=0.0, shared=4), an_ask(at_s=100.0, prompt=1, shared=4)]
     faults = [Fault(103.0, "kvstore-0")]
     world = World(spec(), costs, patient(costs), asks, faults=faults)
-    first, second = audited(world).records
+    _, second = audited(world).records
     assert second.attempts == 2
     assert (second.outcome, second.n_cached) == ("finished", 0)
 
@@ -259,7 +264,9 @@ def test_what_the_conductor_was_told_replays_to_the_same_commands() -> None:
     journal: list[tuple[float, AnyEvent, list[AnyCommand]]] = []
     world = record_run(5, lambda now, event, commands: journal.append((now, event, commands)))
     world.run()
-    again = Conductor(SchedulingConfig(**{f: getattr(world.config, f) for f in world.config.__struct_fields__}))
+    again = Conductor(
+        SchedulingConfig(**{f: getattr(world.config, f) for f in world.config.__struct_fields__})
+    )
     assert len(journal) > 100
     for now, event, commands in journal:
         assert again.handle(event, now) == commands

@@ -1,6 +1,5 @@
 """`halfmoon simulate`: a workload on a cluster that is not there."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,7 +14,7 @@ from halfmoon_simulator.report import NamedSummary, print_summaries, to_json
 from halfmoon_simulator.results import RunResult
 from halfmoon_simulator.scenario import Scenario, patient, run, run_all
 from halfmoon_simulator.sources import WorkloadSpec, find_traces, make_workload
-from halfmoon_simulator.sweep import BadSweep, Axis, parse_axis, rates_of, vary
+from halfmoon_simulator.sweep import Axis, BadSweep, parse_axis, rates_of, vary
 from halfmoon_simulator.traces import BadTrace, statistics
 from halfmoon_simulator.world import BadScenario, Fault
 

@@ -130,7 +130,9 @@ def _rounded(cost: Any) -> Any:
 def main(arguments: list[str]) -> None:
     """Print the fit; with --write, write the profiles."""
     for point, published, ours in residuals():
-        print(f"{point:28} {published:8.3f} s  {ours:8.3f} s  {100 * (ours / published - 1):+5.1f} %")
+        print(
+            f"{point:28} {published:8.3f} s  {ours:8.3f} s  {100 * (ours / published - 1):+5.1f} %"
+        )
     for costs in a800_profiles():
         print(costs.name, costs.prefill, costs.decode)
         if "--write" in arguments:

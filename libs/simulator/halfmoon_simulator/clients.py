@@ -30,6 +30,8 @@ class _Stream:
     n_before: int = 0
     #: Tries in a row before this one that brought none.
     fruitless: int = 0
+    #: Whether a prefill was computed for it.
+    prefilled: bool = False
     #: When the client got its newest token.
     last_token_s: float = 0.0
 
@@ -148,6 +150,11 @@ class Clients:
         if (stream := self._current(request_id)) is not None:
             stream.record.prefill, stream.record.decode = prefill, decode
 
+    def prefilled(self, request_id: RequestId) -> None:
+        """A try's prefill was computed."""
+        if (stream := self._current(request_id)) is not None:
+            stream.prefilled = True
+
     def deliver(self, command: Deliver) -> None:
         """A try's first token."""
         stream = self._current(command.request_id)
@@ -178,8 +185,7 @@ class Clients:
     def reject(self, command: Reject) -> None:
         """A refusal: wasteful once the prefill was computed."""
         if (stream := self._current(command.request_id)) is not None:
-            wasted = stream.record.first_token_s is not None
-            self._end(stream, "wasted" if wasted else "rejected", command.kind)
+            self._end(stream, "wasted" if stream.prefilled else "rejected", command.kind)
 
     def fail(self, request_id: RequestId, reason: str) -> None:
         """An error after which no try follows."""

@@ -64,12 +64,12 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             block_size=block_tokens,
         )
 
-    def step_s(self, n_requests: int, context_tokens: float) -> float:
+    def step_s(self, n_requests: int, context_tokens: int) -> float:
         """Seconds of one decode step."""
         cost = self.decode
         if self.decode_large is not None and self.large_from and n_requests >= self.large_from:
             cost = self.decode_large
-        return unscaled_step_s(cost, n_requests, context_tokens)  # type: ignore[arg-type]
+        return unscaled_step_s(cost, n_requests, context_tokens)
 
     def context_step_s(self, n_requests: int) -> float:
         """Seconds that a step of so many requests takes longer per context token."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from halfmoon_simulator.agenda import Agenda
-from halfmoon_simulator.coupled_pool import CachingPool
 from halfmoon_simulator.costs import CostFile
+from halfmoon_simulator.coupled_pool import CachingPool
 from halfmoon_simulator.intervals import Intervals
 from halfmoon_simulator.results import Progress, Record, RunResult, Sample
 from halfmoon_simulator.traces import TraceRequest

@@ -53,7 +53,9 @@ class LengthAware(EvictionPolicy[int]):
         if self._heap:
             yield self._heap[0][1]
             first = self._heap[0][1]
-            yield from (key for key in sorted(self._ranks, key=self._ranks.__getitem__) if key != first)
+            yield from (
+                key for key in sorted(self._ranks, key=self._ranks.__getitem__) if key != first
+            )
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -108,9 +110,7 @@ def open_named(name: str, requests: Sequence[TraceRequest]) -> EvictionPolicy[in
         case "LFU":
             return Lfu()
         case "LengthAware, keep later" | "LengthAware, keep earlier":
-            positions = {
-                block: i for request in requests for i, block in enumerate(request.blocks)
-            }
+            positions = {block: i for request in requests for i, block in enumerate(request.blocks)}
             return LengthAware(positions, keep=name.rsplit(" ", 1)[1])
         case _:
             raise ValueError(f"no policy {name!r}, there are: {', '.join(POLICY_NAMES)}")

@@ -19,7 +19,7 @@ from halfmoon_simulator.workloads import (
 )
 
 #: Lengths of the published synthetic trace, for its stand-in.
-_SYNTHETIC = Lengths(mean_input=15_325, mean_output=149, cache_ratio=0.7, spread=0.9)
+_SYNTHETIC = Lengths(mean_input=15_325, mean_output=149, cache_ratio=0.78, spread=0.9)
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,8 @@ def make_workload(spec: WorkloadSpec) -> Workload:
         requests = synthetic(lengths, n_requests=n, rate_per_s=spec.rate_per_s, seed=spec.seed)
         text = (
             f"{spec.source}: {lengths.mean_input:g} tokens in, {lengths.mean_output:g} out,"
-            f" {lengths.cache_ratio:.0%} cached, Poisson at {spec.rate_per_s:g}/s (seed {spec.seed})"
+            f" {lengths.cache_ratio:.0%} cached, Poisson at {spec.rate_per_s:g}/s"
+            f" (seed {spec.seed})"
         )
         return Workload(faster(requests, spec.speedup), text)
     workload = _trace(spec)

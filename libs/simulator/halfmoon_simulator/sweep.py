@@ -49,8 +49,12 @@ def vary(base: Scenario, axes: Sequence[Axis]) -> list[Scenario]:
         scenario = base
         for axis, value in zip(axes, values, strict=True):
             scenario = _with(scenario, axis.name, value)
-        label = ", ".join(f"{a.name}={v}" for a, v in zip(axes, values, strict=True) if a.name not in RATES)
-        rates = ", ".join(f"{a.name}={v}" for a, v in zip(axes, values, strict=True) if a.name in RATES)
+        label = ", ".join(
+            f"{a.name}={v}" for a, v in zip(axes, values, strict=True) if a.name not in RATES
+        )
+        rates = ", ".join(
+            f"{a.name}={v}" for a, v in zip(axes, values, strict=True) if a.name in RATES
+        )
         label = f"{label or base.label} @ {rates}" if rates else label or base.label
         scenarios.append(msgspec.structs.replace(scenario, label=label))
     return scenarios
@@ -80,9 +84,9 @@ def _with(scenario: Scenario, name: str, text: str) -> Scenario:
             except (msgspec.ValidationError, ValueError) as error:
                 raise BadSweep(f"--sweep {name}={text}: {error}") from None
             return msgspec.structs.replace(scenario, **{part: changed})
-    known = sorted(
-        field for part in parts for field in getattr(scenario, part).__struct_fields__
-    )
+    known = sorted(field for part in parts for field in getattr(scenario, part).__struct_fields__)
     kind = "a coupled" if isinstance(scenario.cluster, CoupledSpec) else "a"
     assert isinstance(scenario.cluster, ClusterSpec | CoupledSpec)
-    raise BadSweep(f"--sweep {name}: {kind} scenario has no such field; there are: {', '.join(known)}")
+    raise BadSweep(
+        f"--sweep {name}: {kind} scenario has no such field; there are: {', '.join(known)}"
+    )

@@ -67,7 +67,9 @@ KNOWN = (
         "toolagent_trace.jsonl",
         git_blob="b765599d1e0828b37f68d481563c385d3c11de54",
     ),
-    KnownTrace("arxiv", "mooncake_trace.jsonl", git_blob="d68d1c6ce27b35a168edc235d36d0202d233f0f2"),
+    KnownTrace(
+        "arxiv", "mooncake_trace.jsonl", git_blob="d68d1c6ce27b35a168edc235d36d0202d233f0f2"
+    ),
 )
 
 
@@ -162,9 +164,9 @@ def _parse(line: bytes, where: str, block_tokens: int, sessions: set[str]) -> Tr
 
 def _whole(row: dict[str, Any], field: str, where: str, *, least: int) -> int:
     value = row.get(field)
-    if not _is_whole(value) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         _bad(where, field, value, f"it must be a whole number from {least}")
-    return int(value)
+    return value
 
 
 def _number(row: dict[str, Any], field: str, where: str, default: float | None = None) -> float:

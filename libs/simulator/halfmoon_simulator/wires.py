@@ -49,9 +49,7 @@ class Wires:
         self.n_transfers = 0
         self.moved_bytes = 0.0
 
-    def start(
-        self, source: str, target: str, n_bytes: int, done: Callable[[], None]
-    ) -> Transfer:
+    def start(self, source: str, target: str, n_bytes: int, done: Callable[[], None]) -> Transfer:
         """Move bytes from a host to another or within one; `done` is called at the end."""
         if source == target:
             ports: tuple[_Port, ...] = (self._port("local", source, self._local_bytes_per_s),)

@@ -29,9 +29,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 #: The data sets of Mooncake's Table 2 (arXiv 2407.00079): mean lengths and cache ratio are the
 #: paper's; the spread is ours for the two real sets, whose distributions are not printed.
 DATASETS = {
-    "arxiv-summarization": Lengths(
-        mean_input=8088, mean_output=229, cache_ratio=0.0, spread=0.6
-    ),
+    "arxiv-summarization": Lengths(mean_input=8088, mean_output=229, cache_ratio=0.0, spread=0.6),
     "l-eval": Lengths(mean_input=19019, mean_output=72, cache_ratio=0.8, spread=0.6),
     "simulated-16k": Lengths(mean_input=16384, mean_output=512, cache_ratio=0.5, spread=0.0),
     "simulated-32k": Lengths(mean_input=32768, mean_output=512, cache_ratio=0.5, spread=0.0),
@@ -98,7 +96,8 @@ def spread_ticks(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
     arrive in one instant, which no cluster sees.
     """
     stamps = sorted({request.at_s for request in requests})
-    following = dict(zip(stamps, [*stamps[1:], 2 * stamps[-1] - stamps[max(0, len(stamps) - 2)]]))
+    after_last = 2 * stamps[-1] - stamps[max(0, len(stamps) - 2)]
+    following = dict(zip(stamps, [*stamps[1:], after_last], strict=True))
     groups: dict[float, int] = {}
     for request in requests:
         groups[request.at_s] = groups.get(request.at_s, 0) + 1
@@ -166,7 +165,9 @@ def arxiv_surrogate(
     # Long chats are rarer there than in the conversation trace.
     ranked = sorted(range(len(conversation)), key=lambda i: conversation[i].n_input)
     n_dropped = len(conversation) - n_chat
-    dropped = set(dice.sample(ranked[-max(1, len(ranked) // 6) :], min(n_dropped, len(ranked) // 6)))
+    dropped = set(
+        dice.sample(ranked[-max(1, len(ranked) // 6) :], min(n_dropped, len(ranked) // 6))
+    )
     chats = [request for i, request in enumerate(conversation) if i not in dropped][:n_chat]
     ids = _Ids(1 + max(block for request in chats for block in request.blocks))
     requests = list(chats)

@@ -11,7 +11,7 @@ import msgspec
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
-from halfmoon_protocol.messages import AnyMessage, Role, StartPrefill, WorkerInfo
+from halfmoon_protocol.messages import AnyMessage, PrefillDone, Role, StartPrefill, WorkerInfo
 from halfmoon_scheduling.commands import (
     AnyCommand,
     Deliver,
@@ -210,8 +210,12 @@ class World:
 
     def _answer(self, worker_id: WorkerId, message: AnyMessage) -> None:
         """A worker says something; it arrives even if the worker is gone by then."""
-        event = MessageReceived(worker_id, message)
-        self.agenda.after(self.costs.message_s, self._post, event)
+        self.agenda.after(self.costs.message_s, self._hear, worker_id, message)
+
+    def _hear(self, worker_id: WorkerId, message: AnyMessage) -> None:
+        if isinstance(message, PrefillDone):
+            self.clients.prefilled(message.request_id)
+        self._post(MessageReceived(worker_id, message))
 
     def _publish(self, worker_id: WorkerId, batch: KvEventBatch) -> None:
         self.agenda.after(self.costs.message_s, self._post, KvChanged(worker_id, batch))
@@ -220,8 +224,9 @@ class World:
         self.agenda.after(self.costs.message_s, self._all_decoded, request_id, intervals)
 
     def _all_decoded(self, request_id: RequestId, intervals: Intervals) -> None:
-        self.clients.decoded(request_id, self.clients.n_output(request_id), intervals)
-        self._post(RequestFinished(request_id))
+        n_new = self.clients.n_output(request_id)
+        self.clients.decoded(request_id, n_new, intervals)
+        self._post(RequestFinished(request_id, n_new))
 
     # -- workers -----------------------------------------------------------------------------
 
@@ -317,7 +322,8 @@ class World:
 
     def _report(self) -> None:
         """Workers say how busy they are; who has nothing new to say is not heard."""
-        for worker in (*self.prefills.values(), *self.decodes.values()):
+        workers: list[SimPrefill | SimDecode] = [*self.prefills.values(), *self.decodes.values()]
+        for worker in workers:
             load = worker.load()
             if load != self._last_loads.get(worker.worker_id):
                 self._last_loads[worker.worker_id] = load
@@ -356,9 +362,10 @@ class World:
         self.conductor.check()
         self.wires.check()
         self.clients.check()
-        for worker in (
+        workers: list[SimPrefill | SimDecode | SimKvstore] = [
             *self.prefills.values(),
             *self.decodes.values(),
             *self.kvstores.values(),
-        ):
+        ]
+        for worker in workers:
             worker.check()

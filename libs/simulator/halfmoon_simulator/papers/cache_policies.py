@@ -1,5 +1,7 @@
 """Table 1 of arXiv 2407.00079: which eviction policy keeps the right blocks."""
 
+from itertools import pairwise
+
 from halfmoon_simulator.hit_rates import POLICY_NAMES, hit_rate, open_named
 from halfmoon_simulator.papers.bench import Bench
 from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
@@ -37,10 +39,8 @@ def cache_policies(bench: Bench) -> PaperReport:
             )
         )
         middle = [rates[name][1] for name in POLICY_NAMES]
-        checks.append(
-            Check(f"{source}: LRU hits most at 10,000 blocks", middle[0] == max(middle))
-        )
-        growing = all(a <= b for values in rates.values() for a, b in zip(values, values[1:]))
+        checks.append(Check(f"{source}: LRU hits most at 10,000 blocks", middle[0] == max(middle)))
+        growing = all(a <= b for values in rates.values() for a, b in pairwise(values))
         checks.append(Check(f"{source}: more blocks never hit less", growing))
     return PaperReport(
         name="cache-policies",

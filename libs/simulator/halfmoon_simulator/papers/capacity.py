@@ -1,10 +1,10 @@
 """Figure 9 of the FAST'25 paper: how much memory a cache needs."""
 
+from halfmoon_scheduling.eviction import Lru
 from halfmoon_simulator.hit_rates import hit_rate
 from halfmoon_simulator.papers.bench import Bench
 from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
 from halfmoon_simulator.traces import TRACE_BLOCK_TOKENS
-from halfmoon_scheduling.eviction import Lru
 
 MILLION = 1_000_000
 CAPACITIES_M = (1, 3, 10, 30, 50)
@@ -24,11 +24,16 @@ def capacity(bench: Bench) -> PaperReport:
             for millions in CAPACITIES_M
         ]
         published_share, published_most = PUBLISHED[source]
-        rows.append((source, *(f"{rate:.4f}" for rate in rates), f"{most:.4f}", f"{published_most:.2f}"))
+        rows.append(
+            (source, *(f"{rate:.4f}" for rate in rates), f"{most:.4f}", f"{published_most:.2f}")
+        )
         share = rates[1] / most if most else 0.0
         shares.append((source, f"{share:.0%}", f"{published_share:.0%}", f"{rates[-1] / most:.0%}"))
         checks.append(
-            Check(f"{source}: 50 M tokens reach at least 95 % of the maximum", rates[-1] >= 0.95 * most)
+            Check(
+                f"{source}: 50 M tokens reach at least 95 % of the maximum",
+                rates[-1] >= 0.95 * most,
+            )
         )
         bench.done(i + 1, 3)
     return PaperReport(

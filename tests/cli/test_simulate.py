@@ -1,0 +1,95 @@
+"""The commands `halfmoon simulate` and `halfmoon paper`, in this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from halfmoon_cli.__main__ import app
+
+
+def halfmoon(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+QUICK = ("simulate", "l-eval", "--requests", "20", "--prefill", "1", "--decode", "1")
+
+
+def test_a_simulation_prints_a_table_and_writes_what_was_asked_for(tmp_path: Path) -> None:
+    out, pictures = tmp_path / "run.json", tmp_path / "pictures"
+    result = halfmoon(*QUICK, "--json", str(out), "--with-requests", "--plots", str(pictures))
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(out.read_text())
+    assert row["summary"]["n_finished"] == 20
+    assert len(row["requests"]) == 20
+    assert {path.name for path in pictures.iterdir()} == {
+        "ttft.png",
+        "tbt.png",
+        "load.png",
+        "hit_rate.png",
+        "rejections.png",
+    }
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures.iterdir())
+
+
+def test_a_sweep_has_a_row_for_each_combination(tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    result = halfmoon(
+        *QUICK,
+        *("--sweep", "placement=random,min_ttft", "--sweep", "rate_per_s=0.5,2"),
+        *("--jobs", "1", "--json", str(out), "--plots", str(tmp_path / "pictures")),
+    )
+    assert result.exit_code == 0, result.output
+    assert [row["label"] for row in json.loads(out.read_text())] == [
+        "placement=random @ rate_per_s=0.5",
+        "placement=random @ rate_per_s=2",
+        "placement=min_ttft @ rate_per_s=0.5",
+        "placement=min_ttft @ rate_per_s=2",
+    ]
+    assert (tmp_path / "pictures" / "goodput.png").is_file()
+
+
+def test_processes_of_a_sweep_give_the_results_of_one(tmp_path: Path) -> None:
+    texts = []
+    for jobs in ("1", "2"):
+        out = tmp_path / f"{jobs}.json"
+        sweep = ("--sweep", "placement=random,min_ttft", "--jobs", jobs)
+        assert halfmoon(*QUICK, *sweep, "--json", str(out)).exit_code == 0
+        texts.append(out.read_text())
+    assert texts[0] == texts[1]
+
+
+def test_coupled_instances_can_be_simulated() -> None:
+    result = halfmoon(*QUICK, "--coupled", "2", "--prefix-caching", "--chunked", "2048")
+    assert result.exit_code == 0, result.output
+    assert "2 coupled" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("simulate", "nowhere.jsonl"), "nowhere.jsonl"),
+        ((*QUICK, "--costs", "abacus"), "llama3-70b-a800x8"),
+        ((*QUICK, "--placement", "psychic"), "kvcache_centric"),
+        ((*QUICK, "--sweep", "colour=red"), "n_prefill"),
+        ((*QUICK, "--sweep", "placement"), "NAME=VALUE"),
+        ((*QUICK, "--sweep", "speedup=fast"), "speedup=fast"),
+        ((*QUICK, "--fault", "decode-9@5"), "decode-9"),
+        ((*QUICK, "--fault", "decode-0"), "WORKER@SECONDS"),
+        (("paper", "waste"), "cache-policies"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(arguments: tuple[str, ...], named: str) -> None:
+    result = halfmoon(*arguments)
+    assert result.exit_code == 2
+    assert named in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_paper_prints_ours_beside_theirs_and_writes_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    result = halfmoon("paper", "capacity", "--requests", "200", "--markdown", str(page))
+    assert result.exit_code == 0, result.output
+    assert "published" in result.output
+    assert page.read_text().startswith("## capacity")
