@@ -2,6 +2,8 @@
 
 import msgspec
 
+from halfmoon_transfer.cluster_key import ClusterKey
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -62,6 +64,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_mappings: int = 128
     #: Seconds that our record in the metadata store outlives us.
     lease_s: float = 10.0
+    #: What peers must know, and prove, before anything is served over TCP or RDMA; none: nothing.
+    cluster_key: ClusterKey | None = None
     #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
     checksums: bool = True
     #: How the "mooncake" backend is seen from outside.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of, refusal
 from halfmoon_transfer.backends.memory import move_here
-from halfmoon_transfer.backends.shm.peer import PeerGone, ShmPeer
+from halfmoon_transfer.backends.shm.peer import AnotherUser, PeerGone, ShmPeer
 from halfmoon_transfer.backends.shm.server import ShmServer
 from halfmoon_transfer.backends.shm.wire import Note
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
@@ -31,12 +31,15 @@ class ShmBackend:
     def __init__(self, home: Home) -> None:
         self.slice_bytes = home.settings.copy_slice_bytes
         self._host_id = home.host_id
+        # Who runs as our user can look into our memory, and at our key, without asking.
+        self._our_user_only = home.settings.cluster_key is not None
         self._max_mappings = home.settings.max_mappings
         self._server = ShmServer(
             home.regions,
             home.inbox,
             label=f"halfmoon-transfer-{home.name}-shm",
             max_connections=home.settings.max_connections,
+            our_user_only=self._our_user_only,
         )
         self._lock = threading.Lock()
         #: By segment name: the connection to its current start.
@@ -81,6 +84,8 @@ class ShmBackend:
                 for index, each in enumerate(batch.slices)
             ]
             peer.require_alive()
+        except AnotherUser as other:
+            return all_of(batch, Fate.UNUSABLE, str(other))
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
             return all_of(batch, Fate.LOST, str(gone))
@@ -104,6 +109,8 @@ class ShmBackend:
             self._peer(errand.peer).notify(Note(batch.peer.generation, batch.notice), errand.stop)
         except Refused as refused:
             return refusal(batch, batch.slices[0], refused.status, refused.detail)
+        except AnotherUser as other:
+            return Outcome(Fate.UNUSABLE, str(other))
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
             return Outcome(Fate.LOST, str(gone))
@@ -123,6 +130,8 @@ class ShmBackend:
             owner = self._peer(peer)
             stop = StopSignal.after(_VIEW_S)
             return self._mapping(owner, peer.generation, key, stop).toreadonly()
+        except AnotherUser:
+            return None
         except PeerGone:
             self._drop(peer.name, peer.endpoints[self.name].address)
             return None
@@ -170,7 +179,11 @@ class ShmBackend:
         if peer is not None:
             peer.require_alive()
             return peer
-        made = ShmPeer(address, lambda key: self._on_revoked(address, key))
+        made = ShmPeer(
+            address,
+            lambda key: self._on_revoked(address, key),
+            our_user_only=self._our_user_only,
+        )
         with self._lock:
             peer = self._peers.setdefault(wanted.name, made)
         if peer is not made:

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from halfmoon_transfer.backends.shm.credentials import WITHIN_ONE_USER, Credentials
 from halfmoon_transfer.backends.shm.wire import (
     GRANTED,
     MESSAGE_BYTES,
@@ -38,14 +39,21 @@ class PeerGone(Exception):
     """The owner can't be reached, hung up, or makes no sense; the text says which."""
 
 
+class AnotherUser(Exception):
+    """The owner is not to be trusted with our memory, nor with what it sends."""
+
+
 class ShmPeer:
     """One connection to one start of one owner."""
 
-    def __init__(self, address: str, on_revoked: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, address: str, on_revoked: Callable[[bytes], None], *, our_user_only: bool
+    ) -> None:
         """Connect.
 
         Raises:
             PeerGone: nobody listens there.
+            AnotherUser: somebody of another user does, and that matters.
         """
         self.address = address
         self._on_revoked = on_revoked
@@ -55,9 +63,13 @@ class ShmPeer:
         self._socket.settimeout(_ANSWER_S)
         try:
             self._socket.connect("\0" + address)
+            them = Credentials.of(self._socket)
         except OSError as error:
             self._socket.close()
             raise PeerGone(f"nobody listens at @{address}: {error}") from error
+        if our_user_only and not them.is_our_user:
+            self._socket.close()
+            raise AnotherUser(f"the owner runs as user {them.user}; {WITHIN_ONE_USER}")
         self._socket.setblocking(False)
         #: Asked before and after each copy: much quicker than a `recv` that finds nothing.
         self._news = select.poll()

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 
+from halfmoon_transfer.backends.shm.credentials import WITHIN_ONE_USER, Credentials
 from halfmoon_transfer.backends.shm.wire import (
     GRANTED,
     MAX_NOTE_BYTES,
@@ -35,13 +36,20 @@ class ShmServer:
     """Listens at `address`, the name of an abstract Unix socket."""
 
     def __init__(
-        self, regions: RegionTable, inbox: Inbox, *, label: str, max_connections: int
+        self,
+        regions: RegionTable,
+        inbox: Inbox,
+        *,
+        label: str,
+        max_connections: int,
+        our_user_only: bool,
     ) -> None:
         self.address = f"halfmoon-{secrets.token_hex(12)}"
         self.n_malformed = 0
         self._regions = regions
         self._inbox = inbox
         self._max_connections = max_connections
+        self._our_user_only = our_user_only
         #: Keys granted over each open connection.
         self._granted: dict[socket.socket, set[bytes]] = {}
         # Guards `_granted`, and that a revocation isn't overtaken by a grant.
@@ -99,14 +107,25 @@ class ShmServer:
             _log.warning("a peer could not connect: %s", error)
             time.sleep(_ACCEPT_PAUSE_S)
             return
-        if len(self._granted) >= self._max_connections:
-            _log.warning("a peer was turned away: %d are connected", len(self._granted))
+        unwanted = self._unwanted(connection)
+        if unwanted:
+            _log.warning("a peer was turned away: %s", unwanted)
             connection.close()
             return
         connection.setblocking(False)
         with self._lock:
             self._granted[connection] = set()
         selector.register(connection, selectors.EVENT_READ)
+
+    def _unwanted(self, connection: socket.socket) -> str:
+        """Why a connection is not taken; empty if it is."""
+        if len(self._granted) >= self._max_connections:
+            return f"{len(self._granted)} are connected"
+        # Anybody in this network namespace can connect to an abstract socket.
+        them = Credentials.of(connection)
+        if self._our_user_only and not them.is_our_user:
+            return f"process {them.pid} runs as user {them.user}; {WITHIN_ONE_USER}"
+        return ""
 
     def _serve(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Answer one request; hang up when there is none and won't be."""
