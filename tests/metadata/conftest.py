@@ -1,14 +1,18 @@
 """The stores that the conformance suite runs on, each with what it needs: a server, a clock."""
 
+import os
+import platform
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
 import redis
 import uvicorn
@@ -86,6 +90,57 @@ class RedisServer:
         self._process.wait()
 
 
+class EtcdServer:
+    """An etcd of one member, in a folder of its own, with leases as short as it can."""
+
+    def __init__(self, max_request_bytes: int = 24 * 1024 * 1024) -> None:
+        self.port = free_port()
+        peer = f"http://127.0.0.1:{free_port()}"
+        mine = f"http://127.0.0.1:{self.port}"
+        self._folder = tempfile.TemporaryDirectory(prefix="halfmoon-etcd-")
+        options = {
+            "data-dir": self._folder.name,
+            "listen-client-urls": mine,
+            "advertise-client-urls": mine,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"default={peer}",
+            "heartbeat-interval": "50",
+            "election-timeout": "500",
+            # For values as large as a record may be; its own limit is 1.5 MiB.
+            "max-request-bytes": str(max_request_bytes),
+            "unsafe-no-fsync": "",
+        }
+        flags = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+        # It refuses to start on processors that it is not tested on, unless told to.
+        environment = {**os.environ, "ETCD_UNSUPPORTED_ARCH": platform.machine()}
+        self._process = subprocess.Popen(
+            ["etcd", *flags],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        def answers() -> bool:
+            try:
+                return httpx.get(f"{mine}/health", trust_env=False).json()["health"] == "true"
+            except (httpx.HTTPError, ValueError):
+                return False
+
+        until(answers, 60)
+
+    def clear(self) -> None:
+        """Remove all records."""
+        everything = {"key": "AA==", "range_end": "AA=="}
+        url = f"http://127.0.0.1:{self.port}/v3/kv/deleterange"
+        assert httpx.post(url, json=everything, trust_env=False).status_code == 200
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
 @dataclass
 class Subject:
     """A store under test."""
@@ -124,6 +179,15 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    server = EtcdServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
 def shared_http_server() -> Iterator[HttpServer]:
     server = HttpServer(MemoryStore())
     yield server
@@ -137,7 +201,7 @@ def http_server() -> Iterator[HttpServer]:
     server.stop()
 
 
-@pytest.fixture(params=["memory", "http", "redis"])
+@pytest.fixture(params=["memory", "http", "redis", "etcd"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     opened: list[MetadataStore] = []
 
@@ -161,6 +225,10 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         url = f"http://127.0.0.1:{server.port}/metadata"
         yield Subject("http", opener(url), clock.advance)
         backing.check()
+    elif request.param == "etcd":
+        etcd_server: EtcdServer = request.getfixturevalue("etcd_server")
+        etcd_server.clear()
+        yield Subject("etcd", opener(f"etcd://127.0.0.1:{etcd_server.port}"), time.sleep)
     else:
         redis_server: RedisServer = request.getfixturevalue("redis_server")
         client = redis.Redis(port=redis_server.port)
