@@ -1,24 +1,21 @@
 """The stores that the conformance suite runs on, each with what it needs: a server, a clock."""
 
-import os
-import platform
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
 import redis
 import uvicorn
 
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata.testing import EtcdServer
 
 
 def free_port() -> int:
@@ -90,57 +87,6 @@ class RedisServer:
         self._process.wait()
 
 
-class EtcdServer:
-    """An etcd of one member, in a folder of its own, with leases as short as it can."""
-
-    def __init__(self, max_request_bytes: int = 24 * 1024 * 1024) -> None:
-        self.port = free_port()
-        peer = f"http://127.0.0.1:{free_port()}"
-        mine = f"http://127.0.0.1:{self.port}"
-        self._folder = tempfile.TemporaryDirectory(prefix="halfmoon-etcd-")
-        options = {
-            "data-dir": self._folder.name,
-            "listen-client-urls": mine,
-            "advertise-client-urls": mine,
-            "listen-peer-urls": peer,
-            "initial-advertise-peer-urls": peer,
-            "initial-cluster": f"default={peer}",
-            "heartbeat-interval": "50",
-            "election-timeout": "500",
-            # For values as large as a record may be; its own limit is 1.5 MiB.
-            "max-request-bytes": str(max_request_bytes),
-            "unsafe-no-fsync": "",
-        }
-        flags = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
-        # It refuses to start on processors that it is not tested on, unless told to.
-        environment = {**os.environ, "ETCD_UNSUPPORTED_ARCH": platform.machine()}
-        self._process = subprocess.Popen(
-            ["etcd", *flags],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-        def answers() -> bool:
-            try:
-                return httpx.get(f"{mine}/health", trust_env=False).json()["health"] == "true"
-            except (httpx.HTTPError, ValueError):
-                return False
-
-        until(answers, 60)
-
-    def clear(self) -> None:
-        """Remove all records."""
-        everything = {"key": "AA==", "range_end": "AA=="}
-        url = f"http://127.0.0.1:{self.port}/v3/kv/deleterange"
-        assert httpx.post(url, json=everything, trust_env=False).status_code == 200
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
-
-
 @dataclass
 class Subject:
     """A store under test."""
@@ -180,11 +126,10 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator[EtcdServer]:
-    if shutil.which("etcd") is None:
+    if not EtcdServer.is_installed():
         pytest.skip("etcd is not installed (Debian: etcd-server)")
-    server = EtcdServer()
-    yield server
-    server.stop()
+    with EtcdServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -228,7 +173,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     elif request.param == "etcd":
         etcd_server: EtcdServer = request.getfixturevalue("etcd_server")
         etcd_server.clear()
-        yield Subject("etcd", opener(f"etcd://127.0.0.1:{etcd_server.port}"), time.sleep)
+        yield Subject("etcd", opener(etcd_server.url), time.sleep)
     else:
         redis_server: RedisServer = request.getfixturevalue("redis_server")
         client = redis.Redis(port=redis_server.port)

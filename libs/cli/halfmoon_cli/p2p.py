@@ -39,7 +39,10 @@ app = typer.Typer(no_args_is_help=True, help="Move folders between hosts, each a
 console = Console()
 
 Metadata = Annotated[
-    str, typer.Option(envvar="HALFMOON_METADATA", help="The metadata store: http://… or redis://…")
+    str,
+    typer.Option(
+        envvar="HALFMOON_METADATA", help="The metadata store: http://…, redis://… or etcd://…"
+    ),
 ]
 Name = Annotated[str, typer.Argument(help="The object's name")]
 Bind = Annotated[str, typer.Option(help="Address to serve peers at")]

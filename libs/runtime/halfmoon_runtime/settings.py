@@ -63,8 +63,8 @@ class ServiceSettings(BaseSettings):
     )
     metadata: str = Field(
         "http://127.0.0.1:8000/metadata",
-        description="Metadata server: http://host:port/metadata, redis://host:port/0 or"
-        " memory://name",
+        description="Metadata server: http://host:port/metadata, redis://host:port/0,"
+        " etcd://host:2379 or memory://name",
     )
     cluster_key: CliSuppress[SecretStr] = Field(
         SecretStr(""),
