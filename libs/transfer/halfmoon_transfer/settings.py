@@ -11,7 +11,7 @@ MIB = 1024 * KIB
 class MooncakeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the "mooncake" backend is seen from outside."""
 
-    #: "P2PHANDSHAKE" (none), or the URL of the metadata server that all peers use: http, redis, etcd.
+    #: "P2PHANDSHAKE" (none), or the URL of the metadata server of all peers: http, redis, etcd.
     metadata: str = "P2PHANDSHAKE"
     #: The segment's name there; empty: the engine's. With P2PHANDSHAKE it is "host:port".
     name: str = ""
