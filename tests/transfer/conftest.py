@@ -48,16 +48,27 @@ class FileEngine(TransferEngine):
             return Memory(region, memoryview(mmap.mmap(file.fileno(), n_bytes)))
 
 
+class OwnMemoryEngine(TransferEngine):
+    """One whose regions are memory that it did not make; nobody can map it."""
+
+    def allocate(self, n_bytes: int, location: str = "cpu:0") -> Memory:
+        view = memoryview(bytearray(n_bytes))
+        return Memory(self.register(view, location), view)
+
+
 class World:
     """Engines that find each other, all over the same backends; closed at the test's end.
 
-    With `far_files`, the regions of all engines whose name says that they are "there" are
-    files.
+    Engines whose name says that they are "there" may be of another kind, with regions of theirs.
     """
 
-    def __init__(self, kind: str, stack: ExitStack, *, far_files: bool = False) -> None:
+    def __init__(
+        self, kind: str, stack: ExitStack, far: type[TransferEngine] = TransferEngine
+    ) -> None:
         self.kind = kind
-        self._far_files = far_files
+        self._far = far
+        #: Whether memory "there" can be looked at without a copy.
+        self.has_views = kind not in ("tcp", "mooncake", "rdma") and far is not OwnMemoryEngine
         self.metadata = MemoryStore()
         self._stack = stack
         self._engines: list[TransferEngine] = []
@@ -85,7 +96,7 @@ class World:
             "backends": backends,
             "settings": settings,
         }
-        kind = FileEngine if self._far_files and "there" in name else TransferEngine
+        kind = self._far if "there" in name else TransferEngine
         engine = kind.open(name, **(arguments | overrides))
         self._stack.callback(engine.close)
         self._engines.append(engine)
@@ -93,7 +104,16 @@ class World:
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
         settings = TransferSettings(rdma_devices=DEVICES[1])
-        process = SegmentProcess(name, generation, self.kind, n_bytes, self.metadata, settings)
+        registered = self._far is OwnMemoryEngine
+        process = SegmentProcess(
+            name,
+            generation,
+            self.kind,
+            n_bytes,
+            self.metadata,
+            settings,
+            registered=registered,
+        )
         return self._stack.enter_context(process)
 
     def check(self) -> None:
@@ -140,21 +160,32 @@ def nothing_left() -> Iterator[None]:
     assert [name for name in Path("/dev/shm").iterdir() if name not in shared] == []
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "mooncake", "faults(memory)", "file", *RDMA])
+#: Regions of another kind, and the backend that leads to them.
+FAR: dict[str, tuple[str, type[TransferEngine]]] = {
+    "file": ("tcp", FileEngine),
+    "shm, not mapped": ("shm", OwnMemoryEngine),
+}
+
+
+@pytest.fixture(params=["memory", "shm", "tcp", "mooncake", "faults(memory)", *FAR, *RDMA])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Every backend; for files, TCP leads to them."""
+    """Every backend, and every kind of memory."""
     with ExitStack() as stack:
-        far_files = request.param == "file"
-        world = World("tcp" if far_files else request.param, stack, far_files=far_files)
+        world = World(*_world_of(request.param, stack))
         yield world
         world.check()
 
 
-@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", *RDMA])
+def _world_of(param: str, stack: ExitStack) -> tuple[str, ExitStack, type[TransferEngine]]:
+    kind, far = FAR.get(param, (param, TransferEngine))
+    return kind, stack, far
+
+
+@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", "shm, not mapped", *RDMA])
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:
-        yield World(request.param, stack)
+        yield World(*_world_of(request.param, stack))
 
 
 @pytest.fixture

@@ -173,7 +173,8 @@ class TransferEngine:
         """Let whoever has the region's key read and write this buffer until unregistered.
 
         Any contiguous buffer (bytearray, numpy array, mmap); a read-only one can only be
-        read. Other processes reach it over a wire, not by mapping it: see `allocate`.
+        read. Other processes can't map it (see `allocate`): the kernel copies for them where it
+        lets them, and else it goes over a wire.
 
         Raises:
             ValueError: empty or not contiguous.

@@ -60,6 +60,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 256
     #: Connections kept open while unused.
     max_idle_connections: int = 64
+    #: Whether memory of this host's processes that can't be mapped is reached through the kernel.
+    cross_memory_attach: bool = True
     #: Regions of other processes kept mapped.
     max_mappings: int = 128
     #: Seconds that our record in the metadata store outlives us.

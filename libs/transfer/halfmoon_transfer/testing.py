@@ -24,6 +24,7 @@ from halfmoon_transfer.child import ChildProcess
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.descriptor import SegmentDescriptor
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.regions import Memory
 from halfmoon_transfer.settings import TransferSettings
 
 
@@ -45,10 +46,17 @@ class SegmentProcess(ChildProcess):
         n_bytes: int,
         metadata: MetadataStore,
         settings: TransferSettings | None = None,
+        *,
+        registered: bool = False,
     ) -> None:
-        """Start it, and make it known in this process's metadata store."""
+        """Start it, and make it known in this process's metadata store.
+
+        With `registered`, its region is in memory that it has made itself.
+        """
         given = msgspec.json.encode(settings or TransferSettings()).decode()
-        super().__init__(__name__, name, str(generation), backends, str(n_bytes), given)
+        super().__init__(
+            __name__, name, str(generation), backends, str(n_bytes), given, str(registered)
+        )
         introduction = msgspec.json.decode(self.answer(), type=Introduction)
         self.region = introduction.region
         metadata.put(records.PREFIX + name, records.encode(introduction.descriptor))
@@ -65,7 +73,9 @@ def fill(view: memoryview, seed: int) -> None:
     view[:] = np.random.default_rng(seed).bytes(len(view))
 
 
-def main(name: str, generation: str, backends: str, n_bytes: str, settings: str) -> None:
+def main(
+    name: str, generation: str, backends: str, n_bytes: str, settings: str, registered: str
+) -> None:
     """The child's program."""
     with TransferEngine.open(
         name,
@@ -74,7 +84,11 @@ def main(name: str, generation: str, backends: str, n_bytes: str, settings: str)
         backends=backends.split(","),
         settings=msgspec.json.decode(settings, type=TransferSettings),
     ) as engine:
-        memory = engine.allocate(int(n_bytes))
+        if registered == "True":
+            view = memoryview(bytearray(int(n_bytes)))
+            memory = Memory(engine.register(view), view)
+        else:
+            memory = engine.allocate(int(n_bytes))
         memory.view[:] = pattern(int(n_bytes))
         introduction = Introduction(engine.descriptor, memory.region)
         print(msgspec.json.encode(introduction).decode(), flush=True)
