@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import socket
 import tempfile
 import threading
 import time
@@ -63,9 +64,14 @@ class World:
     """
 
     def __init__(
-        self, kind: str, stack: ExitStack, far: type[TransferEngine] = TransferEngine
+        self,
+        kind: str,
+        stack: ExitStack,
+        far: type[TransferEngine] = TransferEngine,
+        bind: str = "127.0.0.1",
     ) -> None:
         self.kind = kind
+        self._bind = bind
         self._far = far
         #: Whether memory "there" can be looked at without a copy.
         self.has_views = kind not in ("tcp", "mooncake", "rdma") and far is not OwnMemoryEngine
@@ -95,6 +101,7 @@ class World:
             "metadata": self.metadata,
             "backends": backends,
             "settings": settings,
+            "bind": self._bind,
         }
         kind = self._far if "there" in name else TransferEngine
         engine = kind.open(name, **(arguments | overrides))
@@ -167,7 +174,9 @@ FAR: dict[str, tuple[str, type[TransferEngine]]] = {
 }
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "mooncake", "faults(memory)", *FAR, *RDMA])
+@pytest.fixture(
+    params=["memory", "shm", "tcp", "tcp, IPv6", "mooncake", "faults(memory)", *FAR, *RDMA]
+)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend, and every kind of memory."""
     with ExitStack() as stack:
@@ -176,9 +185,15 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world.check()
 
 
-def _world_of(param: str, stack: ExitStack) -> tuple[str, ExitStack, type[TransferEngine]]:
+def _world_of(param: str, stack: ExitStack) -> tuple[str, ExitStack, type[TransferEngine], str]:
+    if param == "tcp, IPv6":
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError as error:
+            pytest.skip(f"this machine has no IPv6 loopback: {error}")
+        return "tcp", stack, TransferEngine, "::1"
     kind, far = FAR.get(param, (param, TransferEngine))
-    return kind, stack, far
+    return kind, stack, far, "127.0.0.1"
 
 
 @pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", "shm, not mapped", *RDMA])
