@@ -11,10 +11,13 @@ A stored block may be leased any number of times; it is evicted only without lea
 form chains (each hash has a parent): a block goes only after all its children, stored or
 reserved, so that what is stored stays reachable from the start of a prompt, and a reservation
 keeps its own prefix alive.
+
+Under `tiers` a slower tier may lie below: blocks that are there too are *saved*, and while
+`saves_first` is set, only saved blocks are evicted.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,8 +84,10 @@ class _Block:
     checksum: int
     parent: BlockHash | None
     #: Blocks before it in its prompt, as far as they were here when it came.
-    depth: int = 0
+    depth: int
     n_leases: int = 0
+    #: Whether a slower tier has it, too.
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class _Pending:
 
     slot: int
     parent: BlockHash | None
+    depth: int
 
 
 @dataclass(slots=True)
@@ -150,8 +156,11 @@ class BlockCache:
         self.n_slots = n_slots
         self.reservation_ttl_s = reservation_ttl_s
         self.lease_ttl_s = lease_ttl_s
-        self._high_slots = high_watermark * n_slots
-        self._low_slots = low_watermark * n_slots
+        #: `relieve` evicts above so many used slots, down to so many.
+        self.high_slots = high_watermark * n_slots
+        self.low_slots = low_watermark * n_slots
+        #: Whether only saved blocks may be evicted.
+        self.saves_first = False
         #: Slots of no block. Disjoint from the slots in `_stored` and `_pending`.
         self._free: list[int] = list(range(n_slots - 1, -1, -1))
         self._stored: dict[BlockHash, _Block] = {}
@@ -182,6 +191,25 @@ class BlockCache:
         """Stored blocks with at least one reader."""
         return self._n_leased
 
+    @property
+    def n_used(self) -> int:
+        """Slots that are not free."""
+        return self.n_slots - len(self._free)
+
+    def get(self, block: BlockHash) -> Stored | None:
+        """A stored block."""
+        stored = self._stored.get(block)
+        return None if stored is None else Stored(block, stored.slot, stored.checksum)
+
+    def place_in_prompt(self, block: BlockHash) -> tuple[BlockHash | None, int] | None:
+        """Parent and depth of a stored block."""
+        stored = self._stored.get(block)
+        return None if stored is None else (stored.parent, stored.depth)
+
+    def has_children(self, block: BlockHash) -> bool:
+        """Whether a child of this block is stored or reserved, be the block here or not."""
+        return block in self._n_children
+
     def hashes(self) -> list[BlockHash]:
         """All stored blocks."""
         return list(self._stored)
@@ -198,6 +226,11 @@ class BlockCache:
         hashes: Sequence[BlockHash],
         parent: BlockHash | None,
         now: float,
+        *,
+        depth: int | None = None,
+        ends_prompt: bool = True,
+        elsewhere: Container[BlockHash] = (),
+        ttl_s: float | None = None,
     ) -> Reserved:
         """Promise slots for those of `hashes` that are neither stored nor reserved.
 
@@ -210,6 +243,10 @@ class BlockCache:
             hashes: blocks in prefix order, each the child of the one before.
             parent: the block before the first; None at the start of a prompt.
             now: seconds.
+            depth: blocks before the first, where the caller knows better than this cache.
+            ends_prompt: whether the last of `hashes` is the last of its prompt.
+            elsewhere: blocks that need no slot because another tier has them.
+            ttl_s: until it is discarded; None: `reservation_ttl_s`.
 
         Raises:
             CacheFull: not even one fits; nothing changes (but what expired is gone).
@@ -218,7 +255,7 @@ class BlockCache:
         self.expire(now)
         key = self._new_key(owner, ticket)
         parents = dict(zip(hashes, [parent, *hashes], strict=False))
-        missing = [h for h in parents if h not in self._stored and h not in self._pending]
+        missing = [h for h in parents if not (h in self or h in self._pending or h in elsewhere)]
         evicted: list[BlockHash] = []
         if len(missing) > len(self._free):
             keep = {h for h in (*parents, parent) if h in self._stored}
@@ -228,13 +265,18 @@ class BlockCache:
             for block in evicted:
                 self._drop(block)
         places = [(h, self._free.pop()) for h in missing[: len(self._free)]]
+        if depth is None:
+            before = None if parent is None else self._stored.get(parent)
+            depth = 0 if before is None else before.depth + 1
+        depths = {block: depth + i for i, block in enumerate(parents)}
         for block, slot in places:
-            self._pending[block] = _Pending(slot, parents[block])
+            self._pending[block] = _Pending(slot, parents[block], depths[block])
             self._add_child(parents[block])
         self._touch([h for h in parents if h in self._stored])
         taken = [block for block, _ in places]
-        tail = hashes[-1] if hashes else None
-        self._reservations[key] = _Hold(taken, now + self.reservation_ttl_s, tail)
+        tail = hashes[-1] if hashes and ends_prompt else None
+        ttl_s = self.reservation_ttl_s if ttl_s is None else ttl_s
+        self._reservations[key] = _Hold(taken, now + ttl_s, tail)
         return Reserved(places, evicted)
 
     def commit(
@@ -270,9 +312,7 @@ class BlockCache:
         del self._reservations[key]
         for block, checksum in zip(reservation.hashes, checksums, strict=True):
             pending = self._pending.pop(block)  # its parent keeps counting it as a child
-            before = None if pending.parent is None else self._stored.get(pending.parent)
-            depth = 0 if before is None else before.depth + 1
-            self._stored[block] = _Block(pending.slot, checksum, pending.parent, depth)
+            self._stored[block] = _Block(pending.slot, checksum, pending.parent, pending.depth)
         for block in reversed(reservation.hashes):  # the last one is the first to be evicted
             self._policy.insert(block, self._stored[block].depth, tail=block == reservation.tail)
         return reservation.hashes
@@ -310,6 +350,21 @@ class BlockCache:
             self._touch(blocks)
             self._leases[key] = _Hold(blocks, now + self.lease_ttl_s)
         return found
+
+    def pin(self, owner: str, ticket: Ticket, block: BlockHash, now: float, ttl_s: float) -> None:
+        """Add a stored block to a lease, which is made if it is not there.
+
+        Args:
+            owner: the client.
+            ticket: of the lease, or for it.
+            block: stored, and not in this lease yet.
+            now: seconds.
+            ttl_s: the whole lease ends then unless it is renewed.
+        """
+        lease = self._leases.setdefault((owner, ticket), _Hold([], now + ttl_s))
+        lease.deadline_s = now + ttl_s
+        lease.hashes.append(block)
+        self._pin([block], 1)
 
     def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
         """Keep a lease for another `lease_ttl_s`; whether it still was there."""
@@ -349,13 +404,32 @@ class BlockCache:
             The blocks that are not stored any more; fewer than wished when many are pinned.
         """
         self.expire(now)
-        used = self.n_slots - len(self._free)
-        if used <= self._high_slots:
+        if self.n_used <= self.high_slots:
             return []
-        evicted = self._choose(used - int(self._low_slots), keep=set())
+        evicted = self._choose(self.n_used - int(self.low_slots), keep=set())
         for block in evicted:
             self._drop(block)
         return evicted
+
+    def victims(self, n: int) -> list[BlockHash]:
+        """The next `n` blocks to go, children before parents, saved or not; changes nothing."""
+        return self._choose(n, keep=set(), unsaved_too=True)
+
+    def save(self, block: BlockHash) -> None:
+        """A stored block is in a slower tier, too."""
+        self._stored[block].saved = True
+
+    def is_saved(self, block: BlockHash) -> bool:
+        """Whether a stored block is in a slower tier, too."""
+        return self._stored[block].saved
+
+    def evict(self, block: BlockHash) -> bool:
+        """Let a block go, saved or not; False when it is not stored, is leased or has children."""
+        stored = self._stored.get(block)
+        if stored is None or stored.n_leases or self.has_children(block):
+            return False
+        self._drop(block)
+        return True
 
     def check(self) -> None:
         """Audit: every slot in one state, every count what it counts."""
@@ -384,20 +458,23 @@ class BlockCache:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _choose(self, n: int, keep: set[BlockHash]) -> list[BlockHash]:
+    def _choose(
+        self, n: int, keep: set[BlockHash], *, unsaved_too: bool = False
+    ) -> list[BlockHash]:
         """Up to `n` blocks to evict, children before parents; changes nothing.
 
         One walk in the policy's order. A block passed over because of a child is taken as
         soon as its last child is: it is older than whatever comes later in the walk.
         """
         victims = _Victims()
+        saved_only = self.saves_first and not unsaved_too
         passed: set[BlockHash] = set()
         for candidate in self._policy.candidates():
             queue = deque([candidate])
             while queue and len(victims.hashes) < n:
                 block = queue.popleft()
                 stored = self._stored[block]
-                if stored.n_leases or block in keep:
+                if stored.n_leases or block in keep or (saved_only and not stored.saved):
                     continue
                 gone = victims.children_gone.get(block, 0)
                 if gone < self._n_children.get(block, 0):

@@ -1,0 +1,57 @@
+"""What a kvstore's two tiers want done, in the imperative, and how it is said to have gone."""
+
+from typing import Literal
+
+import msgspec
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_scheduling.block_cache import Stored
+from halfmoon_scheduling.disk_map import BlockRecord
+
+#: ok, or: the bytes are not what the checksum says; or: the disk said no.
+Outcome = Literal["ok", "corrupt", "failed"]
+
+
+class TierCommand(msgspec.Struct, frozen=True, tag_field="type"):
+    """The base of all commands."""
+
+
+class WriteBack(TierCommand, frozen=True, tag="write_back"):
+    """Copy a block from memory to the disk. Comes back as `TieredCache.written`."""
+
+    record: BlockRecord
+    memory_slot: int
+    disk_slot: int
+
+
+class Promote(TierCommand, frozen=True, tag="promote"):
+    """Copy a block from the disk to memory and verify it. Comes back as `TieredCache.promoted`."""
+
+    record: BlockRecord
+    disk_slot: int
+    memory_slot: int
+
+
+class Erase(TierCommand, frozen=True, tag="erase"):
+    """See that what is in this slot is not found after a restart. Comes back as `erased`."""
+
+    disk_slot: int
+
+
+class Answer(TierCommand, frozen=True, tag="answer"):
+    """A lease is decided: on these blocks, in prefix order; perhaps on none."""
+
+    owner: str
+    ticket: Ticket
+    places: tuple[Stored, ...]
+
+
+class Announce(TierCommand, frozen=True, tag="announce"):
+    """Blocks left a tier, or came to it. A block is announced in the fastest tier it is in.
+
+    `left` is to be told before `came`: who ignores tiers then still knows what is here.
+    """
+
+    tier: Literal["memory", "disk"]
+    left: tuple[BlockHash, ...] = ()
+    came: tuple[BlockRecord, ...] = ()

@@ -1,0 +1,478 @@
+"""Memory over disk as one cache: what is written back, what is promoted, and when.
+
+    put ──▶ memory ──(above the watermark)──▶ written back ──▶ in both ──▶ evicted: disk only
+              ▲                                                  ▲              │
+              └── lease: at once                                 └── promoted ◀─┘ lease: waits
+
+`BlockCache` is the memory and `DiskMap` the disk; this file moves blocks between them. It has
+no clock and does no I/O: what is to be done goes out as commands (`commands`), and how that
+went comes back (`written`, `promoted`, `erased`).
+
+While a block is written, the disk holds a lease on it, so it is not evicted; while one is
+promoted, the disk holds a reservation, so its slot is nobody else's. Both end with the I/O and
+never by time. So a slot of memory has always one owner, and everything is bounded: writes,
+promotions, and those who wait for them. A disk slower than the puts makes these be refused
+until it has caught up (memory is never overfull); one that fails is left out for a while, and
+what must go meanwhile is dropped, as without a disk.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_scheduling.block_cache import (
+    BlockCache,
+    CacheFull,
+    DuplicateTicket,
+    Reserved,
+    Stored,
+)
+from halfmoon_scheduling.disk_map import BlockRecord, DiskMap, OnDisk
+from halfmoon_scheduling.tier_commands import (
+    Announce,
+    Answer,
+    Erase,
+    Outcome,
+    Promote,
+    TierCommand,
+    WriteBack,
+)
+
+#: The owner of leases and reservations that I/O holds; no client has this name.
+_DISK = ""
+_FOREVER_S = float("inf")
+#: Seconds that a refused put waits when a write-back is about to make room.
+_SOON_S = 0.05
+
+
+class TierLimits(msgspec.Struct, frozen=True):
+    """What is bounded between the tiers."""
+
+    #: Blocks being written to the disk at once.
+    max_writing: int = 8
+    #: Blocks being read from it at once.
+    max_promoting: int = 8
+    #: Blocks that wait to be read.
+    max_queued: int = 1024
+    #: Seconds that a lease waits for promotions; then it is on what has come.
+    promotion_wait_s: float = 1.0
+    #: Blocks read ahead, past the last one that was asked for.
+    read_ahead: int = 4
+    #: Failed writes in a row after which the disk is left alone, and for how many seconds.
+    max_failures: int = 3
+    pause_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A lease that waits for promotions, and holds what is in memory."""
+
+    prefix: list[BlockHash]
+    #: Those of `prefix` that are not in memory yet; each is promoted, or queued.
+    missing: set[BlockHash]
+    deadline_s: float
+
+
+class TierCounts:
+    """What happened since the start, in blocks."""
+
+    def __init__(self) -> None:
+        self.hits_memory = 0
+        self.hits_disk = 0
+        self.misses = 0
+        self.written = 0
+        self.write_failures = 0
+        self.promoted = 0
+        self.corrupt = 0
+        self.dropped = 0
+
+
+class TieredCache:
+    """One cache of two tiers; with a disk of no slots, a memory alone."""
+
+    def __init__(self, memory: BlockCache, disk: DiskMap, limits: TierLimits | None = None) -> None:
+        self.memory = memory
+        self.disk = disk
+        self.limits = limits or TierLimits()
+        self.counts = TierCounts()
+        #: Blocks on their way to the disk, and to which slot. Stored in memory, leased by us.
+        self._writing: dict[BlockHash, int] = {}
+        #: Blocks on their way from the disk. On the disk, and reserved in memory by us.
+        self._promoting: set[BlockHash] = set()
+        #: Blocks to promote next, in order.
+        self._queue: dict[BlockHash, None] = {}
+        self._waiting: dict[tuple[str, Ticket], _Waiting] = {}
+        self._commands: list[TierCommand] = []
+        #: Whether blocks are evicted until the low watermark is reached.
+        self._relieving = False
+        #: Failed writes since the last good one, and until when the disk is left alone.
+        self._n_failures = 0
+        self._off_until_s = 0.0
+        self.memory.saves_first = disk.n_slots > 0
+
+    def __contains__(self, block: object) -> bool:
+        return block in self.memory or block in self.disk
+
+    @property
+    def n_writing(self) -> int:
+        """Blocks on their way to the disk."""
+        return len(self._writing)
+
+    @property
+    def n_promoting(self) -> int:
+        """Blocks on their way from the disk, or queued for it."""
+        return len(self._promoting) + len(self._queue)
+
+    @property
+    def disk_is_off(self) -> bool:
+        """Whether writes failed so often that the disk is left alone for now."""
+        return self.disk.n_slots > 0 and not self.memory.saves_first
+
+    def hashes(self) -> list[BlockHash]:
+        """All blocks of both tiers."""
+        return list(dict.fromkeys([*self.memory.hashes(), *self.disk.hashes()]))
+
+    def commands(self) -> list[TierCommand]:
+        """What is to be done now, in order; each is given once."""
+        given, self._commands = self._commands, []
+        return given
+
+    def restore(self, found: Iterable[OnDisk]) -> None:
+        """The disk held these when it was opened; of one found twice the first counts."""
+        for each in found:
+            self.disk.restore(each)
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        owner: str,
+        ticket: Ticket,
+        hashes: Sequence[BlockHash],
+        parent: BlockHash | None,
+        now: float,
+    ) -> Reserved:
+        """See `BlockCache.reserve`. Blocks on the disk count as stored.
+
+        Raises:
+            CacheFull: not even one fits now; soon, if write-backs are under way.
+            DuplicateTicket: the owner uses this ticket already.
+        """
+        self._require_new(owner, ticket)
+        depth = None if parent is None else self._depth(parent) + 1
+        try:
+            reserved = self.memory.reserve(
+                owner, ticket, hashes, parent, now, depth=depth, elsewhere=self.disk
+            )
+        except CacheFull as full:
+            self._pump(now)
+            if not self._writing:
+                raise
+            raise CacheFull(
+                f"{full.reason}; {len(self._writing)} blocks are being written back first", _SOON_S
+            ) from None
+        self._gone_from_memory(reserved.evicted)
+        self._pump(now)
+        return reserved
+
+    def commit(
+        self, owner: str, ticket: Ticket, checksums: Sequence[int], now: float
+    ) -> list[BlockHash]:
+        """See `BlockCache.commit`."""
+        stored = self.memory.commit(owner, ticket, checksums, now)
+        self._pump(now)
+        return stored
+
+    def revoke(self, owner: str, ticket: Ticket) -> bool:
+        """See `BlockCache.revoke`."""
+        return self.memory.revoke(owner, ticket)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def lease(self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], now: float) -> None:
+        """Lease the longest prefix of `hashes` that is in either tier: `Answer` says which.
+
+        It is decided at once when all of it is in memory; otherwise when what is on the disk
+        has come, or `promotion_wait_s` is over.
+
+        Raises:
+            DuplicateTicket: the owner uses this ticket already.
+        """
+        self._require_new(owner, ticket)
+        self.memory.expire(now)
+        asked = list(dict.fromkeys(hashes))
+        prefix: list[BlockHash] = []
+        for block in asked:
+            if block not in self:
+                break
+            prefix.append(block)
+        for block in reversed(prefix):
+            self.disk.touch(block)
+        missing = [block for block in prefix if block not in self.memory]
+        self.counts.hits_disk += len(missing)
+        self.counts.hits_memory += len(prefix) - len(missing)
+        self.counts.misses += len(asked) - len(prefix)
+        if missing:
+            if (cut := self._enqueue(missing)) is not None:
+                prefix = prefix[: prefix.index(cut)]
+            waiting = _Waiting(prefix, {*missing} & {*prefix}, now + self.limits.promotion_wait_s)
+            for block in prefix:
+                if block not in waiting.missing:
+                    self.memory.pin(owner, ticket, block, now, _FOREVER_S)
+            self._waiting[owner, ticket] = waiting
+            if not waiting.missing:
+                self._decide(owner, ticket, now)
+        else:
+            self._answer(owner, ticket, prefix, now)
+        if len(prefix) == len(asked) and prefix:
+            self._read_ahead(prefix[-1])
+        self._pump(now)
+
+    def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
+        """See `BlockCache.renew`; a lease that still waits is fine."""
+        return (owner, ticket) in self._waiting or self.memory.renew(owner, ticket, now)
+
+    def release(self, owner: str, ticket: Ticket, now: float) -> bool:
+        """See `BlockCache.release`; one that still waits is given up, without an answer."""
+        waited = self._waiting.pop((owner, ticket), None) is not None
+        held = self.memory.release(owner, ticket)
+        self._pump(now)
+        return waited or held
+
+    def forget_owner(self, owner: str) -> None:
+        """See `BlockCache.forget_owner`."""
+        for key in [key for key in self._waiting if key[0] == owner]:
+            del self._waiting[key]
+        self.memory.forget_owner(owner)
+
+    # -- how it went -------------------------------------------------------------------------
+
+    def written(self, block: BlockHash, outcome: Outcome, now: float) -> None:
+        """A `WriteBack` has ended; "corrupt": what is in memory is not what was put there."""
+        slot = self._writing.pop(block)
+        stored, place = self.memory.get(block), self.memory.place_in_prompt(block)
+        assert stored is not None and place is not None, "a block that was written has gone"
+        self.memory.release(_DISK, _ticket(block))
+        match outcome:
+            case "ok":
+                self._n_failures = 0
+                self.counts.written += 1
+                self.disk.store(slot, BlockRecord(block, *place, stored.checksum))
+                self.memory.save(block)
+            case "failed":
+                self.disk.release(slot)
+                self.counts.write_failures += 1
+                self._n_failures += 1
+                if self._n_failures >= self.limits.max_failures:
+                    self._off_until_s = now + self.limits.pause_s
+                    self.memory.saves_first = False
+            case "corrupt":
+                self.disk.release(slot)
+                self.counts.corrupt += 1
+                if self.memory.evict(block):
+                    self._commands.append(Announce(tier="memory", left=(block,)))
+        self._pump(now)
+
+    def promoted(self, block: BlockHash, outcome: Outcome, now: float) -> None:
+        """A `Promote` has ended; bytes that are not good are forgotten, not served."""
+        self._promoting.remove(block)
+        on_disk = self.disk.get(block)
+        assert on_disk is not None, "a block that was promoted has gone from the disk"
+        if outcome == "ok":
+            self.counts.promoted += 1
+            self.memory.commit(_DISK, _ticket(block), [on_disk.record.checksum], now)
+            self.memory.save(block)
+            self._commands.append(Announce(tier="disk", left=(block,)))
+            self._commands.append(Announce(tier="memory", came=(on_disk.record,)))
+            self._arrived(block, now)
+        else:
+            self.counts.corrupt += 1
+            self.memory.revoke(_DISK, _ticket(block))
+            self._commands.append(Erase(self.disk.forget(block)))
+            self._commands.append(Announce(tier="disk", left=(block,)))
+            self._will_not_come(block, now)
+        self._pump(now)
+
+    def erased(self, disk_slot: int) -> None:
+        """An `Erase` has ended."""
+        self.disk.release(disk_slot)
+
+    def tick(self, now: float) -> None:
+        """Time passes: what ran out ends, and who waited long enough gets what there is."""
+        self.memory.expire(now)
+        for (owner, ticket), waiting in [*self._waiting.items()]:
+            if waiting.deadline_s <= now:
+                self._decide(owner, ticket, now)
+        if self.disk_is_off and self._off_until_s <= now:
+            self.memory.saves_first = True
+            self._n_failures = self.limits.max_failures - 1  # one more and it is off again
+        self._pump(now)
+
+    def check(self) -> None:
+        """Audit: both tiers, and what is between them."""
+        self.memory.check()
+        self.disk.check()
+        for block in self.memory.hashes():
+            assert self.memory.is_saved(block) == (block in self.disk), "saved, but not on disk"
+        assert len(self._writing) <= self.limits.max_writing
+        assert all(block in self.memory and block not in self.disk for block in self._writing)
+        assert len(self._promoting) <= self.limits.max_promoting
+        assert len(self._queue) <= self.limits.max_queued
+        assert all(block in self.disk and block not in self.memory for block in self._promoting)
+        assert not self._promoting & self._queue.keys()
+        for waiting in self._waiting.values():
+            assert waiting.missing, "a lease waits for nothing"
+            assert waiting.missing <= self._promoting | self._queue.keys()
+            assert all(b in self.memory for b in waiting.prefix if b not in waiting.missing)
+
+    # -- towards the disk --------------------------------------------------------------------
+
+    def _pump(self, now: float) -> None:
+        """Start what can be started."""
+        self._make_room(now)
+        self._promote(now)
+
+    def _make_room(self, now: float) -> None:
+        if not self.memory.saves_first:
+            self._gone_from_memory(self.memory.relieve(now))
+            return
+        used = self.memory.n_used
+        if used > self.memory.high_slots:
+            self._relieving = True
+        elif used <= self.memory.low_slots:
+            self._relieving = False
+        if not self._relieving or len(self._writing) == self.limits.max_writing:
+            return
+        demoted: list[BlockHash] = []
+        for block in self.memory.victims(used - int(self.memory.low_slots)):
+            if self.memory.is_saved(block):
+                if self.memory.evict(block):
+                    demoted.append(block)
+            elif len(self._writing) < self.limits.max_writing:
+                self._write_back(block, now)
+        self._gone_from_memory(demoted)
+
+    def _write_back(self, block: BlockHash, now: float) -> None:
+        slot, evicted = self.disk.allocate(self._is_busy)
+        if evicted is not None:
+            self.counts.dropped += 1
+            self._commands.append(Announce(tier="disk", left=(evicted,)))
+        stored, place = self.memory.get(block), self.memory.place_in_prompt(block)
+        assert stored is not None and place is not None, "a block chosen to be written has gone"
+        if slot is None:  # all that is on the disk is in use
+            if self.memory.evict(block):
+                self._gone_from_memory([block])
+            return
+        self._writing[block] = slot
+        self.memory.pin(_DISK, _ticket(block), block, now, _FOREVER_S)
+        record = BlockRecord(block, *place, stored.checksum)
+        self._commands.append(WriteBack(record, stored.slot, slot))
+
+    def _is_busy(self, block: BlockHash) -> bool:
+        """Whether a block on the disk is in use above, or on its way there."""
+        return (
+            block in self.memory
+            or block in self._promoting
+            or block in self._queue
+            or self.memory.has_children(block)
+        )
+
+    def _gone_from_memory(self, blocks: Sequence[BlockHash]) -> None:
+        if not blocks:
+            return
+        self._commands.append(Announce(tier="memory", left=tuple(blocks)))
+        below = tuple(found.record for block in blocks if (found := self.disk.get(block)))
+        if below:
+            self._commands.append(Announce(tier="disk", came=below))
+        self.counts.dropped += len(blocks) - len(below)
+
+    # -- from the disk -----------------------------------------------------------------------
+
+    def _enqueue(self, blocks: Sequence[BlockHash]) -> BlockHash | None:
+        """Queue these for promotion; the first one for which there is no room, if any."""
+        for block in blocks:
+            if block in self._promoting or block in self._queue:
+                continue
+            if len(self._queue) >= self.limits.max_queued:
+                return block
+            self._queue[block] = None
+        return None
+
+    def _read_ahead(self, block: BlockHash) -> None:
+        """Queue what came after this block the last time, unless there is much to do already."""
+        following = self.disk.successor(block)
+        for _ in range(self.limits.read_ahead):
+            if following is None or len(self._queue) >= self.limits.max_promoting:
+                return
+            if following not in self.memory:
+                self._enqueue([following])
+            following = self.disk.successor(following)
+
+    def _promote(self, now: float) -> None:
+        while self._queue and len(self._promoting) < self.limits.max_promoting:
+            block = next(iter(self._queue))
+            on_disk = self.disk.get(block)
+            assert on_disk is not None, "a queued block has gone from the disk"
+            record = on_disk.record
+            try:
+                reserved = self.memory.reserve(
+                    _DISK, _ticket(block), [block], record.parent, now,
+                    depth=record.depth, ends_prompt=False, ttl_s=_FOREVER_S,
+                )  # fmt: skip
+            except CacheFull:
+                if self._writing or self._promoting:
+                    return  # these make room, or bring what others wait for
+                del self._queue[block]
+                self._will_not_come(block, now)
+                continue
+            del self._queue[block]
+            self._gone_from_memory(reserved.evicted)
+            self._promoting.add(block)
+            [(_, memory_slot)] = reserved.places
+            self._commands.append(Promote(record, on_disk.slot, memory_slot))
+
+    def _arrived(self, block: BlockHash, now: float) -> None:
+        for (owner, ticket), waiting in [*self._waiting.items()]:
+            if block in waiting.missing:
+                waiting.missing.remove(block)
+                self.memory.pin(owner, ticket, block, now, _FOREVER_S)
+                if not waiting.missing:
+                    self._decide(owner, ticket, now)
+
+    def _will_not_come(self, block: BlockHash, now: float) -> None:
+        """Whoever waits for it waits for the blocks before it only."""
+        for (owner, ticket), waiting in [*self._waiting.items()]:
+            if block in waiting.missing:
+                waiting.prefix = waiting.prefix[: waiting.prefix.index(block)]
+                waiting.missing &= {*waiting.prefix}
+                if not waiting.missing:
+                    self._decide(owner, ticket, now)
+
+    def _decide(self, owner: str, ticket: Ticket, now: float) -> None:
+        """A waiting lease becomes one on the prefix that is in memory."""
+        waiting = self._waiting.pop((owner, ticket))
+        self.memory.release(owner, ticket)
+        self._answer(owner, ticket, waiting.prefix, now)
+
+    def _answer(self, owner: str, ticket: Ticket, prefix: Sequence[BlockHash], now: float) -> None:
+        places: Sequence[Stored] = self.memory.lease(owner, ticket, prefix, now)
+        self._commands.append(Answer(owner, ticket, tuple(places)))
+
+    # -- both --------------------------------------------------------------------------------
+
+    def _depth(self, block: BlockHash) -> int:
+        """Blocks before this one in its prompt; -1 when it is not here."""
+        if (place := self.memory.place_in_prompt(block)) is not None:
+            return place[1]
+        on_disk = self.disk.get(block)
+        return -1 if on_disk is None else on_disk.record.depth
+
+    def _require_new(self, owner: str, ticket: Ticket) -> None:
+        if (owner, ticket) in self._waiting:
+            raise DuplicateTicket(f"ticket {ticket!r} of {owner!r} is in use; choose another")
+
+
+def _ticket(block: BlockHash) -> Ticket:
+    return Ticket(block.hex())

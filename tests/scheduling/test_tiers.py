@@ -1,0 +1,367 @@
+"""Memory over disk: what is written back and promoted, and that nothing is lost or mistaken."""
+
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_scheduling.block_cache import BlockCache, CacheFull, DuplicateTicket
+from halfmoon_scheduling.disk_map import BlockRecord, DiskMap, OnDisk
+from halfmoon_scheduling.tier_commands import (
+    Announce,
+    Answer,
+    Erase,
+    Outcome,
+    Promote,
+    TierCommand,
+    WriteBack,
+)
+from halfmoon_scheduling.tiers import TieredCache, TierLimits
+
+ME = "reader"
+
+
+def chain(name: str) -> list[BlockHash]:
+    """Blocks of a prompt: the i-th is named by the prompt's first i letters."""
+    return [BlockHash(name[:i].encode()) for i in range(1, len(name) + 1)]
+
+
+class World:
+    """The tiers with their bytes: a slot holds the name of the block that was written there."""
+
+    def __init__(self, n_memory: int, n_disk: int, *, low: float = 0.5, high: float = 0.75) -> None:
+        memory = BlockCache(
+            n_memory, high_watermark=high, low_watermark=low, reservation_ttl_s=3, lease_ttl_s=5
+        )
+        self.limits = TierLimits(max_writing=2, max_promoting=2, max_queued=4, pause_s=10)
+        self.tiers = TieredCache(memory, DiskMap(n_disk), self.limits)
+        self.now = 0.0
+        self.memory: dict[int, bytes] = {}
+        self.disk: dict[int, bytes] = {}
+        #: Commands whose I/O goes on.
+        self.running: list[WriteBack | Promote | Erase] = []
+        self.answers: dict[tuple[str, Ticket], list[BlockHash]] = {}
+        #: What somebody who hears the announcements believes.
+        self.told: dict[BlockHash, str] = {}
+        self.n_tickets = 0
+
+    def ticket(self) -> Ticket:
+        self.n_tickets += 1
+        return Ticket(f"t{self.n_tickets}")
+
+    def put(self, prompt: str) -> list[BlockHash]:
+        """Store what fits of a prompt; what was stored."""
+        ticket = self.ticket()
+        try:
+            reserved = self.tiers.reserve(ME, ticket, chain(prompt), None, self.now)
+        except CacheFull:
+            self.heed()
+            raise
+        self.heed()
+        for block, slot in reserved.places:
+            self.memory[slot] = block
+        stored = self.tiers.commit(
+            ME, ticket, [sum(block) for block, _ in reserved.places], self.now
+        )
+        self.told.update(dict.fromkeys(stored, "memory"))
+        self.heed()
+        return stored
+
+    def lease(self, prompt: str) -> Ticket:
+        ticket = self.ticket()
+        self.tiers.lease(ME, ticket, chain(prompt), self.now)
+        self.heed()
+        return ticket
+
+    def answer(self, ticket: Ticket) -> list[bytes] | None:
+        got = self.answers.get((ME, ticket))
+        return None if got is None else [bytes(block) for block in got]
+
+    def heed(self) -> None:
+        """Take commands in: I/O starts, answers and announcements are read."""
+        for command in self.tiers.commands():
+            self._take(command)
+
+    def _take(self, command: TierCommand) -> None:
+        match command:
+            case WriteBack() | Promote() | Erase():
+                self.running.append(command)
+            case Answer(owner=owner, ticket=ticket, places=places):
+                assert (owner, ticket) not in self.answers, "answered twice"
+                for place in places:
+                    assert self.memory[place.slot] == place.hash, "another block's bytes"
+                    assert place.checksum == sum(place.hash)
+                self.answers[owner, ticket] = [place.hash for place in places]
+            case Announce(tier=tier, left=left, came=came):
+                for block in left:
+                    assert self.told.pop(block) == tier
+                for record in came:
+                    assert record.hash not in self.told
+                    self.told[record.hash] = tier
+
+    def finish(self, index: int = 0, outcome: Outcome = "ok") -> None:
+        """One I/O ends."""
+        command = self.running.pop(index)
+        match command:
+            case WriteBack(record=record, memory_slot=slot, disk_slot=disk_slot):
+                assert self.memory[slot] == record.hash, "the slot was reused during the write"
+                self.disk[disk_slot] = record.hash if outcome == "ok" else b"torn"
+                self.tiers.written(record.hash, outcome, self.now)
+            case Promote(record=record, disk_slot=disk_slot, memory_slot=slot):
+                self.memory[slot] = self.disk[disk_slot]
+                if outcome == "ok" and self.disk[disk_slot] != record.hash:
+                    outcome = "corrupt"  # the checksum says so
+                self.tiers.promoted(record.hash, outcome, self.now)
+            case Erase(disk_slot=disk_slot):
+                self.disk[disk_slot] = b""
+                self.tiers.erased(disk_slot)
+        self.heed()
+
+    def settle(self) -> None:
+        """All I/O ends well."""
+        while self.running:
+            self.finish()
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.tiers.tick(self.now)
+        self.heed()
+
+    def check(self) -> None:
+        self.tiers.check()
+        assert set(self.told) == set(self.tiers.hashes()), "told otherwise than it is"
+        for block, tier in self.told.items():
+            assert (tier == "memory") == (block in self.tiers.memory)
+        for block in self.tiers.memory.hashes():
+            place = self.tiers.memory.get(block)
+            assert place is not None and self.memory[place.slot] == block
+
+
+def test_above_the_watermark_blocks_are_written_back_and_only_then_let_go() -> None:
+    world = World(4, 8)
+    world.put("abcd")
+    assert len(world.running) == 2
+    assert world.tiers.memory.n_stored == 4
+    world.settle()
+    assert sorted(world.tiers.memory.hashes()) == chain("ab")
+    assert sorted(world.tiers.disk.hashes()) == [b"abc", b"abcd"]
+    world.check()
+
+
+def test_a_lease_on_blocks_of_both_tiers_is_answered_when_all_are_in_memory() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    ticket = world.lease("abcdef")
+    assert world.answer(ticket) is None
+    world.settle()
+    assert world.answer(ticket) == [bytes(block) for block in chain("abcdef")]
+    world.check()
+
+
+def test_a_lease_does_not_wait_longer_than_it_may_and_gets_the_prefix_that_has_come() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    ticket = world.lease("abcdef")
+    world.finish(0)
+    world.wait(world.limits.promotion_wait_s)
+    assert world.answer(ticket) == [bytes(block) for block in chain("abcde")]
+    world.settle()
+    world.check()
+
+
+def test_damaged_bytes_on_the_disk_are_not_served_and_not_found_again() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    damaged = world.tiers.disk.get(BlockHash(b"abcde"))
+    assert damaged is not None
+    world.disk[damaged.slot] = b"damage"
+    ticket = world.lease("abcdef")
+    world.settle()
+    assert world.answer(ticket) == [bytes(block) for block in chain("abcd")]
+    assert b"abcde" not in world.tiers
+    assert world.disk[damaged.slot] == b""
+    assert world.tiers.counts.corrupt == 1
+    world.check()
+
+
+def test_what_is_written_is_not_overtaken_by_puts_they_are_refused_until_it_is() -> None:
+    world = World(4, 8, low=0.0, high=0.5)
+    world.put("abcd")
+    with pytest.raises(CacheFull, match="2 blocks are being written back first") as full:
+        world.put("xy")
+    assert full.value.retry_after_s <= 0.1
+    world.finish()
+    world.put("x")
+    world.check()
+
+
+def test_without_a_disk_blocks_are_dropped_above_the_watermark() -> None:
+    world = World(4, 0)
+    world.put("abcd")
+    assert not world.running
+    assert sorted(world.tiers.hashes()) == chain("ab")
+    assert world.tiers.counts.dropped == 2
+
+
+def test_a_disk_that_fails_is_left_alone_for_a_while_and_blocks_are_dropped_meanwhile() -> None:
+    world = World(4, 8, low=0.0, high=0.5)
+    world.put("abcd")
+    for _ in range(world.limits.max_failures):
+        assert not world.tiers.disk_is_off
+        world.finish(0, "failed")
+    assert world.tiers.disk_is_off
+    while world.running:
+        world.finish(0, "failed")
+    world.put("xyz")
+    assert not world.running
+    world.check()
+    world.wait(world.limits.pause_s)
+    world.put("pqr")
+    assert world.running
+    world.settle()
+    assert not world.tiers.disk_is_off
+    world.check()
+
+
+def test_a_full_disk_lets_the_block_unused_longest_go_and_children_before_parents() -> None:
+    world = World(4, 3, low=0.0, high=0.5)
+    world.put("abc")
+    world.settle()
+    assert sorted(world.tiers.disk.hashes()) == chain("abc")
+    world.put("xyz")
+    world.settle()
+    assert b"abc" not in world.tiers
+    assert world.tiers.counts.dropped == 3
+    world.check()
+
+
+def test_the_rest_of_a_prefix_is_read_ahead() -> None:
+    world = World(8, 16)
+    world.put("abcdefgh")
+    world.settle()
+    world.lease("abcde")
+    world.settle()
+    assert b"abcdef" in world.tiers.memory
+
+
+def test_blocks_found_after_a_restart_are_served() -> None:
+    world = World(4, 4)
+    for slot, block in enumerate(chain("ab")):
+        world.disk[slot] = block
+        record = BlockRecord(block, BlockHash(block[:-1]) or None, slot, sum(block))
+        world.tiers.restore([OnDisk(record, slot), OnDisk(record, 3)])
+        world.told[block] = "disk"
+    ticket = world.lease("abc")
+    world.settle()
+    assert world.answer(ticket) == chain("ab")
+    world.check()
+
+
+def test_a_ticket_that_waits_can_not_be_used_again() -> None:
+    world = World(4, 4, low=0.0, high=0.5)
+    world.put("abc")
+    world.settle()
+    ticket = world.lease("abc")
+    assert world.answer(ticket) is None
+    with pytest.raises(DuplicateTicket):
+        world.tiers.lease(ME, ticket, chain("abc"), world.now)
+    with pytest.raises(DuplicateTicket):
+        world.tiers.reserve(ME, ticket, chain("x"), None, world.now)
+
+
+PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
+
+
+class TiersUnderAnyOrder(RuleBasedStateMachine):
+    """Puts, leases, I/O that ends in any order, or badly, bytes that change on the disk."""
+
+    n_disk = 6
+    may_fail = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(4, self.n_disk)
+        self.asked: dict[Ticket, Sequence[BlockHash]] = {}
+        self.committed: set[BlockHash] = set()
+
+    @rule(prompt=PROMPTS)
+    def put(self, prompt: str) -> None:
+        with contextlib.suppress(CacheFull):
+            self.committed |= set(self.world.put(prompt))
+
+    @rule(prompt=PROMPTS)
+    def lease(self, prompt: str) -> None:
+        self.asked[self.world.lease(prompt)] = chain(prompt)
+
+    @rule(index=st.integers(0, 20))
+    def release(self, index: int) -> None:
+        if self.asked:
+            ticket = list(self.asked)[index % len(self.asked)]
+            del self.asked[ticket]
+            self.world.tiers.release(ME, ticket, self.world.now)
+            self.world.heed()
+
+    @rule()
+    def client_gone(self) -> None:
+        self.asked.clear()
+        self.world.tiers.forget_owner(ME)
+
+    @rule(index=st.integers(0, 20), outcome=st.sampled_from(["ok", "ok", "failed", "corrupt"]))
+    def io_ends(self, index: int, outcome: Outcome) -> None:
+        if self.world.running:
+            self.world.finish(index % len(self.world.running), outcome if self.may_fail else "ok")
+
+    @rule(slot=st.integers(0, 5))
+    def bytes_change_on_disk(self, slot: int) -> None:
+        if self.may_fail and slot in self.world.disk:
+            self.world.disk[slot] = b"damage"
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 6.0, 12.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.world.check()
+        for ticket, asked in self.asked.items():
+            got = self.world.answers.get((ME, ticket))
+            assert got is None or list(asked[: len(got)]) == got
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        if not self.world.running:
+            assert self.world.tiers.n_promoting == 0
+
+    def teardown(self) -> None:
+        """Once all I/O has ended and all clients are gone, nothing is held."""
+        self.world.settle()
+        self.world.wait(self.world.limits.promotion_wait_s)
+        self.world.settle()
+        self.world.tiers.forget_owner(ME)
+        assert self.world.tiers.n_writing == self.world.tiers.n_promoting == 0
+        assert self.world.tiers.memory.n_leased == self.world.tiers.memory.n_reserved == 0
+
+
+class NothingIsLost(TiersUnderAnyOrder):
+    """With a disk that holds all blocks there are, and does not fail."""
+
+    n_disk = 62
+    may_fail = False
+
+    @invariant()
+    def all_that_was_committed_is_there(self) -> None:
+        assert all(block in self.world.tiers for block in self.committed)
+
+
+SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTiers = TiersUnderAnyOrder.TestCase
+TestTiers.settings = SETTINGS
+TestNothingIsLost = NothingIsLost.TestCase
+TestNothingIsLost.settings = SETTINGS
