@@ -15,7 +15,7 @@ import msgspec
 from halfmoon_protocol.errors import Malformed
 
 
-class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Blocks were added to a cache, each the child of the one before."""
 
     block_hashes: tuple[int | bytes, ...]
@@ -27,14 +27,14 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     medium: str | None = None
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
     """Blocks left a cache."""
 
     block_hashes: tuple[int | bytes, ...]
     medium: str | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
     """A cache is empty."""
 
 

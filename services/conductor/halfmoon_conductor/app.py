@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -14,6 +15,7 @@ from halfmoon_conductor.debug import debug_app
 from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.http import FrontLimits, create_app
 from halfmoon_conductor.hub import Hub
+from halfmoon_conductor.journal_file import JournalFile
 from halfmoon_conductor.prediction_metrics import PredictionMetrics
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
@@ -47,7 +49,19 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         network = ZmqNetwork()
         stack.push_async_callback(network.close)
 
-        shell = Shell(Conductor(settings.scheduling), SystemClock())
+        journal = None
+        if settings.journal_path:
+            journal = JournalFile(
+                Path(settings.journal_path),
+                settings.scheduling,
+                max_bytes=settings.journal_max_mib * 1024 * 1024,
+            )
+            stack.callback(journal.close)
+        shell = Shell(
+            Conductor(settings.scheduling),
+            SystemClock(),
+            record=None if journal is None else journal.record,
+        )
         gateway = Gateway(shell, served_model_name=settings.served_model_name)
         registry = CollectorRegistry()
         metrics = CoreMetrics(shell.core, registry)

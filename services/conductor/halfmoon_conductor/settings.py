@@ -73,6 +73,12 @@ class ConductorSettings(ServiceSettings):
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(
         600.0, description="Seconds until a request that got no first token is given up"
     )
+    journal_path: str = Field(
+        "", description="File for a journal of all events and commands; empty: none is kept"
+    )
+    journal_max_mib: Annotated[int, Field(ge=1)] = Field(
+        1024, description="MiB at which the journal ends; it holds prompts' token ids"
+    )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="Seconds to finish requests after being told to stop"
     )

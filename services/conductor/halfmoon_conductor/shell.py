@@ -5,6 +5,7 @@ a command leads to comes back as a further event.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, assert_never
 
 import structlog
@@ -59,11 +60,22 @@ class Clients(Protocol):
         ...
 
 
+Recorder = Callable[[float, AnyEvent, list[AnyCommand]], None]
+
+
 class Shell:
     """Feeds the core. Used from one event loop."""
 
-    def __init__(self, core: Conductor, clock: Clock) -> None:
+    def __init__(self, core: Conductor, clock: Clock, *, record: Recorder | None = None) -> None:
+        """A shell without hands: see `connect`.
+
+        Args:
+            core: decides.
+            clock: says when.
+            record: is told of every event, its time, and the commands that it led to.
+        """
         self.core = core
+        self._record = record
         self._clock = clock
         self._events: deque[AnyEvent] = deque()
         self._draining = False
@@ -86,7 +98,11 @@ class Shell:
         self._draining = True
         try:
             while self._events:
-                for command in self.core.handle(self._events.popleft(), self._clock.now()):
+                event, now = self._events.popleft(), self._clock.now()
+                commands = self.core.handle(event, now)
+                if self._record is not None:
+                    self._record(now, event, commands)
+                for command in commands:
                     self._perform(command)
         finally:
             self._draining = False

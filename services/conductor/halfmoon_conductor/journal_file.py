@@ -1,0 +1,84 @@
+"""The journal of a live conductor, in a file: every event with its time, and what followed.
+
+`python -m halfmoon_conductor.journal_file PATH` replays one and says whether a fresh core says
+the same.
+"""
+
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+
+from halfmoon_scheduling.commands import AnyCommand
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import AnyEvent, Tick
+from halfmoon_scheduling.journal import BadJournal, encode_entry, encode_header, replay
+
+log = structlog.get_logger()
+
+
+class JournalFile:
+    """Appends to a new file until it is full; what a crash loses is less than a tick's worth."""
+
+    def __init__(self, path: Path, config: SchedulingConfig, *, max_bytes: int) -> None:
+        """Begin a journal; one that is there already is kept beside it as ``….previous``.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        if path.exists():
+            path.replace(path.with_name(path.name + ".previous"))
+        self._path = path
+        self._max_bytes = max_bytes
+        self._file: BinaryIO | None = path.open("wb")
+        self._n_bytes = self._file.write(encode_header(config))
+        self._file.flush()
+
+    def record(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Write one call of the core down. A full journal, or a full disk, ends it."""
+        if self._file is None:
+            return
+        entry = encode_entry(now, event, commands)
+        if self._n_bytes + len(entry) > self._max_bytes:
+            log.warning("journal_full", path=str(self._path), max_bytes=self._max_bytes)
+            self.close()
+            return
+        try:
+            self._n_bytes += self._file.write(entry)
+            if isinstance(event, Tick):
+                self._file.flush()
+        except OSError as error:
+            log.error("journal_ended", path=str(self._path), reason=str(error))
+            self._file = None
+
+    def close(self) -> None:
+        """Write out what is left."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def main(arguments: list[str]) -> int:
+    """Replay a journal; 0 if all agrees, 1 if something differs, 2 if it can't be read."""
+    if len(arguments) != 1:
+        print("usage: python -m halfmoon_conductor.journal_file PATH", file=sys.stderr)
+        return 2
+    try:
+        with Path(arguments[0]).open("rb") as source:
+            n_same, difference = replay(source)
+    except (OSError, BadJournal) as error:
+        print(f"{arguments[0]}: {error}", file=sys.stderr)
+        return 2
+    if difference is None:
+        print(f"{n_same} entries, the same commands")
+        return 0
+    print(f"entry {difference.number} differs, at {difference.entry.now:.6f} s")
+    print(f"  event    {difference.entry.event}")
+    print(f"  recorded {list(difference.entry.commands)}")
+    print(f"  replayed {list(difference.said)}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
