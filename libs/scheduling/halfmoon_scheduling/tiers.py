@@ -112,7 +112,7 @@ class TieredCache:
         self._off_until_s = 0.0
         self.memory.saves_first = disk.n_slots > 0
 
-    def __contains__(self, block: object) -> bool:
+    def __contains__(self, block: BlockHash) -> bool:
         return block in self.memory or block in self.disk
 
     @property
@@ -345,14 +345,12 @@ class TieredCache:
             self._relieving = False
         if not self._relieving or len(self._writing) == self.limits.max_writing:
             return
-        demoted: list[BlockHash] = []
         for block in self.memory.victims(used - int(self.memory.low_slots)):
             if self.memory.is_saved(block):
                 if self.memory.evict(block):
-                    demoted.append(block)
+                    self._gone_from_memory([block])
             elif len(self._writing) < self.limits.max_writing:
                 self._write_back(block, now)
-        self._gone_from_memory(demoted)
 
     def _write_back(self, block: BlockHash, now: float) -> None:
         slot, evicted = self.disk.allocate(self._is_busy)
