@@ -17,6 +17,7 @@ from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import verbs
+from halfmoon_transfer.devices.emulated import EmulatedBuffer
 from halfmoon_transfer.testing import SegmentProcess
 
 
@@ -48,16 +49,27 @@ class FileEngine(TransferEngine):
             return Memory(region, memoryview(mmap.mmap(file.fileno(), n_bytes)))
 
 
+class DeviceEngine(TransferEngine):
+    """One whose regions are memory of an emulated device, looked at as if one sat on it."""
+
+    def allocate(self, n_bytes: int, location: str = "emulated:0") -> Memory:
+        buffer = EmulatedBuffer(n_bytes)
+        return Memory(self.register(buffer.span()), buffer.view)
+
+
 class World:
     """Engines that find each other, all over the same backends; closed at the test's end.
 
     With `far_files`, the regions of all engines whose name says that they are "there" are
-    files.
+    files. `on_device` says whose regions are device memory: "here", "there", "both" or nobody's.
     """
 
-    def __init__(self, kind: str, stack: ExitStack, *, far_files: bool = False) -> None:
+    def __init__(
+        self, kind: str, stack: ExitStack, *, far_files: bool = False, on_device: str = ""
+    ) -> None:
         self.kind = kind
         self._far_files = far_files
+        self.on_device = on_device
         self.metadata = MemoryStore()
         self._stack = stack
         self._engines: list[TransferEngine] = []
@@ -79,13 +91,21 @@ class World:
             batch_slices=40,
             tries_per_path=tries,
             rdma_devices=devices,
+            # Room for a few parts only, so that some find none.
+            staging_bytes=400_000,
+            staging_part_bytes=60_000,
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,
             "backends": backends,
             "settings": settings,
         }
-        kind = FileEngine if self._far_files and "there" in name else TransferEngine
+        kind: type[TransferEngine] = TransferEngine
+        far = "there" in name
+        if self._far_files and far:
+            kind = FileEngine
+        elif self.on_device in ("both", "there" if far else "here"):
+            kind = DeviceEngine
         engine = kind.open(name, **(arguments | overrides))
         self._stack.callback(engine.close)
         self._engines.append(engine)
@@ -140,12 +160,20 @@ def nothing_left() -> Iterator[None]:
     assert [name for name in Path("/dev/shm").iterdir() if name not in shared] == []
 
 
-@pytest.fixture(params=["memory", "shm", "tcp", "mooncake", "faults(memory)", "file", *RDMA])
+#: Backends, and after a slash whose regions are memory of a device.
+ON_DEVICES = ["memory/both", "tcp/both", "shm/here", "mooncake/here", "faults(memory)/both"]
+
+
+@pytest.fixture(
+    params=["memory", "shm", "tcp", "mooncake", "faults(memory)", "file", *RDMA, *ON_DEVICES]
+)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend; for files, TCP leads to them."""
     with ExitStack() as stack:
         far_files = request.param == "file"
-        world = World("tcp" if far_files else request.param, stack, far_files=far_files)
+        kind, _, on_device = request.param.partition("/")
+        kind = "tcp" if far_files else kind
+        world = World(kind, stack, far_files=far_files, on_device=on_device)
         yield world
         world.check()
 
