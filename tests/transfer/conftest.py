@@ -17,8 +17,7 @@ from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import verbs
-from halfmoon_transfer.devices.emulated import EmulatedBuffer
-from halfmoon_transfer.testing import SegmentProcess
+from halfmoon_transfer.testing import SegmentProcess, on_device
 
 
 def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -53,8 +52,7 @@ class DeviceEngine(TransferEngine):
     """One whose regions are memory of an emulated device, looked at as if one sat on it."""
 
     def allocate(self, n_bytes: int, location: str = "emulated:0") -> Memory:
-        buffer = EmulatedBuffer(n_bytes)
-        return Memory(self.register(buffer.span()), buffer.view)
+        return on_device(self, n_bytes)
 
 
 class World:
@@ -113,7 +111,15 @@ class World:
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
         settings = TransferSettings(rdma_devices=DEVICES[1])
-        process = SegmentProcess(name, generation, self.kind, n_bytes, self.metadata, settings)
+        process = SegmentProcess(
+            name,
+            generation,
+            self.kind,
+            n_bytes,
+            self.metadata,
+            settings,
+            on_device=self.on_device in ("both", "there"),
+        )
         return self._stack.enter_context(process)
 
     def check(self) -> None:
@@ -161,7 +167,15 @@ def nothing_left() -> Iterator[None]:
 
 
 #: Backends, and after a slash whose regions are memory of a device.
-ON_DEVICES = ["memory/both", "tcp/both", "shm/here", "mooncake/here", "faults(memory)/both"]
+ON_DEVICES = [
+    "memory/both",
+    "tcp/both",
+    "shm/here",
+    "mooncake/here",
+    "cuda/both",
+    "cuda/there",
+    "faults(memory)/both",
+]
 
 
 @pytest.fixture(
@@ -178,11 +192,14 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world.check()
 
 
-@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", *RDMA])
+@pytest.fixture(
+    params=["shm", "tcp", "shm,tcp", "mooncake", *RDMA, "tcp/both", "shm/here", "cuda/both"]
+)
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:
-        yield World(request.param, stack)
+        kind, _, on_device = request.param.partition("/")
+        yield World(kind, stack, on_device=on_device)
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ from halfmoon_transfer import descriptor as records
 from halfmoon_transfer.child import ChildProcess
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.devices.emulated import EmulatedBuffer
 from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.regions import Memory
 from halfmoon_transfer.settings import TransferSettings
 
 
@@ -45,10 +47,16 @@ class SegmentProcess(ChildProcess):
         n_bytes: int,
         metadata: MetadataStore,
         settings: TransferSettings | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
-        """Start it, and make it known in this process's metadata store."""
+        """Start it, and make it known in this process's metadata store.
+
+        With `on_device`, its region is memory of an emulated device.
+        """
         given = msgspec.json.encode(settings or TransferSettings()).decode()
-        super().__init__(__name__, name, str(generation), backends, str(n_bytes), given)
+        where = "device" if on_device else "host"
+        super().__init__(__name__, name, str(generation), backends, str(n_bytes), given, where)
         introduction = msgspec.json.decode(self.answer(), type=Introduction)
         self.region = introduction.region
         metadata.put(records.PREFIX + name, records.encode(introduction.descriptor))
@@ -65,7 +73,15 @@ def fill(view: memoryview, seed: int) -> None:
     view[:] = np.random.default_rng(seed).bytes(len(view))
 
 
-def main(name: str, generation: str, backends: str, n_bytes: str, settings: str) -> None:
+def on_device(engine: TransferEngine, n_bytes: int) -> Memory:
+    """Registered memory of an emulated device, with the view that its kernels would have."""
+    buffer = EmulatedBuffer(n_bytes)
+    return Memory(engine.register(buffer.span()), buffer.view)
+
+
+def main(
+    name: str, generation: str, backends: str, n_bytes: str, settings: str, where: str
+) -> None:
     """The child's program."""
     with TransferEngine.open(
         name,
@@ -74,7 +90,10 @@ def main(name: str, generation: str, backends: str, n_bytes: str, settings: str)
         backends=backends.split(","),
         settings=msgspec.json.decode(settings, type=TransferSettings),
     ) as engine:
-        memory = engine.allocate(int(n_bytes))
+        if where == "device":
+            memory = on_device(engine, int(n_bytes))
+        else:
+            memory = engine.allocate(int(n_bytes))
         memory.view[:] = pattern(int(n_bytes))
         introduction = Introduction(engine.descriptor, memory.region)
         print(msgspec.json.encode(introduction).decode(), flush=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from halfmoon_transfer.copying import copy
-from halfmoon_transfer.devices.interface import DeviceError, IpcHandle, NotExportable
+from halfmoon_transfer.devices.interface import DeviceError, DmaBuf, IpcHandle, NotExportable
 from halfmoon_transfer.devices.spans import DeviceSpan
 
 KIND = "emulated"
@@ -132,7 +132,7 @@ class EmulatedDevice:
                     return
         raise DeviceError(f"nothing is open at {address:#x}")
 
-    def dma_buf(self, address: int, n_bytes: int) -> int:
+    def dma_buf(self, address: int, n_bytes: int) -> DmaBuf:
         """No network card would take it.
 
         Raises:

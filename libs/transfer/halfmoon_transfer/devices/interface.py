@@ -52,6 +52,15 @@ class IpcHandle(msgspec.Struct, frozen=True):
     offset: int
 
 
+class DmaBuf(msgspec.Struct, frozen=True):
+    """Memory of a device as network cards are given it."""
+
+    #: The caller's to close.
+    fd: int
+    #: Where in it the exported range begins: what it covers is whole pages.
+    offset: int
+
+
 class DeviceMemory(Protocol):
     """One device, as one engine uses it. Methods are safe from any thread.
 
@@ -99,8 +108,8 @@ class DeviceMemory(Protocol):
         """Let go of what `open_handle` gave; no copy touches it any more."""
         ...
 
-    def dma_buf(self, address: int, n_bytes: int) -> int:
-        """A file descriptor, the caller's to close, by which network cards reach this memory.
+    def dma_buf(self, address: int, n_bytes: int) -> DmaBuf:
+        """A file descriptor by which network cards reach this memory without the host's.
 
         Raises:
             NotExportable: the device, its driver or the kernel has no such thing.

@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from halfmoon_transfer.devices.interface import DeviceError, DeviceMemory
+from halfmoon_transfer.devices.interface import DeviceError, DeviceMemory, DmaBuf, IpcHandle
 from halfmoon_transfer.devices.pinned import PinnedPool
 from halfmoon_transfer.devices.spans import DeviceSpan
 
@@ -61,6 +61,23 @@ class DeviceRegion:
         """
         span = self._held()
         self.device.copy_in(view, span.address + offset).wait()
+
+    def export(self) -> IpcHandle:
+        """What another process of this host opens to reach this memory itself.
+
+        Raises:
+            NotExportable: it can't be opened by others.
+            DeviceError: the device says so, or the region was closed.
+        """
+        return self.device.export(self._held().address, self.length)
+
+    def dma_buf(self) -> DmaBuf:
+        """What a network card is given to reach this memory itself; raises like `export`.
+
+        `rdma` makes a DmaBufMR of it: length and offset are those of the region, and so is the
+        descriptor, which may be closed once it is registered.
+        """
+        return self.device.dma_buf(self._held().address, self.length)
 
     def _held(self) -> DeviceSpan:
         """The span, which keeps the memory as long as the caller has it."""

@@ -98,8 +98,7 @@ def host_view(buffer: object) -> memoryview:
     """
     if isinstance(buffer, Tensor):
         _require_contiguous(buffer.is_contiguous(), buffer.nbytes)
-        lent = _Lent(buffer, buffer.data_ptr(), buffer.nbytes)
-        return memoryview(cast("Any", np.asarray(lent)))
+        return bytes_at(buffer.data_ptr(), buffer.nbytes, buffer)
     if isinstance(buffer, np.ndarray):
         _require_contiguous(buffer.flags.c_contiguous, buffer.nbytes)
         return memoryview(cast("Any", buffer.reshape(-1).view(np.uint8)))
@@ -108,8 +107,13 @@ def host_view(buffer: object) -> memoryview:
     return view.cast("B")
 
 
+def bytes_at(address: int, n_bytes: int, owner: object) -> memoryview:
+    """Host memory at an address; its owner is held as long as the view."""
+    return memoryview(cast("Any", np.asarray(_Lent(owner, address, n_bytes))))
+
+
 class _Lent:
-    """Makes numpy hold on to the tensor whose memory it looks at."""
+    """Makes numpy hold on to whose memory it looks at."""
 
     def __init__(self, owner: object, address: int, n_bytes: int) -> None:
         self.owner = owner
