@@ -91,7 +91,7 @@ class World:
             rdma_devices=devices,
             # Room for a few parts only, so that some find none.
             staging_bytes=400_000,
-            staging_part_bytes=60_000,
+            staging_part_bytes=150_000,
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,

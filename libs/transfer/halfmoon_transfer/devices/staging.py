@@ -26,6 +26,9 @@ from halfmoon_transfer.devices.region import DeviceRegion
 from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome
 
 _STOPPED = Outcome(Fate.LOST, "stopped")
+#: Parts in a row of which nothing arrived, after which a batch's others are not tried: a peer
+#: that is gone may take its time to be found out, each time.
+_MAX_LOST_PARTS = 2
 
 
 class Local(NamedTuple):
@@ -62,6 +65,11 @@ class _Part:
         self._fetched = False
         #: Copies that were begun, each with the cuts that it is for.
         self._events: list[tuple[Event, range]] = []
+
+    @property
+    def lost(self) -> bool:
+        """Whether the path failed for all of it."""
+        return all(each.fate is Fate.LOST for each in self.outcomes)
 
     def make_room(self, *, wait: bool) -> bool:
         """Have room in pinned memory; False when there is none now, or the transfer stops."""
@@ -215,8 +223,14 @@ def _flow(
         for cuts in _cut(errand.batch, part_bytes)
     ]
     write = errand.batch.op == "write"
+    n_lost = 0
     try:
         for number, part in enumerate(parts):
+            if errand.stop.stopped:
+                break
+            if n_lost == _MAX_LOST_PARTS:
+                part.outcomes = [parts[number - 1].outcomes[-1]] * len(part.cuts)
+                continue
             if not part.make_room(wait=False):
                 # Who holds no room may wait for some.
                 if number:
@@ -236,6 +250,7 @@ def _flow(
                 part.settle()
                 if number:
                     parts[number - 1].close()
+            n_lost = n_lost + 1 if part.lost else 0
     finally:
         for part in parts:
             part.close()

@@ -59,7 +59,8 @@ class DeviceTable:
     def __init__(self, regions: RegionTable, settings: TransferSettings) -> None:
         self._regions = regions
         self._pool_bytes = settings.staging_bytes
-        self._part_bytes = settings.staging_part_bytes
+        # Two parts of a batch are on their way at once.
+        self._part_bytes = max(1, min(settings.staging_part_bytes, settings.staging_bytes // 3))
         self._lock = threading.Lock()
         self._opened: dict[str, _Opened] = {}
 
