@@ -584,18 +584,17 @@ def test_an_opened_region_is_closed_when_it_is_taken_back(
     make_world: Any, eventually: Eventually
 ) -> None:
     world = make_world("cuda")
-    here, there = world.open("here"), world.start("there", 1, 100_000)
-    assert there.ask("digest")
+    here = world.open("here")
     world.on_device = "both"
-    with_device = world.start("far", 1, 100_000)
+    there = world.start("there", 1, 100_000)
     local = here.allocate(100_000)
-    piece = Piece(local.region, 0, with_device.region, 0, 100_000)
+    piece = Piece(local.region, 0, there.region, 0, 100_000)
     here.submit("read", [piece]).result(PATIENCE_S)
-    opened = here._devices.device("emulated:0")
+    opened = here._home.devices.device("emulated:0")
     assert isinstance(opened, EmulatedDevice)
     assert opened.n_opened == 1
     assert here.stats().n_mappings == 1
-    with_device.ask("unregister")
+    there.ask("unregister")
     with pytest.raises(Rejected, match="no region of this key"):
         here.submit("read", [piece]).result(PATIENCE_S)
     eventually(lambda: opened.n_opened == 0)
@@ -649,7 +648,7 @@ def test_pinned_memory_is_bounded_and_all_given_back(make_world: Any) -> None:
         transfer.result(PATIENCE_S)
     assert near.view == far.view
     for engine in (here, there):
-        assert set(engine._devices.free_bytes.values()) == {(256 * KIB, 256 * KIB)}
+        assert set(engine._home.devices.free_bytes.values()) == {(256 * KIB, 256 * KIB)}
 
 
 def test_closing_an_engine_lets_go_of_device_memory(make_world: Any) -> None:
@@ -665,6 +664,6 @@ def test_closing_an_engine_lets_go_of_device_memory(make_world: Any) -> None:
     with pytest.raises(Rejected, match="register it first"):
         here.submit("write", [Piece(region, 0, region, 0, 1)]).result(PATIENCE_S)
     here.close()
-    assert here._devices.free_bytes == {}
+    assert here._home.devices.free_bytes == {}
     gc.collect()
     assert [each() for each in alive] == [None, None]
