@@ -1,6 +1,7 @@
 """Memory of devices: the drivers' contract, what is recognised, how bytes pass through the host."""
 
 import gc
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer import Corrupted, Notification, Piece, Rejected, TransferSettings
+from halfmoon_transfer.backends.cuda import wire
+from halfmoon_transfer.backends.cuda.wire import Ask, Denied, Granted, Revoked, WireError
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.interface import Errand, Unavailable
 from halfmoon_transfer.descriptor import SegmentDescriptor
@@ -33,6 +36,7 @@ from halfmoon_transfer.devices.region import DeviceRegion
 from halfmoon_transfer.devices.spans import DeviceSpan, device_span, host_view
 from halfmoon_transfer.devices.staging import Local, carry_staged
 from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, PeerKey, Slice
+from halfmoon_transfer.regions import Status
 from halfmoon_transfer.stop import StopSignal
 
 World = Any
@@ -517,6 +521,47 @@ def test_a_transfer_that_is_stopped_copies_no_more(make_bench: Any) -> None:
     outcomes = bench.move("write")
     assert bench.n_carried == 1
     assert [each.fate for each in outcomes] == [Fate.APPLIED] * 2 + [Fate.LOST] * 18
+
+
+# The messages of handles.
+
+KEYS = st.binary(min_size=16, max_size=16)
+
+
+@given(st.integers(0, 2**63 - 1), KEYS, st.binary(max_size=64))
+def test_messages_about_handles_are_read_as_they_were_written(
+    number: int, key: bytes, token: bytes
+) -> None:
+    ask = Ask(number, key)
+    assert wire.decode_ask(wire.encode(ask)) == ask
+    handle = IpcHandle(token, number)
+    granted = Granted(key, number, True, "cuda:" + "a" * 32, handle, "b" * 32, number)
+    for said in (granted, Denied(key, Status.READ_ONLY, number), Revoked(key)):
+        assert wire.decode_said(wire.encode(said)) == said
+        assert len(wire.encode(said)) <= wire.MAX_BYTES
+
+
+@given(st.binary(max_size=60))
+def test_other_messages_about_handles_are_none(message: bytes) -> None:
+    for read in (wire.decode_ask, wire.decode_said):
+        with pytest.raises(WireError):
+            read(message)
+    with pytest.raises(WireError, match="a key of 3 bytes"):
+        wire.decode_ask(wire.encode(Ask(1, b"abc")))
+
+
+def test_garbage_on_the_socket_of_handles_ends_that_connection_only(make_world: Any) -> None:
+    world = make_world("cuda")
+    here, there = world.open("here"), world.open("there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["cuda"].address)
+        sock.send(b"garbage")
+        assert sock.recv(100) == b""
+    assert there.stats().n_malformed == 1
+    _, region = device_memory(there, 1000, 1)
+    local = here.allocate(1000)
+    here.submit("read", [Piece(local.region, 0, region, 0, 1000)]).result(PATIENCE_S)
 
 
 # Engines.

@@ -1,13 +1,12 @@
 """Device memory of peers that is open here: kept for the next use, closed when nobody uses it."""
 
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
-from halfmoon_transfer.backends.cuda.wire import Granted
+from halfmoon_transfer.backends.cuda.wire import THIS_PROCESS, Granted
 from halfmoon_transfer.devices.interface import DeviceError, DeviceMemory
 from halfmoon_transfer.regions import Refused, Status
 
@@ -25,7 +24,7 @@ class Opened:
         self.length = granted.length
         self.writable = granted.writable
         #: Within one process memory is there already.
-        self._foreign = granted.pid != os.getpid()
+        self._foreign = granted.process != THIS_PROCESS
         try:
             self.address = device.open_handle(granted.handle) if self._foreign else granted.address
         except DeviceError as error:

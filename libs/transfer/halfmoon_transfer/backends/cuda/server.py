@@ -14,6 +14,7 @@ import time
 
 from halfmoon_transfer.backends.cuda.wire import (
     MAX_BYTES,
+    THIS_PROCESS,
     Ask,
     Denied,
     Granted,
@@ -146,7 +147,7 @@ class HandleServer:
                 writable=region.writable,
                 device=region.device.identity,
                 handle=handle,
-                pid=os.getpid(),
+                process=THIS_PROCESS,
                 address=region.address,
             )
         except NotExportable as error:

@@ -6,6 +6,8 @@ map with its kind under "type", at most 1,024 bytes. The asker sends `Ask`; the 
 connection closes, the owner is gone.
 """
 
+import secrets
+
 import msgspec
 
 from halfmoon_protocol.regions import KEY_BYTES
@@ -13,6 +15,8 @@ from halfmoon_transfer.devices.interface import IpcHandle
 from halfmoon_transfer.regions import Status
 
 MAX_BYTES = 1024
+#: Not the process's number: containers that share a network may each have the same one.
+THIS_PROCESS = secrets.token_hex(16)
 
 
 class WireError(ValueError):
@@ -35,8 +39,9 @@ class Granted(msgspec.Struct, frozen=True, tag="granted"):
     #: The device, by the name that all processes of the host know.
     device: str
     handle: IpcHandle
-    #: Within this process no handle is needed, and some drivers refuse theirs.
-    pid: int
+    #: `THIS_PROCESS` of the owner. Within one process its address does, and the driver refuses
+    #: the handle.
+    process: str
     address: int
 
 
