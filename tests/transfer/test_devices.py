@@ -308,7 +308,7 @@ def test_lent_runs_never_overlap_and_all_come_back(steps: list[tuple[int, bool]]
     assert pool.free_bytes == whole == pool.n_bytes
 
 
-def test_who_waits_for_room_gets_it_or_is_stopped() -> None:
+def test_who_waits_for_room_gets_it_or_is_stopped(eventually: Eventually) -> None:
     pool = PinnedPool(memoryview(bytearray(100_000)))
     first = pool.take(60_000)
     assert first is not None
@@ -316,14 +316,13 @@ def test_who_waits_for_room_gets_it_or_is_stopped() -> None:
     assert pool.take(10_000, leaving=50_000) is None
     stop, got = StopSignal.after(PATIENCE_S), []
     threads = [
-        threading.Thread(target=lambda: got.append(pool.wait(60_000, stop))) for _ in range(2)
+        threading.Thread(target=lambda: got.append(pool.wait(60_000, stop)), daemon=True)
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
     pool.give_back(first)
-    while not got:
-        threads[0].join(0.01)
-        threads[1].join(0.01)
+    eventually(lambda: len(got) == 1)
     assert got[0] is not None
     stop.set()
     for thread in threads:
@@ -521,6 +520,18 @@ def test_a_transfer_that_is_stopped_copies_no_more(make_bench: Any) -> None:
     outcomes = bench.move("write")
     assert bench.n_carried == 1
     assert [each.fate for each in outcomes] == [Fate.APPLIED] * 2 + [Fate.LOST] * 18
+    assert "out 2" not in bench.log
+
+
+def test_requests_of_peers_leave_half_of_the_room_to_us(make_bench: Any) -> None:
+    bench = make_bench(30_000, pool_bytes=40_960)
+    region = DeviceRegion(bench.buffer.span(), bench.device, bench.pool)
+    with region.lent(0, 20_000) as pinned, region.lent(0, 20_000) as other:
+        assert bench.pool.free_bytes == 20_480
+        assert len(pinned) == len(other) == 20_000
+        region.load(0, other)
+        assert other == bench.buffer.view[:20_000]
+    assert bench.pool.free_bytes == 40_960
 
 
 # The messages of handles.
@@ -577,7 +588,9 @@ def test_the_location_of_device_memory_is_the_device(make_world: Any) -> None:
     here = make_world("tcp").open("here")
     _, region = device_memory(here, 1000, 1)
     assert here._regions.location(region.key) == "emulated:0"
+    # The pinned memory that there is now is nobody's business.
     assert here.stats().n_regions == 1
+    assert here._regions.entries() == []
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
