@@ -168,7 +168,6 @@ def nothing_left() -> Iterator[None]:
 
 #: Backends, and after a slash whose regions are memory of a device.
 ON_DEVICES = [
-    "memory/both",
     "tcp/both",
     "shm/here",
     "mooncake/here",
@@ -192,9 +191,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world.check()
 
 
-@pytest.fixture(
-    params=["shm", "tcp", "shm,tcp", "mooncake", *RDMA, "tcp/both", "shm/here", "cuda/both"]
-)
+@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", *RDMA, "tcp/both", "cuda/both"])
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:
