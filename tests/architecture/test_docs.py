@@ -23,7 +23,7 @@ from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_protocol.messages import ALL_MESSAGES
-from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.settings import SECRETS, ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -136,7 +136,7 @@ def test_the_continuous_integration_runs_what_the_readme_says() -> None:
 def test_every_setting_is_listed_with_its_default() -> None:
     text = (ROOT / "docs" / "operating.md").read_text()
     sections = re.split(r"^### ", text, flags=re.MULTILINE)
-    shared = ServiceSettings.model_fields.keys()
+    shared = ServiceSettings.model_fields.keys() - SECRETS
     for settings in SETTINGS:
         (section,) = [part for part in sections if part.startswith(f"{_role(settings)}\n")]
         rows = dict(_ROW.findall(section))
@@ -144,12 +144,14 @@ def test_every_setting_is_listed_with_its_default() -> None:
         expected = {
             name.replace("_", "-"): _default(settings, name)
             for name in settings.model_fields
-            if name not in shared or _default(settings, name) != _default(ServiceSettings, name)
+            if name not in shared | SECRETS
+            or _default(settings, name) != _default(ServiceSettings, name)
         }
         assert rows == expected, f"{settings.__name__} and docs/operating.md differ"
         assert dict(_ROW.findall(common)) == {
             name.replace("_", "-"): _default(ServiceSettings, name) for name in shared
         }
+    assert all(f"`HALFMOON_{name.upper()}`" in text for name in SECRETS)
 
 
 def _role(settings: type[ServiceSettings]) -> str:

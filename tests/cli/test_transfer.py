@@ -1,10 +1,21 @@
 """`halfmoon transfer bench`."""
 
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.transfer_bench import Load, run_bench
+from halfmoon_cli.bench_target import serve
+from halfmoon_cli.transfer_bench import Load, run_bench, run_bench_against
+from halfmoon_metadata import MemoryStore
+from halfmoon_metadata.server import metadata_app
+from halfmoon_transfer import Lost
 
 
 @pytest.mark.parametrize(("backend", "threads"), [("shm", 1), ("tcp", 2)])
@@ -13,6 +24,86 @@ def test_it_measures_a_path_to_another_process(backend: str, threads: int) -> No
     figures = run_bench(load)
     assert figures.gb_per_s > 0
     assert 0 < figures.p50_us <= figures.p99_us
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A metadata server."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    config = uvicorn.Config(
+        metadata_app(MemoryStore()), interface="asgi3", log_config=None, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/metadata"
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+SMALL = Load(block_bytes=4096, batch=4, threads=2, seconds=0.1)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])
+def test_it_measures_a_path_to_a_target_elsewhere(bind: str) -> None:
+    store = MemoryStore()
+    try:
+        target = serve(store, "far", backend="tcp", n_bytes=100_000, bind=bind, advertise="")
+        with target as engine:
+            assert run_bench_against(SMALL, store, "far", bind=bind).gb_per_s > 0
+            assert engine.stats().n_regions == 1
+    except OSError as error:
+        if bind == "::1":
+            pytest.skip(f"this machine has no IPv6 loopback: {error}")
+        raise
+    assert store.list("halfmoon/bench/") == {}
+
+
+def test_a_target_that_is_not_there_or_too_small_is_told_with_what_to_do() -> None:
+    store = MemoryStore()
+    with serve(store, "far", backend="tcp", n_bytes=100, bind="127.0.0.1", advertise=""):
+        with pytest.raises(ValueError, match=r"no target 'near'; known: far\. Start one"):
+            run_bench_against(SMALL, store, "near")
+        with pytest.raises(ValueError, match=r"has 100 bytes and 32768 are needed.*--size-mib"):
+            run_bench_against(SMALL, store, "far")
+
+
+def test_a_wrong_advertised_address_of_the_target_is_named() -> None:
+    store = MemoryStore()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        dead = f"127.0.0.1:{taken.getsockname()[1]}"
+    with (
+        serve(store, "far", backend="tcp", n_bytes=100_000, bind="127.0.0.1", advertise=dead),
+        pytest.raises(Lost, match=f"segment far at {dead} .set by advertise="),
+    ):
+        run_bench_against(SMALL, store, "far")
+
+
+def test_two_commands_measure_together_if_they_have_the_same_cluster_key(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "the moon is made of green cheese")
+    command = [sys.executable, "-m", "halfmoon_cli", "transfer", "target", f"--metadata={url}"]
+    with subprocess.Popen([*command, "--size-mib=16"], stdout=subprocess.PIPE, text=True) as far:
+        try:
+            assert far.stdout is not None
+            assert "target bench-target at 127.0.0.1:" in far.stdout.readline()
+            bench = ["transfer", "bench", f"--metadata={url}", "--seconds=0.1"]
+            shown = CliRunner().invoke(app, bench)
+            assert shown.exit_code == 0, shown.output
+            assert "GB/s" in shown.output
+            assert "this side" in shown.output
+            monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "the moon is made of blue cheese")
+            refused = CliRunner().invoke(app, bench)
+            assert refused.exit_code == 2
+            assert "another cluster key" in " ".join(refused.output.split())
+            far.terminate()
+            assert far.wait(60) == 0
+        finally:
+            far.kill()
 
 
 def test_the_command_prints_it_and_names_what_it_does_not_know() -> None:

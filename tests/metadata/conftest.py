@@ -15,6 +15,7 @@ import uvicorn
 
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata.testing import EtcdServer
 
 
 def free_port() -> int:
@@ -124,6 +125,14 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    if not EtcdServer.is_installed():
+        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def shared_http_server() -> Iterator[HttpServer]:
     server = HttpServer(MemoryStore())
     yield server
@@ -137,7 +146,7 @@ def http_server() -> Iterator[HttpServer]:
     server.stop()
 
 
-@pytest.fixture(params=["memory", "http", "redis"])
+@pytest.fixture(params=["memory", "http", "redis", "etcd"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     opened: list[MetadataStore] = []
 
@@ -161,6 +170,10 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         url = f"http://127.0.0.1:{server.port}/metadata"
         yield Subject("http", opener(url), clock.advance)
         backing.check()
+    elif request.param == "etcd":
+        etcd_server: EtcdServer = request.getfixturevalue("etcd_server")
+        etcd_server.clear()
+        yield Subject("etcd", opener(etcd_server.url), time.sleep)
     else:
         redis_server: RedisServer = request.getfixturevalue("redis_server")
         client = redis.Redis(port=redis_server.port)

@@ -3,6 +3,7 @@
 import pytest
 
 from halfmoon_metadata import MemoryStore, MetadataRefused, open_store
+from halfmoon_metadata.etcd import EtcdStore
 from halfmoon_metadata.http import HttpStore
 from halfmoon_metadata.redis import RedisStore
 
@@ -30,6 +31,10 @@ def test_memory_stores_are_one_per_name() -> None:
         ("https://localhost/metadata", HttpStore),
         ("redis://localhost", RedisStore),
         ("rediss://user:password@localhost:1/3", RedisStore),
+        ("etcd://localhost", EtcdStore),
+        ("etcd://[::1]:2379", EtcdStore),
+        ("redis://[::1]:6379/0", RedisStore),
+        ("http://[::1]:8000/metadata", HttpStore),
     ],
 )
 def test_opening_connects_to_nobody(url: str, kind: type) -> None:
@@ -38,18 +43,38 @@ def test_opening_connects_to_nobody(url: str, kind: type) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("url", ["", "etcd://localhost", "localhost:6379", "P2PHANDSHAKE"])
+@pytest.mark.parametrize("url", ["", "zookeeper://localhost", "localhost:6379", "P2PHANDSHAKE"])
 def test_an_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
-    with pytest.raises(ValueError, match=r"memory://, http://, https://, redis://, rediss://"):
+    with pytest.raises(
+        ValueError, match=r"memory://, http://, https://, redis://, rediss://, etcd://"
+    ):
         open_store(url)
 
 
 @pytest.mark.parametrize(
-    "url", ["http://", "redis:///0", "http:///metadata", "http://x:port/", "redis://x:port/0"]
+    "url",
+    [
+        "http://",
+        "redis:///0",
+        "http:///metadata",
+        "http://x:port/",
+        "redis://x:port/0",
+        "etcd://",
+        "etcd://x:0",
+    ],
 )
 def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="metadata URL"):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["etcd://user:password@x", "etcd://x/folder", "etcd://x?y=1", "etcd://a:1,b:2"]
+)
+def test_what_etcd_urls_can_not_say_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="metadata URL") as refused:
+        open_store(url)
+    assert "password" not in str(refused.value)
 
 
 def test_a_full_memory_store_refuses_more_until_something_goes() -> None:

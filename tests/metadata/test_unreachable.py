@@ -8,9 +8,21 @@ from typing import Any
 
 import pytest
 
-from halfmoon_metadata import MemoryStore, MetadataError, MetadataStore, MetadataUnreachable
+from halfmoon_metadata import (
+    MemoryStore,
+    MetadataError,
+    MetadataRefused,
+    MetadataStore,
+    MetadataUnreachable,
+)
+from halfmoon_metadata.etcd import EtcdStore
 from halfmoon_metadata.http import HttpStore
 from halfmoon_metadata.redis import RedisStore
+from halfmoon_metadata.testing import EtcdServer
+
+needs_etcd = pytest.mark.skipif(
+    not EtcdServer.is_installed(), reason="etcd is not installed (Debian: etcd-server)"
+)
 
 CALLS: dict[str, Callable[[MetadataStore], object]] = {
     "get": lambda store: store.get("k"),
@@ -67,13 +79,15 @@ def answering() -> Iterator[Callable[[bytes | None], Answering]]:
         server.close()
 
 
-@pytest.fixture(params=["http", "redis"])
+@pytest.fixture(params=["http", "redis", "etcd"])
 def open_at(request: pytest.FixtureRequest) -> Iterator[Callable[[int], MetadataStore]]:
     opened: list[MetadataStore] = []
 
     def start(port: int) -> MetadataStore:
         if request.param == "http":
             opened.append(HttpStore(f"http://127.0.0.1:{port}/metadata", timeout_s=0.2))
+        elif request.param == "etcd":
+            opened.append(EtcdStore(f"etcd://127.0.0.1:{port}", timeout_s=0.2))
         else:
             opened.append(RedisStore(f"redis://:secret@127.0.0.1:{port}/0", timeout_s=0.2))
         return opened[-1]
@@ -174,6 +188,39 @@ def test_a_redis_that_goes_away_is_unreachable_and_its_password_is_not_told(
             call(store)
     assert time.monotonic() - began < 30, "it does not hang"
     store.close()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_page_that_is_not_etcds_is_an_error_of_ours(
+    answering: Callable[[bytes | None], Answering], call: str
+) -> None:
+    page = b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>"
+    store = EtcdStore(f"etcd://127.0.0.1:{answering(page).port}")
+    with pytest.raises(MetadataError, match=r"the answer is not etcd's"):
+        CALLS[call](store)
+    store.close()
+
+
+@needs_etcd
+def test_an_etcd_that_goes_away_is_unreachable() -> None:
+    server = EtcdServer()
+    store = EtcdStore(server.url, timeout_s=1)
+    store.put("k", b"1", ttl_s=60)
+    server.stop()
+    for call in CALLS.values():
+        with pytest.raises(MetadataUnreachable, match=str(server.port)):
+            call(store)
+    store.close()
+
+
+@needs_etcd
+def test_what_is_too_much_for_this_etcd_is_refused_in_its_words() -> None:
+    with EtcdServer(max_request_bytes=100_000) as server:
+        store = EtcdStore(server.url)
+        with pytest.raises(MetadataRefused, match="request is too large"):
+            store.put("k", b"x" * 150_000)
+        store.put("k", b"x" * 50_000)
+        store.close()
 
 
 def test_a_store_that_fails_answers_503_and_that_is_unreachable(http_server: Any) -> None:

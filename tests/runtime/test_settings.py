@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError
 
-from halfmoon_runtime.settings import ServiceSettings, this_machine
+from halfmoon_runtime.settings import SECRETS, ServiceSettings, this_machine
 
 
 class BakerySettings(ServiceSettings):
@@ -43,6 +43,44 @@ def test_flags_win_over_the_environment_and_that_over_defaults(
 def test_an_empty_text_is_a_value() -> None:
     assert BakerySettings.from_args(["--flour", ""]).flour == ""
     assert BakerySettings.from_args(["--flour="]).flour == ""
+
+
+SECRET = "the moon is made of green cheese"
+
+
+def test_a_secret_comes_from_the_environment_and_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert BakerySettings.from_args(["--flour", ""]).cluster_key.get_secret_value() == ""
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", SECRET)
+    settings = BakerySettings.from_args(["--flour", ""])
+    assert settings.cluster_key.get_secret_value() == SECRET
+    assert "cheese" not in f"{settings} {settings!r} {settings.model_dump_json()}"
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--help"])
+    assert "cluster-key" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["--cluster-key", SECRET], [f"--cluster-key={SECRET}"]])
+def test_a_secret_is_not_taken_from_the_command_line(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--flour", "", *argv])
+    told = capsys.readouterr().err
+    assert "set HALFMOON_CLUSTER_KEY" in told
+    assert "cheese" not in told
+
+
+def test_a_secret_that_could_be_guessed_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "cheese")
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--flour", ""])
+    told = capsys.readouterr().err
+    assert "HALFMOON_CLUSTER_KEY: value error, it has 6 characters and needs 16" in told
+    assert "cheese" not in told
 
 
 def test_settings_don_t_change() -> None:
@@ -91,7 +129,7 @@ def test_help_describes_every_setting_with_its_default(capsys: pytest.CaptureFix
     assert "Heat, degrees Celsius (default: 220)" in told
     assert "Kind of flour (required)" in told
     for name, field in BakerySettings.model_fields.items():
-        assert f"--{name.replace('_', '-')}" in told
+        assert (f"--{name.replace('_', '-')}" in told) == (name not in SECRETS)
         assert field.description
 
 

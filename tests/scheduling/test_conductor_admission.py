@@ -65,15 +65,17 @@ class Core:
             D0, DecodeReserved(request_id=RequestId(name), landing=landing, expires_s=60.0)
         )
 
-    def prefilled(self, name: str) -> list[AnyCommand]:
+    def prefilled(self, name: str, fetch_s: float = 30.0) -> list[AnyCommand]:
+        """In no time at all, which teaches nothing as long as it waited for cached blocks."""
         done = PrefillDone(
             request_id=RequestId(name),
             first_token=7,
             finish="",
             n_cached=0,
             queue_s=0.0,
-            compute_s=10.0,
+            compute_s=30.0,
             drain_s=0.0,
+            fetch_s=fetch_s,
         )
         return self.hear(P0, done)
 
@@ -320,3 +322,20 @@ def test_of_those_that_wait_for_pages_the_more_important_goes_first() -> None:
     assert not core.let_in(core.arrive("small", n_tokens=8, max_new_tokens=2))  # overtakes nobody
     assert core.let_in(core.arrive("urgent", n_tokens=8, max_new_tokens=2, priority=2))
     assert reserved_for(core.finish("a")) == ["high"]
+
+
+# -- learning ------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_not_taken_for_longer_because_prefills_share_their_passes() -> None:
+    core = Core(admission="none")
+    for i in range(90):  # three at a time, done together after what three take: 30 s
+        core.arrive(f"r{i}")
+        core.reserved(f"r{i}")
+        if i % 3 == 2:
+            core.now += 30.0
+            for j in range(i - 2, i + 1):
+                core.prefilled(f"r{j}", fetch_s=0.0)
+                core.finish(f"r{j}")
+    core.arrive("next")
+    assert core.conductor.decisions[-1].placement.ttft_s == pytest.approx(10.0, rel=0.15)

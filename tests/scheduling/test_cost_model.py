@@ -28,10 +28,20 @@ def test_a_transfer_shares_its_source_with_those_under_way() -> None:
 def test_predictions_move_towards_what_is_seen_and_only_for_that_worker() -> None:
     costs = CostModel()
     before = costs.prefill_s(P, COST, 10, 0)
-    for _ in range(60):
+    for _ in range(100):
         costs.observe_prefill(P, COST, 10, 0, 2 * before)
     assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(2 * before, rel=1e-3)
     assert costs.prefill_s(WorkerId("prefill-1"), COST, 10, 0) == pytest.approx(before)
+
+
+def test_prefills_that_share_a_pass_are_as_fast_as_they_are_together() -> None:
+    costs = CostModel()
+    before = costs.prefill_s(P, COST, 10, 0)
+    for _ in range(100):  # three at once: the first is told the time of all
+        costs.observe_prefill(P, COST, 10, 0, 3 * before)
+        costs.observe_prefill(P, COST, 10, 0, 0.0)
+        costs.observe_prefill(P, COST, 10, 0, 0.0)
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(before, rel=0.15)
 
 
 @pytest.mark.parametrize(("factor", "scale"), [(1e6, MAX_SCALE), (1e-6, MIN_SCALE)])

@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import socket
 import tempfile
 import threading
 import time
@@ -55,19 +56,39 @@ class DeviceEngine(TransferEngine):
         return on_device(self, n_bytes)
 
 
+class OwnMemoryEngine(TransferEngine):
+    """One whose regions are memory that it did not make; nobody can map it."""
+
+    def allocate(self, n_bytes: int, location: str = "cpu:0") -> Memory:
+        view = memoryview(bytearray(n_bytes))
+        return Memory(self.register(view, location), view)
+
+
 class World:
     """Engines that find each other, all over the same backends; closed at the test's end.
 
-    With `far_files`, the regions of all engines whose name says that they are "there" are
-    files. `on_device` says whose regions are device memory: "here", "there", "both" or nobody's.
+    Engines whose name says that they are "there" may be of another kind, with regions of theirs.
+    `on_device` says whose regions are device memory: "here", "there", "both" or nobody's.
     """
 
     def __init__(
-        self, kind: str, stack: ExitStack, *, far_files: bool = False, on_device: str = ""
+        self,
+        kind: str,
+        stack: ExitStack,
+        far: type[TransferEngine] = TransferEngine,
+        bind: str = "127.0.0.1",
+        on_device: str = "",
     ) -> None:
         self.kind = kind
-        self._far_files = far_files
+        self._bind = bind
+        self._near = DeviceEngine if on_device in ("both", "here") else TransferEngine
+        self._far = DeviceEngine if on_device in ("both", "there") else far
         self.on_device = on_device
+        #: Whether memory "there" can be looked at without a copy.
+        self.has_views = kind not in ("tcp", "mooncake", "rdma") and self._far not in (
+            OwnMemoryEngine,
+            DeviceEngine,
+        )
         self.metadata = MemoryStore()
         self._stack = stack
         self._engines: list[TransferEngine] = []
@@ -97,13 +118,9 @@ class World:
             "metadata": self.metadata,
             "backends": backends,
             "settings": settings,
+            "bind": self._bind,
         }
-        kind: type[TransferEngine] = TransferEngine
-        far = "there" in name
-        if self._far_files and far:
-            kind = FileEngine
-        elif self.on_device in ("both", "there" if far else "here"):
-            kind = DeviceEngine
+        kind = self._far if "there" in name else self._near
         engine = kind.open(name, **(arguments | overrides))
         self._stack.callback(engine.close)
         self._engines.append(engine)
@@ -111,6 +128,7 @@ class World:
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
         settings = TransferSettings(rdma_devices=DEVICES[1])
+        registered = self._far is OwnMemoryEngine
         process = SegmentProcess(
             name,
             generation,
@@ -119,6 +137,7 @@ class World:
             self.metadata,
             settings,
             on_device=self.on_device in ("both", "there"),
+            registered=registered,
         )
         return self._stack.enter_context(process)
 
@@ -163,7 +182,16 @@ def nothing_left() -> Iterator[None]:
         gc.collect()
     assert _our_threads() == []
     assert _our_descriptors() == []
-    assert [name for name in Path("/dev/shm").iterdir() if name not in shared] == []
+    # Semaphores are multiprocessing's, of whatever else runs on this machine.
+    appeared = [path for path in Path("/dev/shm").iterdir() if path not in shared]
+    assert [path for path in appeared if not path.name.startswith("sem.")] == []
+
+
+#: Regions of another kind, and the backend that leads to them.
+FAR: dict[str, tuple[str, type[TransferEngine]]] = {
+    "file": ("tcp", FileEngine),
+    "shm, not mapped": ("shm", OwnMemoryEngine),
+}
 
 
 #: Backends, and after a slash whose regions are memory of a device.
@@ -178,25 +206,47 @@ ON_DEVICES = [
 
 
 @pytest.fixture(
-    params=["memory", "shm", "tcp", "mooncake", "faults(memory)", "file", *RDMA, *ON_DEVICES]
+    params=[
+        "memory",
+        "shm",
+        "tcp",
+        "tcp, IPv6",
+        "mooncake",
+        "faults(memory)",
+        *FAR,
+        *RDMA,
+        *ON_DEVICES,
+    ]
 )
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Every backend; for files, TCP leads to them."""
+    """Every backend, and every kind of memory."""
     with ExitStack() as stack:
-        far_files = request.param == "file"
-        kind, _, on_device = request.param.partition("/")
-        kind = "tcp" if far_files else kind
-        world = World(kind, stack, far_files=far_files, on_device=on_device)
+        world = World(*_world_of(request.param, stack))
         yield world
         world.check()
 
 
-@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", *RDMA, "tcp/both", "cuda/both"])
+def _world_of(
+    param: str, stack: ExitStack
+) -> tuple[str, ExitStack, type[TransferEngine], str, str]:
+    if param == "tcp, IPv6":
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError as error:
+            pytest.skip(f"this machine has no IPv6 loopback: {error}")
+        return "tcp", stack, TransferEngine, "::1", ""
+    param, _, on_device = param.partition("/")
+    kind, far = FAR.get(param, (param, TransferEngine))
+    return kind, stack, far, "127.0.0.1", on_device
+
+
+@pytest.fixture(
+    params=["shm", "tcp", "shm,tcp", "mooncake", "shm, not mapped", *RDMA, "tcp/both", "cuda/both"]
+)
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:
-        kind, _, on_device = request.param.partition("/")
-        yield World(kind, stack, on_device=on_device)
+        yield World(*_world_of(request.param, stack))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Memory of devices: the drivers' contract, what is recognised, how bytes pass through the host."""
 
 import gc
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer import Corrupted, Notification, Piece, Rejected, TransferSettings
+from halfmoon_transfer import Corrupted, Lost, Notification, Piece, Rejected, TransferSettings
 from halfmoon_transfer.backends.cuda import wire
 from halfmoon_transfer.backends.cuda.wire import Ask, Denied, Granted, Revoked, WireError
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
@@ -573,6 +574,23 @@ def test_garbage_on_the_socket_of_handles_ends_that_connection_only(make_world: 
     _, region = device_memory(there, 1000, 1)
     local = here.allocate(1000)
     here.submit("read", [Piece(local.region, 0, region, 0, 1000)]).result(PATIENCE_S)
+
+
+def test_processes_of_other_users_get_no_handle(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world("cuda")
+    here, there = world.open("here"), world.open("there")
+    _, region = device_memory(there, 1000, 1)
+    local = here.allocate(1000)
+    address = there.descriptor.endpoints["cuda"].address
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + address)
+        assert sock.recv(100) == b""
+    with pytest.raises(Lost, match="another user"):
+        here.submit("read", [Piece(local.region, 0, region, 0, 1000)]).result(PATIENCE_S)
 
 
 # Engines.

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from halfmoon_metadata.memory import MemoryStore
 from halfmoon_metadata.opening import open_store
 from halfmoon_metadata.store import MetadataError, MetadataUnreachable
+from halfmoon_metadata.testing import EtcdServer
 from halfmoon_transfer import (
     Lost,
     Memory,
@@ -679,9 +680,15 @@ def test_records_follow_the_regions(make_world: Any) -> None:
     assert store.list("mooncake") == {}
 
 
-@pytest.fixture
-def redis_url() -> Iterator[str]:
-    """A Redis of our own."""
+@pytest.fixture(params=["redis", "etcd"])
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A Redis or an etcd of our own."""
+    if request.param == "etcd":
+        if not EtcdServer.is_installed():
+            pytest.skip("etcd is not installed (Debian: etcd-server)")
+        with EtcdServer() as server:
+            yield server.url
+        return
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed")
@@ -696,10 +703,10 @@ def redis_url() -> Iterator[str]:
             process.kill()
 
 
-def test_redis_holds_the_same_keys_and_json(
-    make_world: Any, redis_url: str, eventually: Eventually
+def test_other_servers_hold_the_same_keys_and_json(
+    make_world: Any, server_url: str, eventually: Eventually
 ) -> None:
-    store = open_store(redis_url)
+    store = open_store(server_url)
 
     def answers() -> bool:
         with contextlib.suppress(MetadataError):
@@ -709,12 +716,12 @@ def test_redis_holds_the_same_keys_and_json(
 
     eventually(answers)
     world = make_world("mooncake")
-    tuning = TransferSettings(mooncake=MooncakeSettings(metadata=redis_url))
+    tuning = TransferSettings(mooncake=MooncakeSettings(metadata=server_url))
     here, there = (Owner(world.open(name, settings=tuning)) for name in ("here", "there"))
     value = store.get("mooncake/ram/there")
     assert value is not None
     assert [each.addr for each in records.decode_segment(value).buffers] == [there.address]
-    # A record as a Mooncake that is built with Redis would write it.
+    # A record as a Mooncake that is built for this server would write it.
     store.put("mooncake/ram/theirs", THEIRS)
     (buffer,) = here.mooncake.open("theirs").buffers
     assert buffer.address == 139969831747600

@@ -26,6 +26,7 @@ import uvicorn
 
 from halfmoon_metadata.memory import MemoryStore
 from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata.testing import EtcdServer
 from halfmoon_transfer import Lost, Memory, Piece, Rejected, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.mooncake import records
 from halfmoon_transfer.backends.mooncake.backend import MooncakeBackend
@@ -175,6 +176,19 @@ def http_wheel(start: Start, url: str) -> Wheel:
     return start("wheel", url)
 
 
+@pytest.fixture(scope="module")
+def etcd_url() -> Iterator[str]:
+    if not EtcdServer.is_installed():
+        pytest.skip("etcd is not installed (Debian: etcd-server)")
+    with EtcdServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def etcd_wheel(start: Start, etcd_url: str) -> Wheel:
+    return start("wheel", etcd_url)
+
+
 # Ours.
 
 
@@ -204,10 +218,11 @@ class Side:
         return self.engine.submit(op, pieces, PATIENCE_S).result(PATIENCE_S)
 
 
-@pytest.fixture(params=["p2p", "http"])
+@pytest.fixture(params=["p2p", "http", "etcd"])
 def side(request: pytest.FixtureRequest) -> Iterator[Side]:
     wheel = request.getfixturevalue(f"{request.param}_wheel")
-    metadata = P2P if request.param == "p2p" else request.getfixturevalue("url")
+    urls = {"http": "url", "etcd": "etcd_url"}
+    metadata = request.getfixturevalue(urls[request.param]) if request.param in urls else P2P
     settings = TransferSettings(mooncake=MooncakeSettings(metadata=metadata))
     # A name of its own for each: the wheel remembers segments.
     with TransferEngine.open(

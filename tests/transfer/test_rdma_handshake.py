@@ -22,9 +22,12 @@ from halfmoon_transfer.backends.rdma.handshake import (
     Granted,
     HandshakeError,
     Hello,
+    Prove,
+    Proven,
     Welcome,
 )
 from halfmoon_transfer.backends.tcp.sockets import Closed
+from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES
 from halfmoon_transfer.regions import Status
 
 PATIENCE_S = 60.0
@@ -41,9 +44,17 @@ ends = st.builds(
     mtu=st.integers(1, 5),
     max_reads=st.integers(0, 255),
 )
+proofs = st.binary(min_size=PROOF_BYTES, max_size=PROOF_BYTES)
 rails = st.integers(0, handshake.MAX_RAILS - 1)
 requests = st.one_of(
-    st.builds(Hello, version=st.integers(0, 9), segment=names, generation=u63),
+    st.builds(
+        Hello,
+        version=st.integers(0, 9),
+        segment=names,
+        generation=u63,
+        nonce=st.binary(max_size=NONCE_BYTES),
+    ),
+    st.builds(Prove, proof=proofs),
     st.builds(Connect, rail=rails, device=names, end=ends),
     st.builds(Fence, rail=rails),
     st.builds(Ask, generation=u63, key=st.binary(max_size=64)),
@@ -55,7 +66,9 @@ replies = st.one_of(
         generation=u63,
         devices=st.dictionaries(names, st.just(GID), max_size=5),
         refused=st.text(max_size=1000),
+        nonce=st.binary(max_size=NONCE_BYTES),
     ),
+    st.builds(Proven, proof=st.none() | proofs, refused=st.text(max_size=1000)),
     st.builds(Connected, end=ends),
     st.just(Fenced()),
     st.builds(
@@ -108,7 +121,7 @@ def test_a_message_that_was_damaged_is_refused_or_is_another_message(
         read = handshake.decode_request(bytes(frame))
     except HandshakeError:
         return
-    assert isinstance(read, Hello | Connect | Fence | Ask)
+    assert isinstance(read, Hello | Prove | Connect | Fence | Ask)
 
 
 @pytest.mark.parametrize("n_bytes", [0, handshake.MAX_FRAME_BYTES + 1, 2**32 - 1])

@@ -1,11 +1,18 @@
 """Shared memory: who may map what, and until when."""
 
 import contextlib
+import ctypes
+import errno
 import fcntl
+import logging
 import mmap
 import os
 import random
+import shutil
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_transfer import Lost, Piece, Rejected, TransferSettings
+from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.interface import Errand
 from halfmoon_transfer.backends.memory import move_here
-from halfmoon_transfer.backends.shm import backend, wire
+from halfmoon_transfer.backends.shm import across, backend, wire
 from halfmoon_transfer.backends.shm.peer import PeerGone, map_shared
-from halfmoon_transfer.backends.shm.wire import Ask, Notice, WireError
+from halfmoon_transfer.backends.shm.wire import Ask, Borrow, Lent, Notice, Return, WireError
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.plan import Outcome
 from halfmoon_transfer.regions import Status
+from halfmoon_transfer.testing import SegmentProcess
 
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
@@ -33,8 +42,10 @@ U64 = st.integers(0, 2**64 - 1)
 def test_messages_are_read_as_they_were_written(
     number: int, key: bytes, kind: int, status: Status
 ) -> None:
-    ask = Ask(number, key)
-    assert wire.decode_ask(wire.encode_ask(ask)) == ask
+    for ask in (Ask(number, key), Borrow(number, key), Return(number, key)):
+        assert wire.decode_ask(wire.encode_ask(ask)) == ask
+    lent = Lent(key, number, number, number % 2 == 0)
+    assert wire.decode_notice(wire.encode_lent(lent)) == lent
     notice = Notice(kind, status, number, key)
     assert wire.decode_notice(wire.encode_notice(notice)) == notice
 
@@ -86,7 +97,9 @@ def test_a_wrong_key_gets_no_descriptor(make_world: Any) -> None:
             sock.send(wire.encode_ask(Ask(generation, key)))
             message, fds, _, _ = socket.recv_fds(sock, 100, 4)
             assert fds == []
-            assert wire.decode_notice(message).status is status
+            notice = wire.decode_notice(message)
+            assert isinstance(notice, Notice)
+            assert notice.status is status
 
 
 def test_memory_that_could_be_cut_short_is_not_mapped() -> None:
@@ -113,9 +126,213 @@ def test_our_memory_is_sealed_against_it(make_world: Any) -> None:
     assert len(memory.view) == 4096
 
 
-def test_memory_that_can_not_be_mapped_goes_over_the_wire(make_world: Any) -> None:
+# Memory that can't be mapped.
+
+
+def test_memory_that_can_not_be_mapped_is_reached_by_the_kernel(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    here = world.open("here")
+    there = SegmentProcess("there", 1, "shm,tcp", 200_000, world.metadata, registered=True)
+    with there:
+        local = here.allocate(200_000)
+        local.view[:] = random.Random(21).randbytes(200_000)
+        piece = Piece(local.region, 0, there.region, 0, 200_000)
+        report = here.submit("write", [piece]).result(PATIENCE_S)
+        assert report.path == ("shm",)
+        assert there.ask("digest") == str(checksum(local.view))
+        sent = bytes(local.view)
+        local.view[:] = bytes(200_000)
+        report = here.submit("read", [piece]).result(PATIENCE_S)
+        assert (report.path, bytes(local.view)) == (("shm",), sent)
+        assert here.view(there.region, 0, 10) is None
+        assert here.stats().n_mappings == 0
+
+
+def test_read_only_memory_is_not_written_across(make_world: Any) -> None:
     world = make_world("shm,tcp")
     here, there = world.open("here"), world.open("there")
+    local, text = here.allocate(5), there.register(b"fixed")
+    with pytest.raises(Rejected, match="read-only"):
+        here.submit("write", [Piece(local.region, 0, text, 0, 5)]).result(PATIENCE_S)
+    report = here.submit("read", [Piece(local.region, 0, text, 0, 5)]).result(PATIENCE_S)
+    assert (bytes(local.view), report.path) == (b"fixed", ("shm",))
+
+
+def test_where_the_kernel_does_not_allow_it_memory_goes_over_the_wire(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    asked: list[int] = []
+
+    def refuses(pid: int, *_: object) -> int:
+        asked.append(pid)
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    monkeypatch.setattr(across, "_writev", refuses)
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there")
+    local, plain = here.allocate(10), bytearray(10)
+    local.view[:] = b"0123456789"
+    piece = Piece(local.region, 0, there.register(plain), 0, 10)
+    for _ in range(3):
+        report = here.submit("write", [piece]).result(PATIENCE_S)
+        assert report.path == ("tcp",)
+    assert plain == local.view
+    assert asked == [os.getpid()], "the kernel's no is remembered"
+    assert "goes over the wire" in caplog.text
+
+
+def test_faults_are_found_in_memory_that_the_kernel_copies(make_world: Any) -> None:
+    world = make_world("shm")
+    faults = Faults("shm", FaultPlan(seed=5, corrupt_rate=0.3))
+    here = world.open("here", backends=(faults,), settings=TransferSettings(tries_per_path=30))
+    there = world.open("there")
+    local, plain = here.allocate(100_000), bytearray(100_000)
+    local.view[:] = random.Random(22).randbytes(100_000)
+    region = there.register(plain)
+    pieces = [Piece(local.region, i, region, i, 999) for i in range(0, 100_000, 1000)]
+    assert here.submit("write", pieces).result(PATIENCE_S).retries > 0
+    assert all(plain[i : i + 999] == local.view[i : i + 999] for i in range(0, 100_000, 1000))
+    local.view[:] = bytes(100_000)
+    assert here.submit("read", pieces).result(PATIENCE_S).retries > 0
+    assert all(plain[i : i + 999] == local.view[i : i + 999] for i in range(0, 100_000, 1000))
+
+
+def test_memory_is_not_taken_back_while_a_peer_may_touch_it(
+    make_world: Any, eventually: Eventually
+) -> None:
+    """Whoever borrows holds an access, and its end, or the peer's, ends that."""
+    there = make_world("shm").open("there", generation=5)
+    region = there.register(bytearray(100))
+
+    def borrow(sock: socket.socket) -> Lent:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
+        sock.send(wire.encode_ask(Borrow(5, region.key)))
+        lent = wire.decode_notice(sock.recv(100))
+        assert isinstance(lent, Lent)
+        assert (lent.length, lent.writable) == (100, True)
+        return lent
+
+    taken_back = threading.Event()
+
+    def take_back() -> None:
+        there.unregister(region)
+        taken_back.set()
+
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as second,
+    ):
+        borrow(first)
+        borrow(second)
+        thread = threading.Thread(target=take_back)
+        thread.start()
+        first.send(wire.encode_ask(Return(5, region.key)))
+        assert not taken_back.wait(0.1)
+        second.close()
+        thread.join()
+        first.send(wire.encode_ask(Borrow(5, region.key)))
+        refused = wire.decode_notice(first.recv(100))
+        assert isinstance(refused, Notice)
+        assert refused.status is Status.UNKNOWN_KEY
+
+
+def test_what_is_returned_twice_or_was_never_lent_does_no_harm(make_world: Any) -> None:
+    there = make_world("shm").open("there", generation=5)
+    region = there.register(bytearray(100))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
+        for key in (region.key, os.urandom(16), region.key):
+            sock.send(wire.encode_ask(Return(5, key)))
+        sock.send(wire.encode_ask(Borrow(5, region.key)))
+        assert isinstance(wire.decode_notice(sock.recv(100)), Lent)
+    there.check()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as others")
+def test_another_user_is_not_told_where_memory_is(make_world: Any) -> None:
+    there = make_world("shm").open("there", generation=5)
+    region = there.register(bytearray(100))
+    program = (
+        "import os, socket, sys; os.setuid(65534);"
+        "sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); sock.settimeout(30);"
+        "sock.connect('\\0' + sys.argv[1]); sock.send(bytes.fromhex(sys.argv[2]));"
+        "print(sock.recv(100).hex())"
+    )
+    address = there.descriptor.endpoints["shm"].address
+    ask = wire.encode_ask(Borrow(5, region.key)).hex()
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, address, ask],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    notice = wire.decode_notice(bytes.fromhex(done.stdout))
+    assert isinstance(notice, Notice)
+    assert notice.status is Status.NOT_SHAREABLE
+
+
+def test_bytes_that_are_not_all_there_are_reported() -> None:
+    """The page behind can't be accessed."""
+    process = across.Process(os.getpid())
+    with contextlib.closing(process), mmap.mmap(-1, 2 * mmap.PAGESIZE) as room:
+        room[:4] = b"here"
+        address = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        behind = ctypes.c_void_p(address + mmap.PAGESIZE)
+        assert ctypes.CDLL(None).mprotect(behind, mmap.PAGESIZE, 0) == 0
+        into = memoryview(bytearray(2 * mmap.PAGESIZE))
+        with pytest.raises(across.Torn, match=f"{mmap.PAGESIZE} of {2 * mmap.PAGESIZE} bytes"):
+            process.read(address, into)
+        with pytest.raises(across.Torn, match="Bad address"):
+            process.write(address + mmap.PAGESIZE, b"nowhere")
+        process.read(address, into[:4])
+        assert bytes(into[:4]) == b"here"
+
+
+def test_a_process_that_has_ended_is_noticed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = across.Process(child.pid)
+        process.require_alive()
+        child.communicate()
+        with pytest.raises(across.Gone):
+            process.require_alive()
+        process.close()
+    with pytest.raises(across.Gone):
+        across.Process(child.pid)
+    with pytest.raises(across.NotAllowed):
+        across.Process(0)
+
+
+CAN_DROP = os.geteuid() == 0 and shutil.which("setpriv") is not None
+
+
+@pytest.mark.skipif(not CAN_DROP, reason="it needs root, and setpriv to be less than that")
+def test_a_process_that_may_not_be_looked_into_is_not() -> None:
+    hidden = "import ctypes; ctypes.CDLL(None).prctl(4, 0); print(); input()"
+    program = (
+        "import sys; from halfmoon_transfer.backends.shm import across\n"
+        "process = across.Process(int(sys.argv[1]))\n"
+        "try: process.read(4096, memoryview(bytearray(1)))\n"
+        "except across.NotAllowed as error: print(error)"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", hidden], stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        less = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+        command = [*less, sys.executable, "-c", program, str(child.pid)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        child.communicate(b"\n")
+    assert "Operation not permitted" in done.stdout, done
+
+
+def test_without_it_memory_that_can_not_be_mapped_goes_over_the_wire(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    settings = TransferSettings(cross_memory_attach=False)
+    here, there = world.open("here", settings=settings), world.open("there")
     local, plain = here.allocate(200_000), bytearray(200_000)
     local.view[:] = random.Random(1).randbytes(200_000)
     region, shared = there.register(plain), there.allocate(200_000)

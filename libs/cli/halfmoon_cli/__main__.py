@@ -13,7 +13,7 @@ from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.paper import paper
 from halfmoon_cli.simulate import simulate
 from halfmoon_cli.status import show_status
-from halfmoon_cli.transfer import bench
+from halfmoon_cli.transfer import bench, target
 from halfmoon_cli.up import run_up
 
 DEFAULT_PORT = 8000
@@ -136,6 +136,7 @@ def topology(
 
 
 transfer_app.command()(bench)
+transfer_app.command()(target)
 app.command()(simulate)
 app.command()(paper)
 

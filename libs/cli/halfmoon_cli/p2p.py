@@ -39,7 +39,10 @@ app = typer.Typer(no_args_is_help=True, help="Move folders between hosts, each a
 console = Console()
 
 Metadata = Annotated[
-    str, typer.Option(envvar="HALFMOON_METADATA", help="The metadata store: http://… or redis://…")
+    str,
+    typer.Option(
+        envvar="HALFMOON_METADATA", help="The metadata store: http://…, redis://… or etcd://…"
+    ),
 ]
 Name = Annotated[str, typer.Argument(help="The object's name")]
 Bind = Annotated[str, typer.Option(help="Address to serve peers at")]
@@ -126,14 +129,19 @@ def rm(name: Name, metadata: Metadata) -> None:
 
 @contextmanager
 def _client(url: str, bind: str, advertise: str) -> "Iterator[P2PStore]":
-    from halfmoon_transfer import TransferEngine
+    from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
     from halfmoon_transfer.p2p import P2PStore
 
     name = f"p2p-{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
     with ExitStack() as stack:
         metadata = stack.enter_context(_store(url))
         engine = TransferEngine.open(
-            name, metadata=metadata, bind=bind, advertise=advertise or None, backends=("tcp",)
+            name,
+            metadata=metadata,
+            bind=bind,
+            advertise=advertise or None,
+            backends=("tcp",),
+            settings=TransferSettings(cluster_key=ClusterKey.from_environment()),
         )
         stack.enter_context(engine)
         yield stack.enter_context(P2PStore(engine, metadata))

@@ -1,19 +1,24 @@
-"""`halfmoon transfer bench`: how fast bytes move to another process on this host.
+"""`halfmoon transfer bench`: how fast bytes move to another process.
 
-The target is a process of its own with one region; the initiator is this one, or several
-threads of it. Blocks lie in another order at the far side, so that they can't be merged.
+The target is a process with one region, started here or (`bench_target`) on another host; the
+initiator is this process, or several threads of it. Blocks lie in another order at the far
+side, so that they can't be merged.
 """
 
 import os
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from halfmoon_cli.bench_target import find
+from halfmoon_metadata import MetadataStore
 from halfmoon_metadata.memory import MemoryStore
-from halfmoon_transfer import Op, Piece, TransferEngine, TransferSettings
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer import ClusterKey, Op, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.testing import SegmentProcess
 
 _ROUNDS = 5
@@ -33,6 +38,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 3.0
     checksums: bool = True
 
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes of one transfer."""
+        return self.block_bytes * self.batch
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory that each side needs."""
+        return self.lane_bytes * self.threads
+
 
 class Figures(msgspec.Struct, frozen=True):
     """What came out; medians of rounds."""
@@ -41,7 +56,7 @@ class Figures(msgspec.Struct, frozen=True):
     #: Microseconds of one transfer of a whole batch.
     p50_us: float
     p99_us: float
-    #: Of both processes together.
+    #: Of both processes together, if the target was started here; else of this one.
     cpu_s_per_gb: float
 
 
@@ -53,41 +68,91 @@ def run_bench(load: Load) -> Figures:
         ValueError: there is no such backend.
     """
     store = MemoryStore()
-    lane_bytes = load.block_bytes * load.batch
-    room = lane_bytes * load.threads
-    settings = TransferSettings(checksums=load.checksums)
     with (
-        TransferEngine.open(
-            "bench-initiator", metadata=store, backends=(load.backend,), settings=settings
-        ) as engine,
-        SegmentProcess("bench-target", 1, load.backend, room, store) as target,
+        _initiator(load, store) as engine,
+        SegmentProcess("bench-target", 1, load.backend, load.n_bytes, store) as target,
     ):
-        local = engine.allocate(room)
-        local.view[:] = bytes(room)
-        batches = [
-            [
-                Piece(
-                    local.region,
-                    lane * lane_bytes + index * load.block_bytes,
-                    target.region,
-                    room - lane * lane_bytes - (index + 1) * load.block_bytes,
-                    load.block_bytes,
-                )
-                for index in range(load.batch)
-            ]
-            for lane in range(load.threads)
+        return _measure(engine, target.region, load, lambda: _cpu_s(target.pid))
+
+
+def run_bench_against(
+    load: Load, store: MetadataStore, target: str, *, bind: str = "127.0.0.1", advertise: str = ""
+) -> Figures:
+    """Move blocks to or from a target that runs somewhere.
+
+    Args:
+        load: what to move.
+        store: where the target has written its record.
+        target: its name.
+        bind: address to listen at.
+        advertise: what the target would dial to reach us; empty: what is bound.
+
+    Raises:
+        TransferError: a transfer failed.
+        ValueError: there is no such backend or target, or its region is too small.
+        MetadataError: the store can't.
+        OSError: nothing can listen there.
+    """
+    region = find(store, target)
+    if region.length < load.n_bytes:
+        raise ValueError(
+            f"target {target} has {region.length} bytes and {load.n_bytes} are needed for "
+            f"{load.threads} threads with {load.batch} blocks of {load.block_bytes} bytes: give "
+            "it a larger --size-mib"
+        )
+    key = ClusterKey.from_environment()
+    with _initiator(load, store, bind=bind, advertise=advertise, key=key) as engine:
+        return _measure(engine, region, load, time.process_time)
+
+
+def _initiator(
+    load: Load,
+    store: MetadataStore,
+    *,
+    bind: str = "127.0.0.1",
+    advertise: str = "",
+    key: ClusterKey | None = None,
+) -> TransferEngine:
+    return TransferEngine.open(
+        f"bench-initiator-{os.getpid()}-{os.urandom(3).hex()}",
+        metadata=store,
+        backends=(load.backend,),
+        bind=bind,
+        advertise=advertise or None,
+        settings=TransferSettings(checksums=load.checksums, cluster_key=key),
+    )
+
+
+def _measure(
+    engine: TransferEngine, remote: Region, load: Load, cpu_s: Callable[[], float]
+) -> Figures:
+    lane_bytes, room = load.lane_bytes, load.n_bytes
+    local = engine.allocate(room)
+    local.view[:] = bytes(room)
+    batches = [
+        [
+            Piece(
+                local.region,
+                lane * lane_bytes + index * load.block_bytes,
+                remote,
+                room - lane * lane_bytes - (index + 1) * load.block_bytes,
+                load.block_bytes,
+            )
+            for index in range(load.batch)
         ]
-        for pieces in batches:
-            engine.transfer(load.op, pieces)
-        rates, costs, times = [], [], []
-        for _ in range(_ROUNDS):
-            cpu, started = _cpu_s(target.pid), time.perf_counter()
-            found = _round(engine, load, batches)
-            seconds = time.perf_counter() - started
-            n_gb = len(found) * lane_bytes / 1e9
-            rates.append(n_gb / seconds)
-            costs.append((_cpu_s(target.pid) - cpu) / n_gb)
-            times.extend(found)
+        for lane in range(load.threads)
+    ]
+    for pieces in batches:
+        engine.transfer(load.op, pieces)
+    rates, costs, times = [], [], []
+    for _ in range(_ROUNDS):
+        cpu, started = cpu_s(), time.perf_counter()
+        found = _round(engine, load, batches)
+        seconds = time.perf_counter() - started
+        n_gb = len(found) * lane_bytes / 1e9
+        rates.append(n_gb / seconds)
+        costs.append((cpu_s() - cpu) / n_gb)
+        times.extend(found)
     times.sort()
     return Figures(
         statistics.median(rates),

@@ -1,4 +1,4 @@
-"""Small shared records under leases: in memory, over HTTP, in Redis."""
+"""Small shared records under leases: in memory, over HTTP, in Redis, in etcd."""
 
 from halfmoon_metadata.memory import MemoryStore
 from halfmoon_metadata.opening import open_store

@@ -16,7 +16,7 @@ def open_store(url: str) -> MetadataStore:
 
     Args:
         url: ``memory://name`` (one per name and process), ``http://host:port/metadata``,
-            ``https://…``, ``redis://host:port/0`` or ``rediss://…``.
+            ``https://…``, ``redis://host:port/0``, ``rediss://…`` or ``etcd://host:2379``.
 
     Raises:
         ValueError: a scheme that is not one of these, or no host.
@@ -47,6 +47,12 @@ def _open_redis(url: str) -> MetadataStore:
     return RedisStore(_with_host(url))
 
 
+def _open_etcd(url: str) -> MetadataStore:
+    from halfmoon_metadata.etcd import EtcdStore
+
+    return EtcdStore(_with_host(url))
+
+
 def _with_host(url: str) -> str:
     try:
         parts = urlsplit(url)
@@ -64,4 +70,5 @@ _OPENERS: dict[str, Callable[[str], MetadataStore]] = {
     "https": _open_http,
     "redis": _open_redis,
     "rediss": _open_redis,
+    "etcd": _open_etcd,
 }

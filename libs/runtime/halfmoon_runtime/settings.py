@@ -1,6 +1,7 @@
 """Settings: one frozen object per service, read once from flags and environment, handed down.
 
 A flag ``--worker-id`` wins over the variable ``HALFMOON_WORKER_ID``, and that over the default.
+A secret has no flag, as everybody on a machine can read its processes' command lines.
 """
 
 import ipaddress
@@ -10,11 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict, SettingsError
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
+#: Settings that come from the environment only, and are never printed.
+SECRETS = frozenset({"cluster_key"})
+_MIN_KEY_CHARACTERS = 16
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -59,8 +63,12 @@ class ServiceSettings(BaseSettings):
     )
     metadata: str = Field(
         "http://127.0.0.1:8000/metadata",
-        description="Metadata server: http://host:port/metadata, redis://host:port/0 or"
-        " memory://name",
+        description="Metadata server: http://host:port/metadata, redis://host:port/0,"
+        " etcd://host:2379 or memory://name",
+    )
+    cluster_key: CliSuppress[SecretStr] = Field(
+        SecretStr(""),
+        description="What peers must know before bytes are moved to or from them; empty: nothing",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log lines to write"
@@ -71,6 +79,16 @@ class ServiceSettings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=-1, le=65535)] = Field(
         0, description="TCP port of Prometheus metrics; 0 takes a free one, -1 turns them off"
     )
+
+    @field_validator("cluster_key")
+    @classmethod
+    def _can_not_be_guessed(cls, key: SecretStr) -> SecretStr:
+        if 0 < len(key) < _MIN_KEY_CHARACTERS:
+            raise ValueError(
+                f"it has {len(key)} characters and needs {_MIN_KEY_CHARACTERS} at least, for "
+                "example from `openssl rand -hex 32`"
+            )
+        return key
 
     @property
     def advertised_host(self) -> str:
@@ -91,6 +109,7 @@ class ServiceSettings(BaseSettings):
         """
         program = f"python -m {cls.__module__.partition('.')[0]}"
         try:
+            _refuse_secrets(argv)
             return cls(_cli_parse_args=list(argv), _cli_prog_name=program)
         except ValidationError as error:
             lines = [_explain(one) for one in error.errors()]
@@ -101,12 +120,24 @@ class ServiceSettings(BaseSettings):
         raise SystemExit(2)
 
 
+def _refuse_secrets(argv: Sequence[str]) -> None:
+    for name in SECRETS:
+        flag = f"--{name.replace('_', '-')}"
+        if any(each.partition("=")[0] == flag for each in argv):
+            raise SettingsError(
+                f"{flag} is no flag, as everybody on this machine could read it: set "
+                f"{ENVIRONMENT_PREFIX}{name.upper()}"
+            )
+
+
 def _explain(error: ErrorDetails) -> str:
     """One wrong setting, by the names under which it can be given."""
     message = error["msg"][:1].lower() + error["msg"][1:]
     if not error["loc"]:
         return message
     name = str(error["loc"][0])
+    if name in SECRETS:
+        return f"{ENVIRONMENT_PREFIX}{name.upper()}: {message}"
     names = f"--{name.replace('_', '-')} ({ENVIRONMENT_PREFIX}{name.upper()})"
     if error["type"] == "missing":
         return f"{names} is missing: it has no default"

@@ -196,6 +196,7 @@ class Conductor:
         assert tracked.placement is not None
         chosen, request = tracked.placement.chosen, tracked.request
         self.cluster.decodes.landing(worker_id, request_id)
+        self.cluster.prefills.start(chosen.worker_id, request_id, now)
         tracked.phase = Phase.PREFILLING
         self._requests.deadlines.set(tracked, now + self.config.request_timeout_s)
         cached = None
@@ -247,7 +248,7 @@ class Conductor:
             return self._on_prefill_stopped(worker_id, message.request_id)
         assert tracked.placement is not None and tracked.placement.decode is not None
         decode, request = tracked.placement.decode, tracked.request
-        self._placer.learn(tracked.placement, request, message)
+        self._placer.learn(tracked.placement, request, message, now)
         self._requests.accuracy.observe(
             "ttft", tracked.first_token_s - tracked.arrived_s, now - tracked.arrived_s
         )

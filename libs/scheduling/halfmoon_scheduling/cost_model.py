@@ -11,6 +11,9 @@ from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
 #: Share that one observation has in the running mean.
 ALPHA = 0.2
+#: The same for prefills, which share forward passes: one may take no time and the next twice
+#: its own.
+PREFILL_ALPHA = 0.1
 #: A correction outside these says that the profile is wrong, not that the worker is slow;
 #: following it further would let one odd observation decide for long.
 MIN_SCALE, MAX_SCALE = 0.1, 10.0
@@ -36,10 +39,32 @@ class Mean:
     """An exponentially weighted mean that starts from a prior."""
 
     value: float
+    alpha: float = ALPHA
 
     def observe(self, value: float) -> None:
         """Let one more value count."""
-        self.value += ALPHA * (value - self.value)
+        self.value += self.alpha * (value - self.value)
+
+
+@dataclass(slots=True)
+class _Correction:
+    """Observed over predicted seconds, as the quotient of two running means.
+
+    Not the mean of quotients, in which a short forward pass would count as much as a long one.
+    """
+
+    alpha: float
+    observed_s: float
+    predicted_s: float
+    #: The quotient, within `MIN_SCALE` and `MAX_SCALE`.
+    value: float = 1.0
+
+    def observe(self, observed_s: float, predicted_s: float) -> None:
+        # One odd observation may not decide for long.
+        observed_s = min(observed_s, MAX_SCALE * predicted_s)
+        self.observed_s += self.alpha * (observed_s - self.observed_s)
+        self.predicted_s += self.alpha * (predicted_s - self.predicted_s)
+        self.value = min(MAX_SCALE, max(MIN_SCALE, self.observed_s / self.predicted_s))
 
 
 class CostModel:
@@ -52,8 +77,7 @@ class CostModel:
             prior_bandwidth: bytes per second of a source that nobody has read from.
         """
         self._prior_bandwidth = prior_bandwidth
-        #: Observed over predicted, within `MIN_SCALE` and `MAX_SCALE`.
-        self._scales: dict[WorkerId, Mean] = {}
+        self._scales: dict[WorkerId, _Correction] = {}
         #: Bytes per second that one transfer alone would have, by source, and by source and
         #: reader.
         self._sources: dict[WorkerId, Mean] = {}
@@ -70,8 +94,10 @@ class CostModel:
     def observe_prefill(
         self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int, seconds: float
     ) -> None:
-        """A prefill took so many seconds of computing."""
-        self._observe(worker, seconds, unscaled_prefill_s(cost, n_tokens, n_cached))
+        """A prefill kept its worker busy for so many seconds; 0 if it shared all of its
+        forward passes with others, which these seconds were counted for."""
+        predicted_s = unscaled_prefill_s(cost, n_tokens, n_cached)
+        self._observe(worker, seconds, predicted_s, PREFILL_ALPHA)
 
     def step_s(
         self, worker: WorkerId, cost: DecodeCost, n_requests: float, context_tokens: float
@@ -95,7 +121,9 @@ class CostModel:
         seconds: float,
     ) -> None:
         """Recent steps took so many seconds each."""
-        self._observe(worker, seconds, unscaled_step_s(cost, n_requests, context_tokens))
+        if seconds > 0:
+            predicted_s = unscaled_step_s(cost, n_requests, context_tokens)
+            self._observe(worker, seconds, predicted_s, ALPHA)
 
     def transfer_s(self, source: WorkerId, reader: WorkerId, n_bytes: int, n_active: int) -> float:
         """Seconds until `reader` has `n_bytes` from a source that has `n_active` other
@@ -132,7 +160,7 @@ class CostModel:
         assert all(mean.value > 0 for mean in (*self._sources.values(), *self._paths.values()))
         assert all(source in self._sources for source, _ in self._paths)
 
-    def _observe(self, worker: WorkerId, seconds: float, predicted_s: float) -> None:
-        if seconds > 0 and predicted_s > 0:
-            scale = min(MAX_SCALE, max(MIN_SCALE, seconds / predicted_s))
-            self._scales.setdefault(worker, Mean(1.0)).observe(scale)
+    def _observe(self, worker: WorkerId, seconds: float, predicted_s: float, alpha: float) -> None:
+        if predicted_s > 0:
+            new = _Correction(alpha, predicted_s, predicted_s)
+            self._scales.setdefault(worker, new).observe(seconds, predicted_s)

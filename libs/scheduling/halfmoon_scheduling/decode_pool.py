@@ -14,6 +14,11 @@ from halfmoon_scheduling.cost_model import CostModel, Mean
 from halfmoon_scheduling.forecast import Starts, Stay, expected_change, uniform_change
 from halfmoon_scheduling.placement import DecodeCandidate
 
+#: Share that one request has in the running mean of decode times, which differ widely.
+DECODE_TIME_ALPHA = 0.02
+#: Later moments that the expected forecast looks at, beside the one it is asked for.
+MAX_MOMENTS = 8
+
 
 @dataclass(slots=True)
 class _Held:
@@ -176,7 +181,7 @@ class DecodePool:
     def ended(self, seconds: float) -> None:
         """A request has decoded to its end, which took so long."""
         if self._seen_decode_time is None:
-            self._seen_decode_time = Mean(seconds)
+            self._seen_decode_time = Mean(seconds, DECODE_TIME_ALPHA)
         self._seen_decode_time.observe(seconds)
 
     @property
@@ -205,17 +210,18 @@ class DecodePool:
         return total_s / n_workers
 
     def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
-        """Expected seconds per step of one worker, a request of `n_tokens` included: the more
-        of a later moment and of the one when all that is planned for the worker is there."""
+        """Expected seconds per step of one worker with a request of `n_tokens`: the most of a
+        later moment and of those after it when what is planned for the worker begins."""
         worker = self._workers[decode]
         token_s = self._step_s(decode, 0 if worker.n_running else 1, 0)
         stays = [held.stay for held in worker.held.values()]
-        last_s = max((stay.start_s for stay in stays if not stay.running), default=at_s)
-        return max(
-            self._step_s(decode, change.n_requests + 1, change.context_tokens + n_tokens)
-            for moment_s in {at_s, max(at_s, last_s)}
-            for change in [expected_change(stays, now, moment_s, token_s)]
-        )
+        later = sorted(stay.start_s for stay in stays if not stay.running and stay.start_s > at_s)
+        longest_s = 0.0
+        for moment_s in (at_s, *later[-1 :: -(1 + len(later) // MAX_MOMENTS)]):
+            change = expected_change(stays, now, moment_s, token_s)
+            step_s = self._step_s(decode, change.n_requests + 1, change.context_tokens + n_tokens)
+            longest_s = max(longest_s, step_s)
+        return longest_s
 
     def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
         """Seconds per step of a request that is alone there."""

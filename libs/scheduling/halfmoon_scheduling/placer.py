@@ -92,18 +92,23 @@ class Placer:
         home = self._cluster.home_of(prefill)
         return None if home in self._avoided.get(origin(request_id), ()) else home
 
-    def learn(self, placement: Placement, request: Request, done: PrefillDone) -> None:
-        """Correct the predictions by what a prefill took."""
+    def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
+        """Correct the predictions by what a prefill took; it still is in its worker's queue."""
         chosen = placement.chosen
         info = self._cluster.get(chosen.worker_id)
-        # Compute time includes waits for fetched layers, which say nothing of computing.
+        # Computing and being busy are both at least what this request alone takes: forward
+        # passes are shared, and bytes are on their way when the next one computes. Compute
+        # time includes waits for fetched layers too, which say nothing of computing.
         if info is not None and info.prefill_cost is not None and done.fetch_s < done.compute_s / 2:
             self._costs.observe_prefill(
                 chosen.worker_id,
                 info.prefill_cost,
                 len(request.token_ids),
                 done.n_cached,
-                done.compute_s,
+                min(
+                    done.compute_s,
+                    self._cluster.prefills.busy_s(chosen.worker_id, request.request_id, now),
+                ),
             )
         if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
             others = max(0, self._cluster.transfers.get(chosen.source, 0) - 1)

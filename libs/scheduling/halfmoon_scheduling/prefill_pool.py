@@ -7,6 +7,7 @@ does not walk the queue.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
@@ -14,7 +15,7 @@ from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.placement import Estimate, Job, PrefillCandidate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Planned:
     """A request's place in a prefill worker's queue."""
 
@@ -22,6 +23,8 @@ class _Planned:
     n_computed: int
     #: The kvstore that it reads from over the network, if it does.
     source: WorkerId | None
+    #: When its prefill worker was told.
+    started_s: float = inf
 
 
 @dataclass(slots=True)
@@ -33,7 +36,9 @@ class _Prefill:
     #: Predicted seconds of all of `planned` but the first; 0 when there are no others.
     behind_s: float = 0.0
     #: When the first of `planned` should be over; long ago when there is none.
-    head_ends_s: float = float("-inf")
+    head_ends_s: float = -inf
+    #: When a request left the queue last.
+    last_left_s: float = -inf
     #: Queued tokens that are not ours: other conductors'.
     foreign_tokens: int = 0
 
@@ -106,11 +111,22 @@ class PrefillPool:
         if source is not None:
             self.transfers[source] = self.transfers.get(source, 0) + 1
 
+    def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
+        """The worker is told to prefill a request."""
+        self._workers[worker_id].planned[request_id].started_s = now
+
+    def busy_s(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
+        """Seconds for which a request that is done now can have kept its worker busy: since
+        it was told, or since the one before it left. 0 if both shared their last pass."""
+        worker = self._workers[worker_id]
+        return max(0.0, now - max(worker.planned[request_id].started_s, worker.last_left_s))
+
     def release(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
         """A request is no more in a worker's queue; if it is there."""
         worker = self._workers.get(worker_id)
         if worker is None or request_id not in worker.planned:
             return
+        worker.last_left_s = now
         was_first = next(iter(worker.planned)) == request_id
         gone = worker.planned.pop(request_id)
         if not was_first:
@@ -122,7 +138,7 @@ class PrefillPool:
         if len(worker.planned) <= 1:
             worker.behind_s = 0.0  # exactly: sums of fractions drift
         if not worker.planned:
-            worker.head_ends_s = float("-inf")
+            worker.head_ends_s = -inf
         if gone.source is not None:
             self.transfers[gone.source] -= 1
             if not self.transfers[gone.source]:
@@ -153,7 +169,7 @@ class PrefillPool:
         transfers: dict[WorkerId, int] = {}
         for worker in self._workers.values():
             planned = list(worker.planned.values())
-            assert planned or worker.head_ends_s == float("-inf")
+            assert planned or worker.head_ends_s == -inf
             behind_s = sum(one.predicted_s for one in planned[1:])
             assert abs(worker.behind_s - behind_s) <= 1e-6 * max(1.0, behind_s)
             for one in planned:

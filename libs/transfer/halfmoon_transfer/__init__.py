@@ -1,5 +1,6 @@
 """Bytes between registered regions of memory, one-sided, checksummed and acknowledged."""
 
+from halfmoon_transfer.cluster_key import ClusterKey
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import (
     Cancelled,
@@ -14,6 +15,7 @@ from halfmoon_transfer.interface import (
     TimedOut,
     Transfer,
     TransferError,
+    Untrusted,
 )
 from halfmoon_transfer.regions import Memory
 from halfmoon_transfer.settings import TransferSettings
@@ -21,6 +23,7 @@ from halfmoon_transfer.stats import TransferStats
 
 __all__ = [
     "Cancelled",
+    "ClusterKey",
     "Corrupted",
     "Lost",
     "Memory",
@@ -36,4 +39,5 @@ __all__ = [
     "TransferError",
     "TransferSettings",
     "TransferStats",
+    "Untrusted",
 ]

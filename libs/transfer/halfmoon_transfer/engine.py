@@ -177,7 +177,8 @@ class TransferEngine:
         """Let whoever has the region's key read and write this buffer until unregistered.
 
         Any contiguous buffer (bytearray, numpy array, mmap) or torch tensor; a read-only one can
-        only be read. Other processes reach it over a wire, not by mapping it: see `allocate`.
+        only be read. Other processes can't map it (see `allocate`): the kernel copies for them
+        where it lets them, and else it goes over a wire.
 
         Memory of a device too: a CUDA tensor, what has a `__cuda_array_interface__`, or a
         `DeviceSpan`; its location is then the device ("cuda:0"). What is queued on the device and

@@ -2,6 +2,7 @@
 
 TransferError
 ├── Rejected      the peer refused: out of bounds, unknown key, another generation
+├── Untrusted     the peer has another cluster key, or only one of both has one
 ├── Lost          no path worked: which ones, after how many tries
 ├── Corrupted     the bytes arrived with another checksum, after all tries
 ├── TimedOut      the deadline passed first
@@ -23,6 +24,10 @@ class TransferError(Exception):
 
 class Rejected(TransferError):
     """The peer refused: out of bounds, unknown key, another generation."""
+
+
+class Untrusted(TransferError):
+    """The peer has another cluster key, or only one of both has one; nothing was moved."""
 
 
 class Lost(TransferError):

@@ -31,6 +31,7 @@ from halfmoon_transfer.interface import (
     Piece,
     Rejected,
     TransferError,
+    Untrusted,
 )
 
 #: How often one transfer may look a peer up: once, and once more when it may have moved.
@@ -85,6 +86,8 @@ class Fate(Enum):
     UNUSABLE = "unusable"
     #: The peer is of another generation than its cached descriptor says.
     STALE = "stale"
+    #: Whoever is at that address has another cluster key, or none.
+    UNTRUSTED = "untrusted"
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -295,7 +298,7 @@ class Plan:
         if outcome.fate is Fate.REJECTED:
             self._error = Rejected(outcome.reason)
             return
-        if outcome.fate is Fate.STALE:
+        if outcome.fate in (Fate.STALE, Fate.UNTRUSTED):
             self._wait_for_new_address(key, each)
             return
         path, tries = each.path, each.path_tries + 1
@@ -325,6 +328,8 @@ class Plan:
                 return Rejected(text)
             case Fate.CORRUPTED:
                 return Corrupted(text)
+            case Fate.UNTRUSTED:
+                return Untrusted(text)
             case _:
                 return Lost(text)
 

@@ -349,6 +349,21 @@ class RegionTable:
                 raise Refused(Status.NOT_SHAREABLE)
             return os.dup(entry.fd), len(entry.view)
 
+    def lend(self, generation: int, key: bytes) -> Entry:
+        """A region in memory that this host's processes reach but can't map.
+
+        It is an access, as those of `acquire`; the caller ends it with `give_back`.
+
+        Raises:
+            Refused: unknown key, another generation, or not in this process's memory.
+        """
+        with self._lock:
+            entry = self._in_memory(generation, key)
+            if not entry.view:
+                raise Refused(Status.NOT_SHAREABLE)
+            entry.n_leases += 1
+            return entry
+
     def _find(self, generation: int, key: bytes) -> Entry:
         if generation != self.generation:
             raise Refused(Status.OTHER_GENERATION, self.generation)

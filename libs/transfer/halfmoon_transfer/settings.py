@@ -2,6 +2,8 @@
 
 import msgspec
 
+from halfmoon_transfer.cluster_key import ClusterKey
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -9,7 +11,7 @@ MIB = 1024 * KIB
 class MooncakeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the "mooncake" backend is seen from outside."""
 
-    #: "P2PHANDSHAKE" (none), or the URL of the metadata server that all peers use: http, redis.
+    #: "P2PHANDSHAKE" (none), or the URL of the metadata server of all peers: http, redis, etcd.
     metadata: str = "P2PHANDSHAKE"
     #: The segment's name there; empty: the engine's. With P2PHANDSHAKE it is "host:port".
     name: str = ""
@@ -58,6 +60,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 256
     #: Connections kept open while unused.
     max_idle_connections: int = 64
+    #: Whether memory of this host's processes that can't be mapped is reached through the kernel.
+    cross_memory_attach: bool = True
     #: Host memory, per device, that bytes between it and a wire pass through; it is pinned.
     staging_bytes: int = 64 * MIB
     #: So much of a batch is copied while as much is on the wire.
@@ -66,6 +70,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_mappings: int = 128
     #: Seconds that our record in the metadata store outlives us.
     lease_s: float = 10.0
+    #: What peers must know, and prove, before anything is served over TCP or RDMA; none: nothing.
+    cluster_key: ClusterKey | None = None
     #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
     checksums: bool = True
     #: How the "mooncake" backend is seen from outside.

@@ -48,14 +48,16 @@ class SegmentProcess(ChildProcess):
         metadata: MetadataStore,
         settings: TransferSettings | None = None,
         *,
+        registered: bool = False,
         on_device: bool = False,
     ) -> None:
         """Start it, and make it known in this process's metadata store.
 
-        With `on_device`, its region is memory of an emulated device.
+        With `registered`, its region is in memory that it has made itself; with `on_device`, in
+        memory of an emulated device.
         """
         given = msgspec.json.encode(settings or TransferSettings()).decode()
-        where = "device" if on_device else "host"
+        where = "device" if on_device else "registered" if registered else "allocated"
         super().__init__(__name__, name, str(generation), backends, str(n_bytes), given, where)
         introduction = msgspec.json.decode(self.answer(), type=Introduction)
         self.region = introduction.region
@@ -92,6 +94,9 @@ def main(
     ) as engine:
         if where == "device":
             memory = on_device(engine, int(n_bytes))
+        elif where == "registered":
+            view = memoryview(bytearray(int(n_bytes)))
+            memory = Memory(engine.register(view), view)
         else:
             memory = engine.allocate(int(n_bytes))
         memory.view[:] = pattern(int(n_bytes))

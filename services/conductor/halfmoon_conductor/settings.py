@@ -17,8 +17,9 @@ class ConductorSettings(ServiceSettings):
     worker_id: str = Field("conductor-0", description="Stable name of this conductor")
     metadata: str = Field(
         EMBEDDED,
-        description="Metadata server: redis://host:port/0, http://host:port/metadata, or"
-        " embedded, which serves one at /metadata of this conductor's own HTTP port",
+        description="Metadata server: redis://host:port/0, etcd://host:2379,"
+        " http://host:port/metadata, or embedded, which serves one at /metadata of this"
+        " conductor's own HTTP port",
     )
     http_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="TCP port of the REST API; 0 takes a free one"

@@ -17,7 +17,7 @@ from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_scheduling.pages import PageAllocator
-from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
 
 async def run(settings: DecodeSettings, service: Service) -> None:
@@ -44,6 +44,9 @@ async def run(settings: DecodeSettings, service: Service) -> None:
                 bind=settings.host,
                 advertise=settings.advertised_host,
                 host_id=settings.host_id,
+                settings=TransferSettings(
+                    cluster_key=ClusterKey.given(settings.cluster_key.get_secret_value())
+                ),
             )
         )
         n_pages = settings.pages_of(engine.layout.block_bytes)

@@ -13,7 +13,7 @@ from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
-from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
 
 async def run(settings: KvstoreSettings, service: Service) -> None:
@@ -32,6 +32,9 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
                 bind=settings.host,
                 advertise=settings.advertised_host,
                 host_id=settings.host_id,
+                settings=TransferSettings(
+                    cluster_key=ClusterKey.given(settings.cluster_key.get_secret_value())
+                ),
             )
         )
         service.announce("allocating", worker_id=worker_id, mib=settings.capacity_mib)

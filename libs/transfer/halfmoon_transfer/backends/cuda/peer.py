@@ -19,6 +19,7 @@ from halfmoon_transfer.backends.cuda.wire import (
     decode_said,
     encode,
 )
+from halfmoon_transfer.backends.shm.credentials import Credentials
 from halfmoon_transfer.regions import Refused
 from halfmoon_transfer.stop import StopSignal
 
@@ -51,6 +52,9 @@ class HandlePeer:
         except OSError as error:
             self._socket.close()
             raise PeerGone(f"nobody listens at @{address}: {error}") from error
+        if not Credentials.of(self._socket).is_our_user:
+            self._socket.close()
+            raise PeerGone(f"the owner at @{address} runs as another user")
 
     def require_alive(self) -> None:
         """Read what the owner said meanwhile.

@@ -24,6 +24,7 @@ from halfmoon_transfer.backends.cuda.wire import (
     decode_ask,
     encode,
 )
+from halfmoon_transfer.backends.shm.credentials import Credentials
 from halfmoon_transfer.devices.interface import DeviceError, NotExportable
 from halfmoon_transfer.devices.region import DeviceRegion
 from halfmoon_transfer.regions import Refused, RegionTable, Status
@@ -100,6 +101,10 @@ class HandleServer:
             _log.warning("a peer was turned away: %d are connected", len(self._granted))
             connection.close()
             return
+        if not _is_our_user(connection):
+            _log.warning("a peer that runs as another user was turned away")
+            connection.close()
+            return
         connection.setblocking(False)
         with self._lock:
             self._granted[connection] = set()
@@ -157,6 +162,13 @@ class HandleServer:
             raise Refused(Status.DEVICE_FAILED, error.code) from error
         finally:
             self._regions.give_back(entry)
+
+
+def _is_our_user(connection: socket.socket) -> bool:
+    try:
+        return Credentials.of(connection).is_our_user
+    except OSError:
+        return False
 
 
 def _send(connection: socket.socket, said: Said) -> None:

@@ -49,6 +49,12 @@ class MooncakeBackend:
     def __init__(self, home: Home) -> None:
         settings = home.settings
         self.slice_bytes = settings.slice_bytes
+        if settings.cluster_key is not None:
+            _log.warning(
+                "segment %s speaks Mooncake's protocol, which has no place for the cluster key: "
+                "whoever reaches its ports is served there",
+                home.name,
+            )
         self._label = f"halfmoon-transfer-{home.name}-mooncake"
         self._lock = threading.Lock()
         #: Foreign segments that were opened, by what they were opened as.

@@ -14,7 +14,7 @@ from halfmoon_transfer.backends.rdma.device import open_devices
 from halfmoon_transfer.backends.rdma.handshake import MAX_RAILS
 from halfmoon_transfer.backends.rdma.haul import Haul
 from halfmoon_transfer.backends.rdma.health import Pair, PeerGone, RailFailed, RailHealth
-from halfmoon_transfer.backends.rdma.link import Link, TurnedAway
+from halfmoon_transfer.backends.rdma.link import Link, TurnedAway, Untrusted
 from halfmoon_transfer.backends.rdma.memory import MemoryTable
 from halfmoon_transfer.backends.rdma.rail_state import Phase
 from halfmoon_transfer.backends.rdma.server import RdmaServer
@@ -45,6 +45,7 @@ class RdmaBackend:
         settings = home.settings
         self.slice_bytes = settings.slice_bytes
         self._connect_timeout_s = settings.connect_timeout_s
+        self._key = settings.cluster_key
         self._max_idle = settings.max_idle_connections
         self._devices = open_devices(settings.rdma_devices[:MAX_RAILS])
         self._memory = MemoryTable(home.regions, self._devices)
@@ -59,6 +60,7 @@ class RdmaBackend:
                 label=label,
                 max_connections=settings.max_connections,
                 stall_timeout_s=settings.stall_timeout_s,
+                key=settings.cluster_key,
             )
         except BaseException:
             self._close_devices()
@@ -90,6 +92,8 @@ class RdmaBackend:
         where = _where(errand.peer)
         try:
             link = self._take(errand.peer, errand.stop)
+        except Untrusted as untrusted:
+            return all_of(errand.batch, Fate.UNTRUSTED, f"{where}: {untrusted}")
         except TurnedAway as turned:
             stale = turned.own.generation != errand.peer.generation
             fate = Fate.STALE if stale else Fate.LOST
@@ -202,7 +206,7 @@ class RdmaBackend:
         link = Link(sock, peer, self._health)
         try:
             with stop.kicking(link.kick):
-                link.greet(self._devices, self._connect_timeout_s)
+                link.greet(self._devices, self._connect_timeout_s, self._key)
         except BaseException:
             link.close()
             raise

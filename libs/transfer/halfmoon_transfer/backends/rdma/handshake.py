@@ -3,11 +3,16 @@
     4 bytes length, big-endian, 1 to 65536 · one message in MessagePack, tagged by its kind
 
     Hello    -> Welcome     who is wanted, and which devices are here
+    Prove    -> Proven      that both know the cluster key; only when both sent a nonce
     Connect  -> Connected   makes (or resets) the owner's end of one rail
     Fence    -> Fenced      the owner's end of a rail accepts no packet any more
     Ask      -> Granted     presents a region's key, gets where it is and its rkeys
              -> Denied      … or why not
     anything -> Failed      the owner could not; the connection goes on
+
+A nonce is 32 random bytes of whoever has a cluster key (`cluster_key`), else empty. Proofs are
+made over Hello and Welcome, encoded without their lengths. An owner that has a key refuses
+hellos without a nonce, and answers nothing before the proof.
 
 Each request has one answer, in order. A connection that sends anything else is closed. The
 owner's ends live as long as the connection.
@@ -20,6 +25,7 @@ from typing import Annotated
 import msgspec
 
 from halfmoon_transfer.backends.tcp.sockets import receive, send_all
+from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES
 from halfmoon_transfer.regions import Status
 
 VERSION = 1
@@ -35,6 +41,8 @@ GidText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{4}(:[0-9a-f]{4}){7}\Z
 U24 = Annotated[int, msgspec.Meta(ge=0, lt=2**24)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Nonce = Annotated[bytes, msgspec.Meta(max_length=NONCE_BYTES)]
+ProofBytes = Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 RailNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RAILS)]
 
 
@@ -61,6 +69,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
     segment: Name
     generation: U63
+    nonce: Nonce = b""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -70,6 +79,20 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     generation: U63
     #: GIDs by device name.
     devices: Annotated[dict[Name, GidText], msgspec.Meta(max_length=MAX_RAILS)] = {}
+    refused: Text = ""
+    nonce: Nonce = b""
+
+
+class Prove(msgspec.Struct, frozen=True, tag="prove"):
+    """The initiator knows the cluster key."""
+
+    proof: ProofBytes
+
+
+class Proven(msgspec.Struct, frozen=True, tag="proven"):
+    """So does the owner; or not this one, with the reason."""
+
+    proof: ProofBytes | None = None
     refused: Text = ""
 
 
@@ -127,8 +150,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: Text
 
 
-Request = Hello | Connect | Fence | Ask
-Reply = Welcome | Connected | Fenced | Granted | Denied | Failed
+Request = Hello | Prove | Connect | Fence | Ask
+Reply = Welcome | Proven | Connected | Fenced | Granted | Denied | Failed
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -139,6 +162,11 @@ def encode(message: Request | Reply) -> bytes:
     body = msgspec.msgpack.encode(message)
     assert 0 < len(body) <= MAX_FRAME_BYTES
     return _LENGTH.pack(len(body)) + body
+
+
+def words(message: Request | Reply) -> bytes:
+    """What is proven: the message as both sides understand it."""
+    return msgspec.msgpack.encode(message)
 
 
 def body_bytes(header: "bytes | memoryview") -> int:

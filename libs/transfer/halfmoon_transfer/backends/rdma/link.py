@@ -12,6 +12,8 @@ import time
 from collections import OrderedDict
 from typing import TypeVar
 
+import msgspec
+
 from halfmoon_transfer.backends.rdma import handshake
 from halfmoon_transfer.backends.rdma.device import Device
 from halfmoon_transfer.backends.rdma.handshake import (
@@ -25,6 +27,8 @@ from halfmoon_transfer.backends.rdma.handshake import (
     Granted,
     HandshakeError,
     Hello,
+    Prove,
+    Proven,
     Reply,
     Request,
     Welcome,
@@ -35,6 +39,7 @@ from halfmoon_transfer.backends.rdma.rail import Rail
 from halfmoon_transfer.backends.rdma.verbs import Status as Completed
 from halfmoon_transfer.backends.rdma.verbs import VerbsError, status_text
 from halfmoon_transfer.backends.tcp.sockets import tune
+from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
 from halfmoon_transfer.descriptor import SegmentDescriptor
 from halfmoon_transfer.regions import Refused
 
@@ -57,6 +62,13 @@ class TurnedAway(Exception):
         self.own = own
 
 
+class Untrusted(TurnedAway):
+    """It has another cluster key, or only one of us has one."""
+
+    def __init__(self, own: Welcome, reason: str) -> None:
+        super().__init__(msgspec.structs.replace(own, refused=reason))
+
+
 class Link:
     """One side channel, its rails, and what the owner has granted over it."""
 
@@ -69,20 +81,20 @@ class Link:
         #: By region key, the most recently used last.
         self._grants: OrderedDict[bytes, Granted] = OrderedDict()
 
-    def greet(self, devices: dict[str, Device], patience_s: float) -> None:
+    def greet(
+        self, devices: dict[str, Device], patience_s: float, key: ClusterKey | None = None
+    ) -> None:
         """Hear who answers and which devices it has; makes the rails, not connected yet.
 
         Raises:
             TurnedAway: it is somebody else, or it has no room.
+            Untrusted: one of us does not know the other's cluster key.
             PeerGone: it hung up or makes no sense.
             VerbsError: our devices can't.
         """
         tune(self._socket)
         self._socket.settimeout(patience_s)
-        hello = Hello(handshake.VERSION, self.peer.name, self.peer.generation)
-        welcome = self._ask(hello, Welcome)
-        if welcome.refused:
-            raise TurnedAway(welcome)
+        welcome = self._introduce(key)
         self._socket.settimeout(_ANSWER_S)
         local: dict[str, str] = {}
         for name, device in devices.items():
@@ -91,6 +103,25 @@ class Link:
         for name, far in pair_devices(local, welcome.devices)[: handshake.MAX_RAILS]:
             pair = Pair(name, far, welcome.devices[far])
             self.rails.append(Rail(len(self.rails), devices[name], pair))
+
+    def _introduce(self, key: ClusterKey | None) -> Welcome:
+        """Say whom we want, and let both prove that they know the cluster key, if there is one."""
+        words = b"" if key is None else nonce()
+        hello = Hello(handshake.VERSION, self.peer.name, self.peer.generation, words)
+        welcome = self._ask(hello, Welcome)
+        if key is None and welcome.nonce:
+            raise Untrusted(welcome, welcome.refused or set_it_on_both_sides("there", "here"))
+        if welcome.refused:
+            raise TurnedAway(welcome)
+        if key is None:
+            return welcome
+        if not welcome.nonce:
+            raise Untrusted(welcome, set_it_on_both_sides("here", "there"))
+        said = handshake.words(hello), handshake.words(welcome)
+        theirs = self._ask(Prove(key.prove(Role.INITIATOR, *said)), Proven)
+        if theirs.proof is None or not key.accepts(theirs.proof, Role.OWNER, *said):
+            raise Untrusted(welcome, theirs.refused or "it does not know our cluster key")
+        return welcome
 
     def connect(self, rail: Rail) -> None:
         """Make a rail ready; it was made, or it failed.

@@ -23,6 +23,8 @@ from halfmoon_transfer.backends.rdma.handshake import (
     Fenced,
     HandshakeError,
     Hello,
+    Prove,
+    Proven,
     Reply,
     Welcome,
 )
@@ -30,6 +32,7 @@ from halfmoon_transfer.backends.rdma.memory import MemoryTable
 from halfmoon_transfer.backends.rdma.rail import connect
 from halfmoon_transfer.backends.rdma.verbs import QueuePair, VerbsError
 from halfmoon_transfer.backends.tcp.sockets import Closed, send_all
+from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
 from halfmoon_transfer.regions import Refused, RegionTable
 
 _log = logging.getLogger(__name__)
@@ -51,10 +54,12 @@ class RdmaServer:
         label: str,
         max_connections: int,
         stall_timeout_s: float,
+        key: ClusterKey | None,
     ) -> None:
         self._regions = regions
         self._memory = memory
         self._devices = devices
+        self._key = key
         self._listener = Listener(
             self._serve,
             malformed=HandshakeError,
@@ -87,7 +92,7 @@ class RdmaServer:
         return handshake.encode(welcome)
 
     def _serve(self, sock: socket.socket) -> None:
-        link = _OwnerLink(sock, self._regions, self._memory, self._devices)
+        link = _OwnerLink(sock, self._regions, self._memory, self._devices, self._key)
         try:
             link.serve()
         finally:
@@ -103,8 +108,10 @@ class _OwnerLink:
         regions: RegionTable,
         memory: MemoryTable,
         devices: dict[str, Device],
+        key: ClusterKey | None,
     ) -> None:
         self._socket = sock
+        self._key = key
         self._regions = regions
         self._memory = memory
         self._devices = devices
@@ -125,10 +132,27 @@ class _OwnerLink:
             raise HandshakeError("the first message is no Hello")
         welcome = self._welcome(hello)
         send_all(self._socket, [handshake.encode(welcome)])
-        if welcome.refused:
+        if welcome.refused or (
+            self._key is not None and not self._trust(self._key, hello, welcome)
+        ):
             return
         while (request := self._next()) is not None:
             send_all(self._socket, [handshake.encode(self._answer(request))])
+
+    def _trust(self, key: ClusterKey, hello: Hello, welcome: Welcome) -> bool:
+        """Hear the peer's proof, and answer with our own if it deserves one."""
+        theirs = self._next()
+        if not isinstance(theirs, Prove):
+            raise HandshakeError("no proof after a Hello")
+        said = handshake.words(hello), handshake.words(welcome)
+        trusted = key.accepts(theirs.proof, Role.INITIATOR, *said)
+        if trusted:
+            verdict = Proven(key.prove(Role.OWNER, *said))
+        else:
+            _log.warning("a link is refused: the peer has another cluster key")
+            verdict = Proven(refused="another cluster key is set there than here")
+        send_all(self._socket, [handshake.encode(verdict)])
+        return trusted
 
     def close(self) -> None:
         """Free all ends: nobody reaches our memory through them any more."""
@@ -162,17 +186,21 @@ class _OwnerLink:
                 f"this is segment {own.segment}, generation {own.generation}, "
                 f"not {hello.segment:.200}, generation {hello.generation}"
             )
+        elif self._key is not None and not hello.nonce:
+            _log.warning("a link is refused: the peer has no cluster key")
+            refused = set_it_on_both_sides("there", "here")
         gids: dict[str, str] = {}
         for name, device in self._devices.items():
             with contextlib.suppress(VerbsError):  # it has no address just now
                 gids[name] = device.gid().text
-        return Welcome(own.segment, own.generation, {} if refused else gids, refused)
+        ours = b"" if self._key is None else nonce()
+        return Welcome(own.segment, own.generation, {} if refused else gids, refused, ours)
 
     def _answer(self, request: handshake.Request) -> Reply:
         try:
             match request:
-                case Hello():
-                    raise HandshakeError("a second Hello")
+                case Hello() | Prove():
+                    raise HandshakeError(f"a second {type(request).__name__}")
                 case Connect():
                     return self._connect(request)
                 case Fence(rail=rail):

@@ -1,18 +1,21 @@
 """Copies between this process's memory and memory of another that both have mapped.
 
 A region is asked for by its key once (`wire`), mapped and kept, the least recently used one
-dropped beyond a bound. Only memory from `TransferEngine.allocate` can be mapped: for other
-regions this path is unusable and the next one is taken. No wire is crossed, so checksums are
-made only when asked for. A copy into mapped memory is applied when it is done.
+dropped beyond a bound. Only memory from `TransferEngine.allocate` can be mapped. Other memory is
+borrowed for each batch, and the kernel copies between the two processes (`across`); where it
+does not allow that, this path is unusable and the next one is taken. No wire is crossed, so
+checksums are made only when asked for. A copy is applied when it is done.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of, refusal
 from halfmoon_transfer.backends.memory import move_here
-from halfmoon_transfer.backends.shm.peer import PeerGone, ShmPeer
+from halfmoon_transfer.backends.shm.borrowed import Borrowed
+from halfmoon_transfer.backends.shm.peer import AnotherUser, PeerGone, ShmPeer
 from halfmoon_transfer.backends.shm.server import ShmServer
 from halfmoon_transfer.backends.shm.wire import Note
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
@@ -31,18 +34,22 @@ class ShmBackend:
     def __init__(self, home: Home) -> None:
         self.slice_bytes = home.settings.copy_slice_bytes
         self._host_id = home.host_id
+        # Who runs as our user can look into our memory, and at our key, without asking.
+        self._our_user_only = home.settings.cluster_key is not None
+        self._borrows = home.settings.cross_memory_attach
         self._max_mappings = home.settings.max_mappings
         self._server = ShmServer(
             home.regions,
             home.inbox,
             label=f"halfmoon-transfer-{home.name}-shm",
             max_connections=home.settings.max_connections,
+            our_user_only=self._our_user_only,
         )
         self._lock = threading.Lock()
         #: By segment name: the connection to its current start.
         self._peers: dict[str, ShmPeer] = {}
-        #: By owner's address and region key, the most recently used last.
-        self._mappings: OrderedDict[tuple[str, bytes], memoryview] = OrderedDict()
+        #: By owner's address and region key, the most recently used last; None: can't be mapped.
+        self._mappings: OrderedDict[tuple[str, bytes], memoryview | None] = OrderedDict()
         #: For each batch being carried: the keys that were revoked since it began.
         self._active: list[set[bytes]] = []
 
@@ -59,7 +66,8 @@ class ShmBackend:
         """If the peer is known and has granted all these regions."""
         known = self._peers.get(peer.name)
         return known is not None and all(
-            (known.address, each.remote.key) in self._mappings for each in batch.slices
+            self._mappings.get((known.address, each.remote.key)) is not None
+            for each in batch.slices
         )
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
@@ -70,17 +78,23 @@ class ShmBackend:
             self._active.append(revoked)
         try:
             peer = self._peer(errand.peer)
-            wholes = {
-                key: self._mapping_or_refusal(peer, batch.peer.generation, key, errand.stop)
-                for key in {each.remote.key for each in batch.slices}
-            }
-            outcomes = [
-                Outcome(Fate.LOST, "stopped")
-                if errand.stop.stopped
-                else _move(errand, index, each, wholes[each.remote.key])
-                for index, each in enumerate(batch.slices)
-            ]
+            with ExitStack() as borrowed:
+                wholes = {
+                    key: self._reach(peer, errand, key, borrowed)
+                    for key in {each.remote.key for each in batch.slices}
+                }
+                outcomes = [
+                    Outcome(Fate.LOST, "stopped")
+                    if errand.stop.stopped
+                    else _move(errand, index, each, wholes[each.remote.key])
+                    for index, each in enumerate(batch.slices)
+                ]
+                for whole in wholes.values():
+                    if isinstance(whole, Borrowed):
+                        whole.require_alive()
             peer.require_alive()
+        except AnotherUser as other:
+            return all_of(batch, Fate.UNUSABLE, str(other))
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
             return all_of(batch, Fate.LOST, str(gone))
@@ -104,32 +118,43 @@ class ShmBackend:
             self._peer(errand.peer).notify(Note(batch.peer.generation, batch.notice), errand.stop)
         except Refused as refused:
             return refusal(batch, batch.slices[0], refused.status, refused.detail)
+        except AnotherUser as other:
+            return Outcome(Fate.UNUSABLE, str(other))
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
             return Outcome(Fate.LOST, str(gone))
         return APPLIED
 
-    def _mapping_or_refusal(
-        self, peer: ShmPeer, generation: int, key: bytes, stop: StopSignal
-    ) -> memoryview | Refused:
+    def _reach(
+        self, peer: ShmPeer, errand: Errand, key: bytes, borrowed: ExitStack
+    ) -> memoryview | Borrowed | Refused:
+        """A region mapped, or else borrowed until the stack is left, or why it can't be."""
+        generation = errand.batch.peer.generation
         try:
-            return self._mapping(peer, generation, key, stop)
+            whole = self._mapping(peer, generation, key, errand.stop)
+            if whole is not None:
+                return whole
+            process = peer.process() if self._borrows else None
+            if process is None:
+                return Refused(Status.NOT_SHAREABLE)
+            lent = peer.borrow(generation, key, errand.stop)
         except Refused as refused:
             return refused
+        borrowed.callback(peer.give_back, generation, key)
+        return Borrowed(peer, process, lent)
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """The mapped memory, read-only; None when the owner is gone or it can't be mapped."""
         try:
             owner = self._peer(peer)
             stop = StopSignal.after(_VIEW_S)
-            return self._mapping(owner, peer.generation, key, stop).toreadonly()
+            whole = self._mapping(owner, peer.generation, key, stop)
+            return None if whole is None else whole.toreadonly()
+        except AnotherUser:
+            return None
         except PeerGone:
             self._drop(peer.name, peer.endpoints[self.name].address)
             return None
-        except Refused as refused:
-            if refused.status is Status.NOT_SHAREABLE:
-                return None
-            raise
 
     def revoke(self, key: bytes) -> None:
         """Tell peers that mapped it."""
@@ -149,7 +174,7 @@ class ShmBackend:
         with self._lock:
             return Gauges(
                 n_connections=self._server.n_connections + len(self._peers),
-                n_mappings=len(self._mappings),
+                n_mappings=sum(each is not None for each in self._mappings.values()),
                 n_malformed=self._server.n_malformed,
             )
 
@@ -170,21 +195,38 @@ class ShmBackend:
         if peer is not None:
             peer.require_alive()
             return peer
-        made = ShmPeer(address, lambda key: self._on_revoked(address, key))
+        made = ShmPeer(
+            address,
+            lambda key: self._on_revoked(address, key),
+            our_user_only=self._our_user_only,
+        )
         with self._lock:
             peer = self._peers.setdefault(wanted.name, made)
         if peer is not made:
             made.close()
         return peer
 
-    def _mapping(self, peer: ShmPeer, generation: int, key: bytes, stop: StopSignal) -> memoryview:
+    def _mapping(
+        self, peer: ShmPeer, generation: int, key: bytes, stop: StopSignal
+    ) -> memoryview | None:
+        """A region, mapped; None if it is in memory that can't be.
+
+        Raises:
+            Refused: the owner says no.
+            PeerGone: it says nothing, or nothing that makes sense.
+        """
         place = (peer.address, key)
         with self._lock:
-            known = self._mappings.get(place)
-            if known is not None:
+            if place in self._mappings:
                 self._mappings.move_to_end(place)
-                return known
-        made = peer.map(generation, key, stop)
+                return self._mappings[place]
+        made: memoryview | None
+        try:
+            made = peer.map(generation, key, stop)
+        except Refused as refused:
+            if refused.status is not Status.NOT_SHAREABLE:
+                raise
+            made = None
         with self._lock:
             whole = self._mappings.setdefault(place, made)
             while len(self._mappings) > self._max_mappings:
@@ -212,9 +254,13 @@ class ShmBackend:
             peer.close()
 
 
-def _move(errand: Errand, index: int, each: Slice, whole: memoryview | Refused) -> Outcome:
+def _move(
+    errand: Errand, index: int, each: Slice, whole: memoryview | Borrowed | Refused
+) -> Outcome:
     if isinstance(whole, Refused):
         return refusal(errand.batch, each, whole.status, whole.detail)
+    if isinstance(whole, Borrowed):
+        return whole.move(errand, index, each)
     end = each.remote_offset + each.length
     if end > len(whole):
         return refusal(errand.batch, each, Status.OUT_OF_BOUNDS, len(whole))

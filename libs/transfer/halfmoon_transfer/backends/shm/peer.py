@@ -5,6 +5,7 @@ memory: once it has closed, the memory is nobody's, and what was done to it coun
 """
 
 import fcntl
+import logging
 import mmap
 import os
 import select
@@ -12,15 +13,20 @@ import socket
 import threading
 from collections.abc import Callable
 
+from halfmoon_transfer.backends.shm.across import Gone, NotAllowed, Process
+from halfmoon_transfer.backends.shm.credentials import WITHIN_ONE_USER, Credentials
 from halfmoon_transfer.backends.shm.wire import (
     GRANTED,
-    MESSAGE_BYTES,
+    LENT_BYTES,
     NOTED,
     REFUSED,
     REVOKED,
     Ask,
+    Borrow,
+    Lent,
     Note,
     Notice,
+    Return,
     WireError,
     decode_notice,
     encode_ask,
@@ -29,6 +35,7 @@ from halfmoon_transfer.backends.shm.wire import (
 from halfmoon_transfer.regions import Refused, Status
 from halfmoon_transfer.stop import StopSignal
 
+_log = logging.getLogger(__name__)
 #: How long an owner may take to answer: it only looks into a table.
 _ANSWER_S = 2.0
 _POLL_S = 0.05
@@ -38,16 +45,26 @@ class PeerGone(Exception):
     """The owner can't be reached, hung up, or makes no sense; the text says which."""
 
 
+class AnotherUser(Exception):
+    """The owner is not to be trusted with our memory, nor with what it sends."""
+
+
 class ShmPeer:
     """One connection to one start of one owner."""
 
-    def __init__(self, address: str, on_revoked: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, address: str, on_revoked: Callable[[bytes], None], *, our_user_only: bool
+    ) -> None:
         """Connect.
 
         Raises:
             PeerGone: nobody listens there.
+            AnotherUser: somebody of another user does, and that matters.
         """
         self.address = address
+        #: The owner's process; None when its memory can't be reached, and not before it was tried.
+        self._process: Process | None = None
+        self._tried = False
         self._on_revoked = on_revoked
         # One thread talks at a time.
         self._lock = threading.Lock()
@@ -55,9 +72,14 @@ class ShmPeer:
         self._socket.settimeout(_ANSWER_S)
         try:
             self._socket.connect("\0" + address)
+            them = Credentials.of(self._socket)
         except OSError as error:
             self._socket.close()
             raise PeerGone(f"nobody listens at @{address}: {error}") from error
+        if our_user_only and not them.is_our_user:
+            self._socket.close()
+            raise AnotherUser(f"the owner runs as user {them.user}; {WITHIN_ONE_USER}")
+        self._pid = them.pid
         self._socket.setblocking(False)
         #: Asked before and after each copy: much quicker than a `recv` that finds nothing.
         self._news = select.poll()
@@ -85,12 +107,63 @@ class ShmPeer:
         with self._lock:
             self._send(encode_ask(Ask(generation, key)))
             notice, fd = self._await_answer(GRANTED, key, stop)
+        assert isinstance(notice, Notice)
         if fd is None:
             raise PeerGone(f"the owner at @{self.address} granted a region without its memory")
         try:
             return map_shared(fd, notice.number)
         finally:
             os.close(fd)
+
+    def process(self) -> Process | None:
+        """The owner's process, to reach into its memory; None when that is not allowed.
+
+        Raises:
+            PeerGone: it has ended.
+        """
+        with self._lock:
+            if not self._tried:
+                self._tried = True
+                try:
+                    self._process = Process(self._pid)
+                except NotAllowed as error:
+                    _log.debug("memory of @%s goes over the wire: %s", self.address, error)
+                except Gone as gone:
+                    raise PeerGone(str(gone)) from gone
+            process = self._process
+        # Only now: the number was the owner's when it began to listen.
+        self.require_alive()
+        return process
+
+    def give_up_process(self, reason: str) -> None:
+        """The kernel does not let us: do not try again."""
+        _log.debug("memory of @%s goes over the wire: %s", self.address, reason)
+        with self._lock:
+            self._process = None
+
+    def borrow(self, generation: int, key: bytes, stop: StopSignal) -> Lent:
+        """Ask where a region is in the owner's memory; `give_back` it soon.
+
+        Raises:
+            Refused: the owner says no.
+            PeerGone: it says nothing, or nothing that makes sense.
+        """
+        with self._lock:
+            self._send(encode_ask(Borrow(generation, key)))
+            lent, fd = self._await_answer(Lent, key, stop)
+        if fd is not None:
+            os.close(fd)
+        assert isinstance(lent, Lent)
+        return lent
+
+    def give_back(self, generation: int, key: bytes) -> None:
+        """We touch it no more. Nobody answers; to an owner that is gone it means nothing."""
+        with self._lock:
+            try:
+                self._send(encode_ask(Return(generation, key)))
+            except PeerGone:
+                # It gets all back with the connection's end.
+                self._socket.close()
 
     def notify(self, note: Note, stop: StopSignal) -> None:
         """Deliver a notification.
@@ -104,6 +177,7 @@ class ShmPeer:
             notice, fd = self._await_answer(NOTED, note.notice.id, stop)
         if fd is not None:
             os.close(fd)
+        assert isinstance(notice, Notice)
         if notice.status is not Status.OK:
             raise Refused(notice.status, notice.number)
 
@@ -111,6 +185,9 @@ class ShmPeer:
         """Hang up."""
         with self._lock:
             self._socket.close()
+            if self._process is not None:
+                self._process.close()
+                self._process = None
 
     def _send(self, message: bytes) -> None:
         try:
@@ -118,7 +195,9 @@ class ShmPeer:
         except OSError as error:
             raise PeerGone(f"the owner at @{self.address} hung up: {error}") from error
 
-    def _await_answer(self, kind: int, key: bytes, stop: StopSignal) -> tuple[Notice, int | None]:
+    def _await_answer(
+        self, kind: int | type[Lent], key: bytes, stop: StopSignal
+    ) -> tuple[Notice | Lent, int | None]:
         """The notice of this kind about this key, and the descriptor that came with it."""
         patience = min(_ANSWER_S, stop.remaining_s())
         waited = 0.0
@@ -128,22 +207,23 @@ class ShmPeer:
                 waited += _POLL_S
                 continue
             notice, fd = received
-            if notice.kind == kind and notice.key == key:
+            of_kind = kind is Lent if isinstance(notice, Lent) else notice.kind == kind
+            if of_kind and notice.key == key:
                 return notice, fd
             self._heed(notice, fd)
-            if notice.kind == REFUSED and notice.key == key:
+            if isinstance(notice, Notice) and notice.kind == REFUSED and notice.key == key:
                 raise Refused(notice.status, notice.number)
         # An answer that comes after this would be taken for that of a later question.
         self._socket.close()
         raise PeerGone(f"the owner at @{self.address} did not answer in {patience:.2f} s")
 
-    def _receive(self, *, block: bool) -> tuple[Notice, int | None] | None:
+    def _receive(self, *, block: bool) -> tuple[Notice | Lent, int | None] | None:
         """One notice with its descriptor; None when none is there (yet)."""
         try:
             if block and not _readable(self._socket):
                 return None
             message, fds, _, _ = socket.recv_fds(
-                self._socket, MESSAGE_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC
+                self._socket, LENT_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return None
@@ -159,11 +239,11 @@ class ShmPeer:
                 os.close(fd)
             raise PeerGone(str(error)) from error
 
-    def _heed(self, notice: Notice, fd: int | None) -> None:
+    def _heed(self, notice: Notice | Lent, fd: int | None) -> None:
         """Act on a notice that nobody waits for."""
         if fd is not None:
             os.close(fd)
-        if notice.kind == REVOKED:
+        if isinstance(notice, Notice) and notice.kind == REVOKED:
             self._on_revoked(notice.key)
 
 

@@ -12,40 +12,58 @@ import socket
 import threading
 import time
 
+from halfmoon_transfer.backends.shm.credentials import WITHIN_ONE_USER, Credentials
 from halfmoon_transfer.backends.shm.wire import (
     GRANTED,
     MAX_NOTE_BYTES,
     NOTED,
     REFUSED,
     REVOKED,
+    Ask,
+    Borrow,
+    Lent,
     Note,
     Notice,
+    Return,
     WireError,
     decode_ask,
+    encode_lent,
     encode_notice,
 )
 from halfmoon_transfer.notifications import Inbox
-from halfmoon_transfer.regions import Refused, RegionTable, Status
+from halfmoon_transfer.regions import Entry, Refused, RegionTable, Status
 
 _log = logging.getLogger(__name__)
 _ACCEPT_PAUSE_S = 0.1
+#: How long peers may take for what they copy when we end.
+_RETURN_S = 1.0
 
 
 class ShmServer:
     """Listens at `address`, the name of an abstract Unix socket."""
 
     def __init__(
-        self, regions: RegionTable, inbox: Inbox, *, label: str, max_connections: int
+        self,
+        regions: RegionTable,
+        inbox: Inbox,
+        *,
+        label: str,
+        max_connections: int,
+        our_user_only: bool,
     ) -> None:
         self.address = f"halfmoon-{secrets.token_hex(12)}"
         self.n_malformed = 0
         self._regions = regions
         self._inbox = inbox
         self._max_connections = max_connections
+        self._our_user_only = our_user_only
         #: Keys granted over each open connection.
         self._granted: dict[socket.socket, set[bytes]] = {}
-        # Guards `_granted`, and that a revocation isn't overtaken by a grant.
+        #: Regions lent over each open connection, once for each time.
+        self._lent: dict[socket.socket, list[Entry]] = {}
+        # Guards both, and that a revocation isn't overtaken by a grant.
         self._lock = threading.Lock()
+        self._returned = threading.Condition(self._lock)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind("\0" + self.address)
         self._listener.listen(64)
@@ -69,7 +87,9 @@ class ShmServer:
                     _send(connection, message)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Wait a moment for what is lent, then hang up on everybody."""
+        with self._returned:
+            self._returned.wait_for(lambda: not any(self._lent.values()), _RETURN_S)
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
@@ -83,6 +103,7 @@ class ShmServer:
                     if key.fd == self._wake:
                         with self._lock:
                             for connection in self._granted:
+                                self._take_back(connection)
                                 connection.close()
                             self._granted.clear()
                         return
@@ -99,14 +120,25 @@ class ShmServer:
             _log.warning("a peer could not connect: %s", error)
             time.sleep(_ACCEPT_PAUSE_S)
             return
-        if len(self._granted) >= self._max_connections:
-            _log.warning("a peer was turned away: %d are connected", len(self._granted))
+        unwanted = self._unwanted(connection)
+        if unwanted:
+            _log.warning("a peer was turned away: %s", unwanted)
             connection.close()
             return
         connection.setblocking(False)
         with self._lock:
             self._granted[connection] = set()
         selector.register(connection, selectors.EVENT_READ)
+
+    def _unwanted(self, connection: socket.socket) -> str:
+        """Why a connection is not taken; empty if it is."""
+        if len(self._granted) >= self._max_connections:
+            return f"{len(self._granted)} are connected"
+        # Anybody in this network namespace can connect to an abstract socket.
+        them = Credentials.of(connection)
+        if self._our_user_only and not them.is_our_user:
+            return f"process {them.pid} runs as user {them.user}; {WITHIN_ONE_USER}"
+        return ""
 
     def _serve(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Answer one request; hang up when there is none and won't be."""
@@ -125,13 +157,29 @@ class ShmServer:
         selector.unregister(connection)
         with self._lock:
             del self._granted[connection]
+            self._take_back(connection)
             connection.close()
+
+    def _take_back(self, connection: socket.socket) -> None:
+        """Whoever is gone touches nothing any more; with the lock held."""
+        for entry in self._lent.pop(connection, ()):
+            self._regions.give_back(entry)
+        self._returned.notify_all()
 
     def _answer(self, connection: socket.socket, message: bytes) -> None:
         ask = decode_ask(message)
         if isinstance(ask, Note):
             self._note(connection, ask)
             return
+        match ask:
+            case Borrow():
+                self._lend(connection, ask)
+            case Return():
+                self._receive_back(connection, ask)
+            case _:
+                self._grant(connection, ask)
+
+    def _grant(self, connection: socket.socket, ask: Ask) -> None:
         with self._lock:
             try:
                 fd, length = self._regions.share(ask.generation, ask.key)
@@ -145,6 +193,30 @@ class ShmServer:
                 self._granted[connection].add(ask.key)
             finally:
                 os.close(fd)
+
+    def _lend(self, connection: socket.socket, ask: Borrow) -> None:
+        """Say where a region is, to who could read our memory anyway."""
+        try:
+            if not Credentials.of(connection).is_our_user:
+                raise Refused(Status.NOT_SHAREABLE)
+            entry = self._regions.lend(ask.generation, ask.key)
+        except Refused as refused:
+            notice = Notice(REFUSED, refused.status, refused.detail, ask.key)
+            _send(connection, encode_notice(notice))
+            return
+        with self._lock:
+            self._lent.setdefault(connection, []).append(entry)
+        lent = Lent(ask.key, entry.address, len(entry.view), not entry.view.readonly)
+        _send(connection, encode_lent(lent))
+
+    def _receive_back(self, connection: socket.socket, returned: Return) -> None:
+        with self._returned:
+            for entry in self._lent.get(connection, ()):
+                if entry.region.key == returned.key:
+                    self._lent[connection].remove(entry)
+                    self._regions.give_back(entry)
+                    break
+            self._returned.notify_all()
 
     def _note(self, connection: socket.socket, note: Note) -> None:
         status, detail = Status.OK, 0

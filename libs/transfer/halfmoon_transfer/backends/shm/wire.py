@@ -1,17 +1,27 @@
 """What goes over the Unix socket: asking for a region's memory, and what is said about it.
 
 A SOCK_SEQPACKET socket in the abstract namespace, so messages keep their borders and no file
-is left behind. All are little-endian, and of 32 bytes but for `note`:
+is left behind. All are little-endian, and of 32 bytes but for `note` and `lent`:
 
     ask     peer to owner    4s "HMS1" | u32 0                          | u64 generation | 16s key
     note    peer to owner    4s "HMS1" | u32 1 | u64 generation | 16s id | MessagePack array of
                              sender and message (a notification; not over 8,192 bytes in all)
+    borrow  peer to owner    4s "HMS1" | u32 2                          | u64 generation | 16s key
+    return  peer to owner    4s "HMS1" | u32 3                          | u64 generation | 16s key
     notice  owner to peer    4s "HMS1" | u8 kind | u8 status | u16 0    | u64 number     | 16s key
+
+    lent    owner to peer    4s "HMS1" | u8 5 | u8 0 | u16 writable     | u64 length     | 16s key
+                             | u64 address
 
 Kinds of notices: 1 granted (with the memfd as SCM_RIGHTS, `number` is its length), 2 refused
 (`status` and `number` as in `regions.Status`), 3 revoked (the region is not registered any
-more; unasked), 4 noted (the answer to a note, `key` is its id). The connection stays open: when
-it closes, the owner is gone.
+more; unasked), 4 noted (the answer to a note, `key` is its id).
+
+A region that is refused as not shareable may be borrowed instead: `lent` says where it is in the
+owner's address space, and the owner takes nothing back until it was returned (which has no
+answer) or the connection closes. A peer borrows for one batch at a time.
+
+The connection stays open: when it closes, the owner is gone.
 """
 
 import struct
@@ -29,7 +39,10 @@ _ASK = struct.Struct("<4sIQ16s")
 _NOTICE = struct.Struct("<4sBBHQ16s")
 
 GRANTED, REFUSED, REVOKED, NOTED = 1, 2, 3, 4
-_ASKING, _NOTING = 0, 1
+_ASKING, _NOTING, _BORROWING, _RETURNING = 0, 1, 2, 3
+_LENT = 5
+_LENT_TAIL = struct.Struct("<Q")
+LENT_BYTES = MESSAGE_BYTES + _LENT_TAIL.size
 _STATUSES = frozenset(Status)
 
 
@@ -42,6 +55,14 @@ class Ask(msgspec.Struct, frozen=True):
 
     generation: int
     key: bytes
+
+
+class Borrow(Ask, frozen=True):
+    """Where is this region, that can't be mapped?"""
+
+
+class Return(Ask, frozen=True):
+    """We touch this region no more, until it is borrowed again."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -60,9 +81,23 @@ class Notice(msgspec.Struct, frozen=True):
     key: bytes
 
 
+class Lent(msgspec.Struct, frozen=True):
+    """Where a borrowed region is in the owner's memory."""
+
+    key: bytes
+    address: int
+    length: int
+    writable: bool
+
+
+#: By how they are written.
+_ASKS: dict[int, type[Ask]] = {_ASKING: Ask, _BORROWING: Borrow, _RETURNING: Return}
+_KINDS = {kind: number for number, kind in _ASKS.items()}
+
+
 def encode_ask(ask: Ask) -> bytes:
     """The 32 bytes."""
-    return _ASK.pack(_MAGIC, _ASKING, ask.generation, ask.key)
+    return _ASK.pack(_MAGIC, _KINDS[type(ask)], ask.generation, ask.key)
 
 
 def encode_note(note: Note) -> bytes:
@@ -80,8 +115,8 @@ def decode_ask(message: bytes) -> Ask | Note:
     if len(message) < MESSAGE_BYTES or message[:4] != _MAGIC:
         raise WireError(f"not a request for a region: {message[:8]!r}, {len(message)} bytes")
     _, kind, generation, key = _ASK.unpack(message[:MESSAGE_BYTES])
-    if kind == _ASKING and len(message) == MESSAGE_BYTES:
-        return Ask(generation, key)
+    if kind in _ASKS and len(message) == MESSAGE_BYTES:
+        return _ASKS[kind](generation, key)
     if kind != _NOTING or len(message) > MAX_NOTE_BYTES:
         raise WireError(f"a request of kind {kind}, {len(message)} bytes")
     try:
@@ -98,12 +133,22 @@ def encode_notice(notice: Notice) -> bytes:
     return _NOTICE.pack(_MAGIC, notice.kind, notice.status, 0, notice.number, notice.key)
 
 
-def decode_notice(message: bytes) -> Notice:
-    """Read a `Notice`.
+def encode_lent(lent: Lent) -> bytes:
+    """The 40 bytes."""
+    head = _NOTICE.pack(_MAGIC, _LENT, Status.OK, lent.writable, lent.length, lent.key)
+    return head + _LENT_TAIL.pack(lent.address)
+
+
+def decode_notice(message: bytes) -> Notice | Lent:
+    """Read what an owner says.
 
     Raises:
-        WireError: it is none.
+        WireError: it is nothing that is said.
     """
+    if len(message) == LENT_BYTES and message[:5] == _MAGIC + bytes([_LENT]):
+        _, _, _, writable, length, key = _NOTICE.unpack(message[:MESSAGE_BYTES])
+        (address,) = _LENT_TAIL.unpack(message[MESSAGE_BYTES:])
+        return Lent(key, address, length, bool(writable))
     if len(message) != MESSAGE_BYTES or message[:4] != _MAGIC:
         raise WireError(f"not a notice about a region: {message[:8]!r}, {len(message)} bytes")
     _, kind, status, _, number, key = _NOTICE.unpack(message)

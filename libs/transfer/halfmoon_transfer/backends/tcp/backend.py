@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
 from halfmoon_transfer.backends.tcp.addresses import advertised, split
 from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError, Hello
-from halfmoon_transfer.backends.tcp.lane import Lane, Refusal
+from halfmoon_transfer.backends.tcp.lane import Lane, Refusal, Untrusted
 from halfmoon_transfer.backends.tcp.server import TcpServer
 from halfmoon_transfer.backends.tcp.sessions import Sessions
 from halfmoon_transfer.backends.tcp.sockets import tune
@@ -33,6 +33,8 @@ class TcpBackend:
         settings = home.settings
         self.slice_bytes = min(settings.slice_bytes, MAX_SLICE_BYTES)
         self._checksums = settings.checksums
+        self._key = settings.cluster_key
+        self._origin = home.name, home.generation
         self._connect_timeout_s = settings.connect_timeout_s
         self._max_idle = settings.max_idle_connections
         self._unsettled = Unsettled()
@@ -46,6 +48,7 @@ class TcpBackend:
                     home.regions,
                     home.inbox,
                     sessions=sessions,
+                    key=settings.cluster_key,
                     bind=bind,
                     port=home.port,
                     label=f"halfmoon-transfer-{home.name}-{rail_name(self.name, index)}",
@@ -95,6 +98,8 @@ class TcpBackend:
         where = _where(errand.peer)
         try:
             lane = self._take(errand.peer, errand.stop)
+        except Untrusted as untrusted:
+            return all_of(errand.batch, Fate.UNTRUSTED, f"{where}: {untrusted}")
         except Refusal as refused:
             stale = refused.own.generation != errand.peer.generation
             reason = f"{where}: {refused}"
@@ -208,11 +213,13 @@ class TcpBackend:
             session=self._unsettled.session,
             number=lane.number,
             over=over,
+            origin=self._origin[0],
+            origin_generation=self._origin[1],
         )
         try:
             # Whoever accepts a connection and says nothing is no better than who doesn't accept.
             with stop.kicking(lane.kick):
-                lane.greet(hello)
+                lane.greet(hello, self._key)
             self._unsettled.settle(peer, over)
             sock.settimeout(None)
             tune(sock)

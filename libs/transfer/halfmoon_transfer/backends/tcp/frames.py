@@ -6,11 +6,21 @@ requests and replies, answered in order. An initiator may send further requests 
 first reply has come.
 
     hello      4s "HMTH" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
-               initiator: {segment, generation, session, number, over}; whom it wants, which
-                          connection of which initiator this is, and the numbers of earlier
-                          ones that must have ended before it is answered (`sessions`)
-               owner:     {segment, generation, refused}; who it is, and why not ("" is yes)
-               Unknown fields are ignored, so that a challenge can be added.
+               initiator: {segment, generation, session, number, over, origin,
+                          origin_generation, nonce}; whom it wants, which connection of which
+                          initiator this is, the numbers of earlier ones that must have ended
+                          before it is answered (`sessions`), and who asks
+               owner:     {segment, generation, refused, nonce}; who it is, and why not
+                          ("" is yes)
+               `nonce` is 32 random bytes of whoever has a cluster key, else empty. An owner
+               that has one refuses hellos without, an initiator hangs up on owners without.
+               Unknown fields are ignored.
+
+    proof      4s "HMTP" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
+               {proof, refused}; only when both hellos have a nonce. First the initiator's,
+               then the owner's, which says why not, and proves nothing to who proved nothing.
+               A proof is HMAC-SHA-256 with the cluster key (`cluster_key`) over who proves
+               and the maps of both hellos
 
     request    4s "HMTQ" | u8 version 1 | u8 op | u16 n | u32 flags | u32 0
                | u64 request id | u64 generation                                    32 bytes
@@ -36,7 +46,7 @@ first reply has come.
     status     as in `regions.Status`; `detail` is what it says there
 
 Limits, checked before anything is allocated: 1 to 1,024 slices of 1 byte to 16 MiB in a
-request, 64 MiB in all, 4,096 bytes of hello, 8,192 of a notice's body.
+request, 64 MiB in all, 4,096 bytes of hello or proof, 8,192 of a notice's body.
 
 A written slice goes straight into the region and is checked there: with another checksum it
 is answered 6, and the initiator sends it again. Bytes of a refused slice are read and dropped.
@@ -49,6 +59,7 @@ import msgspec
 import xxhash
 
 from halfmoon_protocol.regions import KEY_BYTES
+from halfmoon_transfer.cluster_key import NONCE_BYTES
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
 from halfmoon_transfer.plan import Notice
 from halfmoon_transfer.regions import Status
@@ -91,6 +102,18 @@ class Hello(msgspec.Struct, frozen=True):
     session: bytes = b""
     number: int = 0
     over: tuple[int, ...] = ()
+    #: The initiator's own segment.
+    origin: str = ""
+    origin_generation: int = 0
+    #: Of whoever has a cluster key.
+    nonce: bytes = b""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """That one side knows the cluster key."""
+
+    proof: bytes = b""
+    refused: str = ""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -142,11 +165,7 @@ def hello_bytes(header: bytes | memoryview) -> int:
     Raises:
         FrameError: it is none, or too long.
     """
-    magic, version, _, length = _HELLO.unpack(header)
-    _check_start(magic, b"HMTH", version)
-    if length > MAX_HELLO_BYTES:
-        raise FrameError(f"a hello of {length} bytes, at most {MAX_HELLO_BYTES}")
-    return int(length)
+    return _words_bytes(header, b"HMTH", "hello")
 
 
 def decode_hello(body: bytes | memoryview) -> Hello:
@@ -156,9 +175,47 @@ def decode_hello(body: bytes | memoryview) -> Hello:
         FrameError: it is none.
     """
     try:
-        return msgspec.msgpack.decode(body, type=Hello)
+        hello = msgspec.msgpack.decode(body, type=Hello)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"not a hello: {error}") from None
+    if len(hello.nonce) not in (0, NONCE_BYTES):
+        raise FrameError(f"a nonce of {len(hello.nonce)} bytes, it has {NONCE_BYTES}")
+    return hello
+
+
+def encode_proof(proof: Proof) -> bytes:
+    """A whole proof."""
+    body = msgspec.msgpack.encode(proof)
+    return _HELLO.pack(b"HMTP", VERSION, 0, len(body)) + body
+
+
+def proof_bytes(header: bytes | memoryview) -> int:
+    """How many bytes of proof follow this header.
+
+    Raises:
+        FrameError: it is none, or too long.
+    """
+    return _words_bytes(header, b"HMTP", "proof")
+
+
+def decode_proof(body: bytes | memoryview) -> Proof:
+    """The proof after its header.
+
+    Raises:
+        FrameError: it is none.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=Proof)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"not a proof: {error}") from None
+
+
+def _words_bytes(header: bytes | memoryview, magic: bytes, what: str) -> int:
+    found, version, _, length = _HELLO.unpack(header)
+    _check_start(found, magic, version)
+    if length > MAX_HELLO_BYTES:
+        raise FrameError(f"a {what} of {length} bytes, at most {MAX_HELLO_BYTES}")
+    return int(length)
 
 
 # Requests.

@@ -10,10 +10,13 @@ import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from halfmoon_transfer.backends.interface import Errand, refusal
 from halfmoon_transfer.backends.tcp import frames
-from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Reply, Request
+from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Proof, Reply, Request
 from halfmoon_transfer.backends.tcp.sockets import ReadAhead, send_all
+from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
 from halfmoon_transfer.copying import checksum, damage
 from halfmoon_transfer.plan import Outcome
 from halfmoon_transfer.regions import Status
@@ -32,6 +35,13 @@ class Refusal(Exception):
         self.own = own
 
 
+class Untrusted(Refusal):
+    """It has another cluster key, or only one of us has one."""
+
+    def __init__(self, own: Hello, reason: str) -> None:
+        super().__init__(msgspec.structs.replace(own, refused=reason))
+
+
 class Lane:
     """A connection that has been greeted."""
 
@@ -44,19 +54,41 @@ class Lane:
         #: Whether it has carried a batch: an idle connection may have died unnoticed.
         self.used = False
 
-    def greet(self, hello: Hello) -> None:
+    def greet(self, hello: Hello, key: ClusterKey | None = None) -> None:
         """Say whom we want, and hear whether that is who answers.
 
         Raises:
             Refusal: it is not, or it has no room.
+            Untrusted: one of us does not know the other's cluster key.
             FrameError: it does not speak our framing.
             OSError: the connection broke.
         """
-        send_all(self._socket, [frames.encode_hello(hello)])
+        if key is not None:
+            hello = msgspec.structs.replace(hello, nonce=nonce())
+        asked = frames.encode_hello(hello)
+        send_all(self._socket, [asked])
         header = self._ahead.take(frames.HELLO_HEADER_BYTES)
-        own = frames.decode_hello(self._ahead.take(frames.hello_bytes(header)))
+        answered = bytes(self._ahead.take(frames.hello_bytes(header)))
+        own = frames.decode_hello(answered)
+        if key is None and own.nonce:
+            raise Untrusted(own, own.refused or set_it_on_both_sides("there", "here"))
         if own.refused:
             raise Refusal(own)
+        if key is not None:
+            self._exchange_proofs(key, own, asked[frames.HELLO_HEADER_BYTES :], answered)
+
+    def _exchange_proofs(self, key: ClusterKey, own: Hello, asked: bytes, answered: bytes) -> None:
+        """Prove that we know the cluster key, then hear the same of the owner."""
+        if not own.nonce:
+            raise Untrusted(own, set_it_on_both_sides("here", "there"))
+        ours = Proof(key.prove(Role.INITIATOR, asked, answered))
+        send_all(self._socket, [frames.encode_proof(ours)])
+        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
+        theirs = frames.decode_proof(self._ahead.take(frames.proof_bytes(header)))
+        if not key.accepts(theirs.proof, Role.OWNER, asked, answered):
+            raise Untrusted(own, theirs.refused or "it does not know our cluster key")
+        if theirs.refused:
+            raise Refusal(msgspec.structs.replace(own, refused=theirs.refused))
 
     def kick(self) -> None:
         """Wake the thread that uses it, from another one; the lane is of no use afterwards."""

@@ -5,20 +5,25 @@ anything outside a region, as every slice is bounds-checked before its bytes are
 """
 
 import contextlib
+import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from halfmoon_transfer.backends.listening import Listener
 from halfmoon_transfer.backends.tcp import frames
-from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Request
+from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Proof, Request
 from halfmoon_transfer.backends.tcp.sessions import Sessions
 from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, send_all
+from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.regions import Refused, RegionTable, Spot, Status
 
+_log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
 #: How long a peer that made no sense may take to hear why.
 _LINGER_S = 0.2
@@ -33,6 +38,7 @@ class TcpServer:
         inbox: Inbox,
         *,
         sessions: Sessions,
+        key: ClusterKey | None,
         bind: str,
         port: int,
         label: str,
@@ -42,6 +48,7 @@ class TcpServer:
         self._regions = regions
         self._inbox = inbox
         self._sessions = sessions
+        self._key = key
         #: Connections being served.
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
@@ -83,7 +90,7 @@ class TcpServer:
         return frames.encode_hello(Hello(self._regions.segment, self._regions.generation, reason))
 
     def _serve(self, sock: socket.socket) -> None:
-        connection = _Connection(sock, self._regions, self._inbox, self._sessions)
+        connection = _Connection(sock, self._regions, self._inbox, self._sessions, self._key)
         with self._lock:
             self._connections.add(connection)
         try:
@@ -98,13 +105,19 @@ class _Connection:
     """One accepted connection, served by one thread."""
 
     def __init__(
-        self, sock: socket.socket, regions: RegionTable, inbox: Inbox, sessions: Sessions
+        self,
+        sock: socket.socket,
+        regions: RegionTable,
+        inbox: Inbox,
+        sessions: Sessions,
+        key: ClusterKey | None,
     ) -> None:
         self._socket = sock
         self._ahead = ReadAhead(sock)
         self._regions = regions
         self._inbox = inbox
         self._sessions = sessions
+        self._key = key
         #: Who it says it is, once greeted.
         self._greeted: Hello | None = None
         #: Keys of the regions that the current request accesses.
@@ -155,22 +168,58 @@ class _Connection:
 
     def _greet(self) -> bool:
         header = self._ahead.take(frames.HELLO_HEADER_BYTES)
-        hello = frames.decode_hello(self._ahead.take(frames.hello_bytes(header)))
+        asked = bytes(self._ahead.take(frames.hello_bytes(header)))
+        hello = frames.decode_hello(asked)
+        own = Hello(
+            self._regions.segment,
+            self._regions.generation,
+            self._unwanted(hello),
+            nonce=b"" if self._key is None else nonce(),
+        )
+        if self._key is None and not own.refused:
+            own = msgspec.structs.replace(own, refused=self._enter(hello))
+        answer = frames.encode_hello(own)
+        send_all(self._socket, [answer])
+        if self._key is None or own.refused:
+            return not own.refused
+        verdict = self._examine(self._key, hello, asked, answer[frames.HELLO_HEADER_BYTES :])
+        send_all(self._socket, [frames.encode_proof(verdict)])
+        return not verdict.refused
+
+    def _unwanted(self, hello: Hello) -> str:
+        """Why the peer is refused for what it said first; empty if it isn't."""
         regions = self._regions
-        refused = ""
+        if self._key is not None and not hello.nonce:
+            _log.warning("%s: refused, it has no cluster key", self._who(hello))
+            return set_it_on_both_sides("there", "here")
         if (hello.segment, hello.generation) != (regions.segment, regions.generation):
-            refused = (
+            return (
                 f"this is segment {regions.segment}, generation {regions.generation}, "
                 f"not {hello.segment:.200}, generation {hello.generation}"
             )
-        elif hello.over and not self._sessions.end(hello.session, hello.over):
-            refused = "an earlier connection of yours has not ended yet"
-        elif hello.session:
+        return ""
+
+    def _examine(self, key: ClusterKey, hello: Hello, asked: bytes, answered: bytes) -> Proof:
+        """Hear the peer's proof and answer with our own, if it deserves one."""
+        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
+        theirs = frames.decode_proof(self._ahead.take(frames.proof_bytes(header)))
+        if not key.accepts(theirs.proof, Role.INITIATOR, asked, answered):
+            _log.warning("%s: refused, it has another cluster key", self._who(hello))
+            return Proof(refused="another cluster key is set there than here")
+        ours = key.prove(Role.OWNER, asked, answered)
+        return Proof(ours, self._enter(hello))
+
+    def _enter(self, hello: Hello) -> str:
+        """Take the connection's place among the peer's own; why that can't be."""
+        if hello.over and not self._sessions.end(hello.session, hello.over):
+            return "an earlier connection of yours has not ended yet"
+        if hello.session:
             self._greeted = hello
             self._sessions.enter(hello.session, hello.number, self.hang_up)
-        own = Hello(regions.segment, regions.generation, refused)
-        send_all(self._socket, [frames.encode_hello(own)])
-        return not refused
+        return ""
+
+    def _who(self, hello: Hello) -> str:
+        return f"segment {hello.origin:.200} at {self._socket.getpeername()[0]}"
 
     def _next_header(self) -> memoryview | None:
         """The next request's header; None when the peer has hung up in between."""

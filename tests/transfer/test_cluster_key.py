@@ -1,0 +1,434 @@
+"""The cluster key: who knows it is served, and nobody else."""
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfmoon_metadata.memory import MemoryStore
+from halfmoon_transfer import (
+    ClusterKey,
+    Memory,
+    Piece,
+    TransferEngine,
+    TransferSettings,
+    Untrusted,
+)
+from halfmoon_transfer import descriptor as records
+from halfmoon_transfer.backends.rdma import link as rdma_link
+from halfmoon_transfer.backends.rdma.health import RailHealth
+from halfmoon_transfer.backends.rdma.link import Link
+from halfmoon_transfer.backends.rdma.memory import MemoryTable
+from halfmoon_transfer.backends.rdma.server import RdmaServer
+from halfmoon_transfer.backends.tcp import addresses, frames
+from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Proof, Request
+from halfmoon_transfer.backends.tcp.sockets import receive
+from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES, Role, nonce
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.regions import Refused, RegionTable
+
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
+SECRET = "the moon is made of green cheese"
+OTHER_SECRET = "the moon is made of blue cheese"
+KEY = ClusterKey(SECRET)
+OTHER = ClusterKey(OTHER_SECRET)
+
+
+def keyed(key: ClusterKey | None) -> TransferSettings:
+    return TransferSettings(cluster_key=key, max_connections=20, stall_timeout_s=PATIENCE_S)
+
+
+def write(here: TransferEngine, there: TransferEngine) -> Memory:
+    """Write ten bytes, and give back the memory that they went to."""
+    local, remote = here.allocate(10), there.allocate(10)
+    local.view[:] = b"0123456789"
+    here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+    return remote
+
+
+# The key itself.
+
+
+def test_a_key_is_not_printed() -> None:
+    shown = f"{KEY} {KEY!r} {TransferSettings(cluster_key=KEY)!r} {[KEY]}"
+    assert "cheese" not in shown
+
+
+def test_a_key_that_could_be_guessed_is_refused_without_being_repeated() -> None:
+    with pytest.raises(ValueError, match="a cluster key of 7 characters") as refused:
+        ClusterKey("hunter2")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_no_text_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ClusterKey.given("") is None
+    monkeypatch.delenv("HALFMOON_CLUSTER_KEY", raising=False)
+    assert ClusterKey.from_environment() is None
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", SECRET)
+    assert ClusterKey.from_environment() == KEY
+
+
+@given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(Role))
+def test_a_proof_is_good_for_one_conversation_one_role_and_one_key(
+    asked: bytes, answered: bytes, role: Role
+) -> None:
+    proof = KEY.prove(role, asked, answered)
+    assert len(proof) == PROOF_BYTES
+    assert KEY.accepts(proof, role, asked, answered)
+    other_role = Role.OWNER if role is Role.INITIATOR else Role.INITIATOR
+    assert not KEY.accepts(proof, other_role, asked, answered)
+    assert not KEY.accepts(proof, role, asked + b"x", answered)
+    assert not KEY.accepts(proof, role, asked, b"x" + answered)
+    assert not OTHER.accepts(proof, role, asked, answered)
+    if asked != answered:
+        assert not KEY.accepts(proof, role, answered, asked)
+    # Where one part ends and the next begins matters too.
+    moved = asked + answered[:1], answered[1:]
+    assert bool(answered) != KEY.accepts(proof, role, *moved)
+
+
+def test_a_proof_is_what_the_protocol_says() -> None:
+    """Computed with `openssl dgst -sha256 -hmac`, for those who write it in another language."""
+    proof = KEY.prove(Role.INITIATOR, b"asked", b"answered")
+    assert proof.hex() == "62c17bc274e06a19ee9e2cd5b10d51d4c098e458dfa0d958e6a9651a038b5b4e"
+
+
+# Two engines.
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_who_agrees_about_the_key_moves_bytes(make_world: Any, key: ClusterKey | None) -> None:
+    world = make_world("tcp")
+    here, there = world.open("here", settings=keyed(key)), world.open("there", settings=keyed(key))
+    assert bytes(write(here, there).view) == b"0123456789"
+    assert bytes(write(there, here).view) == b"0123456789"
+
+
+def test_every_rail_asks_for_the_key(make_world: Any) -> None:
+    world = make_world("tcp")
+    two = ("127.0.0.1", "127.0.0.2")
+    there = world.open("there", settings=keyed(KEY), bind=two)
+    here = world.open("here", settings=keyed(KEY))
+    write(here, there)
+    stranger = world.open("stranger", settings=keyed(OTHER))
+    for rail in there.descriptor.endpoints.values():
+        only = msgspec.structs.replace(there.descriptor, endpoints={"tcp": rail})
+        world.metadata.put(records.PREFIX + "there", records.encode(only))
+        stranger.release_peer("there")
+        with pytest.raises(Untrusted):
+            write(stranger, there)
+
+
+REFUSALS = [
+    pytest.param(OTHER, KEY, "another cluster key is set there than here", id="another"),
+    pytest.param(None, KEY, "a cluster key is set there and none here", id="none here"),
+    pytest.param(KEY, None, "a cluster key is set here and none there", id="none there"),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "told"), REFUSALS)
+def test_a_peer_with_another_key_is_refused_and_told(
+    make_world: Any,
+    caplog: pytest.LogCaptureFixture,
+    ours: ClusterKey | None,
+    theirs: ClusterKey | None,
+    told: str,
+) -> None:
+    world = make_world("tcp")
+    caplog.set_level(logging.DEBUG)
+    here = world.open("here", settings=keyed(ours))
+    there = world.open("there", settings=keyed(theirs))
+    local, remote = here.allocate(10), there.allocate(10)
+    local.view[:] = b"0123456789"
+    for op in ("write", "read"):
+        with pytest.raises(Untrusted, match=told) as refused:
+            here.submit(op, [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+        assert "segment there at 127.0.0.1:" in str(refused.value)
+        assert "cheese" not in str(refused.value)
+    assert bytes(remote.view) == bytes(10)
+    assert bytes(local.view) == b"0123456789"
+    assert "cheese" not in caplog.text
+    if theirs is not None:
+        assert "segment here at 127.0.0.1: refused" in caplog.text
+
+
+def test_a_peer_that_moved_is_found_although_a_stranger_has_its_place(make_world: Any) -> None:
+    """The record that we remember leads to an engine of another cluster by now."""
+    world = make_world("tcp")
+    here, there = world.open("here", settings=keyed(KEY)), world.open("there", settings=keyed(KEY))
+    stranger = make_world("tcp").open("there", generation=there.generation, settings=keyed(OTHER))
+    wrong = msgspec.structs.replace(
+        there.descriptor, endpoints={"tcp": stranger.descriptor.endpoints["tcp"]}
+    )
+    world.metadata.put(records.PREFIX + "there", records.encode(wrong))
+    with pytest.raises(Untrusted):
+        write(here, there)
+    world.metadata.put(records.PREFIX + "there", records.encode(there.descriptor))
+    assert bytes(write(here, there).view) == b"0123456789"
+
+
+# Bare sockets.
+
+
+class Owner:
+    """An engine with a key that is talked to with bare sockets."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self.engine = engine
+        self.memory = engine.allocate(10)
+        self._address = addresses.split(engine.descriptor.endpoints["tcp"].address, 0)
+
+    def dial(self) -> socket.socket:
+        return socket.create_connection(self._address, timeout=PATIENCE_S)
+
+    def hello(self) -> bytes:
+        return frames.encode_hello(Hello(self.engine.name, self.engine.generation, nonce=nonce()))
+
+    def write_request(self) -> bytes:
+        asked = Asked(self.memory.region.key, 0, 4)
+        request = Request(frames.WRITE, 1, self.engine.generation, False, (asked,))
+        return frames.encode_request(request) + b"evil"
+
+    def check_untouched(self) -> None:
+        assert bytes(self.memory.view) == bytes(10)
+
+
+@pytest.fixture
+def owner() -> Iterator[Owner]:
+    with TransferEngine.open(
+        "owner", metadata=MemoryStore(), backends=("tcp",), settings=keyed(KEY)
+    ) as engine:
+        made = Owner(engine)
+        yield made
+        made.check_untouched()
+        del made.memory
+
+
+def hear_hello(sock: socket.socket) -> bytes:
+    return bytes(receive(sock, frames.hello_bytes(receive(sock, frames.HELLO_HEADER_BYTES))))
+
+
+def hear_proof(sock: socket.socket) -> Proof:
+    header = receive(sock, frames.HELLO_HEADER_BYTES)
+    return frames.decode_proof(receive(sock, frames.proof_bytes(header)))
+
+
+def read_to_the_end(sock: socket.socket) -> bytes:
+    got = bytearray()
+    try:
+        while data := sock.recv(65536):
+            got += data
+    except ConnectionResetError:
+        pass  # it hung up on bytes that it had not read
+    return bytes(got)
+
+
+def test_what_was_said_on_one_connection_opens_no_other(owner: Owner) -> None:
+    hello = owner.hello()
+    with owner.dial() as sock:
+        sock.sendall(hello)
+        answered = hear_hello(sock)
+        proof = KEY.prove(Role.INITIATOR, hello[frames.HELLO_HEADER_BYTES :], answered)
+        said = frames.encode_proof(Proof(proof))
+        sock.sendall(said)
+        verdict = hear_proof(sock)
+        assert KEY.accepts(verdict.proof, Role.OWNER, hello[frames.HELLO_HEADER_BYTES :], answered)
+    with owner.dial() as sock:
+        sock.sendall(hello)
+        assert hear_hello(sock) != answered
+        sock.sendall(said + owner.write_request())
+        assert hear_proof(sock) == Proof(b"", "another cluster key is set there than here")
+        assert read_to_the_end(sock) == b""
+
+
+def test_a_request_instead_of_a_proof_is_not_served(owner: Owner) -> None:
+    with owner.dial() as sock:
+        sock.sendall(owner.hello())
+        hear_hello(sock)
+        sock.sendall(owner.write_request())
+        assert b"where b'HMTP' begins a frame" in read_to_the_end(sock)
+
+
+def test_the_owners_own_proof_is_not_good_for_the_initiator(owner: Owner) -> None:
+    """Nobody's words can be sent back to them."""
+    with owner.dial() as first, owner.dial() as second:
+        first.sendall(owner.hello())
+        theirs = hear_hello(first)
+        second.sendall(frames.encode_hello(frames.decode_hello(theirs)))
+        assert hear_hello(second) != theirs
+        for sock in (first, second):
+            sock.sendall(frames.encode_proof(Proof(bytes(PROOF_BYTES))))
+            assert hear_proof(sock).proof == b""
+
+
+def test_an_owner_that_has_proven_nothing_gets_no_bytes(make_world: Any) -> None:
+    """Somebody at the right address who says yes to everything."""
+    world = make_world("tcp")
+    here, there = world.open("here", settings=keyed(KEY)), world.open("there", settings=keyed(KEY))
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        address = Endpoint(f"127.0.0.1:{impostor.getsockname()[1]}")
+        moved = msgspec.structs.replace(there.descriptor, endpoints={"tcp": address})
+        world.metadata.put(records.PREFIX + "there", records.encode(moved))
+        local, remote = here.allocate(10), there.allocate(10)
+        transfer = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)])
+        impostor.settimeout(PATIENCE_S)
+        sock, _ = impostor.accept()
+        with sock:
+            sock.settimeout(PATIENCE_S)
+            asked = hear_hello(sock)
+            answer = frames.encode_hello(Hello("there", there.generation, nonce=nonce()))
+            sock.sendall(answer)
+            theirs = hear_proof(sock)
+            answered = answer[frames.HELLO_HEADER_BYTES :]
+            assert KEY.accepts(theirs.proof, Role.INITIATOR, asked, answered)
+            # All that it can do is to send it back.
+            sock.sendall(frames.encode_proof(theirs))
+            assert read_to_the_end(sock) == b""
+        with pytest.raises(Untrusted, match="does not know our cluster key"):
+            transfer.result(PATIENCE_S)
+
+
+fuzzing = settings(max_examples=60, deadline=None)
+
+
+@fuzzing
+@given(
+    data=st.one_of(
+        st.binary(max_size=100),
+        st.builds(
+            lambda proof, refused: frames.encode_proof(Proof(proof, refused)),
+            st.binary(max_size=64),
+            st.text(max_size=20),
+        ),
+        st.binary(max_size=60).map(lambda body: b"HMTP\x01\x00" + body),
+    )
+)
+def test_no_made_up_proof_opens_the_door(owner: Owner, data: bytes) -> None:
+    with owner.dial() as sock:
+        sock.sendall(owner.hello())
+        hear_hello(sock)
+        sock.sendall(data + owner.write_request())
+        sock.shutdown(socket.SHUT_WR)
+        said = read_to_the_end(sock)
+    if said[:4] == b"HMTP":
+        n_bytes = frames.proof_bytes(said[: frames.HELLO_HEADER_BYTES])
+        assert len(said) == frames.HELLO_HEADER_BYTES + n_bytes
+        proof = frames.decode_proof(said[frames.HELLO_HEADER_BYTES :])
+        assert proof.proof == b""
+        assert proof.refused
+    else:
+        assert said[:4] in (b"", b"HMTR")
+    owner.check_untouched()
+
+
+@fuzzing
+@given(st.integers(0, 100).filter(lambda n_bytes: n_bytes not in (0, NONCE_BYTES)))
+def test_a_nonce_has_its_length(n_bytes: int) -> None:
+    frame = frames.encode_hello(Hello("there", 1, nonce=bytes(n_bytes)))
+    with pytest.raises(FrameError, match=f"a nonce of {n_bytes} bytes"):
+        frames.decode_hello(frame[frames.HELLO_HEADER_BYTES :])
+
+
+@given(st.binary(max_size=64), st.text(max_size=50))
+def test_a_proof_is_read_as_it_was_written(made: bytes, refused: str) -> None:
+    frame = frames.encode_proof(Proof(made, refused))
+    header, body = frame[: frames.HELLO_HEADER_BYTES], frame[frames.HELLO_HEADER_BYTES :]
+    assert frames.proof_bytes(header) == len(body)
+    assert frames.decode_proof(body) == Proof(made, refused)
+
+
+@given(st.binary(max_size=50))
+def test_garbage_is_no_proof_and_raises_its_type(body: bytes) -> None:
+    with contextlib.suppress(FrameError):
+        frames.decode_proof(body)
+
+
+# RDMA's side channel. No device is needed to be refused there.
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "told"), [*REFUSALS, pytest.param(KEY, KEY, "", id="the same")]
+)
+def test_a_side_channel_asks_for_the_key(
+    ours: ClusterKey | None, theirs: ClusterKey | None, told: str
+) -> None:
+    regions = RegionTable("there", 5)
+    memory = MemoryTable(regions, {})
+    server = RdmaServer(
+        regions,
+        memory,
+        {},
+        bind="127.0.0.1",
+        port=0,
+        label="halfmoon-transfer-there-rdma",
+        max_connections=2,
+        stall_timeout_s=PATIENCE_S,
+        key=theirs,
+    )
+    health = RailHealth("halfmoon-transfer-here-repair", lambda _pair, _peer: None)
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
+    link = Link(sock, SegmentDescriptor("there", 5, "host", {}), health)
+    try:
+        if told:
+            with pytest.raises(rdma_link.Untrusted, match=told):
+                link.greet({}, PATIENCE_S, ours)
+        else:
+            link.greet({}, PATIENCE_S, ours)
+            with pytest.raises(Refused):  # it answers by now
+                link.grant(bytes(16))
+    finally:
+        link.close()
+        server.close()
+        health.close()
+        memory.close()
+
+
+# Shared memory.
+
+CONNECT = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.settimeout(30)
+sock.connect("\\0" + sys.argv[1])
+sock.send(b"HMS1" + bytes(28))
+print(len(sock.recv(100)))
+"""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as others")
+
+
+def connect_as(user: int, address: str) -> int:
+    """How many bytes a process of this user gets for a question at the socket."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", CONNECT, address, str(user)], capture_output=True, text=True
+    )
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+@as_root
+@pytest.mark.parametrize(("key", "answered"), [(None, 32), (KEY, 0)])
+def test_with_a_key_memory_is_shared_within_one_user(
+    make_world: Any, key: ClusterKey | None, answered: int
+) -> None:
+    there = make_world("shm").open("there", settings=keyed(key))
+    address = there.descriptor.endpoints["shm"].address
+    assert connect_as(os.geteuid(), address) == 32
+    assert connect_as(65534, address) == answered
+
+
+def test_with_a_key_shared_memory_is_used_as_before(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    here, there = world.open("here", settings=keyed(KEY)), world.open("there", settings=keyed(KEY))
+    local, remote = here.allocate(10), there.allocate(10)
+    report = here.submit("write", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+    assert report.path == ("shm",)
