@@ -32,8 +32,8 @@ COMES_WITH = {
 }
 #: Imported where they are and done without elsewhere: they belong to the system, not to pip.
 OF_THE_SYSTEM = {"transfer": {"pyverbs"}}
-#: Declared for a library that loads it by name: nobody here imports it.
-LOADED_BY_NAME = {"engine": {"jinja2", "safetensors"}}
+#: Loaded by name, by a library or when it is first needed: no import statement names it.
+LOADED_BY_NAME = {"engine": {"jinja2", "safetensors"}, "transfer": {"cuda-bindings"}}
 
 
 def project(package: Path) -> dict[str, Any]:

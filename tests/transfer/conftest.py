@@ -18,7 +18,7 @@ from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import verbs
-from halfmoon_transfer.testing import SegmentProcess
+from halfmoon_transfer.testing import SegmentProcess, on_device
 
 
 def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -49,6 +49,13 @@ class FileEngine(TransferEngine):
             return Memory(region, memoryview(mmap.mmap(file.fileno(), n_bytes)))
 
 
+class DeviceEngine(TransferEngine):
+    """One whose regions are memory of an emulated device, looked at as if one sat on it."""
+
+    def allocate(self, n_bytes: int, location: str = "emulated:0") -> Memory:
+        return on_device(self, n_bytes)
+
+
 class OwnMemoryEngine(TransferEngine):
     """One whose regions are memory that it did not make; nobody can map it."""
 
@@ -61,6 +68,7 @@ class World:
     """Engines that find each other, all over the same backends; closed at the test's end.
 
     Engines whose name says that they are "there" may be of another kind, with regions of theirs.
+    `on_device` says whose regions are device memory: "here", "there", "both" or nobody's.
     """
 
     def __init__(
@@ -69,12 +77,18 @@ class World:
         stack: ExitStack,
         far: type[TransferEngine] = TransferEngine,
         bind: str = "127.0.0.1",
+        on_device: str = "",
     ) -> None:
         self.kind = kind
         self._bind = bind
-        self._far = far
+        self._near = DeviceEngine if on_device in ("both", "here") else TransferEngine
+        self._far = DeviceEngine if on_device in ("both", "there") else far
+        self.on_device = on_device
         #: Whether memory "there" can be looked at without a copy.
-        self.has_views = kind not in ("tcp", "mooncake", "rdma") and far is not OwnMemoryEngine
+        self.has_views = kind not in ("tcp", "mooncake", "rdma") and self._far not in (
+            OwnMemoryEngine,
+            DeviceEngine,
+        )
         self.metadata = MemoryStore()
         self._stack = stack
         self._engines: list[TransferEngine] = []
@@ -96,6 +110,9 @@ class World:
             batch_slices=40,
             tries_per_path=tries,
             rdma_devices=devices,
+            # Room for a few parts only, so that some find none.
+            staging_bytes=400_000,
+            staging_part_bytes=150_000,
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,
@@ -103,7 +120,7 @@ class World:
             "settings": settings,
             "bind": self._bind,
         }
-        kind = self._far if "there" in name else TransferEngine
+        kind = self._far if "there" in name else self._near
         engine = kind.open(name, **(arguments | overrides))
         self._stack.callback(engine.close)
         self._engines.append(engine)
@@ -119,6 +136,7 @@ class World:
             n_bytes,
             self.metadata,
             settings,
+            on_device=self.on_device in ("both", "there"),
             registered=registered,
         )
         return self._stack.enter_context(process)
@@ -176,8 +194,29 @@ FAR: dict[str, tuple[str, type[TransferEngine]]] = {
 }
 
 
+#: Backends, and after a slash whose regions are memory of a device.
+ON_DEVICES = [
+    "tcp/both",
+    "shm/here",
+    "mooncake/here",
+    "cuda/both",
+    "cuda/there",
+    "faults(memory)/both",
+]
+
+
 @pytest.fixture(
-    params=["memory", "shm", "tcp", "tcp, IPv6", "mooncake", "faults(memory)", *FAR, *RDMA]
+    params=[
+        "memory",
+        "shm",
+        "tcp",
+        "tcp, IPv6",
+        "mooncake",
+        "faults(memory)",
+        *FAR,
+        *RDMA,
+        *ON_DEVICES,
+    ]
 )
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend, and every kind of memory."""
@@ -187,18 +226,23 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world.check()
 
 
-def _world_of(param: str, stack: ExitStack) -> tuple[str, ExitStack, type[TransferEngine], str]:
+def _world_of(
+    param: str, stack: ExitStack
+) -> tuple[str, ExitStack, type[TransferEngine], str, str]:
     if param == "tcp, IPv6":
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()
         except OSError as error:
             pytest.skip(f"this machine has no IPv6 loopback: {error}")
-        return "tcp", stack, TransferEngine, "::1"
+        return "tcp", stack, TransferEngine, "::1", ""
+    param, _, on_device = param.partition("/")
     kind, far = FAR.get(param, (param, TransferEngine))
-    return kind, stack, far, "127.0.0.1"
+    return kind, stack, far, "127.0.0.1", on_device
 
 
-@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", "shm, not mapped", *RDMA])
+@pytest.fixture(
+    params=["shm", "tcp", "shm,tcp", "mooncake", "shm, not mapped", *RDMA, "tcp/both", "cuda/both"]
+)
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:

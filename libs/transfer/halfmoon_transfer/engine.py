@@ -18,6 +18,7 @@ from halfmoon_metadata.store import MetadataStore
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer.backends.interface import Backend, Home
 from halfmoon_transfer.descriptor import SegmentDescriptor, check_name
+from halfmoon_transfer.devices.spans import device_span, host_view
 from halfmoon_transfer.directory import Directory
 from halfmoon_transfer.express import Express, Finished
 from halfmoon_transfer.interface import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from halfmoon_transfer.backends.faults import Faults
+    from halfmoon_transfer.devices.spans import DeviceArray, DeviceSpan, Tensor
 
 
 class TransferEngine:
@@ -169,18 +171,30 @@ class TransferEngine:
         self._require_open()
         return self._regions.allocate(n_bytes, location)
 
-    def register(self, buffer: "Buffer", location: str = "*") -> Region:
+    def register(
+        self, buffer: "Buffer | Tensor | DeviceArray | DeviceSpan", location: str = "*"
+    ) -> Region:
         """Let whoever has the region's key read and write this buffer until unregistered.
 
-        Any contiguous buffer (bytearray, numpy array, mmap); a read-only one can only be
-        read. Other processes can't map it (see `allocate`): the kernel copies for them where it
-        lets them, and else it goes over a wire.
+        Any contiguous buffer (bytearray, numpy array, mmap) or torch tensor; a read-only one can
+        only be read. Other processes can't map it (see `allocate`): the kernel copies for them
+        where it lets them, and else it goes over a wire.
+
+        Memory of a device too: a CUDA tensor, what has a `__cuda_array_interface__`, or a
+        `DeviceSpan`; its location is then the device ("cuda:0"). What is queued on the device and
+        writes the memory must have ended before a transfer is submitted that sends it.
 
         Raises:
-            ValueError: empty or not contiguous.
+            ValueError: empty or not contiguous, or on a device of another kind.
+            TypeError: not a buffer.
+            Unavailable: it is on a device, and the device's driver or its binding is not there.
+            DeviceError: the driver refuses.
         """
         self._require_open()
-        return self._regions.register(memoryview(buffer), location)
+        span = device_span(buffer)
+        if span is not None:
+            return self._home.devices.register(span, location)
+        return self._regions.register(host_view(buffer), location)
 
     def register_file(
         self,
@@ -395,6 +409,7 @@ class TransferEngine:
         self._transfers.close()
         self._home.inbox.close()
         self._ways.close()
+        self._home.devices.close()
 
     def _publish(self) -> None:
         self._directory.publish(self.descriptor, self._settings.lease_s)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from halfmoon_transfer.backends import open_backend
 from halfmoon_transfer.backends.interface import Backend, Home, Unavailable
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.devices.table import DeviceTable
 from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.regions import RegionTable
 from halfmoon_transfer.settings import TransferSettings
@@ -37,6 +38,7 @@ def make_home(
         ValueError: the addresses to listen at and those to advertise don't match.
     """
     (bind, advertise), *more = _addresses(bind, advertise)
+    regions = RegionTable(name, generation)
     return Home(
         name=name,
         generation=generation,
@@ -46,7 +48,8 @@ def make_home(
         advertise=advertise,
         more=tuple(more),
         topology=topology,
-        regions=RegionTable(name, generation),
+        regions=regions,
+        devices=DeviceTable(regions, settings),
         inbox=Inbox(name, generation, settings.max_notifications),
         settings=settings,
     )

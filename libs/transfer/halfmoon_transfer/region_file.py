@@ -50,6 +50,9 @@ class FileShrunk(Exception):
 class RegionFile:
     """A range of an open file. Methods but `close` may run at once, also on the same bytes."""
 
+    #: It is the remote side of transfers only.
+    stageable = False
+
     def __init__(
         self,
         path: str | os.PathLike[str],

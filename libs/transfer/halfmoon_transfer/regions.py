@@ -5,9 +5,9 @@ a lease on its region; `RegionTable.remove` takes the key away first and then wa
 leases that were given, so whoever unregisters memory may use it for something else.
 (A peer that mapped shared memory holds no lease: it is told, see `backends.shm`.)
 
-A region that is a file (`region_file`) has no memory of its own: its lease lends a buffer,
-which `load` fills before its bytes are read, and `store` writes back before a write to it is
-acknowledged. For regions in memory both do nothing.
+A region that is a file (`region_file`), or memory of a device (`devices`), has no memory of
+its own here: its lease lends a buffer, which `load` fills before its bytes are read, and `store`
+writes back before a write to it is acknowledged. For regions in memory both do nothing.
 """
 
 import errno
@@ -26,7 +26,9 @@ import msgspec
 import numpy as np
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
-from halfmoon_transfer.region_file import FilePool, FileShrunk, RegionFile
+from halfmoon_transfer.devices.interface import DeviceError
+from halfmoon_transfer.region_backing import Backing
+from halfmoon_transfer.region_file import FilePool, FileShrunk
 
 
 class Status(IntEnum):
@@ -48,6 +50,8 @@ class Status(IntEnum):
     FILE_FAILED = 8
     #: The region is a file that ends before. Detail: the file's length.
     FILE_SHRUNK = 9
+    #: The region is device memory that gives an error. Detail: the driver's number for it.
+    DEVICE_FAILED = 10
 
 
 class Refused(Exception):
@@ -75,8 +79,15 @@ class Spot(NamedTuple):
     view: memoryview
 
 
+class Extent(NamedTuple):
+    """How much a region is, and whether it may be written."""
+
+    length: int
+    writable: bool
+
+
 class Entry:
-    """One registered buffer, or file."""
+    """One registered buffer, or file, or device memory."""
 
     def __init__(
         self,
@@ -84,17 +95,21 @@ class Entry:
         view: memoryview,
         location: str,
         fd: int | None,
-        file: RegionFile | None = None,
+        file: Backing | None = None,
+        *,
+        private: bool = False,
     ) -> None:
         self.region = region
-        #: The bytes; empty for a file.
+        #: The bytes; empty for a file or device memory.
         self.view = view
         #: Where the bytes are: "cpu:0", "*"; what a topology chooses devices by.
         self.location = location
         #: The memfd behind it, ours to close; none for memory that somebody else made.
         self.fd = fd
-        #: The file that the region is, if it is one; ours to close.
+        #: The file, or device memory, that the region is, if it is one; ours to close.
         self.file = file
+        #: Nobody is told of it: what our own transfers use on their way.
+        self.private = private
         #: Accesses going on.
         self.n_leases = 0
 
@@ -111,16 +126,18 @@ class RegionTable:
         self.segment = segment
         self.generation = generation
         self._entries: dict[bytes, Entry] = {}
+        #: Of the entries, those that nobody is told of.
+        self._n_private = 0
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
-        #: Of the entries, those that are files; each until it is discarded.
-        self._files: dict[bytes, RegionFile] = {}
+        #: Of the entries, those that are files or device memory; each until it is discarded.
+        self._files: dict[bytes, Backing] = {}
         self._file_pool = FilePool(f"halfmoon-transfer-{segment}-file")
         #: Called after a region was added, by whoever adds it.
         self._watchers: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) - self._n_private
 
     def allocate(self, n_bytes: int, location: str) -> Memory:
         """Make memory that other processes of this host can map, zeroed, and register it.
@@ -156,12 +173,20 @@ class RegionTable:
             )
         return self._add(buffer.cast("B"), location, None)
 
-    def register_file(self, file: RegionFile, location: str) -> Region:
-        """Let peers reach this file, which is ours to close from now on."""
+    def register_file(self, file: Backing, location: str) -> Region:
+        """Let peers reach this file, or device memory, which is ours to close from now on."""
         return self._add(memoryview(b""), location, None, file)
 
+    def register_private(self, view: memoryview, location: str) -> Region:
+        """Have a region for our own transfers only, until `clear`."""
+        region = Region(self.segment, self.generation, secrets.token_bytes(KEY_BYTES), len(view))
+        with self._lock:
+            self._entries[region.key] = Entry(region, view, location, None, private=True)
+            self._n_private += 1
+        return region
+
     def _add(
-        self, view: memoryview, location: str, fd: int | None, file: RegionFile | None = None
+        self, view: memoryview, location: str, fd: int | None, file: Backing | None = None
     ) -> Region:
         key = secrets.token_bytes(KEY_BYTES)
         length = len(view) if file is None else file.length
@@ -194,7 +219,11 @@ class RegionTable:
     def entries(self) -> list[Entry]:
         """All regions in memory, in the order in which they were registered; no files."""
         with self._lock:
-            return [entry for entry in self._entries.values() if entry.file is None]
+            return [
+                entry
+                for entry in self._entries.values()
+                if entry.file is None and not entry.private
+            ]
 
     def remove(self, key: bytes) -> Entry | None:
         """Take the key away; the caller then waits with `wait_quiet` and calls `discard`."""
@@ -225,6 +254,7 @@ class RegionTable:
         with self._lock:
             entries = list(self._entries.values())
             self._entries.clear()
+            self._n_private = 0
         self._file_pool.close()
         return entries
 
@@ -273,27 +303,32 @@ class RegionTable:
         return bool(self._files)
 
     def is_file(self, key: bytes) -> bool:
-        """Whether this key is that of a file."""
+        """Whether this key is that of a file, or of device memory."""
         return key in self._files
 
+    def is_stageable(self, key: bytes) -> bool:
+        """Whether this key is that of device memory."""
+        file = self._files.get(key)
+        return file is not None and file.stageable
+
     def load(self, spots: Mapping[int, Spot]) -> dict[int, Refused]:
-        """Before leased bytes are read: fetch what is in files. The caller holds the leases.
+        """Before leased bytes are read: fetch what is elsewhere. The caller holds the leases.
 
         Returns:
             Those that can't be read.
         """
-        return self._settle(spots, RegionFile.load)
+        return self._settle(spots, _load)
 
     def store(self, spots: Mapping[int, Spot]) -> dict[int, Refused]:
-        """After leased bytes were written, and before that is acknowledged: put into files.
+        """After leased bytes were written, and before that is acknowledged: put it there.
 
         Returns:
             Those that can't be written.
         """
-        return self._settle(spots, RegionFile.store)
+        return self._settle(spots, _store)
 
     def _settle(
-        self, spots: Mapping[int, Spot], move: Callable[[RegionFile, int, memoryview], None]
+        self, spots: Mapping[int, Spot], move: Callable[[Backing, int, memoryview], None]
     ) -> dict[int, Refused]:
         jobs = {
             index: partial(move, file, spot.offset, spot.view)
@@ -343,19 +378,25 @@ class RegionTable:
             raise Refused(Status.NOT_SHAREABLE)
         return entry
 
-    def local(self, region: Region) -> memoryview:
-        """All bytes of one of our regions, to look at their length and kind.
+    def local(self, region: Region) -> Extent:
+        """How much one of our regions is, as the local side of a transfer.
 
         Raises:
             Refused: it is not one of ours, or a file.
         """
         with self._lock:
-            return self._find_local(region).view
+            entry = self._find_local(region)
+            if entry.file is not None:
+                return Extent(entry.file.length, entry.file.writable)
+            return Extent(len(entry.view), not entry.view.readonly)
 
     def _find_local(self, region: Region) -> Entry:
         if region.segment != self.segment:
             raise Refused(Status.UNKNOWN_KEY)
-        return self._in_memory(region.generation, region.key)
+        entry = self._find(region.generation, region.key)
+        if entry.file is not None and not entry.file.stageable:
+            raise Refused(Status.NOT_SHAREABLE)
+        return entry
 
     def location(self, key: bytes) -> str:
         """Where the bytes of one of our regions are; anywhere, when it is gone."""
@@ -365,7 +406,17 @@ class RegionTable:
 
     @contextmanager
     def lease_local(self, regions: Iterable[Region]) -> Generator[dict[bytes, memoryview]]:
-        """All bytes of some of our regions, by key, while the block runs.
+        """All bytes of some of our regions in memory, by key, while the block runs.
+
+        Raises:
+            Refused: one of them is not ours (any more), or a file.
+        """
+        with self.lease_entries(regions) as entries:
+            yield {entry.region.key: entry.view for entry in entries}
+
+    @contextmanager
+    def lease_entries(self, regions: Iterable[Region]) -> Generator[list[Entry]]:
+        """Some of our regions, in memory or on devices, while the block runs.
 
         Raises:
             Refused: one of them is not ours (any more), or a file.
@@ -375,7 +426,7 @@ class RegionTable:
             for entry in entries:
                 entry.n_leases += 1
         try:
-            yield {entry.region.key: entry.view for entry in entries}
+            yield entries
         finally:
             self._give_back(entries)
 
@@ -389,7 +440,7 @@ class RegionTable:
         room, see `load` and `store`.
         """
         held: dict[bytes, Entry | Refused] = {}
-        files: dict[bytes, RegionFile] = {}
+        files: dict[bytes, Backing] = {}
         with self._lock:
             for key in {key for key, _, _ in spans}:
                 try:
@@ -458,7 +509,17 @@ def _allowed(
     return held.view[offset : offset + length]
 
 
+def _load(file: Backing, offset: int, view: memoryview) -> None:
+    file.load(offset, view)
+
+
+def _store(file: Backing, offset: int, view: memoryview) -> None:
+    file.store(offset, view)
+
+
 def _file_refusal(error: Exception) -> Refused:
+    if isinstance(error, DeviceError):
+        return Refused(Status.DEVICE_FAILED, error.code)
     if isinstance(error, FileShrunk):
         return Refused(Status.FILE_SHRUNK, error.n_bytes)
     number = error.errno if isinstance(error, OSError) else None

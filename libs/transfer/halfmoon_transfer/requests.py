@@ -10,7 +10,7 @@ from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.backends.interface import Home
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES, Op, Piece, Rejected
 from halfmoon_transfer.plan import Notice
-from halfmoon_transfer.regions import Refused, Status
+from halfmoon_transfer.regions import Extent, Refused, Status
 
 #: What offsets and generations on a wire can be.
 _MAX_REGION_BYTES = 2**63 - 1
@@ -35,7 +35,7 @@ def fault_in(op: Op, pieces: Sequence[Piece], home: Home) -> Rejected | None:
     """What is wrong with a request, or None."""
     # By identity: a scatter list names the same few regions again and again.
     fine: set[int] = set()
-    views: dict[int, memoryview] = {}
+    extents: dict[int, Extent] = {}
     for piece in pieces:
         for side, region, offset in (
             ("local", piece.local, piece.local_offset),
@@ -55,15 +55,15 @@ def fault_in(op: Op, pieces: Sequence[Piece], home: Home) -> Rejected | None:
                     f"{op} of {piece.length} bytes at {side} offset {offset} of a region "
                     f"of segment {region.segment}, which has {region.length} bytes"
                 )
-        view = views.get(id(piece.local))
-        if view is None:
+        extent = extents.get(id(piece.local))
+        if extent is None:
             try:
-                view = views[id(piece.local)] = home.regions.local(piece.local)
+                extent = extents[id(piece.local)] = home.regions.local(piece.local)
             except Refused as refused:
                 return _not_local(op, piece.local, refused, home)
-        if piece.local_offset + piece.length > len(view):
-            return Rejected(f"the local region of a {op} has {len(view)} bytes only")
-        if op == "read" and view.readonly:
+        if piece.local_offset + piece.length > extent.length:
+            return Rejected(f"the local region of a {op} has {extent.length} bytes only")
+        if op == "read" and not extent.writable:
             return Rejected("the local region of a read is read-only memory")
     return None
 

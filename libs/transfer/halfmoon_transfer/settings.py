@@ -62,6 +62,10 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_idle_connections: int = 64
     #: Whether memory of this host's processes that can't be mapped is reached through the kernel.
     cross_memory_attach: bool = True
+    #: Host memory, per device, that bytes between it and a wire pass through; it is pinned.
+    staging_bytes: int = 64 * MIB
+    #: So much of a batch is copied while as much is on the wire.
+    staging_part_bytes: int = 2 * MIB
     #: Regions of other processes kept mapped.
     max_mappings: int = 128
     #: Seconds that our record in the metadata store outlives us.

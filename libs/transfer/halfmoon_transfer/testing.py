@@ -23,6 +23,7 @@ from halfmoon_transfer import descriptor as records
 from halfmoon_transfer.child import ChildProcess
 from halfmoon_transfer.copying import checksum
 from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.devices.emulated import EmulatedBuffer
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions import Memory
 from halfmoon_transfer.settings import TransferSettings
@@ -48,15 +49,16 @@ class SegmentProcess(ChildProcess):
         settings: TransferSettings | None = None,
         *,
         registered: bool = False,
+        on_device: bool = False,
     ) -> None:
         """Start it, and make it known in this process's metadata store.
 
-        With `registered`, its region is in memory that it has made itself.
+        With `registered`, its region is in memory that it has made itself; with `on_device`, in
+        memory of an emulated device.
         """
         given = msgspec.json.encode(settings or TransferSettings()).decode()
-        super().__init__(
-            __name__, name, str(generation), backends, str(n_bytes), given, str(registered)
-        )
+        where = "device" if on_device else "registered" if registered else "allocated"
+        super().__init__(__name__, name, str(generation), backends, str(n_bytes), given, where)
         introduction = msgspec.json.decode(self.answer(), type=Introduction)
         self.region = introduction.region
         metadata.put(records.PREFIX + name, records.encode(introduction.descriptor))
@@ -73,8 +75,14 @@ def fill(view: memoryview, seed: int) -> None:
     view[:] = np.random.default_rng(seed).bytes(len(view))
 
 
+def on_device(engine: TransferEngine, n_bytes: int) -> Memory:
+    """Registered memory of an emulated device, with the view that its kernels would have."""
+    buffer = EmulatedBuffer(n_bytes)
+    return Memory(engine.register(buffer.span()), buffer.view)
+
+
 def main(
-    name: str, generation: str, backends: str, n_bytes: str, settings: str, registered: str
+    name: str, generation: str, backends: str, n_bytes: str, settings: str, where: str
 ) -> None:
     """The child's program."""
     with TransferEngine.open(
@@ -84,7 +92,9 @@ def main(
         backends=backends.split(","),
         settings=msgspec.json.decode(settings, type=TransferSettings),
     ) as engine:
-        if registered == "True":
+        if where == "device":
+            memory = on_device(engine, int(n_bytes))
+        elif where == "registered":
             view = memoryview(bytearray(int(n_bytes)))
             memory = Memory(engine.register(view), view)
         else:

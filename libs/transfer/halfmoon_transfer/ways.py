@@ -61,6 +61,7 @@ class Ways:
         """
         self.backends = backends
         self._regions = home.regions
+        self._devices = home.devices
         self._directory = directory
         # Our own regions are reached by a copy, whatever the peers use.
         self._own_key = PeerKey(home.name, home.generation)
@@ -135,6 +136,8 @@ class Ways:
         try:
             if batch.notice is not None:
                 return [backend.notify(Errand(batch, peer, (), stop))]
+            if self._devices.concerns(batch):
+                return self._devices.carry(Errand(batch, peer, (), stop), backend)
             regions = {each.local.key: each.local for each in batch.slices}.values()
             with self._regions.lease_local(regions) as views:
                 local = tuple(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 #: Name to "module:class"; the class is called with the `Home`.
 BACKENDS = {
+    "cuda": "halfmoon_transfer.backends.cuda.backend:CudaBackend",
     "memory": "halfmoon_transfer.backends.memory:MemoryBackend",
     "shm": "halfmoon_transfer.backends.shm.backend:ShmBackend",
     "mooncake": "halfmoon_transfer.backends.mooncake.backend:MooncakeBackend",

@@ -6,7 +6,7 @@ of the engine. It never raises for what the world does: every slice gets an outc
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
@@ -17,6 +17,9 @@ from halfmoon_transfer.regions import RegionTable, Status
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.stop import StopSignal
 from halfmoon_transfer.topology import Topology
+
+if TYPE_CHECKING:
+    from halfmoon_transfer.devices.table import DeviceTable
 
 
 class Unavailable(OSError):
@@ -37,6 +40,8 @@ class Home(msgspec.Struct, frozen=True):
     #: Which cards are near which memory; None: all are.
     topology: Topology | None
     regions: RegionTable
+    #: The devices whose memory is among them.
+    devices: "DeviceTable"
     #: Where notifications from peers go.
     inbox: Inbox
     settings: TransferSettings
@@ -173,6 +178,9 @@ def refusal(batch: Batch, each: Slice, status: Status, detail: int) -> Outcome:
             return Outcome(Fate.UNUSABLE, f"{region} is not in memory that can be mapped")
         case Status.FILE_FAILED:
             return Outcome(Fate.REJECTED, f"{where} of {region}, a file: {os.strerror(detail)}")
+        case Status.DEVICE_FAILED:
+            reason = f"{where} of {region}, in device memory: the driver says error {detail}"
+            return Outcome(Fate.REJECTED, reason)
         case Status.FILE_SHRUNK:
             reason = f"{where} of {region}, a file that got shorter: it has {detail} bytes now"
             return Outcome(Fate.REJECTED, reason)

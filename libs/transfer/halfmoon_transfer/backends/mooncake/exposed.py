@@ -59,10 +59,13 @@ class Exposed:
         """Where one of our regions begins.
 
         Raises:
-            Refused: it is not one of ours.
+            Refused: it is not one of ours, or not in this process's memory.
         """
-        self._regions.local(region)
-        return next(each.address for each in self._regions.entries() if each.region == region)
+        found = (each.address for each in self._regions.entries() if each.region == region)
+        address = next(found, None)
+        if address is None:
+            raise Refused(Status.UNKNOWN_KEY)
+        return address
 
     def record(self, name: str, host: str, port: int) -> records.SegmentRecord:
         """All that a peer needs to reach the regions at this data port.
