@@ -18,6 +18,7 @@ from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import verbs
+from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.testing import SegmentProcess
 
 
@@ -61,6 +62,8 @@ class World:
     """Engines that find each other, all over the same backends; closed at the test's end.
 
     Engines whose name says that they are "there" may be of another kind, with regions of theirs.
+    `native` says whether the first engine, the third and so on use the extension in C, and
+    whether the others do.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class World:
         stack: ExitStack,
         far: type[TransferEngine] = TransferEngine,
         bind: str = "127.0.0.1",
+        native: tuple[bool, bool] = (True, True),
     ) -> None:
         self.kind = kind
+        self.native = native
         self._bind = bind
         self._far = far
         #: Whether memory "there" can be looked at without a copy.
@@ -96,6 +101,7 @@ class World:
             batch_slices=40,
             tries_per_path=tries,
             rdma_devices=devices,
+            native=self.native[len(self._engines) % 2],
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,
@@ -110,7 +116,7 @@ class World:
         return engine
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
-        settings = TransferSettings(rdma_devices=DEVICES[1])
+        settings = TransferSettings(rdma_devices=DEVICES[1], native=self.native[1])
         registered = self._far is OwnMemoryEngine
         process = SegmentProcess(
             name,
@@ -176,33 +182,57 @@ FAR: dict[str, tuple[str, type[TransferEngine]]] = {
 }
 
 
+#: TCP with the extension in C at neither end, or at one; "tcp" has it at both where it is built.
+PURE_ENDS = {
+    "tcp, pure": (False, False),
+    "tcp, native to pure": (True, False),
+    "tcp, pure to native": (False, True),
+}
+NEEDS_NATIVE = pytest.mark.skipif(
+    bool(native.missing), reason=f"the extension is not built (`make native`): {native.missing}"
+)
+PURE_TCP = [pytest.param(ends, marks=NEEDS_NATIVE) for ends in PURE_ENDS]
+
+
 @pytest.fixture(
-    params=["memory", "shm", "tcp", "tcp, IPv6", "mooncake", "faults(memory)", *FAR, *RDMA]
+    params=[
+        "memory",
+        "shm",
+        "tcp",
+        *PURE_TCP,
+        "tcp, IPv6",
+        "mooncake",
+        "faults(memory)",
+        *FAR,
+        *RDMA,
+    ]
 )
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend, and every kind of memory."""
     with ExitStack() as stack:
-        world = World(*_world_of(request.param, stack))
+        world = _world_of(request.param, stack)
         yield world
         world.check()
 
 
-def _world_of(param: str, stack: ExitStack) -> tuple[str, ExitStack, type[TransferEngine], str]:
+def _world_of(param: str, stack: ExitStack) -> World:
     if param == "tcp, IPv6":
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()
         except OSError as error:
             pytest.skip(f"this machine has no IPv6 loopback: {error}")
-        return "tcp", stack, TransferEngine, "::1"
+        return World("tcp", stack, bind="::1")
+    if param in PURE_ENDS:
+        return World("tcp", stack, native=PURE_ENDS[param])
     kind, far = FAR.get(param, (param, TransferEngine))
-    return kind, stack, far, "127.0.0.1"
+    return World(kind, stack, far)
 
 
-@pytest.fixture(params=["shm", "tcp", "shm,tcp", "mooncake", "shm, not mapped", *RDMA])
+@pytest.fixture(params=["shm", "tcp", *PURE_TCP, "shm,tcp", "mooncake", "shm, not mapped", *RDMA])
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:
-        yield World(*_world_of(request.param, stack))
+        yield _world_of(request.param, stack)
 
 
 @pytest.fixture
