@@ -2,14 +2,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PACKAGES := $(wildcard libs/*/pyproject.toml) $(wildcard services/*/pyproject.toml)
+# `make native` installs the one that needs a compiler.
+NATIVE := libs/transfer-native
+PACKAGES := $(filter-out $(NATIVE)/pyproject.toml,$(wildcard libs/*/pyproject.toml)) $(wildcard services/*/pyproject.toml)
 EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 
 # What `make up` takes from the command line or the environment.
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-rdma check schema format bench bench-transfer clean
+.PHONY: help up test native test-rdma check schema format bench bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +22,12 @@ up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
 
 test: $(VENV)/.dev ## all tests
 	$(BIN)/pytest
+
+# What it is for: docs/transfer/native.md.
+native: $(VENV)/.installed ## build the optional extension in C (needs gcc, python3-dev, libxxhash-dev)
+	@$(BIN)/python $(NATIVE)/requirements.py
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e $(NATIVE)
 
 # A virtual machine with software RDMA devices; not part of this repository.
 RDMA_VM ?= ../shared/tools/rdma-vm

@@ -28,6 +28,7 @@ SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB]
 PEERS: dict[str, tuple[list[str], list[str] | None, dict[str, str]]] = {
     "one memory copy": (["memcopy.py"], None, {}),
     "plain sockets": (["plain_sockets.py"], None, {}),
+    "iperf3": (["iperf.py"], None, {}),
     "reference, tcp": (
         ["mooncake_engine.py"],
         ["mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy"],
@@ -38,9 +39,11 @@ PEERS: dict[str, tuple[list[str], list[str] | None, dict[str, str]]] = {
     "gloo": (["gloo.py"], None, {"GLOO_SOCKET_IFNAME": "lo"}),
     "pyzmq": (["zmq_pair.py"], None, {}),
     "Redis": (["redis_values.py"], None, {}),
-    "halfmoon, tcp": (["ours.py", "tcp", "sums"], None, {}),
-    "halfmoon, tcp, no checksums": (["ours.py", "tcp", "bare"], None, {}),
-    "halfmoon, shm": (["ours.py", "shm", "sums"], None, {}),
+    "halfmoon, tcp, native": (["ours.py", "tcp", "sums,native"], None, {}),
+    "halfmoon, tcp, native, no checksums": (["ours.py", "tcp", "bare,native"], None, {}),
+    "halfmoon, tcp, pure": (["ours.py", "tcp", "sums,pure"], None, {}),
+    "halfmoon, tcp, pure, no checksums": (["ours.py", "tcp", "bare,pure"], None, {}),
+    "halfmoon, shm": (["ours.py", "shm", "sums,pure"], None, {}),
 }
 
 Results = dict[tuple[str, str, int], list[dict[str, float]]]
@@ -98,8 +101,12 @@ def table(
     lines = [f"| {op} | {' | '.join(names)} |", "|---" * (len(sizes) + 1) + "|"]
     for label in labels:
         cells = [
-            f"{statistics.median(each[field] for each in found):.{digits}f}"
-            if (found := results.get((label, op, size)))
+            f"{statistics.median(found):.{digits}f}"
+            if (
+                found := [
+                    each[field] for each in results.get((label, op, size), ()) if field in each
+                ]
+            )
             else "–"
             for size in sizes
         ]
@@ -110,7 +117,9 @@ def table(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer")
     parser.add_argument("--ops", default="write,read")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes")
+    parser.add_argument(
+        "--sizes", default=",".join(map(str, SIZES)), help="bytes; by default 4 KiB to 256 MiB"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="per figure and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="a pattern of labels")

@@ -53,7 +53,7 @@ def declared(package: Path) -> set[str]:
 
 def imported(package: Path) -> set[str]:
     """Top-level names of all imports of others, wherever in a file they stand."""
-    own = f"halfmoon_{package.name}"
+    own = f"halfmoon_{package.name}".replace("-", "_")
     names: set[str] = set()
     for source in (package / own).rglob("*.py"):
         for node in _running(ast.parse(source.read_text(), str(source))):
@@ -111,8 +111,9 @@ def test_everything_declared_is_imported(name: str) -> None:
 def test_a_package_is_named_after_its_folder(name: str) -> None:
     package = PACKAGES[name]
     assert project(package)["name"] == f"halfmoon-{name}"
-    assert (package / f"halfmoon_{name}" / "__init__.py").is_file()
-    assert (package / f"halfmoon_{name}" / "py.typed").is_file(), "its types would be ignored"
+    module = package / f"halfmoon_{name}".replace("-", "_")
+    assert (module / "__init__.py").is_file()
+    assert (module / "py.typed").is_file(), "its types would be ignored"
 
 
 def requirements_of(name: str, extras: frozenset[str]) -> Iterator[Requirement]:

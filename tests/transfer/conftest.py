@@ -18,6 +18,7 @@ from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import verbs
+from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.testing import SegmentProcess, on_device
 
 
@@ -69,6 +70,8 @@ class World:
 
     Engines whose name says that they are "there" may be of another kind, with regions of theirs.
     `on_device` says whose regions are device memory: "here", "there", "both" or nobody's.
+    `native` says whether the first engine, the third and so on use the extension in C, and
+    whether the others do.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class World:
         far: type[TransferEngine] = TransferEngine,
         bind: str = "127.0.0.1",
         on_device: str = "",
+        native: tuple[bool, bool] = (True, True),
     ) -> None:
         self.kind = kind
+        self.native = native
         self._bind = bind
         self._near = DeviceEngine if on_device in ("both", "here") else TransferEngine
         self._far = DeviceEngine if on_device in ("both", "there") else far
@@ -113,6 +118,7 @@ class World:
             # Room for a few parts only, so that some find none.
             staging_bytes=400_000,
             staging_part_bytes=150_000,
+            native=self.native[len(self._engines) % 2],
         )
         arguments: dict[str, Any] = {
             "metadata": self.metadata,
@@ -127,7 +133,7 @@ class World:
         return engine
 
     def start(self, name: str, generation: int, n_bytes: int) -> SegmentProcess:
-        settings = TransferSettings(rdma_devices=DEVICES[1])
+        settings = TransferSettings(rdma_devices=DEVICES[1], native=self.native[1])
         registered = self._far is OwnMemoryEngine
         process = SegmentProcess(
             name,
@@ -203,6 +209,16 @@ ON_DEVICES = [
     "cuda/there",
     "faults(memory)/both",
 ]
+#: TCP with the extension in C at neither end, or at one; "tcp" has it at both where it is built.
+PURE_ENDS = {
+    "tcp, pure": (False, False),
+    "tcp, native to pure": (True, False),
+    "tcp, pure to native": (False, True),
+}
+NEEDS_NATIVE = pytest.mark.skipif(
+    bool(native.missing), reason=f"the extension is not built (`make native`): {native.missing}"
+)
+PURE_TCP = [pytest.param(ends, marks=NEEDS_NATIVE) for ends in PURE_ENDS]
 
 
 @pytest.fixture(
@@ -210,6 +226,7 @@ ON_DEVICES = [
         "memory",
         "shm",
         "tcp",
+        *PURE_TCP,
         "tcp, IPv6",
         "mooncake",
         "faults(memory)",
@@ -221,32 +238,42 @@ ON_DEVICES = [
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend, and every kind of memory."""
     with ExitStack() as stack:
-        world = World(*_world_of(request.param, stack))
+        world = _world_of(request.param, stack)
         yield world
         world.check()
 
 
-def _world_of(
-    param: str, stack: ExitStack
-) -> tuple[str, ExitStack, type[TransferEngine], str, str]:
+def _world_of(param: str, stack: ExitStack) -> World:
     if param == "tcp, IPv6":
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()
         except OSError as error:
             pytest.skip(f"this machine has no IPv6 loopback: {error}")
-        return "tcp", stack, TransferEngine, "::1", ""
+        return World("tcp", stack, bind="::1")
+    if param in PURE_ENDS:
+        return World("tcp", stack, native=PURE_ENDS[param])
     param, _, on_device = param.partition("/")
     kind, far = FAR.get(param, (param, TransferEngine))
-    return kind, stack, far, "127.0.0.1", on_device
+    return World(kind, stack, far, on_device=on_device)
 
 
 @pytest.fixture(
-    params=["shm", "tcp", "shm,tcp", "mooncake", "shm, not mapped", *RDMA, "tcp/both", "cuda/both"]
+    params=[
+        "shm",
+        "tcp",
+        *PURE_TCP,
+        "shm,tcp",
+        "mooncake",
+        "shm, not mapped",
+        *RDMA,
+        "tcp/both",
+        "cuda/both",
+    ]
 )
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:
-        yield World(*_world_of(request.param, stack))
+        yield _world_of(request.param, stack)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Ours: the first argument is the backend, the second "sums" or "bare"."""
+"""Ours: the first argument is the backend, the second "sums" or "bare", and "native" or "pure"."""
 
 import sys
 
@@ -6,14 +6,17 @@ from measure import ROOM, measure
 
 from halfmoon_metadata.memory import MemoryStore
 from halfmoon_transfer import Piece, TransferEngine, TransferSettings
+from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.testing import SegmentProcess
 
-backend, sums = sys.argv.pop(1), sys.argv.pop(1)
+backend, (sums, speed) = sys.argv.pop(1), sys.argv.pop(1).split(",")
+if speed == "native" and native.missing:
+    sys.exit(f"the extension is not built (`make native`): {native.missing}")
 store = MemoryStore()
-settings = TransferSettings(checksums=sums == "sums")
+settings = TransferSettings(checksums=sums == "sums", native=speed == "native")
 with (
     TransferEngine.open("here", metadata=store, backends=(backend,), settings=settings) as engine,
-    SegmentProcess("there", 1, backend, ROOM, store) as there,
+    SegmentProcess("there", 1, backend, ROOM, store, settings) as there,
 ):
     local = engine.allocate(ROOM)
     local.view[:] = bytes(ROOM)

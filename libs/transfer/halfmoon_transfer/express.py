@@ -1,21 +1,28 @@
-"""The short way for a small transfer: a copy in memory, made by the thread that asks for it.
+"""The short way for a small transfer, gone by the thread that asks for it.
 
-No plan, no other thread, no deadline to watch: all that costs several times as much as the
-copy of a few pages. Only what goes well at once goes this way. Whenever anything is unusual
-(the peer is not known yet, a slice was not applied) nothing is reported, and the same request
-goes the long way, where tries and errors are: applying the same bytes twice is harmless.
+No plan, no other thread: that costs several times as much as the copy of a few pages. There are
+two: a copy in memory, and an exchange over a connection that is open and idle (which has a
+deadline to keep, so it is only for those who wait anyway).
+
+Only what goes well at once goes this way. Whenever anything is unusual (the peer is not known
+yet, no connection is idle, a slice was not applied) nothing is reported, and the same request
+goes the long way, where tries and errors are. Applying the same bytes twice is harmless: a
+connection that breaks on the short way is given up like any other, and the peer has ended it
+before anything is sent again.
 """
 
 import time
 from collections.abc import Callable, Generator, Sequence
 
+from halfmoon_protocol.regions import KEY_BYTES
 from halfmoon_transfer.backends.interface import Home
-from halfmoon_transfer.interface import Op, Piece, Report, Transfer
-from halfmoon_transfer.plan import APPLIED, Batch, PeerKey, Slice
-from halfmoon_transfer.requests import fault_in
+from halfmoon_transfer.interface import Op, Piece, Report, TimedOut, Transfer
+from halfmoon_transfer.plan import APPLIED
+from halfmoon_transfer.regions import Refused
+from halfmoon_transfer.requests import fault_in, one_batch
 from halfmoon_transfer.stats import Tally
 from halfmoon_transfer.stop import StopSignal
-from halfmoon_transfer.ways import Ways
+from halfmoon_transfer.ways import ShortWay, Ways
 
 
 class Express:
@@ -29,24 +36,88 @@ class Express:
         self._never = StopSignal.after(float("inf"))
 
     def copy(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
-        """Move these pieces, if all of it goes well at once."""
+        """Move these pieces if that is a mere copy, and all of it goes well at once."""
         started = time.monotonic()
+        way = self._way(op, pieces)
+        return None if way is None else self._copy(started, op, pieces, max_bytes, way)
+
+    def move(self, op: Op, pieces: Sequence[Piece], deadline_s: float) -> Report | None:
+        """Move these pieces by a copy or over an idle connection, if all of it goes well at once.
+
+        Raises:
+            TimedOut: it was tried, until the deadline.
+        """
+        started = time.monotonic()
+        way = self._way(op, pieces)
+        if way is None:
+            return None
+        if way.hurry is not None:
+            return self._hurry(started, op, pieces, deadline_s, way)
+        return self._copy(started, op, pieces, self._home.settings.batch_bytes, way)
+
+    def _way(self, op: Op, pieces: Sequence[Piece]) -> ShortWay | None:
         if not pieces or op not in ("read", "write"):
             return None
         remote = pieces[0].remote
-        way = self._ways.at_once_to(remote.segment, remote.generation)
-        if way is None:
+        return self._ways.short_to(remote.segment, remote.generation)
+
+    def _copy(
+        self, started: float, op: Op, pieces: Sequence[Piece], max_bytes: int, way: ShortWay
+    ) -> Report | None:
+        if way.at_once is None:
             return None
-        peer, backend, may = way
-        batch = one_batch(op, pieces, backend.name, max_bytes)
-        if batch is None or not may(peer, batch) or fault_in(op, pieces, self._home) is not None:
+        batch = one_batch(op, pieces, way.backend.name, max_bytes)
+        if batch is None or not way.at_once(way.peer, batch):
             return None
-        outcomes = self._ways.move(batch, peer, backend, self._never)
+        if fault_in(op, pieces, self._home) is not None:
+            return None
+        outcomes = self._ways.move(batch, way.peer, way.backend, self._never)
         if any(each is not APPLIED for each in outcomes):
             return None
         n_bytes = sum(piece.length for piece in pieces)
+        return self._report(started, op, n_bytes, way)
+
+    def _hurry(
+        self, started: float, op: Op, pieces: Sequence[Piece], deadline_s: float, way: ShortWay
+    ) -> Report | None:
+        peer, regions, hurry = way.peer, self._home.regions, way.hurry
+        assert hurry is not None
+        n_bytes = 0
+        for piece in pieces:
+            remote, length = piece.remote, piece.length
+            n_bytes += length
+            # Nothing is no slice on a wire. What is wrong is said on the long way.
+            if (
+                length < 1
+                or not 0 <= piece.remote_offset <= remote.length - length
+                or remote.generation != peer.generation
+                or remote.segment != peer.name
+                or len(remote.key) != KEY_BYTES
+            ):
+                return None
+        if n_bytes > self._home.settings.express_bytes:
+            return None
+        try:
+            entries, local = regions.acquire_local(pieces, write=op == "read")
+        except Refused:
+            return None
+        try:
+            if hurry(peer, op, pieces, local, started + deadline_s):
+                return self._report(started, op, n_bytes, way)
+        finally:
+            regions.give_back_all(entries)
+        if time.monotonic() < started + deadline_s:
+            return None
+        self._tally.on_failed(0)
+        address = peer.endpoints[way.backend.name].address
+        raise TimedOut(
+            f"{op} of {n_bytes} bytes not done after {deadline_s} s; "
+            f"waiting for segment {peer.name} at {address}"
+        )
+
+    def _report(self, started: float, op: Op, n_bytes: int, way: ShortWay) -> Report:
         self._tally.on_done(op, n_bytes)
-        return Report(n_bytes, time.monotonic() - started, (backend.name,), 0)
+        return Report(n_bytes, time.monotonic() - started, (way.backend.name,), 0)
 
 
 class Finished(Transfer):
@@ -74,33 +145,3 @@ class Finished(Transfer):
         """The report, at once."""
         yield from ()
         return self._report
-
-
-def one_batch(op: Op, pieces: Sequence[Piece], path: str, max_bytes: int) -> Batch | None:
-    """These pieces as one batch, uncut; None if they are none, too many or for several peers."""
-    n_bytes = 0
-    for piece in pieces:
-        n_bytes += piece.length
-    if not 0 < n_bytes <= max_bytes:
-        return None
-    first = pieces[0].remote
-    peer = PeerKey(first.segment, first.generation)
-    slices = []
-    for number, piece in enumerate(pieces):
-        remote = piece.remote
-        if remote is not first and (remote.segment, remote.generation) != (
-            peer.segment,
-            peer.generation,
-        ):
-            return None
-        slices.append(
-            Slice(
-                number,
-                piece.local,
-                piece.local_offset,
-                remote,
-                piece.remote_offset,
-                piece.length,
-            )
-        )
-    return Batch(0, -1, op, peer, path, tuple(slices))

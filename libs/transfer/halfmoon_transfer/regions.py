@@ -27,6 +27,7 @@ import numpy as np
 
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.devices.interface import DeviceError
+from halfmoon_transfer.interface import Piece
 from halfmoon_transfer.region_backing import Backing
 from halfmoon_transfer.region_file import FilePool, FileShrunk
 
@@ -224,6 +225,17 @@ class RegionTable:
                 for entry in self._entries.values()
                 if entry.file is None and not entry.private
             ]
+
+    def visit(self, keys: Iterable[bytes], visitor: Callable[[bytes, memoryview], None]) -> None:
+        """Show those of these keys that are regions in memory, none of which is removed meanwhile.
+
+        The visitor is called with key and bytes; it must be quick.
+        """
+        with self._lock:
+            for key in keys:
+                entry = self._entries.get(key)
+                if entry is not None and entry.file is None and not entry.private:
+                    visitor(key, entry.view)
 
     def remove(self, key: bytes) -> Entry | None:
         """Take the key away; the caller then waits with `wait_quiet` and calls `discard`."""
@@ -428,7 +440,7 @@ class RegionTable:
         try:
             yield entries
         finally:
-            self._give_back(entries)
+            self.give_back_all(entries)
 
     @contextmanager
     def lease_batch(
@@ -467,9 +479,36 @@ class RegionTable:
                         views[index] = rooms.enter_context(files[key].lent(offset, length))
                 yield views
         finally:
-            self._give_back(entries)
+            self.give_back_all(entries)
 
-    def _give_back(self, entries: Sequence[Entry]) -> None:
+    def acquire_local(
+        self, pieces: Iterable[Piece], *, write: bool
+    ) -> tuple[list[Entry], tuple[memoryview, ...]]:
+        """The bytes of each piece here, for those who call `give_back_all` themselves.
+
+        Raises:
+            Refused: a region is not ours (any more) or not in memory that can be lent
+                without a copy, out of bounds, or not writable.
+        """
+        entries, views = [], []
+        with self._lock:
+            for piece in pieces:
+                entry, offset = self._find_local(piece.local), piece.local_offset
+                if entry.file is not None:
+                    raise Refused(Status.NOT_SHAREABLE)
+                view = entry.view[offset : offset + piece.length] if offset >= 0 else None
+                if view is None or len(view) != piece.length:
+                    raise Refused(Status.OUT_OF_BOUNDS, entry.region.length)
+                if write and view.readonly:
+                    raise Refused(Status.READ_ONLY)
+                entries.append(entry)
+                views.append(view)
+            for entry in entries:
+                entry.n_leases += 1
+        return entries, tuple(views)
+
+    def give_back_all(self, entries: Sequence[Entry]) -> None:
+        """End accesses to these."""
         with self._quiet:
             for entry in entries:
                 entry.n_leases -= 1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.backends.interface import Home
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES, Op, Piece, Rejected
-from halfmoon_transfer.plan import Notice
+from halfmoon_transfer.plan import Batch, Notice, PeerKey, Slice
 from halfmoon_transfer.regions import Extent, Refused, Status
 
 #: What offsets and generations on a wire can be.
@@ -66,6 +66,36 @@ def fault_in(op: Op, pieces: Sequence[Piece], home: Home) -> Rejected | None:
         if op == "read" and not extent.writable:
             return Rejected("the local region of a read is read-only memory")
     return None
+
+
+def one_batch(op: Op, pieces: Sequence[Piece], path: str, max_bytes: int) -> Batch | None:
+    """These pieces as one batch, uncut; None if they are none, too many or for several peers."""
+    n_bytes = 0
+    for piece in pieces:
+        n_bytes += piece.length
+    if not 0 < n_bytes <= max_bytes:
+        return None
+    first = pieces[0].remote
+    peer = PeerKey(first.segment, first.generation)
+    slices = []
+    for number, piece in enumerate(pieces):
+        remote = piece.remote
+        if remote is not first and (remote.segment, remote.generation) != (
+            peer.segment,
+            peer.generation,
+        ):
+            return None
+        slices.append(
+            Slice(
+                number,
+                piece.local,
+                piece.local_offset,
+                remote,
+                piece.remote_offset,
+                piece.length,
+            )
+        )
+    return Batch(0, -1, op, peer, path, tuple(slices))
 
 
 def _not_local(op: Op, region: Region, refused: Refused, home: Home) -> Rejected:

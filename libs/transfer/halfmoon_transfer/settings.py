@@ -33,6 +33,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     copy_slice_bytes: int = 4 * MIB
     #: A transfer of at most so many bytes that is a copy in memory is made by who submits it.
     copy_here_bytes: int = 256 * KIB
+    #: A transfer of at most so many bytes goes over an idle TCP connection without a plan.
+    express_bytes: int = 64 * KIB
     #: Bytes given to one lane at a time; a transfer of more is spread over the lanes.
     batch_bytes: int = 8 * MIB
     #: Slices given to one lane at a time.
@@ -74,6 +76,10 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_key: ClusterKey | None = None
     #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
     checksums: bool = True
+    #: Whether TCP uses the extension in C where that is built; see `docs/transfer/native.md`.
+    native: bool = True
+    #: How long the extension looks for the next small frame before its thread sleeps; 0: not.
+    spin_s: float = 50e-6
     #: How the "mooncake" backend is seen from outside.
     mooncake: MooncakeSettings = MooncakeSettings()
     #: RDMA devices to use, by name; none: all that have an address.

@@ -17,12 +17,13 @@ from halfmoon_transfer.backends.interface import (
     Errand,
     Gauges,
     Home,
+    Hurries,
     all_of,
 )
 from halfmoon_transfer.backends.memory import MemoryBackend
 from halfmoon_transfer.descriptor import SegmentDescriptor
 from halfmoon_transfer.directory import Directory
-from halfmoon_transfer.interface import Lost, Rejected, TransferError
+from halfmoon_transfer.interface import Lost, Op, Piece, Rejected, TransferError
 from halfmoon_transfer.plan import Batch, Fate, Outcome, Path, PeerKey
 from halfmoon_transfer.regions import Entry, Refused, Status
 from halfmoon_transfer.stop import StopSignal
@@ -32,13 +33,18 @@ _log = logging.getLogger(__name__)
 _POLITE_S = 1.0
 
 
-class AtOnceWay(NamedTuple):
-    """A backend that sometimes carries to this peer without waiting for anybody."""
+class ShortWay(NamedTuple):
+    """The best backend to a peer, and what it can do without a plan."""
 
     peer: SegmentDescriptor
     backend: Backend
-    #: Whether it would carry this batch so now.
-    may: Callable[[SegmentDescriptor, Batch], bool]
+    #: If it sometimes carries without waiting for anybody: whether it would do so now.
+    at_once: Callable[[SegmentDescriptor, Batch], bool] | None
+    #: If it sometimes has a connection at hand: moves a few pieces over that.
+    hurry: (
+        Callable[[SegmentDescriptor, Op, Sequence[Piece], tuple[memoryview, ...], float], bool]
+        | None
+    )
 
 
 class Ways:
@@ -73,6 +79,14 @@ class Ways:
             for backend in (*backends.values(), self._own)
             if isinstance(backend, AtOnce)
         }
+        #: By segment: what was found last, for this very descriptor.
+        self._short: dict[str, ShortWay] = {}
+        #: By path: how to carry over an idle connection.
+        self._hurry = {
+            backend.name: backend.hurry
+            for backend in backends.values()
+            if isinstance(backend, Hurries)
+        }
 
     # Which way.
 
@@ -98,15 +112,21 @@ class Ways:
         peer, moved = self._directory.resolve(key.segment, key.generation, fresh=fresh)
         return self._paths(peer), moved
 
-    def at_once_to(self, segment: str, generation: int) -> AtOnceWay | None:
-        """The best way to a peer that is known, if it sometimes carries at once."""
+    def short_to(self, segment: str, generation: int) -> ShortWay | None:
+        """The best way to a peer that is known, if it sometimes does without a plan."""
         own = segment == self._own_key.segment and generation == self._own_key.generation
         peer = self._own_descriptor if own else self._directory.cached(segment, generation)
         if peer is None:
             return None
+        known = self._short.get(segment)
+        if known is not None and known.peer is peer:
+            return known
         backend = self._own if own else next(self._reaching(peer), None)
-        may = None if backend is None else self._at_once.get(backend.name)
-        return None if backend is None or may is None else AtOnceWay(peer, backend, may)
+        if backend is None:
+            return None
+        at_once, hurry = self._at_once.get(backend.name), self._hurry.get(backend.name)
+        known = self._short[segment] = ShortWay(peer, backend, at_once, hurry)
+        return known
 
     def _paths(self, peer: SegmentDescriptor) -> tuple[Path, ...]:
         return tuple(
@@ -202,6 +222,7 @@ class Ways:
     def forget(self, segment: str) -> None:
         """Close what is held towards this peer."""
         self._directory.forget(segment)
+        self._short.pop(segment, None)
         for backend in self.backends.values():
             backend.forget(segment)
 

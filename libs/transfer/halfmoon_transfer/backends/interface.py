@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, Slice
 from halfmoon_transfer.regions import RegionTable, Status
@@ -128,6 +129,33 @@ class AtOnce(Protocol):
 
     def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
         """Whether carrying this batch now takes no longer than copying its bytes."""
+        ...
+
+
+@runtime_checkable
+class Hurries(Protocol):
+    """A backend that has a short way over a wire: a connection that is open and idle."""
+
+    def hurry(
+        self,
+        peer: SegmentDescriptor,
+        op: Op,
+        pieces: Sequence[Piece],
+        local: tuple[memoryview, ...],
+        deadline: float,
+    ) -> bool:
+        """Move a few pieces over an idle connection; whether all of them are applied.
+
+        If not, there may be no such connection, or some are applied: all may be tried again
+        at once. When it returns, nobody touches the local bytes any more.
+
+        Args:
+            peer: whom the pieces are of.
+            op: which way the bytes go.
+            pieces: of at least one byte each, and within the bounds of their regions.
+            local: this process's bytes of each.
+            deadline: when to give up, on the monotonic clock.
+        """
         ...
 
 

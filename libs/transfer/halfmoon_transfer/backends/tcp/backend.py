@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import cast
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
+from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.backends.tcp.addresses import advertised, split
 from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError, Hello
 from halfmoon_transfer.backends.tcp.lane import Lane, Refusal, Untrusted
@@ -19,7 +21,9 @@ from halfmoon_transfer.backends.tcp.server import TcpServer
 from halfmoon_transfer.backends.tcp.sessions import Sessions
 from halfmoon_transfer.backends.tcp.sockets import tune
 from halfmoon_transfer.backends.tcp.unsettled import Unsettled
+from halfmoon_transfer.deadlines import Deadlines
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, rail_name
+from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.plan import Fate, Outcome
 from halfmoon_transfer.stop import StopSignal
 
@@ -37,10 +41,17 @@ class TcpBackend:
         self._origin = home.name, home.generation
         self._connect_timeout_s = settings.connect_timeout_s
         self._max_idle = settings.max_idle_connections
+        self._spin_s = settings.spin_s
+        self._lanes = settings.lanes
+        self._label = f"halfmoon-transfer-{home.name}-{self.name}"
         self._unsettled = Unsettled()
         #: One per address that we listen at, and what peers dial for it.
         self._servers: list[TcpServer] = []
         self._endpoints: dict[str, Endpoint] = {}
+        self._use_native = settings.native and not native.missing
+        self._native = (
+            native.NativeOwner(home.regions, settings.spin_s) if self._use_native else None
+        )
         sessions = Sessions()
         with ExitStack() as undo:
             for index, (bind, advertise) in enumerate([(home.bind, home.advertise), *home.more]):
@@ -54,6 +65,7 @@ class TcpBackend:
                     label=f"halfmoon-transfer-{home.name}-{rail_name(self.name, index)}",
                     max_connections=settings.max_connections,
                     stall_timeout_s=settings.stall_timeout_s,
+                    native=self._native,
                 )
                 undo.callback(server.close)
                 self._servers.append(server)
@@ -65,6 +77,11 @@ class TcpBackend:
         #: Connections that nobody uses now, with whom they lead to; the oldest first.
         self._idle: list[tuple[SegmentDescriptor, Lane]] = []
         self._n_busy = 0
+        #: Connections that are hurried over now; at most `lanes`.
+        self._hurried: set[Lane] = set()
+        #: Ends those that are overdue; made when first needed.
+        self._watch: Deadlines[Lane] | None = None
+        self._closed = False
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
@@ -106,24 +123,63 @@ class TcpBackend:
             return all_of(errand.batch, Fate.STALE if stale else Fate.LOST, reason)
         except (OSError, FrameError, ValueError) as error:
             return all_of(errand.batch, Fate.LOST, f"{where}: {error}")
+        errand.stop.doing = f"waiting for {where}"
+        return self._use(errand, lane, use)
+
+    def hurry(
+        self,
+        peer: SegmentDescriptor,
+        op: Op,
+        pieces: Sequence[Piece],
+        local: tuple[memoryview, ...],
+        deadline: float,
+    ) -> bool:
+        """Move a few pieces over a connection that is idle now."""
+        lane = self._take_idle(peer, deadline)
+        if lane is None:
+            return False
+        fine = intact = False
+        try:
+            fine = lane.hurry(
+                peer, op, pieces, local, checksums=self._checksums, spin_s=self._spin_s
+            )
+            intact = True
+        except (OSError, FrameError):
+            self._drop_idle(lambda known: known == peer)
+        finally:
+            assert self._watch is not None
+            self._watch.forget(lane)
+            with self._lock:
+                self._hurried.discard(lane)
+            if intact and lane.in_time:
+                self._put_back(peer, lane)
+            else:
+                self._give_up(peer, op, lane)
+        return fine
+
+    def _use(
+        self, errand: Errand, lane: Lane, use: Callable[[Lane, list[Outcome | None]], None]
+    ) -> Sequence[Outcome]:
+        """Use a connection that was taken, and see what remains of it."""
         outcomes: list[Outcome | None] = [None] * len(errand.batch.slices)
         broken = ""
         reused = lane.used
-        errand.stop.doing = f"waiting for {where}"
         try:
             with errand.stop.kicking(lane.kick):
                 use(lane, outcomes)
         except (OSError, FrameError) as error:
-            broken = f"{where}: {error}"
+            broken = f"{_where(errand.peer)}: {error}"
         except BaseException:
-            self._give_up(errand, lane)
+            self._give_up(errand.peer, errand.batch.op, lane)
             raise
         if broken or errand.stop.stopped:
-            self._give_up(errand, lane)
+            self._give_up(errand.peer, errand.batch.op, lane)
             if reused:
                 self._drop_idle(lambda peer: peer == errand.peer)
         else:
             self._put_back(errand.peer, lane)
+            if None not in outcomes:
+                return cast(list[Outcome], outcomes)
         missing = Outcome(Fate.LOST, broken or "stopped")
         return [outcome or missing for outcome in outcomes]
 
@@ -132,7 +188,9 @@ class TcpBackend:
         return None
 
     def revoke(self, key: bytes) -> None:
-        """Nobody holds on to a region; accesses look at its key each time."""
+        """Accesses look at its key each time; those of the extension are waited for here."""
+        if self._native is not None:
+            self._native.revoke(key)
 
     def evict(self, key: bytes) -> None:
         """Cut the connections that access the region now."""
@@ -174,11 +232,19 @@ class TcpBackend:
     def close(self) -> None:
         """Hang up on everybody and stop listening."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
+            for lane in self._hurried:
+                lane.end()
+            watch = self._watch
+        if watch is not None:
+            watch.close()
         for _, lane in idle:
             lane.close()
         for server in self._servers:
             server.close()
+        if self._native is not None:
+            self._native.close()
 
     def _take(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
         """An idle connection to this peer, or a new one."""
@@ -200,12 +266,33 @@ class TcpBackend:
                 self._n_busy -= 1
             raise
 
+    def _take_idle(self, peer: SegmentDescriptor, deadline: float) -> Lane | None:
+        """An idle connection to hurry over, if nothing speaks against it."""
+        if self._unsettled.any and self._unsettled.of(peer):
+            return None
+        with self._lock:
+            if self._closed or len(self._hurried) >= self._lanes:
+                return None
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == peer:
+                    lane = self._idle.pop(index)[1]
+                    break
+            else:
+                return None
+            self._n_busy += 1
+            self._hurried.add(lane)
+            if self._watch is None:
+                self._watch = Deadlines(f"{self._label}-hurry", Lane.end)
+        lane.deadline = deadline
+        self._watch.watch(lane)
+        return lane
+
     def _dial(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
         host, port = split(peer.endpoints[self.name].address, 0)
         stop.doing = f"connecting to {_where(peer)}"
         patience = min(self._connect_timeout_s, stop.remaining_s())
         sock = connect_any(host, port, time.monotonic() + patience, stop)
-        lane = Lane(sock, self._unsettled.next_number())
+        lane = Lane(sock, self._unsettled.next_number(), use_native=self._use_native)
         over = self._unsettled.of(peer)
         hello = Hello(
             peer.name,
@@ -232,15 +319,17 @@ class TcpBackend:
         with self._lock:
             self._n_busy -= 1
             self._idle.append((peer, lane))
-            surplus = self._idle[: max(0, len(self._idle) - self._max_idle)]
+            surplus = self._idle[
+                : max(0, len(self._idle) - (0 if self._closed else self._max_idle))
+            ]
             del self._idle[: len(surplus)]
         for _, old in surplus:
             old.close()
 
-    def _give_up(self, errand: Errand, lane: Lane) -> None:
+    def _give_up(self, peer: SegmentDescriptor, op: Op, lane: Lane) -> None:
         """Hang up in the middle of something."""
-        if errand.batch.op == "write":
-            self._unsettled.add(errand.peer, lane.number)
+        if op == "write":
+            self._unsettled.add(peer, lane.number)
         with self._lock:
             self._n_busy -= 1
         lane.close()

@@ -13,18 +13,23 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from halfmoon_transfer.backends.interface import Errand, refusal
-from halfmoon_transfer.backends.tcp import frames
+from halfmoon_transfer.backends.tcp import frames, native
 from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Proof, Reply, Request
 from halfmoon_transfer.backends.tcp.sockets import ReadAhead, send_all
 from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
 from halfmoon_transfer.copying import checksum, damage
-from halfmoon_transfer.plan import Outcome
+from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.interface import Op, Piece
+from halfmoon_transfer.plan import APPLIED, Outcome
 from halfmoon_transfer.regions import Status
+from halfmoon_transfer.requests import one_batch
+from halfmoon_transfer.stop import StopSignal
 
 #: Bytes and slices of one request, and requests ahead of the first reply.
 _FRAME_BYTES = 1024 * 1024
 _FRAME_SLICES = 256
 _WINDOW = 4
+_LIMITS = (_FRAME_BYTES, _FRAME_SLICES, _WINDOW)
 
 
 class Refusal(Exception):
@@ -45,14 +50,18 @@ class Untrusted(Refusal):
 class Lane:
     """A connection that has been greeted."""
 
-    def __init__(self, sock: socket.socket, number: int = 0) -> None:
+    def __init__(self, sock: socket.socket, number: int = 0, *, use_native: bool = False) -> None:
         self._socket = sock
+        self._use_native = use_native
         self._ahead = ReadAhead(sock)
         #: Which of our connections it is.
         self.number = number
         self._n_requests = 0
         #: Whether it has carried a batch: an idle connection may have died unnoticed.
         self.used = False
+        #: Of who hurries over it, on the monotonic clock; and whether it has not passed.
+        self.deadline = float("inf")
+        self.in_time = True
 
     def greet(self, hello: Hello, key: ClusterKey | None = None) -> None:
         """Say whom we want, and hear whether that is who answers.
@@ -99,6 +108,11 @@ class Lane:
         """Hang up."""
         self._socket.close()
 
+    def end(self) -> None:
+        """The time of who hurries over it is over: `kick`, and remember that."""
+        self.in_time = False
+        self.kick()
+
     def carry(self, errand: Errand, outcomes: list[Outcome | None], *, checksums: bool) -> None:
         """Move a batch; fills in the outcomes as replies come.
 
@@ -107,8 +121,105 @@ class Lane:
             OSError: the connection broke; slices without an outcome are lost.
         """
         self.used = True
-        waiting: deque[tuple[int, Sequence[int]]] = deque()
-        for part in _parts(errand):
+        # The extension sends what would be damaged on its way as it is.
+        if not self._use_native or errand.damage:
+            self._carry(errand, list(_parts(errand)), outcomes, deque(), checksums=checksums)
+            return
+        batch, number = errand.batch, self._n_requests
+        marks = bytearray(len(outcomes))
+        try:
+            n_sent, n_answered = native.carry(
+                self._socket,
+                self._ahead,
+                batch.op,
+                batch.slices,
+                errand.local,
+                batch.peer.generation,
+                number,
+                marks,
+                checksums=checksums,
+                limits=_LIMITS,
+                spin_s=0.0,
+            )
+        finally:
+            for index, mark in enumerate(marks):
+                if mark:
+                    outcomes[index] = _marked(errand, index, mark)
+        self._n_requests += n_sent
+        if n_sent > n_answered:
+            self._go_on(errand, outcomes, number, n_sent, n_answered, checksums=checksums)
+
+    def hurry(
+        self,
+        peer: SegmentDescriptor,
+        op: Op,
+        pieces: Sequence[Piece],
+        local: tuple[memoryview, ...],
+        *,
+        checksums: bool,
+        spin_s: float,
+    ) -> bool:
+        """Move a few pieces; whether all are applied.
+
+        The extension looks for the reply for `spin_s` seconds before this thread sleeps.
+
+        Raises:
+            FrameError: the peer sent something else than replies.
+            OSError: the connection broke.
+        """
+        self.used = True
+        number, n_sent, n_answered = self._n_requests, 0, 0
+        if self._use_native:
+            marks = bytearray(len(pieces))
+            n_sent, n_answered = native.carry(
+                self._socket,
+                self._ahead,
+                op,
+                tuple(pieces),
+                local,
+                peer.generation,
+                number,
+                marks,
+                checksums=checksums,
+                limits=_LIMITS,
+                spin_s=spin_s,
+            )
+            self._n_requests += n_sent
+            if n_sent == n_answered:
+                return marks.count(native.APPLIED) == len(pieces)
+        batch = one_batch(op, pieces, "tcp", sum(piece.length for piece in pieces))
+        assert batch is not None
+        errand = Errand(batch, peer, local, StopSignal(self.deadline))
+        outcomes: list[Outcome | None] = [None] * len(pieces)
+        self._go_on(errand, outcomes, number, n_sent, n_answered, checksums=checksums)
+        return all(outcome is APPLIED for outcome in outcomes)
+
+    def _go_on(
+        self,
+        errand: Errand,
+        outcomes: list[Outcome | None],
+        number: int,
+        n_sent: int,
+        n_answered: int,
+        *,
+        checksums: bool,
+    ) -> None:
+        """Carry the rest of a batch of whose requests some were sent, from this number on."""
+        parts = list(_parts(errand))
+        waiting = deque(enumerate(parts[n_answered:n_sent], number + n_answered))
+        self._carry(errand, parts[n_sent:], outcomes, waiting, checksums=checksums)
+
+    def _carry(
+        self,
+        errand: Errand,
+        parts: Sequence[Sequence[int]],
+        outcomes: list[Outcome | None],
+        waiting: deque[tuple[int, Sequence[int]]],
+        *,
+        checksums: bool,
+    ) -> None:
+        """Send these parts, and receive the replies to them and to those that `waiting` has."""
+        for part in parts:
             if errand.stop.stopped:
                 break
             if len(waiting) == _WINDOW:
@@ -210,6 +321,12 @@ def _parts(errand: Errand) -> Iterator[Sequence[int]]:
         n_bytes += each.length
     if part:
         yield part
+
+
+def _marked(errand: Errand, index: int, mark: int) -> Outcome:
+    if mark == native.APPLIED:
+        return APPLIED
+    return refusal(errand.batch, errand.batch.slices[index], Status.CHECKSUM_MISMATCH, 0)
 
 
 def _in_flight(errand: Errand, index: int) -> list[bytes | memoryview]:

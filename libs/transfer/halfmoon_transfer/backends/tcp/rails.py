@@ -22,13 +22,15 @@ from halfmoon_transfer.backends.tcp.frames import FrameError
 from halfmoon_transfer.backends.tcp.lane import Refusal
 from halfmoon_transfer.backends.tcp.routes import card_towards
 from halfmoon_transfer.deadlines import Deadlines
-from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor, rail_name
+from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.plan import Fate, Outcome
 from halfmoon_transfer.spray import Spray, SprayLimits, Ticket
 from halfmoon_transfer.stop import StopSignal
 from halfmoon_transfer.topology import Topology
 
 Carry = Callable[[Errand], Sequence[Outcome]]
+_SECOND_RAIL = rail_name("tcp", 1)
 #: Bytes per second that are expected at least of a rail that has shown nothing yet.
 _SLOWEST = 1e6
 #: How many times longer than expected a batch may take on a rail, beyond the patience.
@@ -78,6 +80,18 @@ class RailedTcp:
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Move a batch over the best rail."""
         return self._over_a_rail(errand, self._inner.carry)
+
+    def hurry(
+        self,
+        peer: SegmentDescriptor,
+        op: Op,
+        pieces: Sequence[Piece],
+        local: tuple[memoryview, ...],
+        deadline: float,
+    ) -> bool:
+        """Move a few pieces over an idle connection to a peer that has one address."""
+        several = _SECOND_RAIL in peer.endpoints
+        return not several and self._inner.hurry(peer, op, pieces, local, deadline)
 
     def notify(self, errand: Errand) -> Outcome:
         """Deliver the notice over the best rail."""

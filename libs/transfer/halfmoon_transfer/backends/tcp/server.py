@@ -16,6 +16,7 @@ import msgspec
 from halfmoon_transfer.backends.listening import Listener
 from halfmoon_transfer.backends.tcp import frames
 from halfmoon_transfer.backends.tcp.frames import Answered, FrameError, Hello, Proof, Request
+from halfmoon_transfer.backends.tcp.native import NativeOwner
 from halfmoon_transfer.backends.tcp.sessions import Sessions
 from halfmoon_transfer.backends.tcp.sockets import Closed, ReadAhead, send_all
 from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
@@ -44,7 +45,9 @@ class TcpServer:
         label: str,
         max_connections: int,
         stall_timeout_s: float,
+        native: NativeOwner | None = None,
     ) -> None:
+        self._native = native
         self._regions = regions
         self._inbox = inbox
         self._sessions = sessions
@@ -90,7 +93,9 @@ class TcpServer:
         return frames.encode_hello(Hello(self._regions.segment, self._regions.generation, reason))
 
     def _serve(self, sock: socket.socket) -> None:
-        connection = _Connection(sock, self._regions, self._inbox, self._sessions, self._key)
+        connection = _Connection(
+            sock, self._regions, self._inbox, self._sessions, self._key, self._native
+        )
         with self._lock:
             self._connections.add(connection)
         try:
@@ -111,7 +116,9 @@ class _Connection:
         inbox: Inbox,
         sessions: Sessions,
         key: ClusterKey | None,
+        native: NativeOwner | None,
     ) -> None:
+        self._native = native
         self._socket = sock
         self._ahead = ReadAhead(sock)
         self._regions = regions
@@ -223,6 +230,8 @@ class _Connection:
 
     def _next_header(self) -> memoryview | None:
         """The next request's header; None when the peer has hung up in between."""
+        if self._native is not None:
+            self._native.serve(self._socket, self._ahead)
         while True:
             try:
                 # Idling between requests is fine, for as long as the peer likes.
@@ -244,6 +253,8 @@ class _Connection:
                 self._take(request, views)
             else:
                 self._give(request, views)
+        if self._native is not None:
+            self._native.show(self.accessing)
         self.accessing = frozenset()
 
     def _note(self, request: Request) -> None:

@@ -15,8 +15,9 @@ class Closed(ConnectionError):
         self.clean = clean
 
 
-#: Bytes that a `ReadAhead` reads ahead: a request for a few slices, with a small slice or two.
-_AHEAD_BYTES = 8 * 1024
+#: Bytes that a `ReadAhead` reads ahead: the head of any request that our side makes, or one for
+#: a few slices with a small slice or two.
+_AHEAD_BYTES = 16 * 1024
 #: Socket buffers towards a peer on this host; see `tune`.
 _LOCAL_BUFFER_BYTES = 256 * 1024
 
@@ -103,6 +104,15 @@ class ReadAhead:
         #: What was read and not taken yet is `_ahead[_start:_end]`.
         self._start = 0
         self._end = 0
+
+    @property
+    def state(self) -> tuple[memoryview, int, int]:
+        """What is ahead, as memory, start and end, for `native` to read on from there."""
+        return self._ahead, self._start, self._end
+
+    def resume(self, start: int, end: int) -> None:
+        """`native` has read up to here."""
+        self._start, self._end = start, end
 
     def wait(self) -> bool:
         """Wait until something is there; False when the peer hung up instead.

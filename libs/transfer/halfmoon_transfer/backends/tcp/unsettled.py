@@ -21,6 +21,11 @@ class Unsettled:
         self._given_up: OrderedDict[str, tuple[int, set[int]]] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def any(self) -> bool:
+        """Whether there are any; quicker than asking for a peer's."""
+        return bool(self._given_up)
+
     def next_number(self) -> int:
         """For a new connection."""
         return next(self._numbers)

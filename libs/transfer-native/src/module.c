@@ -1,0 +1,32 @@
+/* The module: the owner's table and the initiator's call. */
+#include "carry.h"
+#include "table.h"
+
+static PyMethodDef methods[] = {
+    {"carry", carry, METH_VARARGS, "Move a batch over a connection, as far as all goes well."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "halfmoon_transfer_native._native",
+    .m_doc = "The loops of the TCP backend, without the interpreter.",
+    .m_size = -1,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    if (carry_init() < 0 || PyType_Ready(&Table_Type) < 0)
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    Py_INCREF(&Table_Type);
+    if (PyModule_AddObject(module, "Table", (PyObject *)&Table_Type) < 0) {
+        Py_DECREF(&Table_Type);
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,118 @@
+"""The loops of this backend in C, where the extension is built; see `docs/transfer/native.md`.
+
+Both do what is usual, and leave the rest to `server` and `lane`: a request or a reply in which
+anything is odd stays unread, so that refusals, errors and their words are made in one place.
+"""
+
+import logging
+import socket
+from collections.abc import Iterable
+
+from halfmoon_transfer.backends.tcp.sockets import ReadAhead
+from halfmoon_transfer.interface import Op, Piece
+from halfmoon_transfer.plan import Slice
+from halfmoon_transfer.regions import RegionTable
+
+try:
+    import halfmoon_transfer_native as extension
+except ImportError as error:
+    #: Why there is no extension; "" when there is.
+    missing = str(error)
+else:
+    missing = ""
+
+_log = logging.getLogger(__name__)
+#: How long a polite wait for a region's last access is; then its connections are cut.
+_POLITE_S = 1.0
+#: What became of a slice that was carried.
+APPLIED, DAMAGED = 1, 2
+
+
+class NativeOwner:
+    """The regions that the extension serves: those in memory that peers have asked for.
+
+    A region is shown to it with the first request for it, which Python answers. The extension
+    has its own leases: `revoke` waits for them.
+    """
+
+    def __init__(self, regions: RegionTable, spin_s: float) -> None:
+        self._regions = regions
+        self._spin_s = spin_s
+        self._table = extension.Table(regions.generation)
+
+    def serve(self, sock: socket.socket, ahead: ReadAhead) -> None:
+        """Answer requests until one is unusual, or the peer hangs up; it is not taken then.
+
+        Raises:
+            OSError: the connection broke, or stalled in the middle of a frame.
+        """
+        ahead.resume(*self._table.serve(sock.fileno(), *ahead.state, self._spin_s))
+
+    def show(self, keys: Iterable[bytes]) -> None:
+        """Serve these from now on, if they are ours and in memory."""
+        self._regions.visit(keys, self._table.add)
+
+    def revoke(self, key: bytes) -> None:
+        """Serve this no more; returns when nothing accesses it. Its key is taken away already."""
+        if self._table.remove(key, _POLITE_S):
+            return
+        self._table.cut(key)
+        if not self._table.remove(key, _POLITE_S):
+            _log.warning("a region of segment %s is still being accessed", self._regions.segment)
+
+    def close(self) -> None:
+        """Let go of all memory; nobody serves any more."""
+        self._table.clear()
+
+
+def carry(
+    sock: socket.socket,
+    ahead: ReadAhead,
+    op: Op,
+    slices: tuple[Slice | Piece, ...],
+    local: tuple[memoryview, ...],
+    generation: int,
+    number: int,
+    marks: bytearray,
+    *,
+    checksums: bool,
+    limits: tuple[int, int, int],
+    spin_s: float,
+) -> tuple[int, int]:
+    """Move a batch, as far as all goes well.
+
+    Args:
+        sock: without a timeout of its own.
+        ahead: of the socket.
+        op: which way the bytes go.
+        slices: what to move.
+        local: this process's bytes of each.
+        generation: of the peer.
+        number: of the first request.
+        marks: a 0 for each slice, which becomes `APPLIED` or `DAMAGED` when its reply is in.
+        checksums: whether bytes carry them.
+        limits: bytes and slices of a request, and requests ahead of the first reply.
+        spin_s: how long to look for a reply before sleeping.
+
+    Returns:
+        How many requests were sent and answered. If these differ the next reply is unusual,
+        and not taken.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    start, end, n_sent, n_answered = extension.carry(
+        sock.fileno(),
+        *ahead.state,
+        spin_s,
+        op == "write",
+        checksums,
+        number,
+        generation,
+        slices,
+        local,
+        marks,
+        limits,
+    )
+    ahead.resume(start, end)
+    return n_sent, n_answered
