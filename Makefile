@@ -27,7 +27,7 @@ RDMA_VM ?= ../shared/tools/rdma-vm
 # pyverbs alone (the link dangles here and leads somewhere there).
 BASE = $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')
 RDMA_PATH := .halfmoon/pyverbs
-RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_rdma.py
+RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_rdma.py tests/transfer/test_file.py
 RDMA_TIMEOUT_S ?= 900
 
 test-rdma: $(VENV)/.dev ## the RDMA backend on real verbs, in a virtual machine (says so if it can't)
@@ -38,7 +38,8 @@ test-rdma: $(VENV)/.dev ## the RDMA backend on real verbs, in a virtual machine 
 		$(RDMA_VM) run -n 2 -t $(RDMA_TIMEOUT_S) -s "$(CURDIR):ro" -s "$(realpath $(VENV)):ro" -s "$(BASE):ro" \
 			-C "$(CURDIR)" -e PYTHONPATH="$(CURDIR)/$(RDMA_PATH)$(if $(PYTHONPATH),:$(PYTHONPATH))" \
 			-e PYTHONDONTWRITEBYTECODE=1 -e HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis -- \
-			$(realpath $(VENV))/bin/python -m pytest -p no:cacheprovider -m rdma $(RDMA_TESTS); \
+			bash tests/transfer/with_nvme_namespace.sh $(realpath $(VENV))/bin/python -m pytest \
+			-p no:cacheprovider -m "rdma or block_device" $(RDMA_TESTS); \
 	fi
 
 check: $(VENV)/.dev ## format, lint, types, import layers, schema drift
