@@ -27,8 +27,11 @@ RDMA_VM ?= ../shared/tools/rdma-vm
 # pyverbs alone (the link dangles here and leads somewhere there).
 BASE = $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')
 RDMA_PATH := .halfmoon/pyverbs
-RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_rdma.py tests/transfer/test_file.py
-RDMA_TIMEOUT_S ?= 900
+RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_notifications.py \
+	tests/transfer/test_rdma.py tests/transfer/test_file.py
+# For all tests, on a busy machine. The first command builds the image and boots, nothing else.
+RDMA_TIMEOUT_S ?= 1500
+RDMA_BOOT_TIMEOUT_S ?= 600
 
 # What runs a command in that machine, with this checkout at the same place, read-only.
 IN_RDMA_VM = $(RDMA_VM) run -n 2 -t $(RDMA_TIMEOUT_S) -s "$(CURDIR):ro" -s "$(realpath $(VENV)):ro" \
@@ -41,6 +44,8 @@ $(RDMA_PATH):
 test-rdma: $(VENV)/.dev $(RDMA_PATH) ## RDMA and NVMe over Fabrics, in a virtual machine (says so if it can't)
 	@if [ ! -x "$(RDMA_VM)" ]; then \
 		echo "skipped: no $(RDMA_VM), which runs a command in a machine with RDMA devices"; \
+	elif ! timeout $(RDMA_BOOT_TIMEOUT_S) $(RDMA_VM) run -n 2 -- true; then \
+		echo "skipped: $(RDMA_VM) could not boot its machine within $(RDMA_BOOT_TIMEOUT_S) s, see above"; \
 	else \
 		$(IN_RDMA_VM) bash tests/transfer/with_nvme_namespace.sh $(realpath $(VENV))/bin/python -m pytest \
 			-p no:cacheprovider -m "rdma or block_device" $(RDMA_TESTS); \

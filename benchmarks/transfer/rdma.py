@@ -39,7 +39,7 @@ class Perftest:
         """Moves so many blocks."""
         tool = f"ib_{op}_bw"
         common = ["-F", "-s", str(size), "-n", str(n_blocks), "-p", str(self._port)]
-        common += ["-x", "1", "--report_gbits"]
+        common += ["-x", "1"]
         server = subprocess.Popen(
             [tool, "-d", self._theirs, *common],
             stdout=subprocess.DEVNULL,
@@ -68,7 +68,7 @@ class Perftest:
         row = re.search(rf"^ *{size} +\d+ +([\d.]+) +([\d.]+)", client.stdout, re.MULTILINE)
         if row is None:
             raise RuntimeError(f"{tool} did not run: {client.stdout}{client.stderr}")
-        return float(row[2]) / 8
+        return float(row[2]) * MIB / 1e9
 
 
 def ours_gb_per_s(
