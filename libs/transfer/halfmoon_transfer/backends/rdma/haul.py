@@ -144,8 +144,9 @@ class Haul:
             n_bytes[rail] += operation.length
         write = self._errand.batch.op == "write"
         for rail, run in runs.items():
-            if run and not rail.post(run, write=write):
-                self._held.setdefault(rail, []).extend(each.wr_id for each in run)
+            refused = run[rail.post(run, write=write) :] if run else ()
+            if refused:
+                self._held.setdefault(rail, []).extend(each.wr_id for each in refused)
 
     def _operation(self, index: int, rail: Rail) -> Operation:
         """One slice, as this rail's devices know its memory."""

@@ -120,20 +120,17 @@ class Rail:
             and self.n_bytes + n_more_bytes < WINDOW_BYTES
         )
 
-    def post(self, run: Sequence[Operation], *, write: bool) -> bool:
-        """Operations, see `QueuePair.post`; False if the rail would take none of them."""
-        try:
-            self._pair.post(run, _reports(run), write=write)
-        except VerbsError:
-            # Some of them may be under way: without the queue pair none is.
-            self._cut()
-            return False
+    def post(self, run: Sequence[Operation], *, write: bool) -> int:
+        """Operations, see `QueuePair.post`; how many it took: if not all, it has failed."""
+        n_taken = self._pair.post(run, _reports(run), write=write)
         if not self.in_flight:
             self._moved_at = time.monotonic()
-        for each in run:
+        for each in run[:n_taken]:
             self.in_flight[each.wr_id] = each.length
             self.n_bytes += each.length
-        return True
+        if n_taken < len(run):
+            self.fail()
+        return n_taken
 
     def announce(self, body: bytes) -> bool:
         """Write a notice into the owner's slot; False if the rail would not take it."""

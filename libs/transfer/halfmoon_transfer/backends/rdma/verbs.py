@@ -274,7 +274,7 @@ class QueuePair:
             attr.qp_state = state
             self._qp.modify(attr, _e.IBV_QP_STATE)
 
-    def post(self, run: Sequence[Operation], reports: Sequence[bool], *, write: bool) -> None:
+    def post(self, run: Sequence[Operation], reports: Sequence[bool], *, write: bool) -> int:
         """Operations, one after the other.
 
         They complete in order: a completion of one says that those before it which have not
@@ -285,35 +285,33 @@ class QueuePair:
             reports: of each, whether it reports its success too; failures always are.
             write: or read.
 
-        Raises:
-            VerbsError: one was not taken; those before it may be under way.
+        Returns:
+            How many were taken; those after them were not.
         """
-        try:
-            if self._extended:
-                self._post_extended(run, reports, write=write)
-            else:
-                opcode = _e.IBV_WR_RDMA_WRITE if write else _e.IBV_WR_RDMA_READ
-                for each, is_reported in zip(run, reports, strict=True):
-                    self._qp.post_send(_request(each, opcode, is_reported=is_reported))
-        except _PyverbsError as error:
-            raise VerbsError(f"posting an operation: {error}") from error
+        post = self._post_extended if self._extended else self._post_one
+        n_taken = 0
+        with contextlib.suppress(_PyverbsError):
+            # Each on its own: a software device does the work within the call, and the first
+            # completions should not wait for the last operation of a long run.
+            for each, is_reported in zip(run, reports, strict=True):
+                post(each, write, is_reported)
+                n_taken += 1
+        return n_taken
 
-    def _post_extended(
-        self, run: Sequence[Operation], reports: Sequence[bool], *, write: bool
-    ) -> None:
+    def _post_extended(self, operation: Operation, write: bool, is_reported: bool) -> None:
         qp, sge = self._qp, self._sge
+        qp.wr_start()
+        qp.wr_id = operation.wr_id
+        qp.wr_flags = _e.IBV_SEND_SIGNALED if is_reported else 0
         describe = qp.wr_rdma_write if write else qp.wr_rdma_read
-        signalled = _e.IBV_SEND_SIGNALED
-        for each, is_reported in zip(run, reports, strict=True):
-            # Each on its own: a software device does the work within `wr_complete`, and the
-            # first completions should not wait for the last operation of a long run.
-            qp.wr_start()
-            qp.wr_id = each.wr_id
-            qp.wr_flags = signalled if is_reported else 0
-            describe(each.rkey, each.remote_address)
-            sge.addr, sge.length, sge.lkey = each.address, each.length, each.lkey
-            qp.wr_set_sge(sge)
-            qp.wr_complete()
+        describe(operation.rkey, operation.remote_address)
+        sge.addr, sge.length, sge.lkey = operation.address, operation.length, operation.lkey
+        qp.wr_set_sge(sge)
+        qp.wr_complete()
+
+    def _post_one(self, operation: Operation, write: bool, is_reported: bool) -> None:
+        opcode = _e.IBV_WR_RDMA_WRITE if write else _e.IBV_WR_RDMA_READ
+        self._qp.post_send(_request(operation, opcode, is_reported=is_reported))
 
     def announce(self, operation: Operation, immediate: int) -> None:
         """Write, and complete one of the other end's `receive` with 32 bits.
