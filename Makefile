@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test native test-rdma check schema format bench bench-transfer clean
+.PHONY: help up test native test-rdma check schema format bench bench-transfer bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,19 +35,32 @@ RDMA_VM ?= ../shared/tools/rdma-vm
 # pyverbs alone (the link dangles here and leads somewhere there).
 BASE = $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')
 RDMA_PATH := .halfmoon/pyverbs
-RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_rdma.py
-RDMA_TIMEOUT_S ?= 900
+RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_notifications.py \
+	tests/transfer/test_rdma.py tests/transfer/test_file.py
+# For all tests, on a busy machine. The first command builds the image and boots, nothing else.
+RDMA_TIMEOUT_S ?= 1500
+RDMA_BOOT_TIMEOUT_S ?= 600
 
-test-rdma: $(VENV)/.dev ## the RDMA backend on real verbs, in a virtual machine (says so if it can't)
+# What runs a command in that machine, with this checkout at the same place, read-only.
+IN_RDMA_VM = $(RDMA_VM) run -n 2 -t $(RDMA_TIMEOUT_S) -s "$(CURDIR):ro" -s "$(realpath $(VENV)):ro" \
+	-s "$(BASE):ro" -C "$(CURDIR)" -e PYTHONPATH="$(CURDIR)/$(RDMA_PATH)$(if $(PYTHONPATH),:$(PYTHONPATH))" \
+	-e PYTHONDONTWRITEBYTECODE=1 -e HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis --
+
+$(RDMA_PATH):
+	@mkdir -p $@ && ln -sfn /usr/lib/python3/dist-packages/pyverbs $@/pyverbs
+
+test-rdma: $(VENV)/.dev $(RDMA_PATH) ## RDMA and NVMe over Fabrics, in a virtual machine (says so if it can't)
 	@if [ ! -x "$(RDMA_VM)" ]; then \
 		echo "skipped: no $(RDMA_VM), which runs a command in a machine with RDMA devices"; \
+	elif ! timeout $(RDMA_BOOT_TIMEOUT_S) $(RDMA_VM) run -n 2 -- true; then \
+		echo "skipped: $(RDMA_VM) could not boot its machine within $(RDMA_BOOT_TIMEOUT_S) s, see above"; \
 	else \
-		mkdir -p $(RDMA_PATH) && ln -sfn /usr/lib/python3/dist-packages/pyverbs $(RDMA_PATH)/pyverbs && \
-		$(RDMA_VM) run -n 2 -t $(RDMA_TIMEOUT_S) -s "$(CURDIR):ro" -s "$(realpath $(VENV)):ro" -s "$(BASE):ro" \
-			-C "$(CURDIR)" -e PYTHONPATH="$(CURDIR)/$(RDMA_PATH)$(if $(PYTHONPATH),:$(PYTHONPATH))" \
-			-e PYTHONDONTWRITEBYTECODE=1 -e HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis -- \
-			$(realpath $(VENV))/bin/python -m pytest -p no:cacheprovider -m rdma $(RDMA_TESTS); \
+		$(IN_RDMA_VM) bash tests/transfer/with_nvme_namespace.sh $(realpath $(VENV))/bin/python -m pytest \
+			-p no:cacheprovider -m "rdma or block_device" $(RDMA_TESTS); \
 	fi
+
+bench-rdma: $(VENV)/.installed $(RDMA_PATH) ## the RDMA backend beside perftest, in that machine
+	@$(IN_RDMA_VM) $(realpath $(VENV))/bin/python -m benchmarks.transfer.rdma $(BENCH)
 
 check: $(VENV)/.dev ## format, lint, types, import layers, schema drift
 	$(BIN)/ruff format --check .

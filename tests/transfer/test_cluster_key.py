@@ -34,6 +34,7 @@ from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Proo
 from halfmoon_transfer.backends.tcp.sockets import receive
 from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES, Role, nonce
 from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.notifications import Inbox
 from halfmoon_transfer.regions import Refused, RegionTable
 
 Eventually = Callable[..., None]
@@ -368,6 +369,7 @@ def test_a_side_channel_asks_for_the_key(
         regions,
         memory,
         {},
+        Inbox("there", 5, capacity=1),
         bind="127.0.0.1",
         port=0,
         label="halfmoon-transfer-there-rdma",

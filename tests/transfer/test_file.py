@@ -359,13 +359,14 @@ def test_a_pool_that_is_closed_still_does_the_work() -> None:
 
 @pytest.fixture
 def block_device() -> Iterator[Path]:
-    """A device whose bytes may be overwritten: in CI, a namespace of NVMe over Fabrics."""
+    """A device whose bytes may be overwritten: see `with_nvme_namespace.sh`."""
     path = os.environ.get("HALFMOON_TEST_BLOCK_DEVICE")
     if not path:
         pytest.skip("HALFMOON_TEST_BLOCK_DEVICE names no block device that may be overwritten")
     yield Path(path)
 
 
+@pytest.mark.block_device
 def test_a_block_device_is_a_region(make_world: Any, block_device: Path) -> None:
     world = make_world("tcp")
     here, there = world.open("here", settings=TransferSettings()), world.open("there")

@@ -18,14 +18,26 @@ from typing import Any
 import pytest
 
 from halfmoon_metadata.memory import MemoryStore
-from halfmoon_transfer import Lost, Piece, Rejected, TransferEngine, TransferSettings
+from halfmoon_transfer import (
+    Lost,
+    Notification,
+    Piece,
+    Rejected,
+    TransferEngine,
+    TransferSettings,
+)
 from halfmoon_transfer.backends.interface import Unavailable
-from halfmoon_transfer.backends.rdma import handshake, verbs
+from halfmoon_transfer.backends.rdma import handshake, notices, verbs
 from halfmoon_transfer.backends.rdma.backend import RdmaBackend
-from halfmoon_transfer.backends.rdma.handshake import Ask, Denied, Granted, Hello, Welcome
+from halfmoon_transfer.backends.rdma.handshake import Ask, Denied, Granted, Hello, Noted, Welcome
+from halfmoon_transfer.backends.rdma.health import PeerGone
+from halfmoon_transfer.backends.rdma.link import Link
+from halfmoon_transfer.backends.rdma.rail import Rail
 from halfmoon_transfer.backends.tcp import addresses
 from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.plan import Notice
 from halfmoon_transfer.regions import Status
+from halfmoon_transfer.stop import StopSignal
 from halfmoon_transfer.testing import SegmentProcess, fill
 
 World = Any
@@ -226,6 +238,73 @@ def test_strangers_on_the_side_channel_get_nothing(make_world: Any, eventually: 
     move(here, "read", Piece(local.region, 0, memory.region, 0, 100))
 
 
+@needs()
+def test_a_driver_that_wants_an_object_for_each_operation_is_served(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = verbs.Context.queue_pair
+    monkeypatch.setattr(
+        verbs.Context,
+        "queue_pair",
+        lambda self, queue, depth, *, extended=True: made(self, queue, depth, extended=False),
+    )
+    here, there = connected(make_world)
+    local, remote = here.allocate(5 * MIB), there.allocate(5 * MIB)
+    for op, source, target in (("write", local, remote), ("read", remote, local)):
+        fill(source.view, 5)
+        sent = bytes(source.view)
+        target.view[:] = bytes(5 * MIB)
+        move(here, op, Piece(local.region, 0, remote.region, 0, 5 * MIB))
+        assert target.view == sent
+
+
+# Notifications.
+
+
+@contextlib.contextmanager
+def dialled(here: TransferEngine, there: TransferEngine) -> Iterator[tuple[Link, Rail]]:
+    """A link of its own, and a connected rail of it."""
+    link = backend_of(here)._dial(there.descriptor, StopSignal.after(PATIENCE_S))
+    try:
+        link.connect(link.rails[0])
+        yield link, link.rails[0]
+    finally:
+        link.close()
+
+
+@needs()
+def test_a_notice_that_arrived_before_its_rail_was_fenced_is_answered_before_the_fence(
+    make_world: Any,
+) -> None:
+    here, there = connected(make_world)
+    notice = Notice(os.urandom(16), "here", b"just in time")
+    with dialled(here, there) as (link, rail):
+        assert rail.announce(notices.encode(there.generation, notice))
+        assert there.notifications(PATIENCE_S) == Notification("here", b"just in time")
+        rail.drain()
+        assert link._fence(rail) == Noted(notice.id, Status.OK)
+        # Sent again over a rail that is connected anew, it is still the same one.
+        link.connect(rail)
+        assert link.announce(rail, notice.id, notices.encode(there.generation, notice)) == Noted(
+            notice.id, Status.OK
+        )
+        assert there.notifications() is None
+
+
+@needs()
+@pytest.mark.parametrize("body", [b"\xc1", b"\x90", bytes(handshake.SLOT_BYTES)])
+def test_who_announces_what_is_no_notice_is_hung_up_on(
+    make_world: Any, eventually: Eventually, body: bytes
+) -> None:
+    here, there = connected(make_world)
+    with dialled(here, there) as (link, rail), pytest.raises(PeerGone):
+        link.announce(rail, bytes(16), body)
+    eventually(lambda: there.stats().n_malformed == 1)
+    assert there.notifications() is None
+    local, memory = here.allocate(10), there.allocate(10)
+    move(here, "read", Piece(local.region, 0, memory.region, 0, 10))
+
+
 # Rails that fail.
 
 
@@ -350,6 +429,27 @@ def test_a_rail_may_be_cut_under_64_mib_each_way_and_returns(
                 f"\n{op} of 64 MiB, {how}: {seconds:.2f} s in all, rail out {failover_s:.2f} s "
                 f"after the cut, used again {back_s:.2f} s after the repair"
             )
+
+
+@in_the_machine
+@pytest.mark.parametrize("how", ["own side down", "far side down", "all lost"])
+def test_notifications_arrive_once_each_while_a_rail_is_cut(
+    make_world: Any, rails: Rails, how: str
+) -> None:
+    here, there = connected(make_world)
+    local, remote = here.allocate(100), there.allocate(100)
+    piece = Piece(local.region, 0, remote.region, 0, 100)
+    messages = [str(number).encode() for number in range(40)]
+    for at, message in enumerate(messages):
+        transfer = here.submit("write", [piece], PATIENCE_S, notify=message)
+        if at == 15:
+            rails.cut(0, how)
+        assert transfer.result(PATIENCE_S).path == ("rdma",)
+    assert {pair.local for pair in backend_of(here).impaired_rails()} == {"rxa0"}
+    got = []
+    while (notification := there.notifications()) is not None:
+        got.append(notification.message)
+    assert got == messages
 
 
 @in_the_machine

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_transfer.backends.rdma import handshake
+from halfmoon_transfer.backends.rdma import handshake, notices
 from halfmoon_transfer.backends.rdma.handshake import (
     Ask,
     Connect,
@@ -22,12 +22,16 @@ from halfmoon_transfer.backends.rdma.handshake import (
     Granted,
     HandshakeError,
     Hello,
+    Noted,
     Prove,
     Proven,
+    Slot,
     Welcome,
 )
 from halfmoon_transfer.backends.tcp.sockets import Closed
 from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES
+from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
+from halfmoon_transfer.plan import Notice
 from halfmoon_transfer.regions import Status
 
 PATIENCE_S = 60.0
@@ -69,7 +73,13 @@ replies = st.one_of(
         nonce=st.binary(max_size=NONCE_BYTES),
     ),
     st.builds(Proven, proof=st.none() | proofs, refused=st.text(max_size=1000)),
-    st.builds(Connected, end=ends),
+    st.builds(Connected, end=ends, slot=st.builds(Slot, address=u63, rkey=u32)),
+    st.builds(
+        Noted,
+        id=st.binary(min_size=16, max_size=16),
+        status=st.sampled_from(Status),
+        detail=u63,
+    ),
     st.just(Fenced()),
     st.builds(
         Granted,
@@ -184,3 +194,29 @@ def test_an_answer_that_ends_early_is_none(reply: Any, data: st.DataObject) -> N
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Closed):
             handshake.ask(ours, Fence(0))
+
+
+notes = st.builds(
+    Notice,
+    st.binary(min_size=16, max_size=16),
+    st.text(max_size=100),
+    st.binary(max_size=MAX_NOTIFICATION_BYTES),
+)
+
+
+@given(notes, u63)
+def test_a_notice_is_read_as_it_was_written(notice: Notice, generation: int) -> None:
+    assert notices.decode(notices.encode(generation, notice)) == (generation, notice)
+
+
+@given(st.binary(max_size=200), st.integers(0, 60))
+def test_what_lies_in_a_slot_and_is_no_notice_is_an_error_and_nothing_else(
+    junk: bytes, kept: int
+) -> None:
+    whole = notices.encode(7, Notice(bytes(16), "here", bytes(30)))
+    for body in (b"\xc1" + junk, whole[: min(kept, len(whole) - 1)], whole + b"\xc1" + junk):
+        with pytest.raises(HandshakeError):
+            notices.decode(body)
+    too_long = Notice(bytes(16), "here", bytes(MAX_NOTIFICATION_BYTES + 1))
+    with pytest.raises(HandshakeError, match="not a notice"):
+        notices.decode(notices.encode(7, too_long))

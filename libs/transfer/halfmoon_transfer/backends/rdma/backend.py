@@ -7,9 +7,10 @@ registered through dma-buf where a driver exports it; what is registered here is
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
+from halfmoon_transfer.backends.rdma import notices
 from halfmoon_transfer.backends.rdma.device import open_devices
 from halfmoon_transfer.backends.rdma.handshake import MAX_RAILS
 from halfmoon_transfer.backends.rdma.haul import Haul
@@ -55,6 +56,7 @@ class RdmaBackend:
                 home.regions,
                 self._memory,
                 self._devices,
+                home.inbox,
                 bind=home.bind,
                 port=settings.rdma_port,
                 label=label,
@@ -89,6 +91,27 @@ class RdmaBackend:
 
     def carry(self, errand: Errand) -> Sequence[Outcome]:
         """Move a batch over the rails of one link."""
+
+        def move(link: Link, outcomes: list[Outcome | None]) -> str:
+            haul = Haul(link, errand, self._memory, outcomes)
+            haul.run()
+            return haul.missing
+
+        return self._over_a_link(errand, move)
+
+    def notify(self, errand: Errand) -> Outcome:
+        """Deliver the notice over a rail of one link."""
+
+        def deliver(link: Link, outcomes: list[Outcome | None]) -> str:
+            outcomes[0] = notices.deliver(link, errand)
+            return ""
+
+        return self._over_a_link(errand, deliver)[0]
+
+    def _over_a_link(
+        self, errand: Errand, use: Callable[[Link, list[Outcome | None]], str]
+    ) -> Sequence[Outcome]:
+        """Take a link, use it, and see what remains of it; `use` says what to say of the rest."""
         where = _where(errand.peer)
         try:
             link = self._take(errand.peer, errand.stop)
@@ -100,14 +123,14 @@ class RdmaBackend:
             return all_of(errand.batch, fate, f"{where}: {turned}")
         except (PeerGone, VerbsError) as error:
             return all_of(errand.batch, Fate.LOST, f"{where}: {error}")
-        haul = Haul(link, errand, self._memory)
-        broken = ""
+        outcomes: list[Outcome | None] = [None] * len(errand.batch.slices)
+        missing = broken = ""
         errand.stop.doing = f"waiting for {where}"
         try:
             with errand.stop.kicking(link.kick):
-                haul.run()
+                missing = use(link, outcomes)
         except (PeerGone, VerbsError) as error:
-            broken = str(error)
+            missing = broken = str(error)
         except BaseException:
             self._discard(link)
             raise
@@ -115,12 +138,8 @@ class RdmaBackend:
             self._discard(link)
         else:
             self._put_back(link)
-        missing = Outcome(Fate.LOST, f"{where}: {broken or haul.missing}")
-        return [outcome or missing for outcome in haul.outcomes]
-
-    def notify(self, errand: Errand) -> Outcome:
-        """This way carries no notices; the next one does."""
-        return Outcome(Fate.UNUSABLE, "rdma carries no notifications; enable tcp as well")
+        lost = Outcome(Fate.LOST, f"{where}: {missing}")
+        return [outcome or lost for outcome in outcomes]
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """There is none over a wire."""

@@ -16,11 +16,9 @@ import numpy as np
 
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import verbs
-from halfmoon_transfer.backends.rdma.verbs import CompletionQueue, Context, VerbsError
+from halfmoon_transfer.backends.rdma.verbs import Context, VerbsError
 
 _SYSFS = Path("/sys/class/infiniband")
-#: Completions of an owner's queue pairs: they post nothing, so few.
-_OWNER_DEPTH = 16
 #: Empty entries of a table before we believe that no more follow.
 _MAX_GAP = 8
 
@@ -82,8 +80,6 @@ class Device:
         """
         self.name = name
         self.context = Context(name)
-        #: For queue pairs that only answer.
-        self.owner_queue: CompletionQueue = self.context.completion_queue(_OWNER_DEPTH)
         # No bytes are a run of registered memory, too: what an empty write is made of.
         self._page = np.zeros(4096, np.uint8)
         address = int(self._page.ctypes.data)
@@ -109,7 +105,6 @@ class Device:
     def close(self) -> None:
         """After all queue pairs and registrations."""
         self._registered.close()
-        self.owner_queue.close()
         self.context.close()
 
 

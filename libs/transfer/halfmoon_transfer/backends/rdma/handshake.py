@@ -9,13 +9,15 @@
     Ask      -> Granted     presents a region's key, gets where it is and its rkeys
              -> Denied      … or why not
     anything -> Failed      the owner could not; the connection goes on
+    (notice) -> Noted       what became of a notice that came over a rail, see `notices`
 
 A nonce is 32 random bytes of whoever has a cluster key (`cluster_key`), else empty. Proofs are
 made over Hello and Welcome, encoded without their lengths. An owner that has a key refuses
 hellos without a nonce, and answers nothing before the proof.
 
-Each request has one answer, in order. A connection that sends anything else is closed. The
-owner's ends live as long as the connection.
+Each request has one answer, in order; a notice's comes before those of requests that were sent
+after it had arrived. A connection that sends anything else is closed. The owner's ends live as
+long as the connection.
 """
 
 import socket
@@ -28,8 +30,10 @@ from halfmoon_transfer.backends.tcp.sockets import receive, send_all
 from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES
 from halfmoon_transfer.regions import Status
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024
+#: An owner's room for a notice: a message of 4,096 bytes, its sender and id.
+SLOT_BYTES = 8192
 #: Rails of one link, and devices of one node.
 MAX_RAILS = 64
 _LENGTH = struct.Struct("!I")
@@ -40,6 +44,7 @@ Text = Annotated[str, msgspec.Meta(max_length=1000)]
 GidText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{4}(:[0-9a-f]{4}){7}\Z")]
 U24 = Annotated[int, msgspec.Meta(ge=0, lt=2**24)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+U64 = Annotated[int, msgspec.Meta(ge=0)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Nonce = Annotated[bytes, msgspec.Meta(max_length=NONCE_BYTES)]
 ProofBytes = Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
@@ -104,10 +109,18 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     end: End
 
 
+class Slot(msgspec.Struct, frozen=True):
+    """Where notices for the owner may be written; `SLOT_BYTES` of them."""
+
+    address: U64
+    rkey: U32
+
+
 class Connected(msgspec.Struct, frozen=True, tag="connected"):
     """The owner's end."""
 
     end: End
+    slot: Slot
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
@@ -130,7 +143,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 class Granted(msgspec.Struct, frozen=True, tag="granted"):
     """Where a region is, and what each of the owner's devices calls it."""
 
-    address: Annotated[int, msgspec.Meta(ge=0)]
+    address: U64
     length: U63
     writable: bool
     #: By device name.
@@ -150,8 +163,16 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: Text
 
 
+class Noted(msgspec.Struct, frozen=True, tag="noted"):
+    """What became of a notice: a `Status` (OK: it is in the inbox) and its detail."""
+
+    id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    status: Status
+    detail: U63 = 0
+
+
 Request = Hello | Prove | Connect | Fence | Ask
-Reply = Welcome | Proven | Connected | Fenced | Granted | Denied | Failed
+Reply = Welcome | Proven | Connected | Fenced | Granted | Denied | Failed | Noted
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from halfmoon_transfer.backends.interface import Errand, refusal
+from halfmoon_transfer.backends.rdma.handshake import Granted
 from halfmoon_transfer.backends.rdma.health import RailFailed
 from halfmoon_transfer.backends.rdma.link import Link
 from halfmoon_transfer.backends.rdma.memory import MemoryTable, Registered
 from halfmoon_transfer.backends.rdma.rail import Rail
+from halfmoon_transfer.backends.rdma.verbs import Operation, status_text
 from halfmoon_transfer.backends.rdma.verbs import Status as Completed
-from halfmoon_transfer.backends.rdma.verbs import status_text
 from halfmoon_transfer.plan import APPLIED, Fate, Outcome
 from halfmoon_transfer.regions import Refused, Status
 
@@ -28,12 +29,14 @@ _MAX_REFUSALS = 2
 class Haul:
     """One batch on its way."""
 
-    def __init__(self, link: Link, errand: Errand, memory: MemoryTable) -> None:
+    def __init__(
+        self, link: Link, errand: Errand, memory: MemoryTable, outcomes: list[Outcome | None]
+    ) -> None:
         self._link = link
         self._errand = errand
         self._memory = memory
         #: What became of each slice; None while that is open.
-        self.outcomes: list[Outcome | None] = [None] * len(errand.batch.slices)
+        self.outcomes = outcomes
         #: Why slices without an outcome have none.
         self.missing = "no rail of this peer works"
         self._todo: deque[int] = deque()
@@ -41,6 +44,9 @@ class Haul:
         self._held: dict[Rail, list[int]] = {}
         self._n_refusals: dict[int, int] = {}
         self._local: dict[bytes, Registered] = {}
+        self._grants: dict[bytes, Granted] = {}
+        #: What the weakest device takes at once.
+        self._max_bytes = min((each.device.max_message_bytes for each in link.rails), default=0)
 
     def run(self) -> None:
         """Move what can be moved; afterwards no device touches the local bytes any more.
@@ -60,7 +66,7 @@ class Haul:
                         rail.drain()
         except Refused:
             gone = Outcome(Fate.REJECTED, "the local region was unregistered meanwhile")
-            self.outcomes = [each or gone for each in self.outcomes]
+            self.outcomes[:] = [each or gone for each in self.outcomes]
 
     def _look_up(self) -> None:
         """Decide which slices may go at all."""
@@ -79,7 +85,7 @@ class Haul:
             # What is damaged on this wire is dropped by the device: it never lands.
             return refusal(batch, each, Status.CHECKSUM_MISMATCH, 0)
         try:
-            granted = self._link.grant(each.remote.key)
+            granted = self._grant(each.remote.key)
         except Refused as refused:
             return refusal(batch, each, refused.status, refused.detail)
         except RailFailed as failed:
@@ -88,11 +94,9 @@ class Haul:
             return refusal(batch, each, Status.OUT_OF_BOUNDS, granted.length)
         if batch.op == "write" and not granted.writable:
             return refusal(batch, each, Status.READ_ONLY, 0)
-        largest = min((rail.device.max_message_bytes for rail in self._link.rails), default=0)
-        if each.length > largest:
-            return Outcome(
-                Fate.UNUSABLE, f"a slice of {each.length} bytes; the devices take {largest}"
-            )
+        if each.length > self._max_bytes:
+            reason = f"a slice of {each.length} bytes; the devices take {self._max_bytes}"
+            return Outcome(Fate.UNUSABLE, reason)
         return None
 
     def _move(self) -> None:
@@ -123,27 +127,47 @@ class Haul:
                     self._give_up(rail, str(failed))
 
     def _post(self) -> None:
-        write = self._errand.batch.op == "write"
-        rails = [rail for rail in self._link.rails if self._link.health.usable(rail.pair)]
+        """Give the rails what they have room for, each a run of operations at once."""
+        usable = [rail for rail in self._link.rails if self._link.health.usable(rail.pair)]
+        runs: dict[Rail, list[Operation]] = {rail: [] for rail in usable}
+        n_bytes = dict.fromkeys(usable, 0)
         while self._todo:
-            free = [rail for rail in rails if rail.has_room()]
+            free = [rail for rail in usable if rail.has_room(len(runs[rail]), n_bytes[rail])]
             if not free:
-                return
-            rail = min(free, key=lambda each: each.n_bytes)
-            index = self._todo.popleft()
-            each = self._errand.batch.slices[index]
-            here = self._local[each.local.key]
-            granted = self._link.grant(each.remote.key)
-            lkey = here.by_device[rail.pair.local].lkey
-            rkey = granted.rkeys.get(rail.pair.remote, 0)
-            posted = rail.post(
-                index,
-                write=write,
-                local=(here.address + each.local_offset, each.length, lkey),
-                remote=(rkey, granted.address + each.remote_offset),
-            )
-            if not posted:
-                self._held.setdefault(rail, []).append(index)
+                break
+            rail = free[0]
+            for other in free[1:]:
+                if other.n_bytes + n_bytes[other] < rail.n_bytes + n_bytes[rail]:
+                    rail = other
+            operation = self._operation(self._todo.popleft(), rail)
+            runs[rail].append(operation)
+            n_bytes[rail] += operation.length
+        write = self._errand.batch.op == "write"
+        for rail, run in runs.items():
+            refused = run[rail.post(run, write=write) :] if run else ()
+            if refused:
+                self._held.setdefault(rail, []).extend(each.wr_id for each in refused)
+
+    def _operation(self, index: int, rail: Rail) -> Operation:
+        """One slice, as this rail's devices know its memory."""
+        each = self._errand.batch.slices[index]
+        here = self._local[each.local.key]
+        granted = self._grant(each.remote.key)
+        return Operation(
+            index,
+            here.address + each.local_offset,
+            each.length,
+            here.by_device[rail.pair.local].lkey,
+            granted.rkeys.get(rail.pair.remote, 0),
+            granted.address + each.remote_offset,
+        )
+
+    def _grant(self, key: bytes) -> Granted:
+        """`Link.grant`, asked once."""
+        known = self._grants.get(key)
+        if known is None:
+            known = self._grants[key] = self._link.grant(key)
+        return known
 
     def _collect(self) -> bool:
         """Take completions; whether there were any."""
@@ -177,6 +201,7 @@ class Haul:
         """The owner's device refused one slice: ask the owner what it thinks of the region."""
         each = self._errand.batch.slices[index]
         self._link.forget_grant(each.remote.key)
+        self._grants.pop(each.remote.key, None)
         self._n_refusals[index] = self._n_refusals.get(index, 0) + 1
         outcome = self._refused(index)
         if outcome is None and self._n_refusals[index] >= _MAX_REFUSALS:

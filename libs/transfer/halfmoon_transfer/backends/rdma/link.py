@@ -27,6 +27,7 @@ from halfmoon_transfer.backends.rdma.handshake import (
     Granted,
     HandshakeError,
     Hello,
+    Noted,
     Prove,
     Proven,
     Reply,
@@ -36,9 +37,9 @@ from halfmoon_transfer.backends.rdma.handshake import (
 from halfmoon_transfer.backends.rdma.health import Pair, PeerGone, RailFailed, RailHealth
 from halfmoon_transfer.backends.rdma.pairing import pair_devices
 from halfmoon_transfer.backends.rdma.rail import Rail
+from halfmoon_transfer.backends.rdma.verbs import Operation, VerbsError, status_text
 from halfmoon_transfer.backends.rdma.verbs import Status as Completed
-from halfmoon_transfer.backends.rdma.verbs import VerbsError, status_text
-from halfmoon_transfer.backends.tcp.sockets import tune
+from halfmoon_transfer.backends.tcp.sockets import send_all, tune
 from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
 from halfmoon_transfer.descriptor import SegmentDescriptor
 from halfmoon_transfer.regions import Refused
@@ -51,7 +52,7 @@ _ANSWER_S = 15.0
 #: How long an empty write may take: longer than a rail takes to say that it failed.
 _PROBE_S = 2.0
 #: Completions are announced; this is for those that a driver forgets to announce.
-_TICK_S = 0.25
+_TICK_S = 0.1
 
 
 class TurnedAway(Exception):
@@ -133,7 +134,7 @@ class Link:
         try:
             end = rail.prepare()
             answer = self._ask(Connect(rail.number, rail.pair.remote, end), Connected)
-            rail.connect(answer.end)
+            rail.connect(answer.end, answer.slot)
         except VerbsError as error:
             raise RailFailed(str(error)) from error
 
@@ -143,10 +144,58 @@ class Link:
         Raises:
             PeerGone: the side channel broke.
         """
+        self._fence(rail)
+
+    def _fence(self, rail: Rail) -> Noted | None:
+        """Fence it; what the owner says about a notice that had arrived before."""
         try:
-            self._ask(Fence(rail.number), Fenced)
-        except RailFailed as failed:
-            raise PeerGone(f"{rail.pair} could not be fenced: {failed}") from failed
+            send_all(self._socket, [handshake.encode(Fence(rail.number))])
+            answer = handshake.decode_reply(handshake.receive_body(self._socket))
+            noted = answer if isinstance(answer, Noted) else None
+            if noted is not None:
+                answer = handshake.decode_reply(handshake.receive_body(self._socket))
+        except (OSError, HandshakeError) as error:
+            raise PeerGone(str(error)) from error
+        if not isinstance(answer, Fenced):
+            raise PeerGone(f"{rail.pair} could not be fenced: {answer}")
+        return noted
+
+    def announce(self, rail: Rail, notice_id: bytes, body: bytes) -> Noted:
+        """Send a notice over a connected rail and hear what became of it.
+
+        Raises:
+            RailFailed: the rail failed, is fenced, and the notice has not arrived.
+            PeerGone: the side channel broke; whether it was delivered is unknown.
+        """
+        noted: Noted | None = None
+        try:
+            if not rail.announce(body):
+                self._fence(rail)
+                raise RailFailed("it would not take a notice")
+            while rail.in_flight or noted is None:
+                rail.collect()
+                if not rail.connected and not rail.in_flight:
+                    # What had arrived before is answered before the fence.
+                    noted = self._fence(rail) or noted
+                    if noted is None:
+                        failure = rail.failure
+                        raise RailFailed(
+                            status_text(failure.status) if failure else "it stood still"
+                        )
+                    break
+                if self._wait(owed=noted is None):
+                    answer = handshake.decode_reply(handshake.receive_body(self._socket))
+                    if not isinstance(answer, Noted):
+                        raise PeerGone(f"it answered a notice with {type(answer).__name__}")
+                    noted = answer
+                rail.nudge(usable=self.health.usable(rail.pair))
+        except (OSError, HandshakeError) as error:
+            raise PeerGone(str(error)) from error
+        finally:
+            rail.drain()
+        if noted.id != notice_id:
+            raise PeerGone("it answered another notice")
+        return noted
 
     def grant(self, key: bytes) -> Granted:
         """Where a region of the owner's is.
@@ -175,11 +224,15 @@ class Link:
         Raises:
             PeerGone: the side channel closed.
         """
+        self._wait(owed=False)
+
+    def _wait(self, *, owed: bool) -> bool:
+        """`wait`; whether an answer that is owed has come."""
         flying = {rail.fd: rail for rail in self.rails if rail.in_flight}
         # What completed before a queue was armed is not announced: look again first.
         armed = [rail.arm() for rail in flying.values()]
         if any(armed):
-            return
+            return False
         poll = select.poll()
         for fd in (*flying, self._wake, self._socket.fileno()):
             poll.register(fd, select.POLLIN)
@@ -187,7 +240,10 @@ class Link:
             if fd in flying:
                 flying[fd].take_event()
             elif fd == self._socket.fileno():
+                if owed:
+                    return True
                 self.require_alive()
+        return False
 
     def require_alive(self) -> None:
         """Nothing is owed: what can be read means that it is over.
@@ -213,7 +269,7 @@ class Link:
             PeerGone: the side channel closed.
         """
         until = time.monotonic() + _PROBE_S
-        if not rail.post(0, write=True, local=rail.device.nothing, remote=(0, 0)):
+        if not rail.post([Operation(0, *rail.device.nothing, 0, 0)], write=True):
             raise RailFailed("it would not take an operation")
         while time.monotonic() < until:
             for each in rail.collect():

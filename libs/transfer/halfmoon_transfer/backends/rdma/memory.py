@@ -20,7 +20,7 @@ import numpy as np
 
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer.backends.rdma.device import Device
-from halfmoon_transfer.backends.rdma.handshake import Granted
+from halfmoon_transfer.backends.rdma.handshake import SLOT_BYTES, Granted
 from halfmoon_transfer.backends.rdma.verbs import Registration, VerbsError
 from halfmoon_transfer.regions import Refused, RegionTable, Status
 
@@ -57,6 +57,31 @@ class Registered:
             except VerbsError as error:
                 _log.error("device %s keeps memory registered: %s", name, error)
         self.by_device = {}
+
+
+class Desk:
+    """A little memory of our own that one device may read from: a notice on its way out."""
+
+    def __init__(self, device: Device) -> None:
+        """Register it.
+
+        Raises:
+            VerbsError: it can't be registered.
+        """
+        self._array = np.zeros(SLOT_BYTES, np.uint8)
+        self._address = int(self._array.ctypes.data)
+        self._registration = device.context.register(
+            self._address, SLOT_BYTES, writable=False, remote=False
+        )
+
+    def lay(self, body: bytes) -> tuple[int, int]:
+        """Put bytes there; the address and lkey. What was there before must have been sent."""
+        self._array[: len(body)] = np.frombuffer(body, np.uint8)
+        return self._address, self._registration.lkey
+
+    def close(self) -> None:
+        """The device leaves it alone from now on."""
+        self._registration.close()
 
 
 class MemoryTable:

@@ -8,22 +8,30 @@ Used by one thread at a time.
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 
 from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.backends.rdma.device import Device
-from halfmoon_transfer.backends.rdma.handshake import End
+from halfmoon_transfer.backends.rdma.handshake import End, Slot
 from halfmoon_transfer.backends.rdma.health import Pair
-from halfmoon_transfer.backends.rdma.verbs import Completion, Status, VerbsError
+from halfmoon_transfer.backends.rdma.memory import Desk
+from halfmoon_transfer.backends.rdma.verbs import Completion, Operation, Status, VerbsError
 
 _log = logging.getLogger(__name__)
-#: Operations in flight: enough to keep a link busy, few enough to be soon redone elsewhere.
-WINDOW = 16
+#: Operations and bytes in flight: enough to keep a link busy, few enough to be soon redone
+#: elsewhere. One operation may have any length.
+WINDOW = 64
+WINDOW_BYTES = 4 * 1024 * 1024
+#: The last operation that is posted at once reports its success, and one of so many bytes.
+_REPORTED_BYTES = 256 * 1024
 _POLLED_AT_ONCE = 32
 #: Without any completion for so long, a rail has failed, though retries should have ended well
 #: before: reads on a software device whose own link went down just stay. The second one is for
 #: a rail that has failed another link already.
 _STALL_S = 3.0
 _DOUBTFUL_STALL_S = 0.7
+#: Standing still for so long, it is asked whether its port is up at all.
+_DOUBT_S = 0.2
 #: Flushed operations complete within microseconds; a driver that doesn't is cut off.
 _DRAIN_S = 2.0
 _DRAIN_PAUSE_S = 0.001
@@ -36,8 +44,10 @@ class Rail:
         self.number = number
         self.device = device
         self.pair = pair
-        #: Bytes of each operation that has not completed, by its number.
+        #: Bytes of each operation that has not completed, by its number; as posted.
         self.in_flight: dict[int, int] = {}
+        #: Their sum.
+        self.n_bytes = 0
         #: Whether it may be given operations; false from the first one that fails.
         self.connected = False
         #: The first failure since it was connected.
@@ -46,6 +56,9 @@ class Rail:
         self._moved_at = 0.0
         #: The queue pair was destroyed: no completion comes for what was in flight.
         self._is_cut = False
+        #: Where the owner takes notices, and what we send them from, made when first needed.
+        self._slot: Slot | None = None
+        self._desk: Desk | None = None
         self._queue = device.context.completion_queue(2 * WINDOW)
         try:
             self._pair = device.context.queue_pair(self._queue, WINDOW)
@@ -57,11 +70,6 @@ class Rail:
     def fd(self) -> int:
         """Readable when something has completed since `arm`."""
         return self._queue.fd
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes in flight."""
-        return sum(self.in_flight.values())
 
     def prepare(self) -> End:
         """Our end, reset, for the owner to connect to.
@@ -87,8 +95,8 @@ class Rail:
         reads = self.device.context.max_reads
         return End(self._gid.text, self._pair.number, self._psn, port.mtu, reads)
 
-    def connect(self, end: End) -> None:
-        """Connect to the owner's end.
+    def connect(self, end: End, slot: Slot) -> None:
+        """Connect to the owner's end, which takes notices in this slot.
 
         Raises:
             VerbsError: there is no way there.
@@ -101,29 +109,45 @@ class Rail:
             mtu=self._mtu,
             reads=self.device.context.max_reads,
         )
+        self._slot = slot
         self.connected = True
 
-    def has_room(self) -> bool:
-        """Whether one more operation may be posted."""
-        return self.connected and len(self.in_flight) < WINDOW
+    def has_room(self, n_more: int = 0, n_more_bytes: int = 0) -> bool:
+        """Whether one more operation may be posted, behind so many others."""
+        return (
+            self.connected
+            and len(self.in_flight) + n_more < WINDOW
+            and self.n_bytes + n_more_bytes < WINDOW_BYTES
+        )
 
-    def post(
-        self,
-        wr_id: int,
-        *,
-        write: bool,
-        local: tuple[int, int, int],
-        remote: tuple[int, int],
-    ) -> bool:
-        """One operation, see `QueuePair.post`; False if the rail would not take it."""
-        try:
-            self._pair.post(wr_id, write=write, local=local, remote=remote)
-        except VerbsError:
-            self.fail()
-            return False
+    def post(self, run: Sequence[Operation], *, write: bool) -> int:
+        """Operations, see `QueuePair.post`; how many it took: if not all, it has failed."""
+        n_taken = self._pair.post(run, _reports(run), write=write)
         if not self.in_flight:
             self._moved_at = time.monotonic()
-        self.in_flight[wr_id] = local[1]
+        for each in run[:n_taken]:
+            self.in_flight[each.wr_id] = each.length
+            self.n_bytes += each.length
+        if n_taken < len(run):
+            self.fail()
+        return n_taken
+
+    def announce(self, body: bytes) -> bool:
+        """Write a notice into the owner's slot; False if the rail would not take it."""
+        assert self.connected and not self.in_flight and self._slot is not None
+        try:
+            if self._desk is None:
+                self._desk = Desk(self.device)
+            address, lkey = self._desk.lay(body)
+            slot = self._slot
+            operation = Operation(0, address, len(body), lkey, slot.rkey, slot.address)
+            self._pair.announce(operation, len(body))
+        except VerbsError:
+            self._cut()
+            return False
+        self._moved_at = time.monotonic()
+        self.in_flight[0] = len(body)
+        self.n_bytes = len(body)
         return True
 
     def fail(self) -> None:
@@ -143,14 +167,27 @@ class Rail:
             self._cut()
         if self._is_cut:
             found = [Completion(each, Status.FLUSHED) for each in self.in_flight]
-        fresh = [each for each in found if self.in_flight.pop(each.wr_id, None) is not None]
+        fresh: list[Completion] = []
+        for each in found:
+            if each.wr_id in self.in_flight:
+                fresh += self._up_to(each)
         if fresh:
             self._moved_at = time.monotonic()
-        for each in fresh:
-            if each.status != Status.SUCCESS and self.connected:
-                self.failure = each
-                self.fail()
         return fresh
+
+    def _up_to(self, completion: Completion) -> list[Completion]:
+        """One that came, behind those before it that went well and had nothing to report."""
+        ended: list[Completion] = []
+        while True:
+            wr_id = next(iter(self.in_flight))
+            self.n_bytes -= self.in_flight.pop(wr_id)
+            if wr_id == completion.wr_id:
+                break
+            ended.append(Completion(wr_id, Status.SUCCESS))
+        if completion.status != Status.SUCCESS and self.connected:
+            self.failure = completion
+            self.fail()
+        return [*ended, completion]
 
     def arm(self) -> bool:
         """See `CompletionQueue.arm`."""
@@ -162,15 +199,26 @@ class Rail:
 
     def nudge(self, *, usable: bool) -> None:
         """End what stands still: there are devices that forget to complete an operation."""
-        stall_s = _STALL_S if usable else _DOUBTFUL_STALL_S
+        if not self.in_flight:
+            return
         still_s = time.monotonic() - self._moved_at
-        if self.in_flight and self.connected and still_s > stall_s:
+        if still_s <= _DOUBT_S:
+            return
+        stall_s = _STALL_S if usable else _DOUBTFUL_STALL_S
+        if self.connected and (still_s > stall_s or not self._is_port_up()):
             _log.warning("%s: %d operations stand still", self.pair, len(self.in_flight))
             self._moved_at = time.monotonic()
             self.fail()
-        elif self.in_flight and not self.connected and still_s > _DRAIN_S:
+        elif not self.connected and still_s > _DRAIN_S:
             _log.warning("%s: %d operations were not flushed", self.pair, len(self.in_flight))
             self._cut()
+
+    def _is_port_up(self) -> bool:
+        """Also false when the cable, or what is at its other end, is dead."""
+        try:
+            return self.device.context.port().active
+        except VerbsError:
+            return False
 
     def drain(self) -> None:
         """End what is in flight; when this returns, the device leaves our memory alone."""
@@ -195,7 +243,23 @@ class Rail:
         """Free it; what is in flight ends."""
         self._cut()
         self._queue.close()
+        if self._desk is not None:
+            self._desk.close()
         self.in_flight.clear()
+        self.n_bytes = 0
+
+
+def _reports(run: Sequence[Operation]) -> list[bool]:
+    """Which of them report their success: few enough."""
+    chosen: list[bool] = []
+    n_bytes = 0
+    for each in run:
+        n_bytes += each.length
+        chosen.append(n_bytes >= _REPORTED_BYTES)
+        if chosen[-1]:
+            n_bytes = 0
+    chosen[-1] = True
+    return chosen
 
 
 def connect(

@@ -6,38 +6,36 @@ keys, and frees all ends when the channel closes. The bytes themselves pass by i
 
 import contextlib
 import logging
-import secrets
+import select
 import socket
 
 from halfmoon_transfer.backends.listening import Listener
-from halfmoon_transfer.backends.rdma import handshake
+from halfmoon_transfer.backends.rdma import handshake, notices
 from halfmoon_transfer.backends.rdma.device import Device
 from halfmoon_transfer.backends.rdma.handshake import (
     Ask,
     Connect,
-    Connected,
     Denied,
-    End,
     Failed,
     Fence,
     Fenced,
     HandshakeError,
     Hello,
+    Noted,
     Prove,
     Proven,
     Reply,
     Welcome,
 )
 from halfmoon_transfer.backends.rdma.memory import MemoryTable
-from halfmoon_transfer.backends.rdma.rail import connect
-from halfmoon_transfer.backends.rdma.verbs import QueuePair, VerbsError
+from halfmoon_transfer.backends.rdma.owner_end import OwnerEnd
+from halfmoon_transfer.backends.rdma.verbs import VerbsError
 from halfmoon_transfer.backends.tcp.sockets import Closed, send_all
 from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
-from halfmoon_transfer.regions import Refused, RegionTable
+from halfmoon_transfer.notifications import Inbox
+from halfmoon_transfer.regions import Refused, RegionTable, Status
 
 _log = logging.getLogger(__name__)
-#: An owner's end posts nothing.
-_DEPTH = 1
 
 
 class RdmaServer:
@@ -48,6 +46,7 @@ class RdmaServer:
         regions: RegionTable,
         memory: MemoryTable,
         devices: dict[str, Device],
+        inbox: Inbox,
         *,
         bind: str,
         port: int,
@@ -60,6 +59,7 @@ class RdmaServer:
         self._memory = memory
         self._devices = devices
         self._key = key
+        self._inbox = inbox
         self._listener = Listener(
             self._serve,
             malformed=HandshakeError,
@@ -92,7 +92,7 @@ class RdmaServer:
         return handshake.encode(welcome)
 
     def _serve(self, sock: socket.socket) -> None:
-        link = _OwnerLink(sock, self._regions, self._memory, self._devices, self._key)
+        link = _OwnerLink(sock, self._regions, self._memory, self._devices, self._inbox, self._key)
         try:
             link.serve()
         finally:
@@ -108,6 +108,7 @@ class _OwnerLink:
         regions: RegionTable,
         memory: MemoryTable,
         devices: dict[str, Device],
+        inbox: Inbox,
         key: ClusterKey | None,
     ) -> None:
         self._socket = sock
@@ -115,8 +116,9 @@ class _OwnerLink:
         self._regions = regions
         self._memory = memory
         self._devices = devices
-        #: By the initiator's number: the device, and our queue pair on it.
-        self._ends: dict[int, tuple[str, QueuePair]] = {}
+        self._inbox = inbox
+        #: By the initiator's number.
+        self._ends: dict[int, OwnerEnd] = {}
 
     def serve(self) -> None:
         """Answer until the peer hangs up.
@@ -137,6 +139,8 @@ class _OwnerLink:
         ):
             return
         while (request := self._next()) is not None:
+            # A fence is answered after what had arrived before it.
+            self._take_notices()
             send_all(self._socket, [handshake.encode(self._answer(request))])
 
     def _trust(self, key: ClusterKey, hello: Hello, welcome: Welcome) -> bool:
@@ -156,15 +160,16 @@ class _OwnerLink:
 
     def close(self) -> None:
         """Free all ends: nobody reaches our memory through them any more."""
-        for _, pair in self._ends.values():
+        for end in self._ends.values():
             try:
-                pair.close()
+                end.close()
             except VerbsError as error:
                 _log.error("a queue pair stays: %s", error)
         self._ends.clear()
 
     def _next(self) -> handshake.Request | None:
         while True:
+            self._wait()
             try:
                 # Idling between requests is fine, for as long as the peer likes.
                 if not self._socket.recv(1, socket.MSG_PEEK):
@@ -175,6 +180,34 @@ class _OwnerLink:
                 return handshake.decode_request(handshake.receive_body(self._socket))
             except Closed as closed:
                 raise HandshakeError("the peer hung up in the middle of a message") from closed
+
+    def _wait(self) -> None:
+        """Until something is said on the side channel; meanwhile, notices are taken."""
+        ends = {end.fd: end for end in self._ends.values()}
+        poll = select.poll()
+        for fd in (*ends, self._socket.fileno()):
+            poll.register(fd, select.POLLIN)
+        while True:
+            # What completed before a queue was armed is not announced: look again first.
+            while any(end.arm() for end in ends.values()):
+                self._take_notices()
+            ready = {fd for fd, _ in poll.poll()}
+            for fd in ready & ends.keys():
+                ends[fd].take_event()
+            if self._socket.fileno() in ready:
+                return
+
+    def _take_notices(self) -> None:
+        """Put what has arrived into the inbox and say so."""
+        for end in self._ends.values():
+            for body in end.arrived():
+                generation, notice = notices.decode(body)
+                noted = Noted(notice.id, Status.OK)
+                try:
+                    self._inbox.deliver(generation, notice)
+                except Refused as refused:
+                    noted = Noted(notice.id, refused.status, refused.detail)
+                send_all(self._socket, [handshake.encode(noted)])
 
     def _welcome(self, hello: Hello) -> Welcome:
         own = self._regions
@@ -205,7 +238,7 @@ class _OwnerLink:
                     return self._connect(request)
                 case Fence(rail=rail):
                     if rail in self._ends:
-                        self._ends[rail][1].reset()
+                        self._ends[rail].fence()
                     return Fenced()
                 case Ask(generation=generation, key=key):
                     return self._memory.lend(generation, key)
@@ -218,17 +251,9 @@ class _OwnerLink:
         device = self._devices.get(request.device)
         if device is None:
             return Failed(f"there is no device {request.device}")
-        known = self._ends.get(request.rail)
-        if known is not None and known[0] != request.device:
-            return Failed(f"rail {request.rail} is on device {known[0]}")
-        if known is None:
-            known = request.device, device.context.queue_pair(device.owner_queue, _DEPTH)
-            self._ends[request.rail] = known
-        pair = known[1]
-        pair.reset()
-        gid = device.gid()
-        mtu = device.context.port().mtu
-        psn = secrets.randbelow(2**24)
-        reads = device.context.max_reads
-        connect(pair, request.end, psn=psn, gid_index=gid.index, mtu=mtu, reads=reads)
-        return Connected(End(gid.text, pair.number, psn, mtu, reads))
+        end = self._ends.get(request.rail)
+        if end is None:
+            end = self._ends[request.rail] = OwnerEnd(device)
+        if end.device is not device:
+            return Failed(f"rail {request.rail} is on device {end.device.name}")
+        return end.connect(request.end)

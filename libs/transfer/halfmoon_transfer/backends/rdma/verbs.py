@@ -6,8 +6,10 @@ ones don't. No call of pyverbs releases the interpreter, so nothing here may blo
 only taken from a channel whose descriptor a poll has found readable.
 """
 
+import contextlib
+import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -27,8 +29,8 @@ try:
     from pyverbs.mr import MR
     from pyverbs.pd import PD
     from pyverbs.pyverbs_error import PyverbsError
-    from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
-    from pyverbs.wr import SGE, SendWR
+    from pyverbs.qp import QP, QPAttr, QPCap, QPEx, QPInitAttr, QPInitAttrEx
+    from pyverbs.wr import SGE, RecvWR, SendWR
 
     try:
         _e = import_module("pyverbs.enums")
@@ -50,8 +52,11 @@ _RETRIES = 3
 #: How long an owner that is not ready asks to be left alone (12: 0.64 ms); one-sided
 #: operations never meet that.
 _RNR_TIMER = 12
-#: Finding a new descriptor by comparing lists needs that nobody else makes one meanwhile.
-_making_channel = threading.Lock()
+#: Announcements of the other end that one queue pair may have waiting.
+RECEIVES = 4
+#: Finding a new descriptor by comparing lists needs that nobody else makes one meanwhile, or
+#: closes one, whose number it would get.
+_channels = threading.Lock()
 
 
 class VerbsError(OSError):
@@ -101,6 +106,21 @@ class Completion(msgspec.Struct, frozen=True):
 
     wr_id: int
     status: int
+    #: What an announcement carried; of an operation of our own, meaningless.
+    immediate: int = 0
+
+
+class Operation(msgspec.Struct, frozen=True, gc=False):
+    """One read or write. With a length of 0 the local memory must be registered all the same."""
+
+    #: Comes back with the completion.
+    wr_id: int
+    #: Local.
+    address: int
+    length: int
+    lkey: int
+    rkey: int
+    remote_address: int
 
 
 class PortState(msgspec.Struct, frozen=True):
@@ -184,7 +204,10 @@ class CompletionQueue:
             _, found = self._cq.poll(n)
         except _PyverbsError as error:
             raise VerbsError(f"polling a completion queue: {error}") from error
-        return [Completion(int(each.wr_id), int(each.status)) for each in found]
+        return [
+            Completion(int(each.wr_id), int(each.status), socket.ntohl(int(each.imm_data)))
+            for each in found
+        ]
 
     def arm(self) -> bool:
         """Have the next completion make `fd` readable; whether that was news: poll again."""
@@ -204,7 +227,7 @@ class CompletionQueue:
 
     def close(self) -> None:
         """After its queue pairs."""
-        with _translated("closing a completion queue"):
+        with _translated("closing a completion queue"), _channels:
             self._cq.close()
             self._channel.close()
 
@@ -212,8 +235,11 @@ class CompletionQueue:
 class QueuePair:
     """A reliable connection's end."""
 
-    def __init__(self, qp: Any) -> None:
+    def __init__(self, qp: Any, *, extended: bool) -> None:
         self._qp = qp
+        #: Whether the driver takes a run of operations without an object for each.
+        self._extended = extended
+        self._sge = SGE(0, 0, 0)
         self.number = int(qp.qp_num)
 
     def connect(self, end: RemoteEnd, *, psn: int, gid_index: int, mtu: int, reads: int) -> None:
@@ -248,29 +274,67 @@ class QueuePair:
             attr.qp_state = state
             self._qp.modify(attr, _e.IBV_QP_STATE)
 
-    def post(
-        self,
-        wr_id: int,
-        *,
-        write: bool,
-        local: tuple[int, int, int],
-        remote: tuple[int, int],
-    ) -> None:
-        """One operation; it completes later.
+    def post(self, run: Sequence[Operation], reports: Sequence[bool], *, write: bool) -> int:
+        """Operations, one after the other.
+
+        They complete in order: a completion of one says that those before it which have not
+        reported anything went well.
 
         Args:
-            wr_id: comes back with the completion.
+            run: what to do.
+            reports: of each, whether it reports its success too; failures always are.
             write: or read.
-            local: address, length and lkey. Pyverbs wants one even if the length is 0.
-            remote: rkey and address.
+
+        Returns:
+            How many were taken; those after them were not.
         """
+        post = self._post_extended if self._extended else self._post_one
+        n_taken = 0
+        with contextlib.suppress(_PyverbsError):
+            # Each on its own: a software device does the work within the call, and the first
+            # completions should not wait for the last operation of a long run.
+            for each, is_reported in zip(run, reports, strict=True):
+                post(each, write, is_reported)
+                n_taken += 1
+        return n_taken
+
+    def _post_extended(self, operation: Operation, write: bool, is_reported: bool) -> None:
+        qp, sge = self._qp, self._sge
+        qp.wr_start()
+        qp.wr_id = operation.wr_id
+        qp.wr_flags = _e.IBV_SEND_SIGNALED if is_reported else 0
+        describe = qp.wr_rdma_write if write else qp.wr_rdma_read
+        describe(operation.rkey, operation.remote_address)
+        sge.addr, sge.length, sge.lkey = operation.address, operation.length, operation.lkey
+        qp.wr_set_sge(sge)
+        qp.wr_complete()
+
+    def _post_one(self, operation: Operation, write: bool, is_reported: bool) -> None:
         opcode = _e.IBV_WR_RDMA_WRITE if write else _e.IBV_WR_RDMA_READ
-        try:
-            request = SendWR(wr_id=wr_id, opcode=opcode, num_sge=1, sg=[SGE(*local)])
-            request.set_wr_rdma(*remote)
-            self._qp.post_send(request)
-        except _PyverbsError as error:
-            raise VerbsError(f"posting an operation: {error}") from error
+        self._qp.post_send(_request(operation, opcode, is_reported=is_reported))
+
+    def announce(self, operation: Operation, immediate: int) -> None:
+        """Write, and complete one of the other end's `receive` with 32 bits.
+
+        Raises:
+            VerbsError: it was not taken.
+        """
+        with _translated("posting an announcement"):
+            opcode = _e.IBV_WR_RDMA_WRITE_WITH_IMM
+            self._qp.post_send(_request(operation, opcode, socket.htonl(immediate)))
+
+    def receive(self, local: tuple[int, int, int]) -> None:
+        """Be ready for one more announcement; at most `RECEIVES` may be open.
+
+        Args:
+            local: address, length and lkey. Nothing is put there, as the other end's write
+                says where to; but pyverbs wants some.
+
+        Raises:
+            VerbsError: it was not taken.
+        """
+        with _translated("posting a receive"):
+            self._qp.post_recv(RecvWR(num_sge=1, sg=[SGE(*local)]))
 
     def close(self) -> None:
         """Destroy it: nothing that was posted touches memory any more."""
@@ -282,7 +346,7 @@ class Context:
     """An opened device and its protection domain."""
 
     def __init__(self, name: str) -> None:
-        with _translated(f"opening RDMA device {name}"), _making_channel:
+        with _translated(f"opening RDMA device {name}"), _channels:
             self._context = _device.Context(name=name)
             self._domain = PD(self._context)
             self.max_reads = min(_MAX_READS, int(self._context.query_device().max_qp_rd_atom))
@@ -311,25 +375,59 @@ class Context:
         """An empty one."""
         return CompletionQueue(self._context, depth)
 
-    def queue_pair(self, queue: CompletionQueue, depth: int) -> QueuePair:
-        """One that has room for `depth` operations; they all complete into `queue`."""
-        with _translated("making a queue pair"):
-            cap = QPCap(max_send_wr=depth, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
-            init = QPInitAttr(
-                qp_type=_e.IBV_QPT_RC, scq=queue.handle, rcq=queue.handle, cap=cap, sq_sig_all=1
+    def queue_pair(self, queue: CompletionQueue, depth: int, *, extended: bool = True) -> QueuePair:
+        """One that has room for `depth` operations; they all complete into `queue`.
+
+        Args:
+            queue: for announcements of the other end, too.
+            depth: operations posted and not completed.
+            extended: post without an object per operation, where the driver can.
+        """
+        cap = QPCap(max_send_wr=depth, max_recv_wr=RECEIVES, max_send_sge=1, max_recv_sge=1)
+        cq = queue.handle
+        if extended:
+            init = QPInitAttrEx(
+                qp_type=_e.IBV_QPT_RC,
+                scq=cq,
+                rcq=cq,
+                cap=cap,
+                pd=self._domain,
+                comp_mask=_e.IBV_QP_INIT_ATTR_PD | _e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                send_ops_flags=_e.IBV_QP_EX_WITH_RDMA_WRITE
+                | _e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+                | _e.IBV_QP_EX_WITH_RDMA_READ,
             )
-            return QueuePair(QP(self._domain, init))
+            with contextlib.suppress(_PyverbsError):  # an older driver
+                return QueuePair(QPEx(self._context, init), extended=True)
+        with _translated("making a queue pair"):
+            plain = QPInitAttr(qp_type=_e.IBV_QPT_RC, scq=cq, rcq=cq, cap=cap)
+            return QueuePair(QP(self._domain, plain), extended=False)
 
     def close(self) -> None:
         """After all that was made of it."""
-        with _translated("closing a device"):
+        with _translated("closing a device"), _channels:
             self._domain.close()
             self._context.close()
 
 
+def _request(
+    operation: Operation, opcode: Any, immediate: int = 0, *, is_reported: bool = True
+) -> Any:
+    request = SendWR(
+        wr_id=operation.wr_id,
+        opcode=opcode,
+        num_sge=1,
+        imm_data=immediate,
+        sg=[SGE(operation.address, operation.length, operation.lkey)],
+        send_flags=_e.IBV_SEND_SIGNALED if is_reported else 0,
+    )
+    request.set_wr_rdma(operation.rkey, operation.remote_address)
+    return request
+
+
 def _with_event_fd(make: Callable[[], T]) -> tuple[T, int]:
     """An object with an event channel, and the channel's descriptor."""
-    with _making_channel:
+    with _channels:
         before = _event_fds()
         made = make()
         fd = getattr(made, "fd", None)
