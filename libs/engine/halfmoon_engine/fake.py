@@ -10,10 +10,13 @@ with an oracle. Its arithmetic, in unsigned 64-bit integers that wrap:
     digest      Σ over layers, positions, words of  P[i]·W[l, j]·word,  all read back
     next token  mix(digest ^ dice) mod vocab
 
+    score       every token is as likely as any: -ln vocab, and the likeliest is the one asked of
+
 P and W are odd, so one changed bit anywhere in a sequence's KV changes the digest, and KV
 of another position, layer or sequence does too, but for a chance of 2^-64.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from urllib.parse import parse_qsl, urlsplit
@@ -30,6 +33,7 @@ from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.scores import TokenScore
 
 Words = NDArray[np.uint64]
 
@@ -192,10 +196,24 @@ class FakeEngine:
             for i, run in enumerate(runs):
                 if run.draw is not None:
                     digests[i] += self._read_digest(pool, run, layer)
-        return [
+        tokens = [
             None if run.draw is None else self._choose(digest, _end(run), run.draw)
             for run, digest in zip(runs, digests, strict=True)
         ]
+        for run, token in zip(runs, tokens, strict=True):
+            draw = run.draw
+            if token is not None and draw and draw.report and draw.sampling.logprobs is not None:
+                draw.report([self._score(token, draw.sampling.logprobs)])
+            if run.scoring is not None:
+                n_top = run.scoring.n_top
+                run.scoring.report([self._score(each, n_top) for each in run.scoring.targets])
+        return tokens
+
+    def _score(self, token: int, n_top: int) -> TokenScore:
+        logprob = -math.log(self.model.vocab)
+        others = (other for other in range(n_top + 1) if other != token)
+        top = [token, *others][: min(n_top, self.model.vocab)]
+        return TokenScore(logprob, 1, tuple((each, logprob) for each in top))
 
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
         """Time a few forwards on scratch pages of the attached pool."""

@@ -13,6 +13,10 @@ import msgspec
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.scores import TokenScore
+
+#: Takes scores in the forward's thread, before `forward` returns.
+Report = Callable[[Sequence[TokenScore]], None]
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -23,6 +27,18 @@ class Draw(msgspec.Struct, frozen=True):
     history: Sequence[int] = ()
     #: How many of `history` are the client's prompt.
     n_prompt: int = 0
+    #: Told the chosen token's score when `sampling.logprobs` asks for it.
+    report: Report | None = None
+
+
+class PromptScoring(msgspec.Struct, frozen=True):
+    """Say how likely each of these tokens was, each after the run's token at its place."""
+
+    #: What follows the run's tokens, in order, as far as it is known; at least one.
+    targets: Sequence[int]
+    #: Likeliest tokens to report at each place.
+    n_top: int
+    report: Report
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -42,6 +58,8 @@ class Run(msgspec.Struct, frozen=True):
     #: content was last read (a decode step after the first): a pool that is mirrored on a
     #: device then needs no copy from the host. False is always right.
     continues: bool = False
+    #: The scores that are wanted of tokens that are known already.
+    scoring: PromptScoring | None = None
 
 
 LayerHook = Callable[[int], None]

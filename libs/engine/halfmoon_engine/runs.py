@@ -22,6 +22,10 @@ def check_runs(runs: Sequence[Run], layout: KvLayout, n_pages: int, max_context:
         end = run.start + len(run.token_ids)
         if not run.token_ids or run.start < 0:
             raise ValueError(f"run {i} has {len(run.token_ids)} tokens from position {run.start}")
+        if run.scoring is not None and not 0 < len(run.scoring.targets) <= len(run.token_ids):
+            raise ValueError(
+                f"run {i} has {len(run.token_ids)} tokens and {len(run.scoring.targets)} to score"
+            )
         if end > max_context:
             raise ValueError(f"run {i} ends at {end} tokens, the model allows {max_context}")
         if len(run.pages) * layout.block_size < end:

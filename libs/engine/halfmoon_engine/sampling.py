@@ -1,6 +1,6 @@
 """Choosing tokens from logits, row by row of a batch, each row by its own parameters.
 
-In this order, as vLLM has it: penalties, temperature, min-p, top-k, top-p, draw. A row's
+In this order, as vLLM has it: biases, penalties, temperature, min-p, top-k, top-p, draw. A row's
 draw takes one number from a counter-based generator keyed by (seed, position), so it is the
 same in any batch, on any worker, and when it is made again.
 """
@@ -25,11 +25,15 @@ def choose_tokens(
     """
     greedy = [draw.sampling.temperature == 0 or draw.sampling.top_k == 1 for draw in draws]
     penalised = [i for i, draw in enumerate(draws) if draw.sampling.needs_history]
-    if all(greedy) and not penalised:
+    biased = [i for i, draw in enumerate(draws) if draw.sampling.logit_bias]
+    if all(greedy) and not penalised and not biased:
         return [int(token) for token in logits.argmax(dim=-1).tolist()]
     scores = logits.float().cpu()
-    if penalised and scores.data_ptr() == logits.data_ptr():
+    if (penalised or biased) and scores.data_ptr() == logits.data_ptr():
         scores = scores.clone()  # the caller's logits stay as they are
+    for i in biased:
+        tokens_of, biases = zip(*draws[i].sampling.logit_bias, strict=True)
+        scores[i, torch.tensor(tokens_of)] += torch.tensor(biases)
     for i in penalised:
         scores[i] = penalise(scores[i], draws[i])
     tokens = scores.argmax(dim=-1)

@@ -21,6 +21,7 @@ from halfmoon_engine.plan import plan_forward
 from halfmoon_engine.pool import TORCH_DTYPES, HostPool, Pool
 from halfmoon_engine.runs import check_runs
 from halfmoon_engine.sampling import choose_tokens
+from halfmoon_engine.scoring import report_scores, scored_rows
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
@@ -139,14 +140,17 @@ class TorchEngine:
         )
         last_rows = np.cumsum(lengths) - 1
         drawing = [i for i, run in enumerate(runs) if run.draw is not None]
+        rows = np.concatenate([last_rows[drawing], *scored_rows(runs)])
         with attending(plan):
-            logits = self._logits(tokens, positions, last_rows[drawing])
+            logits = self._logits(tokens, positions, rows)
         result: list[int | None] = [None] * len(runs)
         if drawing:
             draws = [draw for run in runs if (draw := run.draw) is not None]
             ends = [runs[i].start + lengths[i] for i in drawing]
-            for i, token in zip(drawing, choose_tokens(logits, draws, ends), strict=True):
+            chosen = choose_tokens(logits[: len(drawing)], draws, ends)
+            for i, token in zip(drawing, chosen, strict=True):
                 result[i] = token
+        report_scores(logits, runs, result)
         return result
 
     def measure(self) -> tuple[PrefillCost, DecodeCost]:

@@ -43,6 +43,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.scores import TokenScore
 
 REQUEST = RequestId("cmpl-7f3a")
 TICKET = Ticket("prefill-0/17")
@@ -52,6 +53,8 @@ LAYOUT = KvLayout(
 REGION = Region("decode-0", 3, bytes(range(16)), 1 << 20)
 LANDING = Landing(REGION, (4, 7), LAYOUT)
 HASHES = (BlockHash(bytes(range(16))), BlockHash(bytes(range(16, 32))))
+SCORE = TokenScore(-0.25, 1, ((302, -0.25), (7, -1.75)))
+SCORED_SAMPLING = Sampling(logit_bias=((7, -4.0),), logprobs=2, prompt_logprobs=0)
 STOPPING = Stopping(max_new_tokens=32, stop_token_ids=(2,))
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=11)
 KVSTORE = KvstoreAddress(WorkerId("kvstore-0"), 2, "tcp://127.0.0.1:7301")
@@ -151,4 +154,24 @@ EXAMPLES: tuple[Message, ...] = (
     KvstoreRefused(ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0),
     BlocksSnapshot(sequence=41, hashes=HASHES),
     KvstoreLoad(n_stored=50, n_reserved=2, n_leased=3, n_blocks=64),
+    # With log probabilities.
+    StartDecode(
+        request_id=REQUEST,
+        first_token=301,
+        sampling=SCORED_SAMPLING,
+        stopping=STOPPING,
+        n_prompt=20,
+    ),
+    TokensProduced(step=10, produced=(Produced(REQUEST, 302),), scores=((REQUEST, SCORE),)),
+    PrefillDone(
+        request_id=REQUEST,
+        first_token=302,
+        finish="",
+        n_cached=0,
+        queue_s=0.01,
+        compute_s=0.2,
+        drain_s=0.003,
+        score=SCORE,
+        prompt_scores=(TokenScore(-3.5, 9), TokenScore(-0.125, 1)),
+    ),
 )

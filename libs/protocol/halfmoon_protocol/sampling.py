@@ -5,6 +5,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+#: Likeliest tokens whose log probabilities can be asked for, at each place.
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
+_Top = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+_Bias = Annotated[float, Meta(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters, with the meaning that OpenAI's API and vLLM give them.
@@ -23,6 +29,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    #: Added to the logits of these tokens before all else.
+    logit_bias: tuple[tuple[int, _Bias], ...] = ()
+    #: Report each new token's score with so many likeliest tokens; None: no scores.
+    logprobs: _Top | None = None
+    #: The same for the prompt's tokens. All of them are computed then, none come from a cache.
+    prompt_logprobs: _Top | None = None
 
     @property
     def needs_history(self) -> bool:

@@ -1,11 +1,13 @@
 """What running requests need besides their pages: how to draw, and what was said so far."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from halfmoon_engine.interface import Draw, Run
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import StartDecode
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.scores import TokenScore
 from halfmoon_scheduling.decode_batch import Step
 
 
@@ -17,6 +19,8 @@ class _Generation:
     history: list[int] | None
     #: Whether a step has run: then this engine alone has written its pages since.
     stepped: bool = False
+    #: Of the newest token, if it is wanted, until somebody takes it.
+    scores: list[TokenScore] = field(default_factory=list)
 
 
 class Generations:
@@ -45,7 +49,12 @@ class Generations:
         runs: list[Run] = []
         for row in step.rows:
             generation = self._running[row.request_id]
-            draw = Draw(generation.sampling, generation.history or (), generation.n_prompt)
+            draw = Draw(
+                generation.sampling,
+                generation.history or (),
+                generation.n_prompt,
+                generation.scores.extend,
+            )
             runs.append(
                 Run((row.token,), row.position, row.pages, draw, continues=generation.stepped)
             )
@@ -57,3 +66,13 @@ class Generations:
         history = self._running[request_id].history
         if history is not None:
             history.append(token)
+
+    def take_scores(
+        self, request_ids: Sequence[RequestId]
+    ) -> tuple[tuple[RequestId, TokenScore], ...]:
+        """Those of these requests that have one."""
+        return tuple(
+            (request_id, scores.pop())
+            for request_id in request_ids
+            if (scores := self._running[request_id].scores)
+        )

@@ -239,7 +239,14 @@ class DecodeWorker:
             produced[row.request_id] = Produced(row.request_id, token, finish)
         for peer, request_ids in self.conductors.owners.group(produced).items():
             mine = tuple(produced[request_id] for request_id in request_ids)
-            await self.conductors.answer(peer, TokensProduced(step=self._n_steps, produced=mine))
+            await self.conductors.answer(
+                peer,
+                TokensProduced(
+                    step=self._n_steps,
+                    produced=mine,
+                    scores=self._generations.take_scores(request_ids),
+                ),
+            )
         for request_id, outcome in produced.items():
             if outcome.finish:
                 self._forget(request_id)

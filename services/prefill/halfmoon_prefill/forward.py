@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run
 from halfmoon_prefill.job import Job
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
@@ -83,5 +83,16 @@ class PrefillForward:
         draw = None
         if chunk.last:
             history = start.token_ids if start.sampling.needs_history else ()
-            draw = Draw(start.sampling, history, start.n_prompt)
-        return Run(start.token_ids[chunk.start : chunk.stop], chunk.start, job.pages, draw)
+            draw = Draw(start.sampling, history, start.n_prompt, job.first_scores.extend)
+        tokens = start.token_ids[chunk.start : chunk.stop]
+        return Run(tokens, chunk.start, job.pages, draw, scoring=_scoring(job, chunk))
+
+
+def _scoring(job: Job, chunk: Chunk) -> PromptScoring | None:
+    """Of the client's prompt only: tokens of an earlier try were scored when they were new."""
+    start = job.start
+    n_top = start.sampling.prompt_logprobs
+    targets = start.token_ids[chunk.start + 1 : min(chunk.stop + 1, start.n_prompt)]
+    if n_top is None or not targets:
+        return None
+    return PromptScoring(targets, n_top, job.prompt_scores.extend)

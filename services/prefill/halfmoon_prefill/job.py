@@ -19,6 +19,7 @@ from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import Place, StartPrefill
 from halfmoon_protocol.regions import Region
+from halfmoon_protocol.scores import TokenScore
 from halfmoon_runtime.network import PeerId
 from halfmoon_transfer.interface import Piece, Transfer
 
@@ -75,6 +76,9 @@ class Job:
     loads: list[Transfer] = field(default_factory=list)
     landing_writes: list[Transfer] = field(default_factory=list)
     put_writes: list[Transfer] = field(default_factory=list)
+    #: The first token's score, and those of the prompt computed so far; if they are wanted.
+    first_scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
     #: Why its KV can't be trusted, found in the middle of a forward pass.
     failure: Exception | None = None
     #: When its first forward began, and the seconds of all of them.
@@ -94,7 +98,12 @@ class Job:
         return len(self.start.token_ids)
 
     def most_cached(self, layout: KvLayout) -> int:
-        """Tokens that may come from a cache: whole blocks, and at least one is computed."""
+        """Tokens that may come from a cache: whole blocks, and at least one is computed.
+
+        A score is made of a token's own forward, so where the prompt's are wanted, none may.
+        """
+        if self.start.sampling.prompt_logprobs is not None:
+            return 0
         return (self.n_tokens - 1) // layout.block_size * layout.block_size
 
     def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:

@@ -223,6 +223,8 @@ class PrefillWorker:
             drain_s=job.drain_s,
             fetched_bytes=job.n_cached * self.layout.token_bytes,
             fetch_s=job.fetch_s,
+            score=job.first_scores[-1] if job.first_scores else None,
+            prompt_scores=tuple(job.prompt_scores),
         )
 
     async def _give_back(self, job: Job) -> None:

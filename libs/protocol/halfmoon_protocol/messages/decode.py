@@ -6,6 +6,7 @@ from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.scores import TokenScore
 
 # conductor -> decode
 
@@ -69,6 +70,8 @@ class TokensProduced(Message, frozen=True, tag="tokens_produced"):
 
     step: int
     produced: tuple[Produced, ...]
+    #: Scores of those of them whose requests ask for `logprobs`.
+    scores: tuple[tuple[RequestId, TokenScore], ...] = ()
 
 
 class DecodeFailed(Message, frozen=True, tag="decode_failed"):

@@ -6,6 +6,7 @@ from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.scores import TokenScore
 
 # conductor -> prefill
 
@@ -66,6 +67,10 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
     #: Bytes fetched from a kvstore, and the seconds until the last one was there.
     fetched_bytes: int = 0
     fetch_s: float = 0.0
+    #: The first token's, if the request asks for `logprobs`.
+    score: TokenScore | None = None
+    #: Of the client's prompt from its second token on, if it asks for `prompt_logprobs`.
+    prompt_scores: tuple[TokenScore, ...] = ()
 
 
 class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
