@@ -17,6 +17,7 @@ from halfmoon_conductor.testing import ScriptedGateway
 from halfmoon_conductor.tokenizer import HubTokenizer
 
 CHAT_TEMPLATE = """\
+{%- if mood %}{{ '(' + mood + ')' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'system' and not loop.first %}
 {{- raise_exception('a system message must be the first one') }}

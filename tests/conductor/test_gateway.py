@@ -25,6 +25,7 @@ from halfmoon_protocol.messages import (
     StartPrefill,
 )
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.scores import TokenScore
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_scheduling.conductor import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
@@ -248,3 +249,30 @@ async def test_admission_refuses_with_a_time_to_retry() -> None:
             await client.task
         assert caught.value.retry_after_s and caught.value.retry_after_s > 0
         assert script.told == []
+
+
+async def test_scores_reach_the_client_with_their_tokens_and_a_prompts_only_once() -> None:
+    script = Script("prefill-0", "decode-0")
+    first, second, prompt = TokenScore(-1.0, 2), TokenScore(-2.0, 3), (TokenScore(-3.0, 4),)
+
+    def scored(rid: str, score: TokenScore) -> None:
+        done = PrefillDone(
+            request_id=RequestId(rid), first_token=0, finish="", n_cached=0, queue_s=0.0,
+            compute_s=0.0, drain_s=0.0, score=score, prompt_scores=prompt,
+        )  # fmt: skip
+        script.gateway.note_scores(done)
+
+    async with asking(script, n_new=4) as client:
+        script.reserve("cmpl-1")
+        scored("cmpl-1", first)
+        script.prefill("cmpl-1", 70)
+        script.gateway.deliver(RequestId("cmpl-1"), 71, "", score=second)
+        script.lose(DECODE)
+        scored("cmpl-1", second)  # late, of the try that was given up
+        script.reserve("cmpl-1~2")
+        scored("cmpl-1~2", first)
+        script.prefill("cmpl-1~2", 72)
+        script.decode("cmpl-1~2", 73, "length")
+        await client.task
+    assert [event.score for event in client.events] == [first, second, first, None]
+    assert [event.prompt_scores for event in client.events] == [prompt, (), (), ()]

@@ -102,8 +102,8 @@ async def test_openais_client_knows_our_errors(
     with pytest.raises(openai.NotFoundError, match="lab/sun"):
         await ai.completions.create(model="lab/sun", prompt="Say it")
     with pytest.raises(openai.BadRequestError) as bad:
-        await ai.completions.create(model="lab/moon", prompt="Say it", n=2)
-    assert bad.value.param == "n"
+        await ai.completions.create(model="lab/moon", prompt="Say it", best_of=2)
+    assert bad.value.param == "best_of"
     gateway.refusal = Overloaded("busy", retry_after_s=7)
     with pytest.raises(openai.RateLimitError) as busy:
         await ai.completions.create(model="lab/moon", prompt="Say it", stream=True)

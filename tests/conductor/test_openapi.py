@@ -37,7 +37,8 @@ async def test_every_schema_is_valid_and_every_reference_leads_somewhere(
 
 async def test_all_routes_and_their_errors_are_there(document: dict[str, Any]) -> None:
     assert set(document["paths"]) == {
-        COMPLETIONS, CHAT, "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
+        COMPLETIONS, CHAT, "/tokenize", "/detokenize",
+        "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
     }  # fmt: skip
     for path in (COMPLETIONS, CHAT):
         responses = document["paths"][path]["post"]["responses"]
@@ -55,10 +56,12 @@ async def test_all_routes_and_their_errors_are_there(document: dict[str, Any]) -
 COMPLETION_CHANGES: list[dict[str, Any]] = [
     {}, {"prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a"]}, {"prompt": [[1]]},
     {"prompt": []}, {"prompt": ["a", "b"]}, {"prompt": [-1]}, {"prompt": 1}, {"prompt": None},
-    {"n": 1}, {"n": 2}, {"n": None}, {"echo": False}, {"echo": True}, {"logprobs": 1},
+    {"n": 1}, {"n": 2}, {"n": 129}, {"n": None}, {"echo": False}, {"echo": True}, {"logprobs": 1},
+    {"logprobs": 21}, {"logit_bias": {"7": 1}}, {"logit_bias": {"7": 101}}, {"best_of": 2},
+    {"logit_bias": {"x": 1}}, {"prompt": ["a"] * 129}, {"prompt": [[1], []]},
     {"stop": "a"}, {"stop": ["a"]}, {"stop": ""}, {"stop": ["a"] * 17}, {"stop": None},
     {"temperature": 0}, {"temperature": 2.5}, {"temperature": "1"}, {"top_p": 0}, {"top_k": -1},
-    {"max_tokens": 0}, {"max_tokens": 1}, {"seed": -1}, {"seed": 2**64}, {"user": "me"},
+    {"max_tokens": -1}, {"max_tokens": 1}, {"seed": -1}, {"seed": 2**64}, {"user": "me"},
     {"stream": True}, {"stream": 1}, {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {"usage": True}}, {"unknown": 1}, {"model": None},
     {"response_format": {"type": "text"}}, {"response_format": {"type": "json"}},

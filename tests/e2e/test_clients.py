@@ -138,6 +138,90 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
     assert cut.finish_reason == "stop"
 
 
+@pytest.fixture(scope="module")
+def logprobs_of(tiny_model: Path) -> Callable[[list[int]], torch.Tensor]:
+    """What transformers itself thinks of each token after those before it."""
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def score(tokens: list[int]) -> torch.Tensor:
+        logprobs: torch.Tensor = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return logprobs
+
+    return score
+
+
+@pytest.mark.parametrize("n_tokens", [1, 40, 700])
+def test_log_probabilities_of_prompt_and_answer_are_those_of_transformers(
+    cluster: Any, logprobs_of: Callable[[list[int]], torch.Tensor], n_tokens: int
+) -> None:
+    prompt = prompt_of(n_tokens)
+    for _ in range(2):  # the second time blocks of the prompt are cached
+        answer = cluster.complete(
+            prompt=prompt, max_tokens=6, temperature=0, ignore_eos=True, echo=True, logprobs=3,
+            return_token_ids=True, return_tokens_as_token_ids=True,
+        )  # fmt: skip
+        (choice,) = answer["choices"]
+        tokens = prompt + choice["token_ids"]
+        told = choice["logprobs"]
+        assert told["tokens"] == [f"token_id:{token}" for token in tokens]
+        assert told["token_logprobs"][0] is None
+        expected = logprobs_of(tokens)
+        for place, token in enumerate(tokens[1:], 1):
+            row = expected[place - 1]
+            assert told["token_logprobs"][place] == pytest.approx(float(row[token]), abs=1e-3)
+            best = told["top_logprobs"][place]
+            likeliest = row.topk(3)
+            for value, index in zip(*likeliest, strict=True):
+                assert best[f"token_id:{int(index)}"] == pytest.approx(float(value), abs=1e-3)
+
+
+def test_a_batch_of_prompts_with_several_answers_each_is_what_each_gives_alone(
+    client: openai.OpenAI,
+) -> None:
+    def ask(prompts: Any, n: int, seed: int) -> list[str]:
+        answer = client.completions.create(
+            model="tiny", prompt=prompts, n=n, max_tokens=8, seed=seed, temperature=1.5
+        )
+        return [choice.text for choice in answer.choices]
+
+    prompts = [prompt_of(30), prompt_of(45)]
+    together = ask(prompts, 2, 5)
+    assert together == [*ask(prompts[0], 1, 5), *ask(prompts[0], 1, 6),
+                        *ask(prompts[1], 1, 5), *ask(prompts[1], 1, 6)]  # fmt: skip
+    assert together[0] != together[1]
+
+
+def test_a_bias_keeps_a_token_out_and_forces_another(cluster: Any) -> None:
+    def ask(**more: Any) -> list[int]:
+        answer = cluster.complete(
+            prompt=prompt_of(20), max_tokens=5, ignore_eos=True, return_token_ids=True, **more
+        )
+        tokens: list[int] = answer["choices"][0]["token_ids"]
+        return tokens
+
+    plain = ask(temperature=0)
+    assert plain[0] not in ask(temperature=0, logit_bias={str(plain[0]): -100})
+    assert ask(temperature=1.0, logit_bias={"77": 100}) == [77] * 5
+
+
+def test_openai_reads_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "The tide comes in."}],
+        max_tokens=5,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    for place in choice.logprobs.content:
+        assert place.logprob <= 0
+        assert place.top_logprobs[0].token == place.token  # greedy: the likeliest one
+
+
 def test_the_schema_and_the_metrics_are_served(cluster: Any) -> None:
     assert "/v1/chat/completions" in cluster.get("/openapi.json")["paths"]
     import httpx

@@ -1,13 +1,16 @@
 """An answer in OpenAI's shapes: whole, or as server-sent events."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
 from halfmoon_conductor import sse
-from halfmoon_conductor.answering import Answer
+from halfmoon_conductor.answering import Answer, Piece
+from halfmoon_conductor.logprob_shapes import LogprobWriter, Scored
+from halfmoon_conductor.openai_requests import SharedFields
 from halfmoon_conductor.openai_responses import (
     AssistantMessage,
     ChatChoice,
@@ -15,53 +18,81 @@ from halfmoon_conductor.openai_responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
     Completion,
     CompletionChoice,
     CompletionChunk,
     CompletionChunkChoice,
+    CompletionLogprobs,
     FinishReason,
     PromptTokensDetails,
     Usage,
 )
+
+Chunk = CompletionChunk | ChatChunk
+
+
+@dataclass
+class _Written:
+    """What has been read of one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[Scored] = field(default_factory=list)
+    finish: FinishReason = "stop"
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the new tokens."""
+        return [token for token, _ in self.tokens]
 
 
 class AnswerShape(ABC):
     """Writes one answer.
 
     Args:
-        model: its name as the client wrote it.
-        with_usage: a stream ends with a chunk of the usage, and has null in the others.
+        body: what the client asked for.
     """
 
-    def __init__(self, answer: Answer, model: str, *, with_usage: bool = False) -> None:
+    def __init__(self, answer: Answer, body: SharedFields, logprobs: LogprobWriter) -> None:
         self.answer = answer
-        self.id = answer.order.generation.request_id
-        self.model = model
-        self._with_usage = with_usage
+        self.id = answer.order.id
+        self.model = body.model
+        self._body = body
+        self._logprobs = logprobs
+        #: Whether a piece says something even when it has no text.
+        self._tells_tokens = body.n_top is not None or bool(body.return_token_ids)
 
     async def whole(self) -> BaseModel:
         """All of it, once it is complete."""
-        texts: list[str] = []
+        written = [_Written() for _ in self.answer.choices]
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
-                texts.append(piece.text)
+                choice = written[piece.index]
+                choice.texts.append(piece.text)
+                if self.answer.order.shows_new:
+                    choice.tokens.append((piece.token, piece.score))
                 if piece.finish:
-                    finish: FinishReason = piece.finish
-        return self._whole("".join(texts), finish)
+                    choice.finish = piece.finish
+        return self._whole(written)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; the first is there as soon as the first token is."""
-        begun = False
+        begun: set[int] = set()
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
-                if not begun:
-                    begun = True
-                    for chunk in self._opening():
+                if piece.index not in begun:
+                    begun.add(piece.index)
+                    for chunk in self._opening(piece.index):
                         yield self._event(chunk)
-                if piece.text or piece.finish:
-                    for chunk in self._chunks(piece.text, piece.finish or None):
+                if piece.text or piece.finish or self._tells_tokens:
+                    for chunk in self._chunks(piece):
                         yield self._event(chunk)
-        if self._with_usage:
+        if self._body.wants_usage_chunk:
             yield self._event(self._usage_chunk(), self.usage())
         yield sse.DONE
 
@@ -75,46 +106,98 @@ class AnswerShape(ABC):
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.answer.n_cached),
         )
 
-    def _event(self, chunk: CompletionChunk | ChatChunk, usage: Usage | None = None) -> bytes:
-        if self._with_usage:
-            chunk.usage = usage
+    def _event(self, chunk: Chunk, usage: Usage | None = None) -> bytes:
+        if self._body.wants_usage_chunk:
+            chunk.usage = self.usage() if self._body.wants_continuous_usage else usage
         return sse.event(chunk.model_dump_json(exclude_unset=True))
 
-    @abstractmethod
-    def _whole(self, text: str, finish: FinishReason) -> BaseModel: ...
+    def _prompt(self, index: int) -> list[Scored]:
+        """The prompt's tokens, with their scores as far as there are some."""
+        tokens = self.answer.order.prompt_of(index)
+        scores = self.answer.choices[index].prompt_scores or (None,) * (len(tokens) - 1)
+        return list(zip(tokens, (None, *scores), strict=True))
 
     @abstractmethod
-    def _opening(self) -> list[CompletionChunk | ChatChunk]:
-        """What goes before the first piece."""
+    def _whole(self, written: Sequence[_Written]) -> BaseModel: ...
 
     @abstractmethod
-    def _chunks(self, text: str, finish: FinishReason | None) -> list[CompletionChunk | ChatChunk]:
+    def _opening(self, index: int) -> list[Chunk]:
+        """What goes before a choice's first piece."""
+
+    @abstractmethod
+    def _chunks(self, piece: Piece) -> list[Chunk]:
         """One piece."""
 
     @abstractmethod
-    def _usage_chunk(self) -> CompletionChunk | ChatChunk:
+    def _usage_chunk(self) -> Chunk:
         """A chunk without choices."""
 
 
 class CompletionShape(AnswerShape):
     """``text_completion``."""
 
-    def _whole(self, text: str, finish: FinishReason) -> Completion:
+    def __init__(self, answer: Answer, body: SharedFields, logprobs: LogprobWriter) -> None:
+        super().__init__(answer, body, logprobs)
+        #: Where the next token of each choice begins, in a stream's text.
+        self._offsets = [0] * len(answer.choices)
+
+    def _whole(self, written: Sequence[_Written]) -> Completion:
         return Completion(
             id=self.id,
             object="text_completion",
             created=self.answer.created,
             model=self.model,
-            choices=[CompletionChoice(index=0, text=text, logprobs=None, finish_reason=finish)],
+            choices=[self._choice(index, choice) for index, choice in enumerate(written)],
             usage=self.usage(),
         )
 
-    def _opening(self) -> list[CompletionChunk | ChatChunk]:
-        return []
+    def _choice(self, index: int, written: _Written) -> CompletionChoice:
+        echoed = self._prompt(index) if self.answer.order.echoes else []
+        choice = CompletionChoice(
+            index=index,
+            text=self.answer.order.echo_of(index) + written.text,
+            logprobs=self._told(index, [*echoed, *written.tokens]),
+            finish_reason=written.finish,
+        )
+        if self._body.prompt_logprobs is not None:
+            choice.prompt_logprobs = self._logprobs.prompt(self._prompt(index))
+        if self._body.return_token_ids:
+            choice.prompt_token_ids = list(self.answer.order.prompt_of(index))
+            choice.token_ids = written.token_ids
+        return choice
 
-    def _chunks(self, text: str, finish: FinishReason | None) -> list[CompletionChunk | ChatChunk]:
-        choice = CompletionChunkChoice(index=0, text=text, logprobs=None, finish_reason=finish)
+    def _opening(self, index: int) -> list[Chunk]:
+        order = self.answer.order
+        if not (order.echoes or self._body.return_token_ids):
+            return []
+        choice = CompletionChunkChoice(
+            index=index,
+            text=order.echo_of(index),
+            logprobs=self._told(index, self._prompt(index)) if order.echoes else None,
+            finish_reason=None,
+        )
+        if self._body.return_token_ids:
+            choice.prompt_token_ids, choice.token_ids = list(order.prompt_of(index)), []
         return [self._chunk([choice])]
+
+    def _chunks(self, piece: Piece) -> list[Chunk]:
+        shown = self.answer.order.shows_new
+        choice = CompletionChunkChoice(
+            index=piece.index,
+            text=piece.text,
+            logprobs=self._told(piece.index, [(piece.token, piece.score)] if shown else []),
+            finish_reason=piece.finish or None,
+        )
+        if self._body.return_token_ids:
+            choice.token_ids = [piece.token] if shown else []
+        return [self._chunk([choice])]
+
+    def _told(self, index: int, tokens: list[Scored]) -> CompletionLogprobs | None:
+        if self._body.n_top is None:
+            return None
+        told = self._logprobs.completion(tokens, self._offsets[index])
+        self._offsets[index] += self._logprobs.n_characters(tokens)
+        return told
 
     def _usage_chunk(self) -> CompletionChunk:
         return self._chunk([])
@@ -132,34 +215,60 @@ class CompletionShape(AnswerShape):
 class ChatShape(AnswerShape):
     """``chat.completion`` and its chunks."""
 
-    def _whole(self, text: str, finish: FinishReason) -> ChatCompletion:
-        message = AssistantMessage(role="assistant", content=text, refusal=None)
-        return ChatCompletion(
+    def _whole(self, written: Sequence[_Written]) -> ChatCompletion:
+        completion = ChatCompletion(
             id=self.id,
             object="chat.completion",
             created=self.answer.created,
             model=self.model,
-            choices=[ChatChoice(index=0, message=message, logprobs=None, finish_reason=finish)],
+            choices=[self._choice(index, choice) for index, choice in enumerate(written)],
             usage=self.usage(),
         )
+        if self._body.prompt_logprobs is not None:
+            completion.prompt_logprobs = self._logprobs.prompt(self._prompt(0))
+        if self._body.return_token_ids:
+            completion.prompt_token_ids = list(self.answer.order.prompt_of(0))
+        return completion
 
-    def _opening(self) -> list[CompletionChunk | ChatChunk]:
-        return [self._chunk(ChatDelta(role="assistant", content=""))]
+    def _choice(self, index: int, written: _Written) -> ChatChoice:
+        choice = ChatChoice(
+            index=index,
+            message=AssistantMessage(role="assistant", content=written.text, refusal=None),
+            logprobs=self._told(written.tokens),
+            finish_reason=written.finish,
+        )
+        if self._body.return_token_ids:
+            choice.token_ids = written.token_ids
+        return choice
 
-    def _chunks(self, text: str, finish: FinishReason | None) -> list[CompletionChunk | ChatChunk]:
-        chunks: list[CompletionChunk | ChatChunk] = []
-        if text:
-            chunks.append(self._chunk(ChatDelta(content=text)))
-        if finish:
-            chunks.append(self._chunk(ChatDelta(), finish))
+    def _opening(self, index: int) -> list[Chunk]:
+        chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
+        if self._body.return_token_ids and index == 0:
+            chunk.prompt_token_ids = list(self.answer.order.prompt_of(0))
+        return [chunk]
+
+    def _chunks(self, piece: Piece) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        if piece.text or self._tells_tokens:
+            chunk = self._chunk(piece.index, ChatDelta(content=piece.text))
+            (choice,) = chunk.choices
+            choice.logprobs = self._told([(piece.token, piece.score)])
+            if self._body.return_token_ids:
+                choice.token_ids = [piece.token]
+            chunks.append(chunk)
+        if piece.finish:
+            chunks.append(self._chunk(piece.index, ChatDelta(), piece.finish))
         return chunks
+
+    def _told(self, tokens: list[Scored]) -> ChatLogprobs | None:
+        return None if self._body.n_top is None else self._logprobs.chat(tokens)
 
     def _usage_chunk(self) -> ChatChunk:
         return self._chunk_of([])
 
-    def _chunk(self, delta: ChatDelta, finish: FinishReason | None = None) -> ChatChunk:
+    def _chunk(self, index: int, delta: ChatDelta, finish: FinishReason | None = None) -> ChatChunk:
         return self._chunk_of(
-            [ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=finish)]
+            [ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=finish)]
         )
 
     def _chunk_of(self, choices: list[ChatChunkChoice]) -> ChatChunk:

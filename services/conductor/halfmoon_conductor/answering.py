@@ -1,4 +1,4 @@
-"""One generation being read: tokens in, pieces of text out; counts and times kept."""
+"""Generations being read: tokens in, pieces of text out; counts and times kept."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -6,12 +6,14 @@ from contextlib import aclosing
 
 import msgspec
 
-from halfmoon_conductor.detokenizer import Detokenizer
 from halfmoon_conductor.errors import GenerationFailed, Overloaded, TooLong, Unavailable
-from halfmoon_conductor.generation import Finish, Gateway, TokenEvent
+from halfmoon_conductor.generation import Finish, Gateway, GenerationRequest, TokenEvent
 from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Order
+from halfmoon_conductor.merging import merged
 from halfmoon_conductor.text import TextStream
+from halfmoon_conductor.tokenizer import Tokenizer
+from halfmoon_protocol.scores import TokenScore
 
 #: The outcome of what never began: its status counts it.
 REFUSED = "refused"
@@ -21,11 +23,15 @@ class Piece(msgspec.Struct, frozen=True):
     """What one token adds to the answer; often no text at all."""
 
     text: str
+    token: int
     finish: Finish = ""
+    #: Which of the request's choices this belongs to.
+    index: int = 0
+    score: TokenScore | None = None
 
 
 class Answer:
-    """Reads one order's tokens, once.
+    """Reads one order's generations, once.
 
     Args:
         began_s: `time.perf_counter` when the request had been read.
@@ -35,37 +41,77 @@ class Answer:
         self,
         gateway: Gateway,
         order: Order,
-        detokenizer: Detokenizer,
+        tokenizer: Tokenizer,
         metrics: HttpMetrics,
         *,
         began_s: float,
     ) -> None:
         self.order = order
         self.created = int(time.time())
+        self.choices = [
+            _Choice(gateway, order, index, tokenizer, metrics, began_s=began_s)
+            for index in range(len(order.generations))
+        ]
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens that the client gets, as far as read."""
+        return sum(choice.n_generated for choice in self.choices) if self.order.shows_new else 0
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompts that came from a cache; each prompt counted once."""
+        return sum(choice.n_cached for choice in self.choices[:: self.order.n_per_prompt])
+
+    def pieces(self) -> AsyncGenerator[Piece, None]:
+        """A piece for each token of each choice; each choice's last one has a `finish`.
+
+        Whoever stops reading earlier must close this, which cancels the generations.
+
+        Raises:
+            TooLong, Overloaded, Unavailable, GenerationFailed: as `Gateway.generate`.
+        """
+        if len(self.choices) == 1:
+            return self.choices[0].pieces()
+        return merged([choice.pieces() for choice in self.choices])
+
+
+class _Choice:
+    """One generation of an order."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        order: Order,
+        index: int,
+        tokenizer: Tokenizer,
+        metrics: HttpMetrics,
+        *,
+        began_s: float,
+    ) -> None:
         #: Tokens of the prompt that came from a cache, and tokens generated; as far as read.
         self.n_cached = 0
         self.n_generated = 0
+        #: Of the prompt but for its first token; there with the first piece, if asked for.
+        self.prompt_scores: tuple[TokenScore, ...] = ()
+        self._index = index
+        self._generation: GenerationRequest = order.generations[index]
+        self._shows_new = order.shows_new
         self._gateway = gateway
         self._text = TextStream(
-            detokenizer,
+            tokenizer.detokenizer(),
             order.stop_strings,
-            min_tokens=order.generation.stopping.min_new_tokens,
+            min_tokens=self._generation.stopping.min_new_tokens,
         )
         self._metrics = metrics
         self._began_s = began_s
         self._last_token_s = began_s
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """A piece for each token; the last one has a `finish`.
-
-        Whoever stops reading earlier must close this, which cancels the generation.
-
-        Raises:
-            TooLong, Overloaded, Unavailable, GenerationFailed: as `Gateway.generate`.
-        """
+        """See `Answer.pieces`."""
         outcome, last = "abort", None
         try:
-            async with aclosing(self._gateway.generate(self.order.generation)) as events:
+            async with aclosing(self._gateway.generate(self._generation)) as events:
                 async for event in events:
                     self._count(event)
                     piece = self._piece(event)
@@ -89,18 +135,21 @@ class Answer:
                 self._metrics.request_success.labels(outcome).inc()
 
     def _piece(self, event: TokenEvent) -> Piece:
+        if not self._shows_new:
+            return Piece("", event.token, event.finish, self._index)
         # A stop token is counted and reported, and its text is not shown.
         text = "" if event.finish == "stop" else self._text.push(event.token)
         if event.finish and not self._text.stopped:
             text += self._text.finish()
-        return Piece(text, "stop" if self._text.stopped else event.finish)
+        finish: Finish = "stop" if self._text.stopped else event.finish
+        return Piece(text, event.token, finish, self._index, event.score)
 
     def _count(self, event: TokenEvent) -> None:
         now_s = time.perf_counter()
         if self.n_generated == 0:
-            self.n_cached = event.n_cached
+            self.n_cached, self.prompt_scores = event.n_cached, event.prompt_scores
             self._metrics.time_to_first_token_s.observe(now_s - self._began_s)
-            self._metrics.prompt_tokens.inc(self.order.n_prompt)
+            self._metrics.prompt_tokens.inc(len(self._generation.prompt_token_ids))
             self._metrics.prompt_tokens_cached.inc(event.n_cached)
         else:
             self._metrics.inter_token_latency_s.observe(now_s - self._last_token_s)

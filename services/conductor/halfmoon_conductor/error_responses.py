@@ -100,6 +100,11 @@ def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:
         return InvalidRequest(
             f"The body is not valid JSON: {context.get('error')}, at character {error['loc'][-1]}."
         )
+    if error["loc"][:1] == ("header",):
+        name = str(error["loc"][-1])
+        return InvalidRequest(
+            _sentence(f"The header {name}: {error['msg']}{_shown(error.get('input'))}"), param=name
+        )
     param = _param(error, body)
     if param is None:
         if isinstance(body, bytes):

@@ -24,6 +24,8 @@ from halfmoon_conductor.shell import Shell
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, origin, retry_id
 from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import PrefillDone
+from halfmoon_protocol.scores import TokenScore
 from halfmoon_scheduling.commands import Reject
 from halfmoon_scheduling.events import Request, RequestArrived, RequestCancelled
 
@@ -42,6 +44,9 @@ class _Stream:
     tokens: list[int] = field(default_factory=list)
     #: How many of them there were when the try under way began.
     n_before: int = 0
+    #: Scores that came with a prefill whose token has yet to be delivered.
+    first_score: TokenScore | None = None
+    prompt_scores: tuple[TokenScore, ...] = ()
     #: Tries in a row before this one that brought none.
     fruitless: int = 0
     #: Whether the last token or an error is in `out`.
@@ -119,7 +124,20 @@ class Gateway:
 
     # -- what the shell asks -----------------------------------------------------------------
 
-    def deliver(self, request_id: RequestId, token: int, finish: str, n_cached: int = 0) -> bool:
+    def note_scores(self, done: PrefillDone) -> None:
+        """Keep a prefill's scores until its token is delivered: they skip the core."""
+        stream = self._streams.get(origin(done.request_id))
+        if stream is not None and stream.current == done.request_id:
+            stream.first_score, stream.prompt_scores = done.score, done.prompt_scores
+
+    def deliver(
+        self,
+        request_id: RequestId,
+        token: int,
+        finish: str,
+        n_cached: int = 0,
+        score: TokenScore | None = None,
+    ) -> bool:
         """Hand a token to the client; whether anybody still waits for it."""
         stream = self._streams.get(origin(request_id))
         if stream is None or stream.over or stream.current != request_id:
@@ -127,9 +145,12 @@ class Gateway:
         stream.tokens.append(token)
         ending = msgspec.convert(finish, Finish)
         stream.over = bool(ending)
-        # Only of the first token: what a later try finds cached is no saving of the client's.
-        told = n_cached if len(stream.tokens) == 1 else 0
-        stream.out.put_nowait(TokenEvent(token, ending, told))
+        # Only with the first token: what a later try finds cached is no saving of the client's.
+        first = len(stream.tokens) == 1
+        told, prompt_scores = (n_cached, stream.prompt_scores) if first else (0, ())
+        if score is None:
+            score, stream.first_score = stream.first_score, None
+        stream.out.put_nowait(TokenEvent(token, ending, told, score, prompt_scores))
         return True
 
     def n_produced(self, request_id: RequestId) -> int:
@@ -208,4 +229,6 @@ def _request_of(stream: _Stream, layout: KvLayout) -> Request:
         fruitless=stream.fruitless,
         ttft_slo_s=asked.ttft_slo_s,
         tbt_slo_s=asked.tbt_slo_s,
+        tenant=asked.tenant,
+        priority=asked.priority,
     )

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.scores import TokenScore
 
 Finish = Literal["", "stop", "length"]
 
@@ -40,6 +41,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     #: Latencies that the client asks for; None: those of the conductor's settings.
     ttft_slo_s: float | None = None
     tbt_slo_s: float | None = None
+    #: Among requests that wait the largest goes first.
+    priority: int = 0
+    #: Who asks; empty without API keys.
+    tenant: str = ""
 
 
 class TokenEvent(msgspec.Struct, frozen=True):
@@ -50,6 +55,11 @@ class TokenEvent(msgspec.Struct, frozen=True):
     finish: Finish = ""
     #: Tokens of the prompt whose KV came from a cache; said by the first event.
     n_cached: int = 0
+    #: If `Sampling.logprobs` asks for it.
+    score: TokenScore | None = None
+    #: If `Sampling.prompt_logprobs` asks for them, of all tokens of the prompt but the first;
+    #: said by the first event.
+    prompt_scores: tuple[TokenScore, ...] = ()
 
 
 class Gateway(Protocol):

@@ -24,6 +24,8 @@ from halfmoon_conductor.edge import Edge
 from halfmoon_conductor.generation import Gateway, ModelCard
 from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Intake, Order
+from halfmoon_conductor.latency_headers import LatencyHeaders
+from halfmoon_conductor.logprob_shapes import LogprobWriter
 from halfmoon_conductor.openai_requests import ChatRequest, CompletionRequest, SharedFields
 from halfmoon_conductor.openai_responses import (
     ChatCompletion,
@@ -36,6 +38,7 @@ from halfmoon_conductor.openai_responses import (
 )
 from halfmoon_conductor.sse import EventStream
 from halfmoon_conductor.tokenizer import Tokenizer
+from halfmoon_conductor.tokenizing import tokenizing_router
 
 
 class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,27 +84,34 @@ def create_app(
     )
 
     def answer(order: Order, began_s: float) -> Answer:
-        return Answer(gateway, order, tokenizer.detokenizer(), metrics, began_s=began_s)
+        return Answer(gateway, order, tokenizer, metrics, began_s=began_s)
+
+    def logprobs(body: SharedFields) -> LogprobWriter:
+        return LogprobWriter(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
 
     @app.post("/v1/completions", response_model=Completion, responses=_GENERATION_RESPONSES)
-    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    async def create_completion(
+        body: CompletionRequest, request: Request, slo: LatencyHeaders
+    ) -> Response:
         """Go on with a text."""
         began_s = time.perf_counter()
-        order = await intake.completion(body)
-        shape = CompletionShape(
-            answer(order, began_s), body.model, with_usage=body.wants_usage_chunk
-        )
+        order = await intake.completion(body, slo)
+        shape = CompletionShape(answer(order, began_s), body, logprobs(body))
         return await _respond(shape, body, request)
 
     @app.post(
         "/v1/chat/completions", response_model=ChatCompletion, responses=_GENERATION_RESPONSES
     )
-    async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    async def create_chat_completion(
+        body: ChatRequest, request: Request, slo: LatencyHeaders
+    ) -> Response:
         """Answer a conversation."""
         began_s = time.perf_counter()
-        order = await intake.chat(body)
-        shape = ChatShape(answer(order, began_s), body.model, with_usage=body.wants_usage_chunk)
+        order = await intake.chat(body, slo)
+        shape = ChatShape(answer(order, began_s), body, logprobs(body))
         return await _respond(shape, body, request)
+
+    app.include_router(tokenizing_router(intake, _errors(400, 404, 413, 503)))
 
     @app.get("/v1/models")
     async def list_models() -> ModelList:

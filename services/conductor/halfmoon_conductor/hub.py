@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 
 from halfmoon_conductor.core_metrics import CoreMetrics
@@ -191,6 +192,10 @@ class Hub:
                 self.shell.post(WorkerJoined(info))
             case PrefillDone():
                 self.metrics.on_prefill_done(message)
+                if message.score is not None or message.prompt_scores:
+                    self.gateway.note_scores(message)
+                    # The core decides nothing by them.
+                    message = msgspec.structs.replace(message, score=None, prompt_scores=())
                 self.shell.post(MessageReceived(worker_id, message))
             case KvEventBatch():
                 self.shell.post(KvChanged(worker_id, message))
@@ -199,8 +204,14 @@ class Hub:
 
     def _on_tokens(self, worker_id: WorkerId, message: TokensProduced) -> None:
         """Tokens skip the core; that a request is finished does not."""
+        scores = dict(message.scores)
         for produced in message.produced:
-            wanted = self.gateway.deliver(produced.request_id, produced.token, produced.finish)
+            wanted = self.gateway.deliver(
+                produced.request_id,
+                produced.token,
+                produced.finish,
+                score=scores.get(produced.request_id),
+            )
             if produced.finish:
                 n_new = self.gateway.n_produced(produced.request_id)
                 self.shell.post(RequestFinished(produced.request_id, n_new))

@@ -6,6 +6,8 @@ name, its tokenizer, its chat template and its context.
 
 import asyncio
 import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -13,7 +15,13 @@ import msgspec
 from halfmoon_conductor.chat_template import ChatTemplate
 from halfmoon_conductor.errors import InvalidRequest, ModelNotFound, TooLong, Unavailable
 from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
-from halfmoon_conductor.openai_requests import ChatRequest, CompletionRequest, SharedFields
+from halfmoon_conductor.latency_headers import LatencySlo
+from halfmoon_conductor.openai_requests import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    SharedFields,
+)
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_protocol.sampling import Sampling, Stopping
 
@@ -23,19 +31,37 @@ DEFAULT_COMPLETION_TOKENS = 16
 LEAST_TEMPERATURE = 1e-5
 #: How soon to ask again while workers are still loading the model.
 RETRY_WHILE_LOADING_S = 2.0
+#: Scores of a prompt travel in one message; this many are half of the most that it may be.
+MAX_PROMPT_SCORES = 500_000
 _SEED_MASK = 2**63 - 1
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A request, ready for the gateway, and what the front itself must do with its tokens."""
 
-    generation: GenerationRequest
+    #: The client's name of the answer, ``cmpl-…`` or ``chatcmpl-…``.
+    id: str
+    #: One for each choice: the first prompt's `n_per_prompt`, then the next one's.
+    generations: tuple[GenerationRequest, ...]
+    n_per_prompt: int = 1
     stop_strings: tuple[str, ...] = ()
+    #: Text that each prompt's choices begin with; empty when there is to be none.
+    echoes: tuple[str, ...] = ()
+    #: False when a client wants scores of its prompt and no new token: one is made in vain.
+    shows_new: bool = True
 
     @property
     def n_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.generation.prompt_token_ids)
+        """Tokens of all prompts."""
+        return sum(len(each.prompt_token_ids) for each in self.generations[:: self.n_per_prompt])
+
+    def prompt_of(self, index: int) -> tuple[int, ...]:
+        """The prompt of a choice."""
+        return self.generations[index].prompt_token_ids
+
+    def echo_of(self, index: int) -> str:
+        """What a choice begins with."""
+        return self.echoes[index // self.n_per_prompt] if self.echoes else ""
 
 
 class Intake:
@@ -51,8 +77,8 @@ class Intake:
         source = tokenizer.chat_template
         self._template = ChatTemplate(source, tokenizer.special_tokens) if source else None
 
-    def card(self, name: str) -> ModelCard:
-        """The model of this name.
+    def card(self, name: str | None) -> ModelCard:
+        """The model of this name; the one that is served if there is none.
 
         Raises:
             Unavailable: no worker has joined yet.
@@ -64,14 +90,22 @@ class Intake:
                 "No worker has joined yet, so no model is served; try again soon.",
                 retry_after_s=RETRY_WHILE_LOADING_S,
             )
-        if name != card.name:
+        if name not in (None, card.name):
             raise ModelNotFound(
                 f"The model {name!r} is not served here; {card.name!r} is.", param="model"
             )
         return card
 
-    async def completion(self, body: CompletionRequest) -> Order:
+    async def completion(
+        self,
+        body: CompletionRequest,
+        slo: LatencySlo = LatencySlo(),  # noqa: B008 (frozen)
+    ) -> Order:
         """The order of a completion.
+
+        Args:
+            body: what the client sent.
+            slo: latencies that its headers ask for.
 
         Raises:
             ModelNotFound, Unavailable: as `card`.
@@ -79,22 +113,32 @@ class Intake:
             TooLong: prompt and new tokens don't fit into the context.
         """
         card = self.card(body.model)
-        prompt = body.sole_prompt
-        if isinstance(prompt, str):
-            add_special_tokens = body.add_special_tokens is not False
-            token_ids = await asyncio.to_thread(self._encode, prompt, add_special_tokens, "prompt")
-        else:
-            token_ids = self._checked(prompt)
-        if not token_ids:
+        prompts = await asyncio.to_thread(self._encode_prompts, body)
+        if not all(prompts):
             raise InvalidRequest(
                 "The prompt is empty, and this model has no token of its own to begin with.",
                 param="prompt",
             )
-        default = min(DEFAULT_COMPLETION_TOKENS, card.max_context - len(token_ids))
-        return self._order("cmpl", body, token_ids, card, default, "prompt")
+        slo = slo.beside(body)
+        order = self._order("cmpl", body, prompts, card, slo, DEFAULT_COMPLETION_TOKENS, "prompt")
+        if not body.echo:
+            return order
+        echoes = tuple(
+            given if isinstance(given, str) else self._tokenizer.decode(given)
+            for given in body.prompts
+        )
+        return msgspec.structs.replace(order, echoes=echoes)
 
-    async def chat(self, body: ChatRequest) -> Order:
+    async def chat(
+        self,
+        body: ChatRequest,
+        slo: LatencySlo = LatencySlo(),  # noqa: B008 (frozen)
+    ) -> Order:
         """The order of a chat completion.
+
+        Args:
+            body: what the client sent.
+            slo: latencies that its headers ask for.
 
         Raises:
             ModelNotFound, Unavailable: as `card`.
@@ -102,23 +146,99 @@ class Intake:
             TooLong: conversation and new tokens don't fit into the context.
         """
         card = self.card(body.model)
-        token_ids = await asyncio.to_thread(self._encode_chat, body)
+        token_ids = await asyncio.to_thread(
+            self.encode_messages,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=body.chat_template_kwargs,
+        )
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
-        return self._order(
-            "chatcmpl", body, token_ids, card, card.max_context - len(token_ids), "messages"
+        slo = slo.beside(body)
+        return self._order("chatcmpl", body, [token_ids], card, slo, card.max_context, "messages")
+
+    def encode_messages(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> list[int]:
+        """A conversation as tokens. Takes a while when it is long: not for the event loop.
+
+        Raises:
+            InvalidRequest: no chat template, or it refuses the conversation.
+        """
+        if self._template is None:
+            raise InvalidRequest("This model has no chat template; use /v1/completions.")
+        text = self._template.render(
+            [message.for_template() for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
         )
+        # The template has written BOS where the model wants one.
+        return self._encode(text, False, "messages")
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """A text as tokens; not for the event loop either."""
+        return self._encode(text, add_special_tokens, "prompt")
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Tokens as a text.
+
+        Raises:
+            InvalidRequest: one of them is none of the model's.
+        """
+        return self._tokenizer.decode(self._checked(token_ids, "tokens")) if token_ids else ""
+
+    def token_text(self, token: int) -> str:
+        """How a token looks by itself."""
+        return self._tokenizer.token_bytes(token).decode(errors="replace")
 
     def _order(
         self,
         prefix: str,
         body: SharedFields,
-        token_ids: list[int],
+        prompts: list[list[int]],
         card: ModelCard,
-        default_new_tokens: int,
+        slo: LatencySlo,
+        most_by_default: int,
         param: str,
     ) -> Order:
-        n_prompt, asked = len(token_ids), body.n_new_tokens
+        order_id, n = f"{prefix}-{uuid4().hex}", body.n or 1
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        several = len(prompts) * n > 1
+        generations: list[GenerationRequest] = []
+        for token_ids in prompts:
+            stopping = self._stopping(body, len(token_ids), card, most_by_default, param)
+            for choice in range(n):
+                generations.append(
+                    GenerationRequest(
+                        request_id=f"{order_id}-{len(generations)}" if several else order_id,
+                        prompt_token_ids=tuple(token_ids),
+                        # Drawn here, once: a request that is placed again goes on with the
+                        # same dice.
+                        sampling=self._sampling(body, (seed + choice) & _SEED_MASK),
+                        stopping=stopping,
+                        salt=body.cache_salt or "",
+                        ttft_slo_s=slo.ttft_s,
+                        tbt_slo_s=slo.tbt_s,
+                        priority=-(body.priority or 0),
+                    )
+                )
+        return Order(
+            id=order_id,
+            generations=tuple(generations),
+            n_per_prompt=n,
+            stop_strings=body.stop_strings,
+            shows_new=body.n_new_tokens != 0,
+        )
+
+    def _stopping(
+        self, body: SharedFields, n_prompt: int, card: ModelCard, most_by_default: int, param: str
+    ) -> Stopping:
+        # Who wants no new token gets none, but one must be made.
+        asked = None if body.n_new_tokens is None else max(body.n_new_tokens, 1)
         if n_prompt + (asked or 1) > card.max_context:
             raise TooLong(
                 f"This model's context is {card.max_context} tokens; the prompt has {n_prompt}, "
@@ -126,7 +246,16 @@ class Intake:
                 "for fewer new tokens.",
                 param=param,
             )
-        max_new_tokens = default_new_tokens if asked is None else asked
+        if n_prompt * (1 + (body.n_prompt_top or 0)) > MAX_PROMPT_SCORES and (
+            body.n_prompt_top is not None
+        ):
+            raise TooLong(
+                f"Log probabilities of {n_prompt} tokens with {body.n_prompt_top} likeliest ones "
+                f"each are over the {MAX_PROMPT_SCORES} that one request may have.",
+                param=param,
+            )
+        most = min(most_by_default, card.max_context - n_prompt)
+        max_new_tokens = most if asked is None else asked
         if (body.min_tokens or 0) > max_new_tokens:
             raise InvalidRequest(
                 f"min_tokens is {body.min_tokens}, over the {max_new_tokens} new tokens that "
@@ -134,36 +263,43 @@ class Intake:
                 param="min_tokens",
             )
         eos = () if body.ignore_eos else self._tokenizer.eos_token_ids
-        stop_token_ids = tuple(dict.fromkeys((*eos, *(body.stop_token_ids or ()))))
-        return Order(
-            GenerationRequest(
-                request_id=f"{prefix}-{uuid4().hex}",
-                prompt_token_ids=tuple(token_ids),
-                sampling=_sampling(body),
-                stopping=Stopping(
-                    max_new_tokens=max_new_tokens,
-                    stop_token_ids=stop_token_ids,
-                    min_new_tokens=body.min_tokens or 0,
-                ),
-                salt=body.cache_salt or "",
-                ttft_slo_s=body.ttft_slo_s,
-                tbt_slo_s=body.tbt_slo_s,
-            ),
-            body.stop_strings,
+        return Stopping(
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=tuple(dict.fromkeys((*eos, *(body.stop_token_ids or ())))),
+            min_new_tokens=body.min_tokens or 0,
         )
 
-    def _encode_chat(self, body: ChatRequest) -> list[int]:
-        if self._template is None:
-            raise InvalidRequest(
-                f"The model {body.model!r} has no chat template; use /v1/completions."
-            )
-        text = self._template.render(
-            [message.for_template() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=body.chat_template_kwargs,
+    def _sampling(self, body: SharedFields, seed: int) -> Sampling:
+        """The client's wishes, with OpenAI's defaults for what it left out."""
+        temperature = 1.0 if body.temperature is None else body.temperature
+        return Sampling(
+            temperature=0.0 if temperature < LEAST_TEMPERATURE else temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=max(body.top_k or 0, 0),
+            min_p=body.min_p or 0.0,
+            repetition_penalty=body.repetition_penalty or 1.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            seed=seed,
+            logit_bias=self._biases(body),
+            logprobs=body.n_top,
+            prompt_logprobs=body.n_prompt_top,
         )
-        # The template has written BOS where the model wants one.
-        return self._encode(text, False, "messages")
+
+    def _biases(self, body: SharedFields) -> tuple[tuple[int, float], ...]:
+        biases = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
+        if biases:
+            self._checked(list(biases), "logit_bias")
+        return tuple(biases.items())
+
+    def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
+        add_special_tokens = body.add_special_tokens is not False
+        return [
+            self._encode(prompt, add_special_tokens, "prompt")
+            if isinstance(prompt, str)
+            else self._checked(prompt, "prompt")
+            for prompt in body.prompts
+        ]
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         try:
@@ -173,27 +309,11 @@ class Intake:
                 f"{param} is not Unicode text: {error.reason}", param=param
             ) from None
 
-    def _checked(self, token_ids: list[int]) -> list[int]:
+    def _checked(self, token_ids: list[int], param: str) -> list[int]:
         if (largest := max(token_ids)) >= self._tokenizer.vocab_size:
             raise InvalidRequest(
-                f"prompt has the token id {largest}; this model's are less than "
+                f"{param} has the token id {largest}; this model's are less than "
                 f"{self._tokenizer.vocab_size}.",
-                param="prompt",
+                param=param,
             )
         return token_ids
-
-
-def _sampling(body: SharedFields) -> Sampling:
-    """The client's wishes, with OpenAI's defaults for what it left out."""
-    temperature = 1.0 if body.temperature is None else body.temperature
-    return Sampling(
-        temperature=0.0 if temperature < LEAST_TEMPERATURE else temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        # Drawn here, once: a request that is placed again goes on with the same dice.
-        seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
-    )

@@ -4,14 +4,16 @@ Of what kinds fields are, and what becomes of those that are not supported: `req
 """
 
 import json
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.request_fields import (
+    MAX_CHOICES,
     MAX_STOP_TOKEN_IDS,
     MAX_TOKEN_ID,
+    LogitBias,
     Neutral,
     Prompt,
     Salt,
@@ -23,6 +25,7 @@ from halfmoon_conductor.request_fields import (
     refuse_unknown,
     text_or_list,
 )
+from halfmoon_protocol.sampling import MAX_TOP_LOGPROBS
 
 
 class StreamOptions(Shape):
@@ -31,13 +34,18 @@ class StreamOptions(Shape):
     include_usage: bool | None = Field(
         None, description="End with a chunk that has no choices, and the usage."
     )
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: the usage so far in every chunk."
+    )
 
 
 class SharedFields(Shape):
     """What completions and chat completions have in common."""
 
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    max_tokens: int | None = Field(
+        None, ge=0, le=MAX_TOKEN_ID, description="0 is only for completions with echo."
+    )
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_TOKEN_ID, description="The newer name of max_tokens."
     )
@@ -65,6 +73,27 @@ class SharedFields(Shape):
         None, ge=0, le=MAX_TOKEN_ID, description="Nothing stops the answer before so many tokens."
     )
     ignore_eos: bool | None = Field(None, description="Go on after an end-of-text token.")
+    n: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Answers to each prompt, drawn independently."
+    )
+    logit_bias: LogitBias | None = Field(
+        None, description="Token ids, as strings, and what is added to their logits."
+    )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Log probabilities of the prompt's tokens and of so many likeliest ones.",
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Give the ids of prompt and answer beside the text."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Write tokens as token_id:7 in log probabilities."
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31, description="Lower goes first among requests that wait."
+    )
     stream: bool | None = Field(None, description="Send server-sent events.")
     stream_options: StreamOptions | None = None
     cache_salt: Salt | None = Field(
@@ -82,11 +111,23 @@ class SharedFields(Shape):
         None, description="Taken and not needed: equal prefixes find their cache by themselves."
     )
 
-    n: Annotated[Any, Neutral(1)] = None
-    logit_bias: Annotated[Any, Neutral({})] = None
+    session_id: Text | None = Field(None, description="A label; changes nothing.")
+
     metadata: Annotated[Any, Neutral({})] = None
-    prompt_logprobs: Annotated[Any, Neutral()] = None
     truncate_prompt_tokens: Annotated[Any, Neutral()] = None
+    truncation_side: Annotated[Any, Neutral()] = None
+    logprob_token_ids: Annotated[Any, Neutral()] = None
+    watermarking: Annotated[Any, Neutral(False)] = None
+    thinking_token_budget: Annotated[Any, Neutral()] = None
+    repetition_detection: Annotated[Any, Neutral()] = None
+    request_id: Annotated[Any, Neutral()] = None
+    routed_experts_prompt_start: Annotated[Any, Neutral(0)] = None
+    return_token_offsets: Annotated[Any, Neutral(False)] = None
+    return_mm_kwargs: Annotated[Any, Neutral(True)] = None
+    kv_transfer_params: Annotated[Any, Neutral()] = None
+    ec_transfer_params: Annotated[Any, Neutral()] = None
+    vllm_xargs: Annotated[Any, Neutral({})] = None
+    stream_interval: Annotated[Any, Neutral(1)] = None
     use_beam_search: Annotated[Any, Neutral(False)] = None
     length_penalty: Annotated[Any, Neutral(1, 1.0)] = None
     skip_special_tokens: Annotated[Any, Neutral(True)] = None
@@ -99,7 +140,6 @@ class SharedFields(Shape):
     guided_regex: Annotated[Any, Neutral()] = None
     guided_choice: Annotated[Any, Neutral()] = None
     guided_grammar: Annotated[Any, Neutral()] = None
-    priority: Annotated[Any, Neutral(0)] = None
     response_format: Annotated[Any, Neutral({"type": "text"})] = None
 
     @model_validator(mode="after")
@@ -112,6 +152,10 @@ class SharedFields(Shape):
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError(
                 "contradiction", "stream_options is only for requests with stream: true"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise PydanticCustomError(
+                "contradiction", "prompt_logprobs can't be streamed; leave out stream: true"
             )
         if self.n_new_tokens is not None and (self.min_tokens or 0) > self.n_new_tokens:
             raise PydanticCustomError("contradiction", "min_tokens is greater than max_tokens")
@@ -132,29 +176,80 @@ class SharedFields(Shape):
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and bool(
+            options.include_usage and options.continuous_usage_stats
+        )
+
+    @property
+    def n_top(self) -> int | None:
+        """Likeliest tokens to report beside each new one; None: no log probabilities."""
+        raise NotImplementedError
+
+    @property
+    def n_prompt_top(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
+
 
 class CompletionRequest(SharedFields):
     """Go on with a text."""
 
     prompt: Prompt = Field(
-        description="One text, or one list of token ids; a list of one of these is fine too."
+        description="A text or a list of token ids, or a list of several of one of these."
     )
     add_special_tokens: bool | None = Field(
         None, description="Default true: begin with the BOS token if the model wants one."
     )
 
+    echo: bool | None = Field(None, description="Begin the answer with the prompt.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Log probabilities of the answer's tokens (with echo, the prompt's too), and "
+        "of so many likeliest ones at each place.",
+    )
+
     best_of: Annotated[Any, Neutral(1)] = None
-    echo: Annotated[Any, Neutral(False)] = None
-    logprobs: Annotated[Any, Neutral()] = None
     suffix: Annotated[Any, Neutral("")] = None
+    prompt_embeds: Annotated[Any, Neutral()] = None
+
+    @model_validator(mode="after")
+    def _some_tokens(self) -> Self:
+        if self.n_new_tokens == 0 and not self.echo:
+            raise PydanticCustomError(
+                "contradiction", "max_tokens is 0, which is only for echo: true; ask for 1 or more"
+            )
+        if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
+            raise PydanticCustomError(
+                "contradiction",
+                "prompts times n is {n}, over the {most} answers that one request may have",
+                {"n": len(self.prompts) * (self.n or 1), "most": MAX_CHOICES},
+            )
+        return self
 
     @property
-    def sole_prompt(self) -> str | list[int]:
-        """The text, or the token ids."""
+    def prompts(self) -> list[str] | list[list[int]]:
+        """All of them, each a text or its token ids."""
         if isinstance(self.prompt, str):
-            return self.prompt
-        first = self.prompt[0]
-        return cast(list[int], self.prompt) if isinstance(first, int) else first
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+    @property
+    def n_top(self) -> int | None:
+        """As `logprobs` says."""
+        return self.logprobs
+
+    @property
+    def n_prompt_top(self) -> int | None:
+        """As asked for, or because the echo has log probabilities too."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
 
 def _only_text(kind: Any) -> Any:
@@ -231,8 +326,14 @@ class ChatRequest(SharedFields):
         None, description="More names for the model's chat template, such as enable_thinking."
     )
 
-    logprobs: Annotated[Any, Neutral(False)] = None
-    top_logprobs: Annotated[Any, Neutral(0)] = None
+    logprobs: bool | None = Field(None, description="Log probabilities of the answer's tokens.")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="With logprobs: so many likeliest tokens at each place.",
+    )
+
     tools: Annotated[Any, Neutral([])] = None
     tool_choice: Annotated[Any, Neutral("none", "auto")] = None
     parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
@@ -250,3 +351,23 @@ class ChatRequest(SharedFields):
     chat_template: Annotated[Any, Neutral()] = None
     continue_final_message: Annotated[Any, Neutral(False)] = None
     echo: Annotated[Any, Neutral(False)] = None
+    add_special_tokens: Annotated[Any, Neutral(False)] = None
+    include_reasoning: Annotated[Any, Neutral(True)] = None
+    media_io_kwargs: Annotated[Any, Neutral({})] = None
+    mm_processor_kwargs: Annotated[Any, Neutral({})] = None
+    return_prompt_text: Annotated[Any, Neutral(False)] = None
+
+    @model_validator(mode="after")
+    def _some_tokens(self) -> Self:
+        if self.n_new_tokens == 0:
+            raise PydanticCustomError("contradiction", "max_tokens is 0; ask for 1 or more")
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError(
+                "contradiction", "top_logprobs is only for requests with logprobs: true"
+            )
+        return self
+
+    @property
+    def n_top(self) -> int | None:
+        """As `logprobs` and `top_logprobs` say together."""
+        return (self.top_logprobs or 0) if self.logprobs else None

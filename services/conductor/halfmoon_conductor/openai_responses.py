@@ -26,13 +26,41 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionLogprobs(BaseModel):
+    """How likely the tokens of a text were, place by place."""
+
+    tokens: list[str]
+    #: null for a prompt's first token, which nothing comes before.
+    token_logprobs: list[float | None]
+    #: The likeliest tokens at that place, and the one that is there.
+    top_logprobs: list[dict[str, float] | None]
+    #: Where each token's text begins, in characters.
+    text_offset: list[int]
+
+
+class PromptLogprob(BaseModel):
+    """One candidate for a place in a prompt; vLLM's addition."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+#: Place by place: candidates by token id; null for the first token.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
 class CompletionChoice(BaseModel):
     """The text that was generated."""
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    #: vLLM's additions, there for those who ask.
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -51,8 +79,11 @@ class CompletionChunkChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    #: vLLM's additions: the prompt's with a choice's first piece.
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class CompletionChunk(BaseModel):
@@ -64,6 +95,27 @@ class CompletionChunk(BaseModel):
     model: str
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
+
+
+class TopLogprob(BaseModel):
+    """A candidate for a place in an answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The token at a place, and the likeliest ones there."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """How likely the tokens of an answer were."""
+
+    content: list[TokenLogprob]
+    refusal: None
 
 
 class AssistantMessage(BaseModel):
@@ -79,8 +131,10 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    #: vLLM's addition.
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -92,6 +146,9 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    #: vLLM's additions, there for those who ask.
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatDelta(BaseModel):
@@ -106,8 +163,10 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    #: vLLM's addition.
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(BaseModel):
@@ -119,6 +178,8 @@ class ChatChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    #: vLLM's addition, with the first chunk.
+    prompt_token_ids: list[int] | None = None
 
 
 class Model(BaseModel):

@@ -6,6 +6,7 @@ is ignored in silence. Constraints written here are the ones in ``/openapi.json`
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -22,10 +23,19 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
+from halfmoon_protocol.sampling import MAX_LOGIT_BIAS
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOKEN_ID = 2**32 - 1
+MAX_LOGIT_BIASES = 1024
+#: Answers to one request: its prompts, times `n`.
+MAX_CHOICES = 128
+
+
+#: A token id as the key of an object.
+_DIGITS = re.compile("[0-9]{1,9}")
 
 
 class Neutral:
@@ -93,20 +103,32 @@ def _unicode(text: str) -> str:
     return text
 
 
-def _single(prompts: list[Any]) -> list[Any]:
-    if len(prompts) == 1:
-        return prompts
-    raise PydanticCustomError(
-        "not_supported",
-        "has {n} prompts; several in one request are not supported yet, send one request for each",
-        {"n": len(prompts)},
-    )
+def _token_id_keys(biases: dict[str, float]) -> dict[str, float]:
+    for key in biases:
+        if not _DIGITS.fullmatch(key):
+            raise PydanticCustomError(
+                "not_a_token_id", 'has a key that is no token id; keys are such as "50256"'
+            )
+    return biases
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
-Single = (AfterValidator(_single), Field(json_schema_extra={"minItems": 1, "maxItems": 1}))
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Several = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=20)],
+        Annotated[
+            float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS, strict=True, allow_inf_nan=False)
+        ],
+    ],
+    Field(
+        max_length=MAX_LOGIT_BIASES,
+        json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}},
+    ),
+    AfterValidator(_token_id_keys),
+]
 Salt = Annotated[str, Field(max_length=1024), AfterValidator(_unicode)]
 StopString = Annotated[
     str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_unicode)
@@ -119,9 +141,9 @@ Stop = Annotated[
 Prompt = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[TokenIds, Tag("tokens")]
-    | Annotated[list[Text], *Single, Tag("texts")]
-    | Annotated[list[TokenIds], *Single, Tag("token lists")],
-    one_of("must be a string or a list of token ids", _prompt_form),
+    | Annotated[list[Text], Several, Tag("texts")]
+    | Annotated[list[TokenIds], Several, Tag("token lists")],
+    one_of("must be a string or a list of token ids, or a list of these", _prompt_form),
 ]
 
 

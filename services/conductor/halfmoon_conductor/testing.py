@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from halfmoon_conductor.generation import Finish, GenerationRequest, ModelCard, TokenEvent
+from halfmoon_protocol.scores import TokenScore
 
 
 class ScriptedGateway:
@@ -87,7 +88,7 @@ class ScriptedGateway:
                 token = self.script[index % len(self.script)]
                 finish = _finish(request, token, index + 1)
                 self.n_said += 1
-                yield TokenEvent(token, finish, self.n_cached if index == 0 else 0)
+                yield _event(request, token, finish, self.n_cached, first=index == 0)
                 if finish or self.falls_silent:
                     return
                 await asyncio.sleep(0)
@@ -95,6 +96,28 @@ class ScriptedGateway:
             self.live.discard(request.request_id)
             if not finish and self.failure is None:
                 self.cancelled.append(request.request_id)
+
+
+def _event(
+    request: GenerationRequest, token: int, finish: Finish, n_cached: int, *, first: bool
+) -> TokenEvent:
+    """One token, with the scores that the request asks for."""
+    asked, n_prompt = request.sampling, len(request.prompt_token_ids)
+    return TokenEvent(
+        token,
+        finish,
+        n_cached if first else 0,
+        None if asked.logprobs is None else score_of(token, asked.logprobs),
+        ()
+        if asked.prompt_logprobs is None or not first
+        else tuple(score_of(request.prompt_token_ids[i], 1) for i in range(1, n_prompt)),
+    )
+
+
+def score_of(token: int, n_top: int) -> TokenScore:
+    """What the scripted gateway says of a token."""
+    top = tuple((other, -0.5 * rank) for rank, other in enumerate(range(70, 70 + n_top), 1))
+    return TokenScore(-float(token) / 8, 1 + token, top)
 
 
 def _finish(request: GenerationRequest, token: int, n_new: int) -> Finish:

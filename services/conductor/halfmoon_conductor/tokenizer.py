@@ -5,6 +5,7 @@ only the tokenizer's files are fetched), or ``fake://…``, which needs no file 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,10 @@ FILES = (
     "generation_config.json",
     "config.json",
 )
+
+
+#: How vocabularies without an alphabet of bytes write one.
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenizerUnavailable(Exception):
@@ -61,6 +66,10 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for by itself, special ones included; none for an unknown one."""
         ...
 
     def detokenizer(self) -> Detokenizer:
@@ -139,6 +148,19 @@ class HubTokenizer:
         """The text of a whole sequence."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
+    def token_bytes(self, token: int) -> bytes:
+        """Exact for byte-level decoders; else as the vocabulary writes it, ``▁`` as a space."""
+        piece = self._fast.id_to_token(token)
+        if piece is None:
+            return b""
+        if token in self._hidden:
+            return str(piece).encode()
+        if isinstance(self._fast.decoder, ByteLevel):
+            return self._token_bytes(token)
+        if (byte := _BYTE_TOKEN.fullmatch(piece)) is not None:
+            return bytes([int(byte[1], 16)])
+        return str(piece).replace("▁", " ").encode()
+
     def detokenizer(self) -> Detokenizer:
         """Exact for byte-level decoders, by a window for others."""
         if isinstance(self._fast.decoder, ByteLevel):
@@ -209,9 +231,13 @@ class FakeTokenizer:
         """A word per token."""
         return "".join(f" t{token}" for token in token_ids)
 
+    def token_bytes(self, token: int) -> bytes:
+        """Its word."""
+        return f" t{token}".encode()
+
     def detokenizer(self) -> Detokenizer:
         """Each token's word."""
-        return ByteDetokenizer(lambda token: f" t{token}".encode())
+        return ByteDetokenizer(self.token_bytes)
 
 
 def _fetch(spec: str) -> Path:

@@ -1,0 +1,104 @@
+"""``/tokenize`` and ``/detokenize``: what the model makes of a text, in vLLM's shapes."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor.intake import Intake
+from halfmoon_conductor.openai_requests import ChatMessage
+from halfmoon_conductor.request_fields import Neutral, Shape, Text, TokenId
+
+#: A context of a million tokens fits.
+_MAX_TOKENS = 2**20
+
+
+class TokenizeRequest(Shape):
+    """A text or a conversation."""
+
+    model: Text | None = Field(None, description="Left out: the one that is served.")
+    prompt: Text | None = Field(None, description="This, or messages.")
+    messages: list[ChatMessage] | None = Field(None, min_length=1, fail_fast=True)
+    add_special_tokens: bool | None = Field(
+        None, description="Default true for a prompt: begin with BOS if the model wants one."
+    )
+    add_generation_prompt: bool | None = Field(None, description="Default true; of messages.")
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    return_token_strs: bool | None = Field(None, description="Say how the tokens look, too.")
+
+    continue_final_message: Annotated[Any, Neutral(False)] = None
+    chat_template: Annotated[Any, Neutral()] = None
+    media_io_kwargs: Annotated[Any, Neutral({})] = None
+    mm_processor_kwargs: Annotated[Any, Neutral({})] = None
+    tools: Annotated[Any, Neutral([])] = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("contradiction", "send either prompt or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise PydanticCustomError(
+                "contradiction",
+                "add_special_tokens is not for messages: the chat template writes those tokens",
+            )
+        return self
+
+
+class TokenizeResponse(BaseModel):
+    """Its tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Shape):
+    """Tokens."""
+
+    model: Text | None = Field(None, description="Left out: the one that is served.")
+    tokens: list[TokenId] = Field(max_length=_MAX_TOKENS, fail_fast=True)
+
+
+class DetokenizeResponse(BaseModel):
+    """Their text."""
+
+    prompt: str
+
+
+def tokenizing_router(intake: Intake, responses: dict[int | str, dict[str, Any]]) -> APIRouter:
+    """The two routes."""
+    router = APIRouter(responses=responses)
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
+        """The tokens of a text, or of a conversation as the chat template writes it."""
+        card = intake.card(body.model)
+        if body.messages is not None:
+            tokens = await asyncio.to_thread(
+                intake.encode_messages,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                variables=body.chat_template_kwargs,
+            )
+        else:
+            add_special = body.add_special_tokens is not False
+            tokens = await asyncio.to_thread(intake.encode, body.prompt or "", add_special)
+        return TokenizeResponse(
+            count=len(tokens),
+            max_model_len=card.max_context,
+            tokens=tokens,
+            token_strs=[intake.token_text(each) for each in tokens]
+            if body.return_token_strs
+            else None,
+        )
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+        """The text of tokens; special ones have none."""
+        intake.card(body.model)
+        return DetokenizeResponse(prompt=await asyncio.to_thread(intake.decode, body.tokens))
+
+    return router
