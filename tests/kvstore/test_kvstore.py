@@ -143,7 +143,7 @@ async def open_node(**settings: Any) -> AsyncIterator[Node]:
     async def record(info: WorkerInfo) -> None:
         records.append(info)
 
-    worker = KvstoreWorker(port, memory.region, info, config, clock, record)
+    worker = KvstoreWorker(port, memory, info, config, clock, record)
     task = asyncio.create_task(worker.serve())
     node = Node(worker, clock, network, store, records, [transfer])
     try:
@@ -200,8 +200,8 @@ async def test_a_put_that_is_never_committed_is_discarded_and_its_commit_refused
         answer = await client.ask(CommitBlocks(ticket=reserved.ticket, checksums=(1,)))
         assert isinstance(answer, KvstoreRefused)
         assert isinstance(await client.reserve(hashes, tokens), BlocksReserved)
-        assert node.worker.cache is not None
-        node.worker.cache.check()
+        assert node.worker.tiers is not None
+        node.worker.tiers.check()
 
 
 async def test_a_revoked_reservation_gives_its_slots_back() -> None:

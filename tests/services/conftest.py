@@ -119,7 +119,7 @@ class LocalCluster:
         port = await self.network.bind(name)
         info = self._info(name, "kvstore", generation, port)
         membership = Membership(self.store, info)
-        worker = KvstoreWorker(port, memory.region, info, settings, self.clock, membership.update)
+        worker = KvstoreWorker(port, memory, info, settings, self.clock, membership.update)
         await self._run(name, worker, membership, None, transfer)
         return worker
 
@@ -289,7 +289,8 @@ class LocalCluster:
         if stores:
             await self.until(
                 lambda: all(
-                    w.cache is None or (w.cache.n_reserved, w.cache.n_leased) == (0, 0)
+                    w.tiers is None
+                    or (w.tiers.memory.n_reserved, w.tiers.memory.n_leased) == (0, 0)
                     for w in (m.worker for m in self.members.values())
                     if hasattr(w, "cache")
                 )

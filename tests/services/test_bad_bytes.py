@@ -38,8 +38,10 @@ async def test_a_block_damaged_in_the_store_is_noticed_and_computed_anew(
         await cluster.settled()
         kvstore = cluster.worker("kvstore-0")
         memory = cluster.members["kvstore-0"].transfer
-        slot = kvstore.cache.lease("test", "t", list(kvstore.cache.hashes())[:1], 0.0)[0].slot
-        kvstore.cache.release("test", "t")
+        slot = kvstore.tiers.memory.lease(
+            "test", "t", list(kvstore.tiers.memory.hashes())[:1], 0.0
+        )[0].slot
+        kvstore.tiers.memory.release("test", "t")
         view = cluster.memories["kvstore-0"].view
         view[slot * kvstore.info.layout.block_bytes + 100] ^= 1
         assert memory.stats().n_live == 0

@@ -1,8 +1,10 @@
-"""Builds a kvstore node: memory, port, membership, worker; opened in order, closed in reverse."""
+"""Builds a kvstore node: memory, disk, port, membership, worker; opened in order."""
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
+from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import open_store
@@ -39,6 +41,10 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         )
         service.announce("allocating", worker_id=worker_id, mib=settings.capacity_mib)
         memory = await asyncio.to_thread(transfer.allocate, settings.capacity_bytes)
+        disk = None
+        if settings.disk_path:
+            disk = Disk(Path(settings.disk_path), settings.disk_bytes, generation)
+            stack.callback(disk.close)
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)
@@ -51,9 +57,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             events=port.events,
         )
         membership = Membership(store, info)
-        worker = KvstoreWorker(
-            port, memory.region, info, settings, SystemClock(), membership.update
-        )
+        worker = KvstoreWorker(port, memory, info, settings, SystemClock(), membership.update, disk)
         async with in_service(worker, membership, service):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()

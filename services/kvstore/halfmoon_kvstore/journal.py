@@ -1,16 +1,23 @@
-"""What a put has to tell the world once it is committed: KV events from reservations.
+"""KV events of a kvstore: what it tells the world of its blocks, and of the tier they are in.
 
-A kvstore learns a block's parent and tokens when room for it is reserved and must announce
-them when it is committed; in between they are kept here, by ticket.
+A block is announced in one medium, the fastest it is in. On its way down or up it is removed
+from one and stored in the other, in this order, so that a listener who ignores media knows what
+is here, and one who counts them knows how fast it is.
+
+A kvstore learns a block's tokens when room for it is reserved and announces them when it is
+committed; after that it forgets them. Moves between tiers are told without tokens.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.kv_events import BlockStored
+from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from halfmoon_protocol.messages import ReserveBlocks
+from halfmoon_scheduling.tier_commands import Announce
 
-MEDIUM = "CPU"
+#: Names of the tiers in vLLM's format.
+MEDIA: dict[Literal["memory", "disk"], str] = {"memory": "CPU", "disk": "STORAGE"}
 
 
 def stored_events(put: ReserveBlocks, stored: Sequence[BlockHash]) -> list[BlockStored]:
@@ -30,8 +37,27 @@ def stored_events(put: ReserveBlocks, stored: Sequence[BlockHash]) -> list[Block
                 parent_block_hash=put.hashes[first - 1] if first else put.parent,
                 token_ids=put.token_ids[first * size : (last + 1) * size],
                 block_size=size,
-                medium=MEDIUM,
+                medium=MEDIA["memory"],
             )
         )
         start = i
+    return events
+
+
+def moved_events(move: Announce, block_size: int) -> list[KvEvent]:
+    """What left a tier, and what came to it, each with its parent."""
+    medium = MEDIA[move.tier]
+    events: list[KvEvent] = []
+    if move.left:
+        events.append(BlockRemoved(block_hashes=move.left, medium=medium))
+    events += [
+        BlockStored(
+            block_hashes=(record.hash,),
+            parent_block_hash=record.parent,
+            token_ids=(),
+            block_size=block_size,
+            medium=medium,
+        )
+        for record in move.came
+    ]
     return events

@@ -14,6 +14,22 @@ class KvstoreSettings(ServiceSettings):
     capacity_mib: Annotated[int, Field(ge=1)] = Field(
         1024, description="Memory for blocks, in MiB, taken at the start"
     )
+    disk_path: str = Field(
+        "",
+        description="Folder of this node's own for blocks that leave memory, and survive restarts;"
+        " empty: blocks are kept in memory only",
+    )
+    disk_mib: Annotated[int, Field(ge=1)] = Field(
+        10240, description="Size of that folder, in MiB, allocated when the block size is known"
+    )
+    promotion_wait_s: Annotated[float, Field(gt=0)] = Field(
+        1.0,
+        description="Seconds that a reader waits for blocks on the disk; then it gets those before"
+        " them",
+    )
+    read_ahead: Annotated[int, Field(ge=0)] = Field(
+        4, description="Blocks fetched from the disk beyond the last one that was asked for"
+    )
     eviction: Literal["lru", "lfu", "fifo", "length_aware", "length_aware_later", "patience"] = (
         Field("lru", description="Which blocks go first when room is needed")
     )
@@ -34,3 +50,8 @@ class KvstoreSettings(ServiceSettings):
     def capacity_bytes(self) -> int:
         """Bytes of memory for blocks."""
         return self.capacity_mib * 1024 * 1024
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of files for blocks."""
+        return self.disk_mib * 1024 * 1024

@@ -1,0 +1,44 @@
+"""A kvstore's metrics, by tier."""
+
+from halfmoon_runtime.gauges import Readings
+from halfmoon_scheduling.tiers import TieredCache
+
+
+def readings(tiers: TieredCache) -> Readings:
+    """What the metrics show; counts are since the start of the process."""
+    memory, disk, counts = tiers.memory, tiers.disk, tiers.counts
+    return {
+        "halfmoon_kvstore_blocks": (
+            "Blocks in memory by state; leased ones are stored too.",
+            {"stored": memory.n_stored, "reserved": memory.n_reserved, "leased": memory.n_leased},
+        ),
+        "halfmoon_kvstore_capacity_blocks": ("Blocks that fit into memory.", memory.n_slots),
+        "halfmoon_kvstore_disk_blocks": (
+            "Blocks on the disk, on their way there, and on their way back or queued for it.",
+            {"stored": len(disk), "writing": tiers.n_writing, "promoting": tiers.n_promoting},
+        ),
+        "halfmoon_kvstore_disk_capacity_blocks": ("Blocks that fit on the disk.", disk.n_slots),
+        "halfmoon_kvstore_disk_off": (
+            "1 while the disk is left alone because writes failed.",
+            int(tiers.disk_is_off),
+        ),
+        "halfmoon_kvstore_lookups": (
+            "Blocks asked for, by the tier that had them.",
+            {
+                "memory": counts.hits_memory,
+                "disk": counts.hits_disk,
+                "missing": counts.misses,
+            },
+        ),
+        "halfmoon_kvstore_moves": (
+            "Blocks written to the disk and promoted from it, writes that failed, blocks whose"
+            " bytes were damaged, and blocks dropped from both tiers.",
+            {
+                "written": counts.written,
+                "promoted": counts.promoted,
+                "write_failed": counts.write_failures,
+                "damaged": counts.corrupt,
+                "dropped": counts.dropped,
+            },
+        ),
+    }

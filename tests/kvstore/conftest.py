@@ -1,0 +1,80 @@
+"""Kvstore nodes as real processes: started, killed, started again."""
+
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from halfmoon_cli.cluster import Process, ProcessSpec
+from halfmoon_kvstore.testing import BlockClient
+from halfmoon_metadata import open_store
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.membership import MEMBERS
+from halfmoon_runtime.zmq_network import ZmqNetwork
+
+READY_WITHIN_S = 60.0
+
+
+@dataclass
+class Nodes:
+    """Kvstores of one metadata server, by name."""
+
+    metadata_url: str
+    folder: Path
+    processes: dict[str, Process] = field(default_factory=dict)
+    n_clients: int = 0
+
+    def start(self, name: str, **flags: object) -> None:
+        """Start a node and wait until it is ready."""
+        words = ["--worker-id", name, "--metadata", self.metadata_url]
+        for flag, value in {"metrics_port": -1, **flags}.items():
+            words += [f"--{flag.replace('_', '-')}", str(value)]
+        self.processes[name] = process = Process(
+            ProcessSpec(name, "kvstore", tuple(words)), self.folder
+        )
+        deadline = time.monotonic() + READY_WITHIN_S
+        while process.stage != "ready":
+            assert process.exit_code is None and time.monotonic() < deadline, self.log(name)
+            time.sleep(0.02)
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.signal(signal.SIGKILL)
+        assert process.wait(10)
+
+    def log(self, name: str) -> str:
+        return "\n".join(self.processes[name].last_lines(30))
+
+    @asynccontextmanager
+    async def client(self, name: str) -> AsyncIterator[BlockClient]:
+        self.n_clients += 1
+        store = open_store(self.metadata_url)
+        record = store.get(MEMBERS + name)
+        assert record is not None
+        info = msgspec.json.decode(record, type=WorkerInfo)
+        network = ZmqNetwork()
+        try:
+            async with await BlockClient.dial(
+                network, store, info, f"client-{self.n_clients}"
+            ) as client:
+                yield client
+        finally:
+            await network.close()
+            store.close()
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.signal(signal.SIGKILL)
+            process.wait(10)
+
+
+@pytest.fixture
+def nodes(metadata_url: str, tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(metadata_url, tmp_path)
+    yield nodes
+    nodes.stop()

@@ -1,0 +1,230 @@
+"""Kvstore nodes with a disk, as processes: more than memory holds, killed, and damaged."""
+
+import asyncio
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import xxhash
+
+from halfmoon_kvstore.segment import Segment, SegmentShape, read_shape
+from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_runtime.network import PeerUnreachable
+from halfmoon_transfer.interface import TransferError
+
+#: One MiB of memory.
+N_SLOTS = 256
+#: On a busy machine a reader may have to wait, and is to get everything nevertheless.
+PATIENT = {"capacity_mib": 1, "promotion_wait_s": 60}
+
+
+def prompt(name: int, n_blocks: int) -> list[BlockHash]:
+    return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
+
+
+def segment(folder: Path) -> Path:
+    [path] = sorted(folder.glob("segment-*.kv"))
+    return path
+
+
+def on_disk(path: Path) -> dict[BlockHash, int]:
+    """Blocks by slot, by the headers alone."""
+    shape = read_shape(path)
+    assert shape is not None
+    opened = Segment(path, shape)
+    try:
+        return {found.record.hash: found.slot for found in opened.blocks()}
+    finally:
+        opened.close()
+
+
+async def test_ten_times_what_memory_holds_is_kept_and_survives_kill_9(
+    nodes: Any, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    flags = {**PATIENT, "disk_path": disk, "disk_mib": 16}
+    nodes.start("a", **flags)
+    prompts = [prompt(i, 32) for i in range(10 * N_SLOTS // 32)]
+    async with nodes.client("a") as client:
+        for each in prompts:
+            assert await client.get(each) == []
+            assert await client.put(each) == 32
+        for each in reversed(prompts):
+            assert await client.get(each) == each
+    nodes.kill("a")
+    written = on_disk(segment(disk))
+    assert len(written) >= 9 * N_SLOTS
+    nodes.start("a", **flags)
+    async with nodes.client("a") as client:
+        assert await client.stored() == set(written)
+        for each in prompts:
+            found = await client.get(each)
+            kept = [block in written for block in each]
+            assert found == each[: kept.index(False) if False in kept else len(each)]
+
+
+async def test_damaged_bytes_on_the_disk_are_never_served(nodes: Any, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
+    nodes.start("a", **flags)
+    prompts = [prompt(i, 16) for i in range(4 * N_SLOTS // 16)]
+    async with nodes.client("a") as client:
+        for each in prompts:
+            await client.put(each)
+    nodes.kill("a")
+    path = segment(disk)
+    written = on_disk(path)
+    shape = read_shape(path)
+    assert shape is not None
+    damaged = {each[9] for each in prompts if set(each) <= written.keys()}
+    assert len(damaged) > 10
+    with path.open("r+b") as file:
+        for block in damaged:
+            file.seek(shape.offset(written[block]) + 1000)
+            file.write(b"damage")
+    nodes.start("a", **flags)
+    async with nodes.client("a") as client:
+        for each in prompts:
+            found = await client.get(each)
+            assert not damaged & set(found)
+            if set(each) <= written.keys():
+                assert found == each[:9]
+        assert not damaged & await client.stored()
+
+
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
+async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_written(
+    nodes: Any, tmp_path: Path, seed: int
+) -> None:
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    disk = tmp_path / "disk"
+    # So small a disk that slots are written over all the time.
+    flags = {**PATIENT, "disk_path": disk, "disk_mib": 3}
+    for round_ in range(3):
+        nodes.start("a", **flags)
+        async with nodes.client("a") as client:
+            if round_:
+                before = on_disk(segment(disk))
+                assert await client.stored() == set(before)
+                for start in range(0, 100_000, 1000):
+                    await client.get(prompt(start + 1, 24))  # verifies what it gets
+
+            async def put_on(client: BlockClient = client, first: int = round_ * 1000) -> None:
+                i = first
+                while True:
+                    i += 1
+                    await client.put(prompt(i, 24))
+
+            putting = asyncio.create_task(put_on())
+            await asyncio.sleep(dice.uniform(0.2, 0.8))
+            nodes.kill("a")
+            with pytest.raises((PeerUnreachable, TransferError)):
+                await putting
+    found = on_disk(segment(disk))
+    assert found
+    opened = Segment(segment(disk), read_shape(segment(disk)) or SegmentShape(SMALL, 0))
+    view = memoryview(bytearray(SMALL.block_bytes))
+    for each in opened.blocks():
+        opened.read(each.slot, view)
+        assert each.record.checksum == xxhash.xxh3_64_intdigest(view), "a header without its bytes"
+    opened.close()
+
+
+@contextmanager
+def no_files_above(n_bytes: int) -> Iterator[None]:
+    """Whatever is started inside can't make larger files: a full disk, as far as it can tell."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_full_disk_is_said_and_blocks_are_served_from_memory(
+    nodes: Any, tmp_path: Path
+) -> None:
+    with no_files_above(2 << 20):
+        nodes.start("a", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
+    prompts = [prompt(i, 32) for i in range(20)]
+    async with nodes.client("a") as client:
+        for each in prompts:
+            await client.put(each)
+        assert await client.get(prompts[-1]) == prompts[-1]
+        assert 0 < len(await client.stored()) <= N_SLOTS
+    assert "disk_smaller_than_wanted" in nodes.log("a")
+
+
+async def test_two_processes_do_not_share_a_folder(nodes: Any, tmp_path: Path) -> None:
+    nodes.start("a", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
+    with pytest.raises(AssertionError, match="give each kvstore its own"):
+        nodes.start("b", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
+
+
+def conversations(seed: int, n_requests: int) -> list[list[BlockHash]]:
+    """Requests as in the traces: prompts that go on from earlier ones, all with one beginning."""
+    dice = random.Random(seed)
+    root = BlockHash(bytes(16))
+    open_: list[list[BlockHash]] = []
+    requests = []
+    for _ in range(n_requests):
+        if open_ and dice.random() < 0.5:
+            earlier = open_.pop(min(int(dice.expovariate(0.08)), len(open_) - 1))
+        else:
+            earlier = [root]
+        fresh = [BlockHash(dice.randbytes(16)) for _ in range(dice.randrange(2, 20))]
+        requests.append(earlier + fresh)
+        open_.insert(0, earlier + fresh)
+    return requests
+
+
+async def test_two_nodes_hit_as_often_as_their_policy_does_alone_and_lose_nothing(
+    nodes: Any, tmp_path: Path
+) -> None:
+    requests = conversations(seed=7, n_requests=400)
+    names = ("a", "b")
+    for name in names:
+        nodes.start(
+            name, **PATIENT, disk_path=tmp_path / name, disk_mib=32,
+            eviction="patience", metrics_port=0,
+        )  # fmt: skip
+    alone = [InstantTiers(N_SLOTS, 32 << 8, "patience") for _ in names]
+    there: list[set[BlockHash]] = [set(), set()]
+    async with nodes.client("a") as a, nodes.client("b") as b:
+        for request in requests:
+            which = request[1][0] % 2
+            client = (a, b)[which]
+            known = next((i for i, x in enumerate(request) if x not in there[which]), len(request))
+            assert await client.get(request) == request[:known]
+            await client.put(request)
+            there[which] |= set(request)
+            assert alone[which].get(request) == known
+            alone[which].put(request)
+    for name, pure in zip(names, alone, strict=True):
+        counts = pure.tiers.counts
+        n_alone = counts.hits_memory + counts.hits_disk + counts.misses
+        live = lookups(nodes, name)
+        assert counts.hits_disk > 100, "memory holds too much for this to mean anything"
+        # The live node does not count the very first request, before it knows its layout.
+        assert live["memory"] / sum(live.values()) == pytest.approx(
+            counts.hits_memory / n_alone, abs=0.01
+        )
+
+
+def lookups(nodes: Any, name: str) -> dict[str, float]:
+    """Blocks asked for, by the tier that had them, as the node's metrics say."""
+    [line] = [line for line in nodes.log(name).splitlines() if "/metrics" in line]
+    url = next(word for word in line.replace("url=", " ").split() if word.startswith("http"))
+    found = {}
+    for row in httpx.get(url, timeout=10).text.splitlines():
+        if row.startswith("halfmoon_kvstore_lookups{"):
+            kind, value = row.removeprefix('halfmoon_kvstore_lookups{kind="').split('"} ')
+            found[kind] = float(value)
+    return found
