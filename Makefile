@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test native test-rdma check schema format bench bench-transfer bench-rdma clean
+.PHONY: help up test native test-rdma test-clients check schema format bench bench-transfer bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ test-rdma: $(VENV)/.dev $(RDMA_PATH) ## RDMA and NVMe over Fabrics, in a virtual
 
 bench-rdma: $(VENV)/.installed $(RDMA_PATH) ## the RDMA backend beside perftest, in that machine
 	@$(IN_RDMA_VM) $(realpath $(VENV))/bin/python -m benchmarks.transfer.rdma $(BENCH)
+
+test-clients: $(VENV)/.dev ## clients that people use, each from an environment of its own, on a live cluster
+	HALFMOON_TEST_CLIENTS=1 $(BIN)/pytest tests/clients
 
 check: $(VENV)/.dev ## format, lint, types, import layers, schema drift
 	$(BIN)/ruff format --check .

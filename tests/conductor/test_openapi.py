@@ -37,12 +37,13 @@ async def test_every_schema_is_valid_and_every_reference_leads_somewhere(
 
 async def test_all_routes_and_their_errors_are_there(document: dict[str, Any]) -> None:
     assert set(document["paths"]) == {
-        COMPLETIONS, CHAT, "/tokenize", "/detokenize",
+        COMPLETIONS, CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+        "/tokenize", "/detokenize",
         "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
     }  # fmt: skip
     for path in (COMPLETIONS, CHAT):
         responses = document["paths"][path]["post"]["responses"]
-        assert set(responses) == {"200", "400", "404", "413", "429", "500", "503", "4XX"}
+        assert set(responses) == {"200", "400", "401", "404", "413", "429", "500", "503", "4XX"}
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
         for status in set(responses) - {"200"}:
             content = responses[status]["content"]["application/json"]

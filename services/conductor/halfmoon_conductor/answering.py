@@ -1,7 +1,7 @@
 """Generations being read: tokens in, pieces of text out; counts and times kept."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -28,12 +28,15 @@ class Piece(msgspec.Struct, frozen=True):
     #: Which of the request's choices this belongs to.
     index: int = 0
     score: TokenScore | None = None
+    #: The stop string that ended the text.
+    stop_string: str | None = None
 
 
 class Answer:
     """Reads one order's generations, once.
 
     Args:
+        spend: told of every generated token, as somebody pays for it.
         began_s: `time.perf_counter` when the request had been read.
     """
 
@@ -43,13 +46,14 @@ class Answer:
         order: Order,
         tokenizer: Tokenizer,
         metrics: HttpMetrics,
+        spend: Callable[[int], None],
         *,
         began_s: float,
     ) -> None:
         self.order = order
         self.created = int(time.time())
         self.choices = [
-            _Choice(gateway, order, index, tokenizer, metrics, began_s=began_s)
+            _Choice(gateway, order, index, tokenizer, metrics, spend, began_s=began_s)
             for index in range(len(order.generations))
         ]
 
@@ -86,6 +90,7 @@ class _Choice:
         index: int,
         tokenizer: Tokenizer,
         metrics: HttpMetrics,
+        spend: Callable[[int], None],
         *,
         began_s: float,
     ) -> None:
@@ -104,6 +109,7 @@ class _Choice:
             min_tokens=self._generation.stopping.min_new_tokens,
         )
         self._metrics = metrics
+        self._spend = spend
         self._began_s = began_s
         self._last_token_s = began_s
 
@@ -142,7 +148,7 @@ class _Choice:
         if event.finish and not self._text.stopped:
             text += self._text.finish()
         finish: Finish = "stop" if self._text.stopped else event.finish
-        return Piece(text, event.token, finish, self._index, event.score)
+        return Piece(text, event.token, finish, self._index, event.score, self._text.stopped_by)
 
     def _count(self, event: TokenEvent) -> None:
         now_s = time.perf_counter()
@@ -156,3 +162,4 @@ class _Choice:
         self._last_token_s = now_s
         self.n_generated += 1
         self._metrics.generation_tokens.inc()
+        self._spend(1)

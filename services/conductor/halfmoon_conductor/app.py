@@ -19,6 +19,7 @@ from halfmoon_conductor.journal_file import JournalFile
 from halfmoon_conductor.prediction_metrics import PredictionMetrics
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
+from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import open_tokenizer
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.server import metadata_app
@@ -42,6 +43,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
     """Be a conductor until told to stop, then finish the requests that are here."""
     async with AsyncExitStack() as stack:
         service.announce("loading", worker_id=settings.worker_id, model=settings.model)
+        tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
         tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
         embedded = settings.metadata == EMBEDDED
         store: MetadataStore = MemoryStore() if embedded else open_store(settings.metadata)
@@ -77,7 +79,12 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             gateway,
             tokenizer,
             registry=registry,
-            limits=FrontLimits(max_body_bytes=settings.max_body_bytes),
+            limits=FrontLimits(
+                max_body_bytes=settings.max_body_bytes,
+                max_concurrent=settings.max_concurrent,
+                cors_origins=tuple(filter(None, settings.cors_origins.split(","))),
+            ),
+            tenants=tenants,
             extra_mounts=mounts,
         )
         listener = _listen(settings.host, settings.http_port)

@@ -51,7 +51,9 @@ class Edge:
     async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         try:
             if _content_length(scope) > self._max_body_bytes:
-                response = error_responses.error_response(BodyTooLarge(self._too_large()))
+                response = error_responses.error_response(
+                    BodyTooLarge(self._too_large()), scope["path"]
+                )
                 # What was not read of it is not worth reading.
                 response.headers["connection"] = "close"
                 await response(scope, receive, reply)
@@ -61,7 +63,7 @@ class Edge:
             if reply.status:
                 raise  # the server closes the connection: the client sees a broken answer
             _log.exception("internal error", path=scope["path"])
-            await error_responses.internal_error()(scope, receive, reply)
+            await error_responses.internal_error(scope["path"])(scope, receive, reply)
         finally:
             self._metrics.requests.labels(_route(scope), reply.status or "none").inc()
 

@@ -1,8 +1,8 @@
-"""Errors on the wire: whatever goes wrong, a client reads OpenAI's error shape.
+"""Errors on the wire: whatever goes wrong, a client reads its API's error shape.
 
-``{"error": {"message", "type", "param", "code"}}``, with the status that belongs to it, and
-``Retry-After`` where trying again may help. What is our own mistake is logged whole and told
-in one sentence without details.
+OpenAI's is ``{"error": {"message", "type", "param", "code"}}``; clients of Anthropic's API get
+that one's. The status belongs to the error, and ``Retry-After`` is there where trying again may
+help. What is our own mistake is logged whole and told in one sentence without details.
 """
 
 import math
@@ -22,11 +22,25 @@ from halfmoon_conductor.errors import (
     ApiError,
     BodyTooLarge,
     GenerationFailed,
+    InvalidKey,
     InvalidRequest,
     NotSupported,
 )
-from halfmoon_conductor.openai_responses import ErrorBody, ErrorResponse
+from halfmoon_conductor.openai_responses import (
+    AnthropicError,
+    AnthropicErrorBody,
+    ErrorBody,
+    ErrorResponse,
+)
 
+#: Below this path errors have Anthropic's shape.
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 #: What nginx logs for a client that hung up; nobody is there to read it.
 CLIENT_GONE_STATUS = 499
 _INTERNAL = "Something went wrong inside; the server's log has the details."
@@ -42,22 +56,23 @@ def install(app: FastAPI) -> None:
     async def on_api_error(request: Request, error: ApiError) -> Response:
         if isinstance(error, GenerationFailed):
             _log.error("generation failed", reason=error.message)
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
-        return error_response(describe(error.errors(), error.body))
+        return error_response(describe(error.errors(), error.body), request.url.path)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         """No such route, no such method, or a body that could not be read."""
         if error.status_code == BodyTooLarge.status:
-            response = error_response(BodyTooLarge(str(error.detail)))
+            response = error_response(BodyTooLarge(str(error.detail)), request.url.path)
             response.headers.update(error.headers or {})
             return response
         reason = f"{error.detail} ({request.method} {request.url.path})"
         kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
-        return _response(error.status_code, reason, kind, headers=error.headers)
+        body = _body(reason, kind, None, None)
+        return _response(request.url.path, error.status_code, body, error.headers)
 
     @app.exception_handler(ClientGone)
     async def on_client_gone(request: Request, error: ClientGone) -> Response:
@@ -65,31 +80,44 @@ def install(app: FastAPI) -> None:
         return Response(status_code=CLIENT_GONE_STATUS)
 
 
-def error_response(error: ApiError) -> Response:
-    """The response that tells of this error."""
+def error_response(error: ApiError, path: str) -> Response:
+    """The response that tells of this error to whoever asked at this path."""
     headers = {}
     if error.retry_after_s is not None:
         # Whole seconds, and never "at once".
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    return _response(
-        error.status, error.message, error.kind, error.param, error.code, headers=headers
-    )
+    if isinstance(error, InvalidKey):
+        headers["www-authenticate"] = "Bearer"
+    return _response(path, error.status, openai_body(error), headers)
 
 
-def internal_error() -> Response:
+def internal_error(path: str) -> Response:
     """For a mistake of ours: nothing of our inside is told."""
-    return error_response(ApiError(_INTERNAL))
+    return error_response(ApiError(_INTERNAL), path)
 
 
 def error_event(error: Exception) -> bytes:
     """The last event of a stream that began and could not be finished."""
+    return sse.event(openai_body(told_in_stream(error)).model_dump_json())
+
+
+def told_in_stream(error: Exception) -> ApiError:
+    """What a client is told of an error in mid-stream, and the log of it."""
     if isinstance(error, ApiError):
         _log.error("generation failed in mid-stream", reason=error.message)
-    else:
-        _log.error("internal error in mid-stream", exc_info=error)
-        error = ApiError(_INTERNAL)
-    body = _body(error.message, error.kind, error.param, error.code)
-    return sse.event(body.model_dump_json())
+        return error
+    _log.error("internal error in mid-stream", exc_info=error)
+    return ApiError(_INTERNAL)
+
+
+def openai_body(error: ApiError) -> ErrorResponse:
+    """OpenAI's shape of an error."""
+    return _body(error.message, error.kind, error.param, error.code)
+
+
+def anthropic_body(error: ApiError) -> AnthropicError:
+    """Anthropic's shape of an error."""
+    return _as_anthropic(error.status, openai_body(error))
 
 
 def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:
@@ -177,13 +205,14 @@ def _encodable(text: str) -> str:
 
 
 def _response(
-    status: int,
-    message: str,
-    kind: str,
-    param: str | None = None,
-    code: str | None = None,
-    *,
-    headers: Mapping[str, str] | None = None,
+    path: str, status: int, body: ErrorResponse, headers: Mapping[str, str] | None
 ) -> Response:
-    body = _body(message, kind, param, code)
-    return JSONResponse(body.model_dump(), status_code=status, headers=dict(headers or {}))
+    anthropic = path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+    told = _as_anthropic(status, body) if anthropic else body
+    return JSONResponse(told.model_dump(), status_code=status, headers=dict(headers or {}))
+
+
+def _as_anthropic(status: int, body: ErrorResponse) -> AnthropicError:
+    kind = "api_error" if status >= 500 else _ANTHROPIC_KINDS.get(status, "invalid_request_error")
+    detail = AnthropicErrorBody(type=kind, message=body.error.message)
+    return AnthropicError(type="error", error=detail)

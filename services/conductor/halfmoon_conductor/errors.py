@@ -4,9 +4,11 @@ ApiError
 ├── InvalidRequest       400  the request itself is wrong; `param` names the field
 │   ├── NotSupported     400  a known field that asks for what Halfmoon does not do
 │   └── TooLong          400  more tokens than the model, or any worker, can hold
+├── InvalidKey           401  no API key, or none that is valid here
 ├── ModelNotFound        404  another model than the one served here
 ├── BodyTooLarge         413  more bytes than the front accepts
 ├── Overloaded           429  refused now so that others keep their latency; retry later
+├── RateLimited          429  this tenant asks more than it may; retry later
 ├── GenerationFailed     500  it began and could not be finished
 └── Unavailable          503  nobody is there to serve it; retry later
 
@@ -54,6 +56,14 @@ class TooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class InvalidKey(ApiError):
+    """No API key, or none that is valid here."""
+
+    status = 401
+    kind = "invalid_request_error"
+    code = "invalid_api_key"
+
+
 class ModelNotFound(ApiError):
     """Another model than the one that is served here."""
 
@@ -76,6 +86,17 @@ class Overloaded(ApiError):
     status = 429
     kind = "rate_limit_error"
     code = "overloaded"
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason, retry_after_s=retry_after_s)
+
+
+class RateLimited(ApiError):
+    """A tenant asks more often, or for more, than it may."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
     def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason, retry_after_s=retry_after_s)

@@ -13,21 +13,25 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halfmoon_conductor import error_responses
-from halfmoon_conductor.answer_shapes import AnswerShape, ChatShape, CompletionShape
-from halfmoon_conductor.answering import Answer
-from halfmoon_conductor.disconnect import unless_client_gone
+from halfmoon_conductor.answer_shapes import ChatShape, CompletionShape
+from halfmoon_conductor.asking import Asking
+from halfmoon_conductor.door import Door
 from halfmoon_conductor.edge import Edge
+from halfmoon_conductor.front import Front, respond
 from halfmoon_conductor.generation import Gateway, ModelCard
 from halfmoon_conductor.http_metrics import HttpMetrics
-from halfmoon_conductor.intake import Intake, Order
-from halfmoon_conductor.latency_headers import LatencyHeaders
+from halfmoon_conductor.intake import Intake
 from halfmoon_conductor.logprob_shapes import LogprobWriter
+from halfmoon_conductor.message_routes import messages_router, responses_router
 from halfmoon_conductor.openai_requests import ChatRequest, CompletionRequest, SharedFields
 from halfmoon_conductor.openai_responses import (
+    AnthropicError,
     ChatCompletion,
     Completion,
     ErrorResponse,
@@ -36,7 +40,7 @@ from halfmoon_conductor.openai_responses import (
     ModelList,
     Readiness,
 )
-from halfmoon_conductor.sse import EventStream
+from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_conductor.tokenizing import tokenizing_router
 
@@ -46,6 +50,10 @@ class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     #: A prompt of a million tokens fits, as text or as ids.
     max_body_bytes: int = 8 * 1024 * 1024
+    #: Requests being answered at once, streams included.
+    max_concurrent: int = 4096
+    #: Origins whose pages may call from a browser; none: no answer has CORS headers.
+    cors_origins: tuple[str, ...] = ()
 
 
 def create_app(
@@ -54,6 +62,7 @@ def create_app(
     *,
     registry: CollectorRegistry,
     limits: FrontLimits | None = None,
+    tenants: Tenants | None = None,
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
 ) -> FastAPI:
     """The app to serve. It owns nothing that must be closed.
@@ -63,6 +72,7 @@ def create_app(
         tokenizer: the model's.
         registry: where the front's metrics go, and what ``/metrics`` shows.
         limits: what is accepted.
+        tenants: who may ask; None: anybody.
         extra_mounts: other apps, each at its path and below.
 
     Raises:
@@ -70,6 +80,7 @@ def create_app(
     """
     metrics = HttpMetrics(registry)
     intake = Intake(gateway, tokenizer)
+    front = Front(gateway, tokenizer, intake, metrics)
     app = FastAPI(
         title="Halfmoon",
         summary="The Mooncake serving system behind OpenAI's API",
@@ -79,47 +90,61 @@ def create_app(
         redirect_slashes=False,
     )
     error_responses.install(app)
-    app.add_middleware(
-        Edge, metrics=metrics, max_body_bytes=(limits or FrontLimits()).max_body_bytes
-    )
-
-    def answer(order: Order, began_s: float) -> Answer:
-        return Answer(gateway, order, tokenizer, metrics, began_s=began_s)
+    limits = limits or FrontLimits()
+    # From the inside out.
+    app.add_middleware(Door, tenants=tenants, max_concurrent=limits.max_concurrent)
+    if limits.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=limits.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Edge, metrics=metrics, max_body_bytes=limits.max_body_bytes)
 
     def logprobs(body: SharedFields) -> LogprobWriter:
         return LogprobWriter(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
 
     @app.post("/v1/completions", response_model=Completion, responses=_GENERATION_RESPONSES)
     async def create_completion(
-        body: CompletionRequest, request: Request, slo: LatencyHeaders
+        body: CompletionRequest, request: Request, asker: Asking
     ) -> Response:
         """Go on with a text."""
         began_s = time.perf_counter()
-        order = await intake.completion(body, slo)
-        shape = CompletionShape(answer(order, began_s), body, logprobs(body))
-        return await _respond(shape, body, request)
+        order = await intake.completion(body, asker)
+        shape = CompletionShape(front.answer(order, asker, began_s), body, logprobs(body))
+        return await respond(shape, request, stream=bool(body.stream))
 
     @app.post(
         "/v1/chat/completions", response_model=ChatCompletion, responses=_GENERATION_RESPONSES
     )
     async def create_chat_completion(
-        body: ChatRequest, request: Request, slo: LatencyHeaders
+        body: ChatRequest, request: Request, asker: Asking
     ) -> Response:
         """Answer a conversation."""
         began_s = time.perf_counter()
-        order = await intake.chat(body, slo)
-        shape = ChatShape(answer(order, began_s), body, logprobs(body))
-        return await _respond(shape, body, request)
+        order = await intake.chat(body, asker)
+        shape = ChatShape(front.answer(order, asker, began_s), body, logprobs(body))
+        return await respond(shape, request, stream=bool(body.stream))
 
-    app.include_router(tokenizing_router(intake, _errors(400, 404, 413, 503)))
+    app.include_router(responses_router(front, _GENERATION_RESPONSES))
+    app.include_router(
+        messages_router(
+            front,
+            _with_error(AnthropicError, _GENERATION_RESPONSES),
+            _with_error(AnthropicError, _errors(400, 401, 404, 413, 429, 503)),
+        )
+    )
+    app.include_router(tokenizing_router(intake, _errors(400, 401, 404, 413, 429, 503)))
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=_errors(401, 429))
     async def list_models() -> ModelList:
         """The model served, once a worker has joined."""
         card = gateway.model
         return ModelList(object="list", data=[] if card is None else [_model(card)])
 
-    @app.get("/v1/models/{model:path}", responses=_errors(404, 503))
+    @app.get("/v1/models/{model:path}", responses=_errors(401, 404, 429, 503))
     async def retrieve_model(model: str) -> Model:
         """One model by its name, which may have slashes."""
         return _model(intake.card(model))
@@ -149,13 +174,6 @@ def create_app(
     return app
 
 
-async def _respond(shape: AnswerShape, body: SharedFields, request: Request) -> Response:
-    if body.stream:
-        return EventStream(shape.events(), error_responses.error_event)
-    whole = await unless_client_gone(request.receive, shape.whole())
-    return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")
-
-
 def _model(card: ModelCard) -> Model:
     return Model(
         id=card.name,
@@ -178,9 +196,11 @@ class _AsApp:
 
 _ERROR_DESCRIPTIONS = {
     400: "The request is wrong; `param` names the field.",
+    401: "No API key, or none that is valid here.",
     404: "Another model is served here.",
     413: "The body is too large.",
-    429: "Refused so that others keep their latency; `Retry-After` says when to try again.",
+    429: "Refused so that others keep their latency, or because this tenant asks more than it "
+    "may; `Retry-After` says when to try again.",
     500: "The generation, or the server, failed.",
     503: "No prefill or no decode worker is alive; `Retry-After` says when to try again.",
 }
@@ -193,6 +213,16 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
     responses["4XX"] = {"model": ErrorResponse, "description": "Any other error of the client's."}
     return responses
+
+
+def _with_error(
+    model: type[BaseModel], responses: dict[int | str, dict[str, Any]]
+) -> dict[int | str, dict[str, Any]]:
+    """The same with errors of another shape."""
+    return {
+        status: {**each, "model": model} if "model" in each else each
+        for status, each in responses.items()
+    }
 
 
 _GENERATION_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import msgspec
 
+from halfmoon_conductor.asking import Asker
 from halfmoon_conductor.chat_template import ChatTemplate
 from halfmoon_conductor.errors import InvalidRequest, ModelNotFound, TooLong, Unavailable
 from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
-from halfmoon_conductor.latency_headers import LatencySlo
 from halfmoon_conductor.openai_requests import (
     ChatMessage,
     ChatRequest,
@@ -96,16 +96,12 @@ class Intake:
             )
         return card
 
-    async def completion(
-        self,
-        body: CompletionRequest,
-        slo: LatencySlo = LatencySlo(),  # noqa: B008 (frozen)
-    ) -> Order:
+    async def completion(self, body: CompletionRequest, asker: Asker) -> Order:
         """The order of a completion.
 
         Args:
             body: what the client sent.
-            slo: latencies that its headers ask for.
+            asker: who sent it.
 
         Raises:
             ModelNotFound, Unavailable: as `card`.
@@ -119,8 +115,7 @@ class Intake:
                 "The prompt is empty, and this model has no token of its own to begin with.",
                 param="prompt",
             )
-        slo = slo.beside(body)
-        order = self._order("cmpl", body, prompts, card, slo, DEFAULT_COMPLETION_TOKENS, "prompt")
+        order = self._order("cmpl", body, prompts, card, asker, DEFAULT_COMPLETION_TOKENS, "prompt")
         if not body.echo:
             return order
         echoes = tuple(
@@ -129,16 +124,12 @@ class Intake:
         )
         return msgspec.structs.replace(order, echoes=echoes)
 
-    async def chat(
-        self,
-        body: ChatRequest,
-        slo: LatencySlo = LatencySlo(),  # noqa: B008 (frozen)
-    ) -> Order:
+    async def chat(self, body: ChatRequest, asker: Asker) -> Order:
         """The order of a chat completion.
 
         Args:
             body: what the client sent.
-            slo: latencies that its headers ask for.
+            asker: who sent it.
 
         Raises:
             ModelNotFound, Unavailable: as `card`.
@@ -154,8 +145,7 @@ class Intake:
         )
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
-        slo = slo.beside(body)
-        return self._order("chatcmpl", body, [token_ids], card, slo, card.max_context, "messages")
+        return self._order("chatcmpl", body, [token_ids], card, asker, card.max_context, "messages")
 
     def encode_messages(
         self,
@@ -201,13 +191,14 @@ class Intake:
         body: SharedFields,
         prompts: list[list[int]],
         card: ModelCard,
-        slo: LatencySlo,
+        asker: Asker,
         most_by_default: int,
         param: str,
     ) -> Order:
         order_id, n = f"{prefix}-{uuid4().hex}", body.n or 1
         seed = secrets.randbits(63) if body.seed is None else body.seed
         several = len(prompts) * n > 1
+        ttft_slo_s, tbt_slo_s = asker.slos(body.ttft_slo_s, body.tbt_slo_s)
         generations: list[GenerationRequest] = []
         for token_ids in prompts:
             stopping = self._stopping(body, len(token_ids), card, most_by_default, param)
@@ -220,9 +211,10 @@ class Intake:
                         # same dice.
                         sampling=self._sampling(body, (seed + choice) & _SEED_MASK),
                         stopping=stopping,
-                        salt=body.cache_salt or "",
-                        ttft_slo_s=slo.ttft_s,
-                        tbt_slo_s=slo.tbt_s,
+                        salt=asker.caller.salt(body.cache_salt),
+                        tenant=asker.caller.name,
+                        ttft_slo_s=ttft_slo_s,
+                        tbt_slo_s=tbt_slo_s,
                         priority=-(body.priority or 0),
                     )
                 )

@@ -215,6 +215,20 @@ class ErrorResponse(BaseModel):
     error: ErrorBody
 
 
+class AnthropicErrorBody(BaseModel):
+    """What went wrong, in Anthropic's words for it."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """Every answer below /v1/messages that is not a success."""
+
+    type: Literal["error"]
+    error: AnthropicErrorBody
+
+
 class Health(BaseModel):
     """The process lives."""
 

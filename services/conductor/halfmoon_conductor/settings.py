@@ -33,6 +33,15 @@ class ConductorSettings(ServiceSettings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         8 * 1024 * 1024, description="Bytes of a request's body at the most"
     )
+    max_concurrent: Annotated[int, Field(ge=1)] = Field(
+        4096, description="Requests being answered at once, streams included"
+    )
+    tenants: str = Field(
+        "", description="File of tenants and hashes of their API keys; empty: anybody may ask"
+    )
+    cors_origins: str = Field(
+        "", description="Origins, separated by commas, whose pages may call from a browser"
+    )
     placement: PlacementMode = Field(
         "kvcache_centric", description="How a prefill worker is chosen"
     )

@@ -1,8 +1,10 @@
 """Server-sent events: a stream that begins with its first event, or with an honest status."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
 import structlog
 from starlette.responses import Response
@@ -16,6 +18,16 @@ _log = structlog.get_logger(__name__)
 def event(data: str) -> bytes:
     """One event; `data` is one line."""
     return b"data: " + data.encode() + b"\n\n"
+
+
+def named_event(name: str, data: str) -> bytes:
+    """One event with a name; `data` is one line."""
+    return b"event: " + name.encode() + b"\n" + event(data)
+
+
+def json_of(data: dict[str, Any]) -> str:
+    """On one line, characters as they are."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
 DONE = event("[DONE]")

@@ -27,6 +27,11 @@ class TextStream:
         """Whether a stop string has ended the text: nothing comes out any more."""
         return self._matcher.matched is not None
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._matcher.matched
+
     def push(self, token: int) -> str:
         """The text that is certain with this token; often empty."""
         piece = self._detokenizer.push(token)

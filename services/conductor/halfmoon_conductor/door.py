@@ -1,0 +1,170 @@
+"""Who gets in: API keys, and limits on how often and how many at once.
+
+In front of all routes that cost something. A request without a valid key is refused before
+its body is read. `/health`, `/ready`, `/metrics`, the schema and what operators and workers use
+stay open: they are for the network that the cluster is in.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from halfmoon_conductor import error_responses
+from halfmoon_conductor.errors import ApiError, InvalidKey, Overloaded, RateLimited
+from halfmoon_conductor.tenants import Tenant, Tenants
+from halfmoon_conductor.token_bucket import TokenBucket
+
+#: What needs a key; all below these too.
+_GUARDED = ("/v1", "/tokenize", "/detokenize")
+#: Nobody knows when one of many requests will end; soon is likely.
+_RETRY_WHEN_FULL_S = 1.0
+_SCOPE_KEY = "halfmoon.caller"
+
+
+class Caller:
+    """Who asks: a tenant with what it has used, or anybody where there are no tenants."""
+
+    def __init__(self, tenant: Tenant | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tenant = tenant
+        self.n_running = 0
+        self._clock = clock
+        self._requests = _bucket(tenant.requests_per_minute if tenant else None)
+        self._tokens = _bucket(tenant.tokens_per_minute if tenant else None)
+
+    @property
+    def name(self) -> str:
+        """Empty for anybody."""
+        return self.tenant.name if self.tenant else ""
+
+    def salt(self, cache_salt: str | None) -> str:
+        """What enters the block hashes of this caller's requests."""
+        return self.tenant.salt(cache_salt or "") if self.tenant else cache_salt or ""
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """While one of its requests is answered.
+
+        Raises:
+            RateLimited: it asks too often, or too much at once.
+        """
+        limit = self.tenant.max_concurrent if self.tenant else None
+        if limit is not None and self.n_running >= limit:
+            raise RateLimited(
+                f"{self.name} has {self.n_running} requests here, and may have {limit} at once.",
+                _RETRY_WHEN_FULL_S,
+            )
+        self._take(self._requests, 1, "requests")
+        self.n_running += 1
+        try:
+            yield
+        finally:
+            self.n_running -= 1
+
+    def admit(self, n_tokens: int) -> None:
+        """Charge a prompt before it is computed.
+
+        Raises:
+            RateLimited: this minute's tokens are used up.
+        """
+        self._take(self._tokens, n_tokens, "tokens")
+
+    def spend(self, n_tokens: int) -> None:
+        """Charge tokens that were generated; nobody knew how many there would be."""
+        if self._tokens is not None:
+            self._tokens.take(n_tokens, self._clock())
+
+    def _take(self, bucket: TokenBucket | None, n: int, unit: str) -> None:
+        if bucket is None:
+            return
+        now_s = self._clock()
+        if (wait_s := bucket.wait_s(n, now_s)) > 0:
+            raise RateLimited(
+                f"{self.name} has used up its {unit} per minute; {n} more may be had in "
+                f"{wait_s:.1f} s.",
+                wait_s,
+            )
+        bucket.take(n, now_s)
+
+
+class Door:
+    """The layer around an app that lets callers in.
+
+    Args:
+        app: what is inside.
+        tenants: None where anybody may ask.
+        max_concurrent: guarded requests being answered at once, of all callers.
+    """
+
+    def __init__(self, app: ASGIApp, *, tenants: Tenants | None, max_concurrent: int) -> None:
+        self._app = app
+        self._tenants = tenants
+        self._max_concurrent = max_concurrent
+        self._n_running = 0
+        #: What each tenant has used, by name; "" is anybody.
+        self._callers: dict[str, Caller] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] != "http" or not _is_guarded(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        with ExitStack() as stack:
+            try:
+                caller = self._identify(Headers(scope=scope))
+                stack.enter_context(caller.entered())
+                stack.enter_context(self._counted())
+            except ApiError as error:
+                response = error_responses.error_response(error, scope["path"])
+                await response(scope, receive, send)
+                return
+            if caller.name:
+                stack.enter_context(structlog.contextvars.bound_contextvars(tenant=caller.name))
+            scope[_SCOPE_KEY] = caller
+            await self._app(scope, receive, send)
+
+    def _identify(self, headers: Headers) -> Caller:
+        if self._tenants is None:
+            return self._callers.setdefault("", Caller(None))
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients send theirs in a header of its own.
+        key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not key:
+            raise InvalidKey(
+                "An API key is needed here: send the header 'Authorization: Bearer <key>'."
+            )
+        tenant = self._tenants.of(key)
+        if tenant is None:
+            raise InvalidKey("This API key is none that is valid here.")
+        return self._callers.setdefault(tenant.name, Caller(tenant))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._n_running >= self._max_concurrent:
+            raise Overloaded(
+                f"{self._n_running} requests are being answered, the most that are taken at once.",
+                _RETRY_WHEN_FULL_S,
+            )
+        self._n_running += 1
+        try:
+            yield
+        finally:
+            self._n_running -= 1
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Who sent the request of this scope, which came through the door."""
+    caller = scope[_SCOPE_KEY]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def _is_guarded(path: str) -> bool:
+    return any(path == each or path.startswith(f"{each}/") for each in _GUARDED)
+
+
+def _bucket(per_minute: float | None) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute)

@@ -1,0 +1,134 @@
+"""What clients of OpenAI's Responses API may ask, as far as it is of text and keeps no state."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest
+from halfmoon_conductor.request_fields import (
+    MAX_TOKEN_ID,
+    Neutral,
+    Salt,
+    Shape,
+    Text,
+    one_of,
+    text_or_list,
+)
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def _only_text(kind: Any) -> Any:
+    if kind in _TEXT_PARTS:
+        return kind
+    raise PydanticCustomError(
+        "not_supported", "is not supported; only input_text and output_text are", {}
+    )
+
+
+def _only_messages(kind: Any) -> Any:
+    if kind in (None, "message"):
+        return kind
+    raise PydanticCustomError("not_supported", "is not supported; only message is", {})
+
+
+class InputText(Shape):
+    """A part of a content; an answer's may be handed back just as it came."""
+
+    type: Annotated[
+        Any,
+        AfterValidator(_only_text),
+        WithJsonSchema({"type": "string", "enum": list(_TEXT_PARTS)}),
+    ]
+    text: Text
+
+    annotations: Annotated[Any, Neutral([])] = None
+    logprobs: Annotated[Any, Neutral([])] = None
+
+
+class InputMessage(Shape):
+    """One turn."""
+
+    type: Annotated[
+        Any, AfterValidator(_only_messages), WithJsonSchema({"enum": [None, "message"]})
+    ] = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[Text, Tag("text")]
+        | Annotated[list[InputText], Field(min_length=1, fail_fast=True), Tag("list")],
+        one_of("must be a string or a list of text parts", text_or_list),
+    ]
+    id: Text | None = None
+    status: Text | None = None
+    phase: Annotated[Any, Neutral()] = None
+
+    def as_chat(self) -> ChatMessage:
+        """The turn of a chat."""
+        content = self.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return ChatMessage(role=self.role, content=text)
+
+
+class ResponsesRequest(Shape):
+    """Answer an input."""
+
+    model: Text = Field(description="The name of the model served, as /v1/models has it.")
+    input: Annotated[
+        Annotated[Text, Tag("text")]
+        | Annotated[list[InputMessage], Field(min_length=1, fail_fast=True), Tag("list")],
+        one_of("must be a string or a list of messages", text_or_list),
+    ]
+    instructions: Text | None = Field(None, description="A system message before the input.")
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = None
+    user: Text | None = Field(None, description="A label; changes nothing.")
+    safety_identifier: Text | None = Field(None, description="A label; changes nothing.")
+    prompt_cache_key: Text | None = Field(None, description="Taken and not needed.")
+    cache_salt: Salt | None = Field(
+        None, description="Share cached prefixes only with the same salt."
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31, description="Lower goes first among requests that wait."
+    )
+
+    background: Annotated[Any, Neutral(False)] = None
+    conversation: Annotated[Any, Neutral()] = None
+    context_management: Annotated[Any, Neutral()] = None
+    include: Annotated[Any, Neutral([])] = None
+    max_tool_calls: Annotated[Any, Neutral()] = None
+    metadata: Annotated[Any, Neutral({})] = None
+    parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
+    previous_response_id: Annotated[Any, Neutral()] = None
+    prompt: Annotated[Any, Neutral()] = None
+    prompt_cache_retention: Annotated[Any, Neutral()] = None
+    reasoning: Annotated[Any, Neutral({})] = None
+    service_tier: Annotated[Any, Neutral("auto", "default")] = None
+    store: Annotated[Any, Neutral(False)] = None
+    stream_options: Annotated[Any, Neutral({})] = None
+    text: Annotated[Any, Neutral({}, {"format": {"type": "text"}})] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
+    tools: Annotated[Any, Neutral([])] = None
+    top_logprobs: Annotated[Any, Neutral(0)] = None
+    truncation: Annotated[Any, Neutral("disabled")] = None
+
+    def as_chat(self) -> ChatRequest:
+        """The same wishes as a chat completion."""
+        turns = (
+            [ChatMessage(role="user", content=self.input)]
+            if isinstance(self.input, str)
+            else [message.as_chat() for message in self.input]
+        )
+        if self.instructions is not None:
+            turns.insert(0, ChatMessage(role="system", content=self.instructions))
+        return ChatRequest(
+            model=self.model,
+            messages=turns,
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+        )

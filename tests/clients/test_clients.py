@@ -1,0 +1,93 @@
+"""Clients that people use, unchanged, against a live cluster."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+PythonWith = Callable[..., Path]
+Program = Callable[[str], Path]
+
+pytestmark = [pytest.mark.timeout(1200)]
+
+
+def test_openai_for_python(run_client: Run, program: Program) -> None:
+    run_client(sys.executable, program("openai_python.py"))
+
+
+def test_openai_for_node(run_client: Run, node_with: Callable[..., Path], program: Program) -> None:
+    folder = node_with("openai", "openai@7.55.0")
+    # A module finds its packages from where it lies.
+    script = folder / "client.mjs"
+    script.write_text(program("openai_node.mjs").read_text())
+    run_client("node", script)
+
+
+def test_anthropic_for_python(run_client: Run, python_with: PythonWith, program: Program) -> None:
+    run_client(python_with("anthropic", "anthropic==2.11.0"), program("anthropic_python.py"))
+
+
+def test_litellm(run_client: Run, python_with: PythonWith, program: Program) -> None:
+    run_client(
+        python_with("litellm", "litellm"),
+        program("litellm_python.py"),
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+    )
+
+
+def test_langchain_openai(run_client: Run, python_with: PythonWith, program: Program) -> None:
+    python = python_with("langchain", "langchain-openai==1.7.4")
+    run_client(python, program("langchain_python.py"))
+
+
+def test_lm_eval_scores_a_local_task(
+    run_client: Run, python_with: PythonWith, served: Any, tmp_path: Path
+) -> None:
+    python = python_with("lm-eval", "lm-eval[api]==0.4.13", "transformers", "datasets")
+    questions = [
+        {"question": f"After {a} comes", "choices": [f" {a + 1}", " moon"], "gold": 0}
+        for a in range(6)
+    ]
+    data = tmp_path / "questions.jsonl"
+    data.write_text("".join(json.dumps(each) + "\n" for each in questions))
+    (tmp_path / "counting.yaml").write_text(
+        "task: counting\n"
+        "dataset_path: json\n"
+        f"dataset_kwargs:\n  data_files:\n    test: {data}\n"
+        "test_split: test\n"
+        "output_type: multiple_choice\n"
+        "doc_to_text: question\n"
+        "doc_to_choice: choices\n"
+        "doc_to_target: gold\n"
+        "metric_list:\n  - metric: acc\n"
+    )
+    endpoint = f"base_url={served.url}/v1/completions"
+    tokenizer = f"tokenizer={served.tokenizer},tokenizer_backend=huggingface"
+    run_client(
+        python.with_name("lm_eval"), "--model", "local-completions",
+        "--model_args", f"model=tiny,{endpoint},{tokenizer},num_concurrent=2",
+        "--include_path", tmp_path, "--tasks", "counting",
+        "--output_path", tmp_path / "out", "--log_samples",
+        OPENAI_API_KEY=served.key, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    (report,) = (tmp_path / "out").rglob("results_*.json")
+    assert 0 <= json.loads(report.read_text())["results"]["counting"]["acc,none"] <= 1
+    (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
+    for line in samples.read_text().splitlines():
+        for (loglikelihood, _is_greedy), *_ in json.loads(line)["resps"]:
+            assert float(loglikelihood) < 0
+
+
+def test_schemathesis_finds_nothing(
+    run_client: Run, python_with: PythonWith, served: Any, tmp_path: Path
+) -> None:
+    python = python_with("schemathesis", "schemathesis==4.32.5")
+    run_client(
+        python.with_name("schemathesis"), "run", f"{served.url}/openapi.json",
+        "-H", f"Authorization: Bearer {served.key}", "-n", "15", "--seed", "1",
+        cwd=tmp_path, within_s=900,
+    )  # fmt: skip

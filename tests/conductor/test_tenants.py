@@ -1,0 +1,118 @@
+"""Tenants: their keys, which the file does not have, and their rates."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_conductor.tenants import BadTenants, Tenant, Tenants, add, hash_of, main
+from halfmoon_conductor.token_bucket import TokenBucket
+from halfmoon_protocol.blocks import block_hashes
+
+
+def test_a_key_is_made_once_and_only_its_hash_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    lab, moon = add(path, "lab"), add(path, "moon")
+    assert re.fullmatch(r"hm-[\w-]{43}", lab)
+    assert lab not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    tenants = Tenants.read(path)
+    assert [tenants.of(key) and tenants.of(key).name for key in (lab, moon)] == ["lab", "moon"]  # type: ignore[union-attr]
+    assert tenants.of(lab + "x") is tenants.of("") is tenants.of("\ud800") is None
+
+
+def test_a_second_key_of_a_tenant_works_beside_the_first_and_limits_stay(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    old = add(path, "lab")
+    path.write_text(path.read_text() + "tokens_per_minute = 5.5\nmax_concurrent = 2\n")
+    new = add(path, "lab")
+    tenants = Tenants.read(path)
+    assert tenants.of(old) == tenants.of(new)
+    assert len(tenants) == 1
+    tenant = tenants.of(new)
+    assert tenant is not None
+    assert (tenant.tokens_per_minute, tenant.max_concurrent) == (5.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[tenants]]\nname = 'a b'\nkey_sha256 = []", "name"),
+        ("[[tenants]]\nname = 'a'\nkey_sha256 = ['plain']", "key_sha256"),
+        ("[[tenants]]\nname = 'a'\nkey_sha256 = []\nrequests = 1", "requests"),
+        ("[[tenants]]\nname = 'a'\nkey_sha256 = []\ntokens_per_minute = 0", "tokens_per_minute"),
+        ("[[tenants]]\nname = 'a'\nkey_sha256 = []\n" * 2, "two tenants are called a"),
+        ("tenants = 1", "array"),
+        ("[[", "tenants file"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    with pytest.raises(BadTenants, match=told):
+        Tenants.read(path)
+
+
+def test_two_tenants_cannot_have_one_key() -> None:
+    hashed = (hash_of("hm-a"),)
+    with pytest.raises(BadTenants, match="have the same key"):
+        Tenants((Tenant("lab", hashed), Tenant("moon", hashed)))
+
+
+def test_the_command_prints_the_key_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "tenants.toml")
+    assert main(["add", path, "lab"]) == 0
+    key = capsys.readouterr().out.strip()
+    assert Tenants.read(Path(path)).of(key) is not None
+    assert main(["add", path, "no good"]) == 1
+    assert "'no good'" in capsys.readouterr().err
+    assert main([]) == 2
+    assert main(["add", str(tmp_path), "lab"]) == 1
+
+
+@given(st.text(max_size=5), st.text(max_size=5))
+def test_no_salt_of_one_tenant_gives_anothers_blocks(mine: str, theirs: str) -> None:
+    tokens = list(range(16))
+
+    def first_block(salt: str) -> bytes:
+        return block_hashes(tokens, model="m", salt=salt, block_size=16)[0]
+
+    lab, moon = Tenant("lab", ()), Tenant("moon", ())
+    assert first_block(lab.salt(mine)) != first_block(moon.salt(theirs))
+    assert (first_block(lab.salt(mine)) == first_block(lab.salt(theirs))) == (mine == theirs)
+
+
+def test_a_minutes_worth_may_be_taken_at_once_and_comes_back_steadily() -> None:
+    bucket = TokenBucket(60)
+    assert bucket.wait_s(60, 0.0) == 0
+    bucket.take(60, 0.0)
+    assert bucket.wait_s(1, 0.0) == pytest.approx(1.0)
+    assert bucket.wait_s(30, 10.0) == pytest.approx(20.0)
+    assert bucket.wait_s(10, 10.0) == 0
+    assert bucket.wait_s(60, 1000.0) == 0
+
+
+def test_what_was_overdrawn_is_waited_for_and_more_than_a_minutes_worth_needs_a_full_bucket() -> (
+    None
+):
+    bucket = TokenBucket(60)
+    assert bucket.wait_s(500, 0.0) == 0
+    bucket.take(90, 0.0)
+    assert bucket.wait_s(1, 0.0) == pytest.approx(31.0)
+    assert bucket.wait_s(500, 0.0) == pytest.approx(90.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 80)), max_size=30))
+def test_whoever_waits_as_long_as_it_says_gets_it(asked: list[tuple[float, int]]) -> None:
+    bucket, now_s, taken = TokenBucket(60), 0.0, 0.0
+    for pause_s, n in asked:
+        now_s += pause_s
+        now_s += bucket.wait_s(n, now_s)
+        assert bucket.wait_s(n, now_s) < 1e-6
+        bucket.take(n, now_s)
+        taken += min(n, 60)
+        assert taken <= 60 + now_s + 1e-6 or n > 60
