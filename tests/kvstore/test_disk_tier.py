@@ -3,6 +3,7 @@
 import asyncio
 import random
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,21 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
         opened.read(each.slot, view)
         assert each.record.checksum == xxhash.xxh3_64_intdigest(view), "a header without its bytes"
     opened.close()
+
+
+async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_path: Path) -> None:
+    flags = {**PATIENT, "disk_path": tmp_path / "disk", "disk_mib": 8}
+    nodes.start("a", **flags)
+    blocks = prompt(1, 200)
+    async with nodes.client("a") as client:
+        await client.put(blocks)
+    assert on_disk(segment(tmp_path / "disk")) == {}
+    process = nodes.processes["a"]
+    process.signal(signal.SIGTERM)
+    assert process.wait(60) and process.exit_code == 0, nodes.log("a")
+    nodes.start("a", **flags)
+    async with nodes.client("a") as client:
+        assert await client.get(blocks) == blocks
 
 
 @contextmanager

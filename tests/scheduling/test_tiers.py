@@ -245,6 +245,21 @@ def test_a_full_disk_lets_the_block_unused_longest_go_and_children_before_parent
     world.check()
 
 
+def test_before_the_end_what_only_memory_has_is_saved_starts_of_prompts_first() -> None:
+    world = World(8, 8)
+    world.put("abc")
+    world.put("ax")
+    world.tiers.save_all(world.now)
+    world.heed()
+    assert world.tiers.n_to_save == 4
+    world.finish()
+    assert world.tiers.disk.hashes() == [b"a"]
+    world.settle()
+    assert world.tiers.n_to_save == 0
+    assert sorted(world.tiers.disk.hashes()) == [b"a", b"ab", b"abc", b"ax"]
+    world.check()
+
+
 def test_the_rest_of_a_prefix_is_read_ahead() -> None:
     world = World(8, 16)
     world.put("abcdefgh")
@@ -302,6 +317,11 @@ class TiersUnderAnyOrder(RuleBasedStateMachine):
     @rule(prompt=PROMPTS)
     def lease(self, prompt: str) -> None:
         self.asked[self.world.lease(prompt)] = chain(prompt)
+
+    @rule()
+    def save_all(self) -> None:
+        self.world.tiers.save_all(self.world.now)
+        self.world.heed()
 
     @rule(index=st.integers(0, 20))
     def release(self, index: int) -> None:

@@ -105,6 +105,8 @@ class TieredCache:
         self._queue: dict[BlockHash, None] = {}
         self._waiting: dict[tuple[str, Ticket], _Waiting] = {}
         self._commands: list[TierCommand] = []
+        #: Blocks that `save_all` has still to write, the next one last.
+        self._to_save: list[BlockHash] = []
         #: Whether blocks are evicted until the low watermark is reached.
         self._relieving = False
         #: Failed writes since the last good one, and until when the disk is left alone.
@@ -124,6 +126,11 @@ class TieredCache:
     def n_promoting(self) -> int:
         """Blocks on their way from the disk, or queued for it."""
         return len(self._promoting) + len(self._queue)
+
+    @property
+    def n_to_save(self) -> int:
+        """Blocks that `save_all` waits for."""
+        return len(self._to_save) + len(self._writing)
 
     @property
     def disk_is_off(self) -> bool:
@@ -188,6 +195,13 @@ class TieredCache:
     def revoke(self, owner: str, ticket: Ticket) -> bool:
         """See `BlockCache.revoke`."""
         return self.memory.revoke(owner, ticket)
+
+    def save_all(self, now: float) -> None:
+        """Write to the disk what only memory has, starts of prompts first: the end is near."""
+        if self.memory.saves_first:
+            unsaved = [b for b in self.memory.hashes() if not self.memory.is_saved(b)]
+            self._to_save = sorted(unsaved, key=self._depth, reverse=True)
+        self._pump(now)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -336,8 +350,14 @@ class TieredCache:
 
     def _make_room(self, now: float) -> None:
         if not self.memory.saves_first:
+            self._to_save.clear()
             self._gone_from_memory(self.memory.relieve(now))
             return
+        while self._to_save and len(self._writing) < self.limits.max_writing:
+            block = self._to_save.pop()
+            is_here = block in self.memory and block not in self._writing
+            if is_here and not self.memory.is_saved(block):
+                self._write_back(block, now)
         used = self.memory.n_used
         if used > self.memory.high_slots:
             self._relieving = True

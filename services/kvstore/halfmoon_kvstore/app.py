@@ -61,3 +61,5 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         async with in_service(worker, membership, service):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()
+            service.announce("draining", worker_id=worker_id)
+            await worker.drain()

@@ -46,6 +46,11 @@ class KvstoreSettings(ServiceSettings):
         10.0, description="Seconds until a lease that is not renewed ends"
     )
 
+    drain_s: Annotated[float, Field(ge=0)] = Field(
+        30.0,
+        description="Seconds to write what only memory has to the disk after being told to stop",
+    )
+
     @property
     def capacity_bytes(self) -> int:
         """Bytes of memory for blocks."""

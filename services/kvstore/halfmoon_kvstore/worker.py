@@ -100,6 +100,8 @@ class KvstoreWorker:
         #: Where each conductor was last heard; they are told when `info` changes.
         self._conductors: dict[ConductorId, PeerId] = {}
         self._outbox = Outbox(port, self._on_lost)
+        #: Set when a write has ended and none is left to do.
+        self._all_saved = asyncio.Event()
         #: Parent of all I/O, while `serve` runs.
         self._tasks: asyncio.TaskGroup | None = None
         self._threads = ThreadPoolExecutor(
@@ -126,6 +128,28 @@ class KvstoreWorker:
         finally:
             # Threads can't be cancelled, and use memory and files that are closed next.
             await asyncio.to_thread(self._threads.shutdown)
+
+    async def drain(self) -> None:
+        """Take no more puts, and save on the disk what only memory has: the node is to stop."""
+        self.info = msgspec.structs.replace(self.info, draining=True)
+        for peer in self._conductors.values():
+            self._outbox.answer(peer, Welcome(worker=self.info))
+        await self._record(self.info)
+        await self._outbox.send()
+        if (tiers := self.tiers) is None:
+            return
+        self._all_saved.clear()
+        tiers.save_all(self._clock.now())
+        self._heed(tiers)
+        log.info("draining", n_blocks=tiers.n_to_save)
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                if tiers.n_to_save:
+                    await self._all_saved.wait()
+        except TimeoutError:
+            log.warning(
+                "blocks_not_saved", n_blocks=tiers.n_to_save, after_s=self._settings.drain_s
+            )
 
     async def _handle(self, peer: PeerId, message: Message) -> None:
         match message:
@@ -164,6 +188,9 @@ class KvstoreWorker:
     # -- commands ----------------------------------------------------------------------------
 
     async def _on_reserve(self, peer: PeerId, put: ReserveBlocks) -> None:
+        if self.info.draining:
+            self._refuse(peer, put.ticket, f"{self.info.worker_id} is stopping: use another one")
+            return
         try:
             tiers = await self._tiers_for(put)
         except (LayoutMismatch, ValueError) as error:
@@ -285,6 +312,8 @@ class KvstoreWorker:
             case _:
                 assert_never(command)
         self._heed(tiers)
+        if not tiers.n_to_save:
+            self._all_saved.set()
         await self._outbox.send()
 
     # -- beginning ---------------------------------------------------------------------------
