@@ -27,13 +27,13 @@ from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
 from halfmoon_prefill.forward import PrefillForward
-from halfmoon_prefill.kvstores import Kvstores
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import ConductorId, WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.memory_network import MemoryNetwork
 from halfmoon_scheduling.conductor import Conductor

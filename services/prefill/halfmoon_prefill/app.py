@@ -8,13 +8,13 @@ import msgspec
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
 from halfmoon_prefill.forward import PrefillForward
-from halfmoon_prefill.kvstores import Kvstores
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.in_service import in_service
+from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork

@@ -11,9 +11,9 @@ import structlog
 import xxhash
 
 from halfmoon_prefill.job import Job, Lease, Put
-from halfmoon_prefill.kvstores import Kvstores, KvstoreUnavailable
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.kvstores import Kvstores, KvstoreUnavailable
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import TransferError
 from halfmoon_transfer.regions import Memory

@@ -14,12 +14,12 @@ the prompt is over. It is never written again, so it may be read while later tok
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from halfmoon_prefill.kvstores import KvstoreClient
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import Place, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_protocol.scores import TokenScore
+from halfmoon_runtime.kvstores import KvstoreClient
 from halfmoon_runtime.network import PeerId
 from halfmoon_transfer.interface import Piece, Transfer
 

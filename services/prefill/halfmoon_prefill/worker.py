@@ -20,7 +20,6 @@ from halfmoon_prefill.computing import Computing
 from halfmoon_prefill.entry import Entry
 from halfmoon_prefill.forward import PrefillForward
 from halfmoon_prefill.job import Job, Refused
-from halfmoon_prefill.kvstores import Kvstores
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.settling import quiet, settle
 from halfmoon_protocol.errors import LayoutMismatch
@@ -40,6 +39,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
 from halfmoon_runtime.gauges import Readings
+from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.telemetry import bind_request
 from halfmoon_scheduling.decode_batch import finish_reason

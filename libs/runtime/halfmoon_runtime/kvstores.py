@@ -1,7 +1,7 @@
-"""A prefill worker's side of the kvstores: leases to read under, reservations to write into.
+"""A client's side of the kvstores: leases to read under, reservations to write into.
 
 One link per kvstore, made when first needed. Answers find their question by ticket. A kvstore
-that does not answer is done without: blocks are then computed, or not kept.
+that does not answer is done without: blocks are then computed, not kept, or not copied.
 """
 
 import asyncio
@@ -158,7 +158,7 @@ class KvstoreClient:
 
 
 class Kvstores:
-    """All kvstores that this worker talks to."""
+    """All kvstores that a process talks to."""
 
     def __init__(self, network: Network, timeout_s: float) -> None:
         self._network = network
