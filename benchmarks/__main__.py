@@ -1,17 +1,19 @@
-"""`python -m benchmarks [ttft | overhead | reservation | scheduling]`."""
+"""`python -m benchmarks [NAME …]`: all benchmarks, or those named."""
 
 import sys
 from collections.abc import Callable
 
 from rich.console import Console
 
-from benchmarks import overhead, reservation, scheduling, ttft
+from benchmarks import overhead, reservation, scheduling, simulator, ttft
 
 BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "ttft": ttft.run,
     "overhead": overhead.run,
     "reservation": reservation.run,
     "scheduling": scheduling.run,
+    "simulator": simulator.run_speed,
+    "simulated": simulator.run_comparison,
 }
 
 

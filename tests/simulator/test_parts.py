@@ -7,12 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Stopping
+from halfmoon_scheduling.cost_model import unscaled_prefill_s, unscaled_step_s
 from halfmoon_scheduling.decode_batch import DecodeBatch
 from halfmoon_scheduling.pages import PageAllocator
 from halfmoon_simulator.agenda import Agenda
 from halfmoon_simulator.calibration import a800_profiles, residuals
 from halfmoon_simulator.costs import BadCosts, dump_costs, load_costs, profile_names
+from halfmoon_simulator.fit import fit_decode, fit_prefill
 from halfmoon_simulator.intervals import Intervals
 from halfmoon_simulator.testing import tiny_costs
 from halfmoon_simulator.wires import Wires
@@ -213,3 +216,27 @@ def test_a_bad_cost_file_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     path.write_text(dump_costs(tiny_costs(network_bytes_per_s=0.0)))
     with pytest.raises(BadCosts, match=r"network_bytes_per_s is 0\.0"):
         load_costs(str(path))
+
+
+# -- fits ----------------------------------------------------------------------------------------
+
+
+def test_a_fit_finds_the_formula_behind_the_points() -> None:
+    prefill = PrefillCost(c0_s=0.02, c1_s=3e-4, c2_s=5e-9)
+    points = [(n, p, unscaled_prefill_s(prefill, n, p)) for n in (64, 512, 4096) for p in (0, 32)]
+    found = fit_prefill(points)
+    assert (found.c0_s, found.c1_s, found.c2_s) == pytest.approx((0.02, 3e-4, 5e-9), rel=1e-6)
+    decode = DecodeCost(d0_s=0.01, d1_s=2e-4, d2_s=1e-7)
+    steps = [(b, b * c, unscaled_step_s(decode, b, b * c)) for b in (1, 4, 9) for c in (10, 99)]
+    step = fit_decode(steps)
+    assert (step.d0_s, step.d1_s, step.d2_s) == pytest.approx((0.01, 2e-4, 1e-7), rel=1e-6)
+
+
+def test_a_fit_never_predicts_that_more_work_takes_less_time() -> None:
+    found = fit_prefill([(10, 0, 1.0), (100, 0, 0.9), (1000, 0, 0.8)])
+    assert min(found.c0_s, found.c1_s, found.c2_s) >= 0
+
+
+def test_a_fit_without_points_is_refused() -> None:
+    with pytest.raises(ValueError, match="no points"):
+        fit_decode([])

@@ -11,6 +11,7 @@ from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
 from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.paper import paper
+from halfmoon_cli.profile import profile
 from halfmoon_cli.simulate import simulate
 from halfmoon_cli.status import show_status
 from halfmoon_cli.transfer import bench, target
@@ -139,6 +140,7 @@ transfer_app.command()(bench)
 transfer_app.command()(target)
 app.command()(simulate)
 app.command()(paper)
+app.command()(profile)
 
 
 def _extra(options: list[str]) -> dict[str, list[str]]:

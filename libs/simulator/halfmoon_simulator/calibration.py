@@ -7,16 +7,13 @@ layers, heads and widths, so the same coefficients; arXiv 2407.00079 prints no a
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_protocol.messages import DecodeCost
 from halfmoon_scheduling.cost_model import unscaled_prefill_s, unscaled_step_s
 from halfmoon_simulator.costs import CostFile, dump_costs
+from halfmoon_simulator.fit import fit_prefill
 
 #: (tokens, cached tokens, seconds)
 PREFILL_POINTS = tuple(
@@ -46,13 +43,6 @@ _SOURCE = (
 )
 
 
-def fit_prefill(points: Sequence[tuple[int, int, float]] = PREFILL_POINTS) -> PrefillCost:
-    """c0, c1, c2 by least squares of relative errors, each at least 0."""
-    rows = [[1.0, n - p, float(n) ** 2 - float(p) ** 2] for n, p, _ in points]
-    c0, c1, c2 = _fit(rows, [seconds for _, _, seconds in points])
-    return PrefillCost(c0_s=c0, c1_s=c1, c2_s=c2)
-
-
 def fit_decode() -> DecodeCost:
     """d0 and d2 through the two points, d1 as computed."""
     (c_low, s_low), (c_high, s_high) = DECODE_POINTS
@@ -62,7 +52,7 @@ def fit_decode() -> DecodeCost:
 
 def a800_profiles() -> list[CostFile]:
     """The two A800 profiles."""
-    prefill, decode = fit_prefill(), fit_decode()
+    prefill, decode = fit_prefill(PREFILL_POINTS), fit_decode()
     return [
         CostFile(
             name=name,
@@ -97,7 +87,7 @@ def a800_profiles() -> list[CostFile]:
 
 def residuals() -> list[tuple[str, float, float]]:
     """What was fitted: (point, published seconds, our seconds)."""
-    prefill, decode = fit_prefill(), fit_decode()
+    prefill, decode = fit_prefill(PREFILL_POINTS), fit_decode()
     rows = [
         (
             f"prefill {n // 1024}k, {round(100 * p / n)} % cached",
@@ -110,16 +100,6 @@ def residuals() -> list[tuple[str, float, float]]:
         (f"decode step, {context // 1024}k context", seconds, unscaled_step_s(decode, 1, context))
         for context, seconds in DECODE_POINTS
     ]
-
-
-def _fit(rows: list[list[float]], seconds: list[float]) -> tuple[float, float, float]:
-    x: NDArray[Any] = np.array(rows) / np.array(seconds)[:, None]
-    scale = np.abs(x).max(axis=0)
-    solution = np.linalg.lstsq(x / scale, np.ones(len(seconds)), rcond=None)[0] / scale
-    if (solution < 0).any():
-        raise ValueError(f"a coefficient is negative: {solution}; the points contradict the form")
-    c0, c1, c2 = (float(value) for value in solution)
-    return c0, c1, c2
 
 
 def _rounded(cost: Any) -> Any:

@@ -8,22 +8,8 @@ from rich.table import Table
 
 from halfmoon_simulator.results import RunResult, Spread, Summary
 
-_COLUMNS = (
-    "run",
-    "requests",
-    "finished",
-    "rejected",
-    "TTFT mean",
-    "p50",
-    "p90",
-    "p99",
-    "TBT mean",
-    "tail p90",
-    "reused",
-    "good",
-    "good/s",
-    "busy P/D",
-)
+#: Up to so many runs stand side by side, with every figure; more are a row each, with fewer.
+_SIDE_BY_SIDE = 4
 
 
 class NamedSummary(msgspec.Struct, frozen=True):
@@ -34,34 +20,69 @@ class NamedSummary(msgspec.Struct, frozen=True):
 
 
 def print_summaries(runs: Sequence[NamedSummary], console: Console) -> None:
-    """One row per run."""
+    """A table of runs that fits a terminal."""
     table = Table(box=None, pad_edge=False)
-    for i, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    for run in runs:
-        table.add_row(run.label, *_cells(run.summary))
+    if len(runs) <= _SIDE_BY_SIDE:
+        table.add_column("")
+        for run in runs:
+            table.add_column(run.label, justify="right")
+        for cells in zip(*(_figures(run.summary) for run in runs), strict=True):
+            table.add_row(cells[0][0], *(value for _, value in cells))
+    else:
+        table.add_column("run")
+        for column in ("refused", "TTFT", "p99", "TBT tail p90", "reused", "good", "good/s"):
+            table.add_column(column, justify="right")
+        for run in runs:
+            table.add_row(run.label, *_row(run.summary))
     console.print(table)
 
 
-def _cells(summary: Summary) -> list[str]:
-    refused = str(summary.n_rejected)
-    if summary.n_wasted:
-        refused = f"{summary.n_rejected} + {summary.n_wasted} late"
-    if summary.n_failed:
-        refused += f", {summary.n_failed} failed"
-    ttft = summary.ttft_s
+def _refused(summary: Summary) -> str:
+    text = f"{summary.n_rejected} + {summary.n_wasted} late"
+    text = text if summary.n_wasted else str(summary.n_rejected)
+    return f"{text}, {summary.n_failed} failed" if summary.n_failed else text
+
+
+def _row(summary: Summary) -> list[str]:
     return [
-        str(summary.n_requests),
-        str(summary.n_finished),
-        refused,
-        *(seconds(value) for value in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)),
-        seconds(summary.tbt_s.mean),
+        _refused(summary),
+        seconds(summary.ttft_s.mean),
+        seconds(summary.ttft_s.p99),
         seconds(summary.tbt_tail_s.p90),
         f"{summary.reused:.3f}",
-        f"{summary.n_good} ({summary.n_good / max(1, summary.n_requests):.1%})",
+        f"{summary.n_good / max(1, summary.n_requests):.1%}",
         f"{summary.goodput_per_s:.2f}",
-        f"{summary.prefill_busy:.2f}/{summary.decode_busy:.2f}",
     ]
+
+
+def _figures(summary: Summary) -> list[tuple[str, str]]:
+    share = summary.n_good / max(1, summary.n_requests)
+    return [
+        ("requests", f"{summary.n_requests:,}"),
+        ("finished", f"{summary.n_finished:,}"),
+        ("refused", _refused(summary)),
+        ("seconds", f"{summary.duration_s:,.0f}"),
+        ("TTFT mean", seconds(summary.ttft_s.mean)),
+        ("TTFT p50 / p90 / p99", _quantiles(summary.ttft_s)),
+        ("TBT mean", seconds(summary.tbt_s.mean)),
+        ("TBT tail p50 / p90 / p99", _quantiles(summary.tbt_tail_s)),
+        ("prompt tokens reused", f"{summary.reused:.1%}"),
+        ("output tokens/s", f"{summary.output_tokens_per_s:,.0f}"),
+        ("good (within both SLOs)", f"{summary.n_good:,} ({share:.1%})"),
+        ("good/s", f"{summary.goodput_per_s:.2f}"),
+        (
+            "engines busy, prefill / decode",
+            f"{summary.prefill_busy:.0%} / {summary.decode_busy:.0%}",
+        ),
+        (
+            "load swing, prefill / decode",
+            f"{summary.prefill_load_std:.3f} / {summary.decode_load_std:.3f}",
+        ),
+    ]
+
+
+def _quantiles(values: Spread) -> str:
+    return " / ".join(seconds(value) for value in (values.p50, values.p90, values.p99))
 
 
 def seconds(value: float) -> str:
@@ -71,12 +92,6 @@ def seconds(value: float) -> str:
     if value < 1:
         return f"{value * 1e3:.3g} ms"
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
-
-
-def spread_row(spread: Spread) -> list[str]:
-    """A distribution as cells."""
-    values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
-    return [seconds(value) for value in values]
 
 
 def to_json(runs: Sequence[tuple[str, RunResult]], *, with_requests: bool = False) -> str:

@@ -2,12 +2,24 @@
 
 from collections.abc import Callable
 
+from halfmoon_simulator.papers.bandwidth import bandwidth
 from halfmoon_simulator.papers.bench import Bench
 from halfmoon_simulator.papers.cache_policies import cache_policies
 from halfmoon_simulator.papers.capacity import capacity
+from halfmoon_simulator.papers.goodput import goodput
+from halfmoon_simulator.papers.long_context import long_context
+from halfmoon_simulator.papers.overload import overload
 from halfmoon_simulator.papers.paper_report import PaperReport
+from halfmoon_simulator.papers.ratio import ratio
+from halfmoon_simulator.papers.scheduling import scheduling
 
 PAPERS: dict[str, Callable[[Bench], PaperReport]] = {
     "cache-policies": cache_policies,
     "capacity": capacity,
+    "scheduling": scheduling,
+    "overload": overload,
+    "goodput": goodput,
+    "long-context": long_context,
+    "bandwidth": bandwidth,
+    "ratio": ratio,
 }

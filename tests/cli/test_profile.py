@@ -1,0 +1,39 @@
+"""`halfmoon profile` with the engine that has no model: a cost file that can be simulated with."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from halfmoon_cli import profile
+from halfmoon_cli.__main__ import app
+from halfmoon_simulator.costs import load_costs
+
+#: Each forward takes 2 ms, and 0.1 ms more per token.
+ENGINE = "fake://slow?step_s=0.002&token_s=0.0001&max_context=512"
+
+
+def test_a_profile_becomes_a_cost_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [profile.Bandwidth("tcp", 1024, 1e9), profile.Bandwidth("shm", 1024, 2e9)]
+    monkeypatch.setattr(profile, "measure_transfers", lambda: paths)  # others measure that
+    out = tmp_path / "costs.json"
+    result = CliRunner().invoke(app, ["profile", "--model", ENGINE, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    costs = load_costs(str(out))
+    # Sleeps are never too short, and on a busy machine much longer.
+    assert costs.prefill_s(512) > 0.002 + 512 * 0.0001
+    assert costs.prefill_s(512) > costs.prefill_s(512, 448)
+    assert costs.step_s(8, 512) > 0.002
+    assert (costs.network_bytes_per_s, costs.local_bytes_per_s) == (1e9, 2e9)
+    assert costs.max_context == 512
+    simulated = CliRunner().invoke(
+        app, ["simulate", "l-eval", "--requests", "2", "--costs", str(out)]
+    )
+    assert simulated.exit_code == 0, simulated.output
+
+
+def test_an_engine_that_cannot_be_had_is_named() -> None:
+    result = CliRunner().invoke(app, ["profile", "--model", "fake://centipede?legs=100"])
+    assert result.exit_code == 2
+    assert "could not be profiled" in result.output
+    assert "legs" in result.output
