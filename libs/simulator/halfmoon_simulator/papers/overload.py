@@ -4,16 +4,17 @@ from halfmoon_simulator.cluster_spec import ClusterSpec
 from halfmoon_simulator.costs import load_costs
 from halfmoon_simulator.papers.bench import TTFT_SLO_S, Bench
 from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.results import Summary
+from halfmoon_simulator.results import RunResult, Summary
 from halfmoon_simulator.scenario import Scenario, patient
 
 MODES = ("baseline", "early", "predicted", "lookahead")
 PUBLISHED = {"baseline": "4183 (18.2 %)", "early": "3771 (16.4 %)", "predicted": "3589 (15.6 %)"}
 #: By the calibration a step over a full memory takes less than the paper's 0.1 s, which would
-#: then bind nobody. Half of it does, and decode is as small as makes both pools busy.
-TBT_SLO_S = 0.05
-N_PREFILL, N_DECODE = 8, 2
-SOURCE, SPEED = "conversation", 2.0
+#: then bind nobody; 40 ms, half as much again as an idle step, does. Speed and number of decode
+#: workers are such that both pools are short of time.
+TBT_SLO_S = 0.04
+N_PREFILL, N_DECODE = 8, 4
+SOURCE, SPEED = "conversation", 3.2
 
 
 def overload(bench: Bench) -> PaperReport:
@@ -30,16 +31,16 @@ def overload(bench: Bench) -> PaperReport:
         )
         for mode in MODES
     ]
-    summaries = {
-        mode: result.summary() for mode, result in zip(MODES, bench.run(scenarios), strict=True)
-    }
+    results = dict(zip(MODES, bench.run(scenarios), strict=True))
+    summaries = {mode: result.summary() for mode, result in results.items()}
+    good = {mode: _good(result) for mode, result in results.items()}
     rows = tuple(
         (
             mode,
             PUBLISHED.get(mode, "(ours)"),
             f"{_refused(summary)} ({_refused(summary) / summary.n_requests:.1%})",
             str(summary.n_wasted),
-            f"{summary.n_good}",
+            f"{good[mode]}",
             f"{summary.prefill_load_std:.3f}",
             f"{summary.decode_load_std:.3f}",
             f"{summary.ttft_s.p90:.1f} s",
@@ -48,7 +49,6 @@ def overload(bench: Bench) -> PaperReport:
         for mode, summary in summaries.items()
     )
     refused = {mode: _refused(summary) for mode, summary in summaries.items()}
-    good = {mode: summary.n_good for mode, summary in summaries.items()}
     share = refused["baseline"] / summaries["baseline"].n_requests
     return PaperReport(
         name="overload",
@@ -60,7 +60,7 @@ def overload(bench: Bench) -> PaperReport:
             f"{N_PREFILL}P+{N_DECODE}D, TTFT within {TTFT_SLO_S:g} s, TBT within {TBT_SLO_S:g} s,"
             " kvcache_centric; refused requests do not come back",
             "a late refusal comes after the prefill, which was in vain; good requests finished"
-            " within both limits",
+            " with their TTFT, and the mean of their TBT, within the limits",
         ),
         tables=(
             PaperTable(
@@ -103,6 +103,13 @@ def overload(bench: Bench) -> PaperReport:
             " only prefill would ever be short.",
             "The paper's trace has shorter answers; on ours a request stays at decode longer.",
         ),
+    )
+
+
+def _good(result: RunResult) -> int:
+    return sum(
+        record.meets(TTFT_SLO_S, None) and record.intervals.mean_s <= TBT_SLO_S
+        for record in result.records
     )
 
 
