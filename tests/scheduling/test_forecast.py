@@ -3,7 +3,7 @@
 import pytest
 
 from halfmoon_protocol.ids import RequestId
-from halfmoon_scheduling.forecast import Change, Starts, Stay, expected_change, uniform_change
+from halfmoon_scheduling.forecast import Change, Pace, Starts, Stay, expected_change, uniform_change
 from halfmoon_scheduling.output_lengths import LengthSample
 
 
@@ -92,10 +92,32 @@ def test_a_planned_request_comes_and_may_be_gone_again() -> None:
     lengths = sample(5, 15)
     planned = stay(12.0, lengths)
     assert expected_change([planned], 10.0, 11.0, 1.0) == Change(0.0, 0.0)
-    assert expected_change([planned], 10.0, 14.0, 1.0) == Change(1.0, 102.0)
+    assert expected_change([planned], 10.0, 14.0, 1.0) == Change(1.0, 102.0, 1)
     assert expected_change([planned], 10.0, 20.0, 1.0).n_requests == 0.5
     assert expected_change([planned], 10.0, 30.0, 1.0).n_requests == 0.0
 
 
 def test_a_planned_request_that_is_late_starts_now() -> None:
-    assert expected_change([stay(1.0, sample(15))], 10.0, 14.0, 1.0) == Change(1.0, 104.0)
+    assert expected_change([stay(1.0, sample(15))], 10.0, 14.0, 1.0) == Change(1.0, 104.0, 1)
+
+
+def test_what_has_not_arrived_is_expected_at_the_pace_of_late_less_what_is_planned() -> None:
+    pace = Pace()
+    for i in range(41):  # two a second, of 50 tokens; the first one is long ago
+        pace.started(i * 0.5, 50)
+    # 20 s ahead, 4 workers: 10 each, of which 4 are planned; answers are longer than 10 tokens.
+    change = pace.unplanned_change(4, 4, 20.0, 40.0, 1.0, sample(30))
+    assert change.n_requests == pytest.approx(6)
+    assert change.context_tokens == pytest.approx(300)
+    # half of the answers are over by then: they start half way there
+    half = pace.unplanned_change(4, 4, 20.0, 40.0, 1.0, sample(5, 30))
+    assert half.n_requests == pytest.approx(3)
+    assert pace.unplanned_change(99, 4, 20.0, 40.0, 1.0, sample(30)) == Change(0.0, 0.0)
+
+
+def test_a_pace_of_long_ago_is_none() -> None:
+    pace = Pace()
+    assert pace.unplanned_change(0, 1, 0.0, 9.0, 1.0, sample(30)) == Change(0.0, 0.0)
+    pace.started(0.0, 50)
+    assert pace.unplanned_change(0, 1, 1.0, 11.0, 1.0, sample(30)).n_requests == 0.5
+    assert pace.unplanned_change(0, 1, 100.0, 200.0, 1.0, sample(30)) == Change(0.0, 0.0)

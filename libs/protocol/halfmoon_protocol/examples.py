@@ -5,6 +5,7 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksLeased,
+    BlocksReplicated,
     BlocksReserved,
     BlocksSnapshot,
     CachedPrefix,
@@ -15,6 +16,7 @@ from halfmoon_protocol.messages import (
     DecodeLoad,
     DecodeRefused,
     DecodeReserved,
+    DropBlocks,
     Hello,
     KvstoreAddress,
     KvstoreLoad,
@@ -30,6 +32,7 @@ from halfmoon_protocol.messages import (
     Produced,
     ReleaseLease,
     RenewLease,
+    ReplicateBlocks,
     ReserveBlocks,
     ReserveDecode,
     RevokeBlocks,
@@ -140,6 +143,15 @@ EXAMPLES: tuple[Message, ...] = (
     LeaseBlocks(ticket=TICKET, layout=LAYOUT, hashes=HASHES),
     RenewLease(ticket=TICKET),
     ReleaseLease(ticket=TICKET),
+    ReplicateBlocks(
+        ticket=TICKET,
+        source=KVSTORE,
+        layout=LAYOUT,
+        hashes=HASHES[1:],
+        parent=HASHES[0],
+        token_ids=tuple(range(16)),
+    ),
+    DropBlocks(hashes=HASHES),
     SnapshotBlocks(),
     BlocksReserved(
         ticket=TICKET,
@@ -151,6 +163,7 @@ EXAMPLES: tuple[Message, ...] = (
     BlocksLeased(
         ticket=TICKET, region=REGION, places=(Place(HASHES[0], 0, 0xFEED),), expires_s=10.0
     ),
+    BlocksReplicated(ticket=TICKET, n_blocks=1),
     KvstoreRefused(ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0),
     BlocksSnapshot(sequence=41, hashes=HASHES),
     KvstoreLoad(n_stored=50, n_reserved=2, n_leased=3, n_blocks=64),

@@ -10,8 +10,8 @@ differ in the decode load that they look at when a request arrives:
     early       what the chosen decode worker runs now, with the request added
     predicted   the pool's mean at the time when the prefill will be done, if every request
                 decodes for the same time
-    lookahead   the chosen worker's at that time and when the last prefill planned for it is
-                done, by the answers' lengths learnt per tenant and prompt class
+    lookahead   the chosen worker's expected one at that time: by what is planned for it, the
+                answers' lengths learnt per tenant and prompt class, and the pace of arrivals
 
 The first four are Mooncake's (arXiv 2407.00079, section 7). `early` looks at a load that
 prefills under way have not reached yet, which makes both pools' loads swing; `predicted` and
@@ -42,7 +42,7 @@ class Outlook(Protocol):
         ...
 
     def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
-        """One worker's from a later moment on, by what is known of each of its requests."""
+        """One worker's at a later moment, by what is known of each of its requests."""
         ...
 
 

@@ -14,6 +14,7 @@ from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import (
     AnyMessage,
+    BlocksReplicated,
     BlocksSnapshot,
     CachedPrefix,
     Cancel,
@@ -21,10 +22,13 @@ from halfmoon_protocol.messages import (
     DecodeLoad,
     DecodeRefused,
     DecodeReserved,
+    DropBlocks,
+    KvstoreRefused,
     PrefillDone,
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
+    ReplicateBlocks,
     SnapshotBlocks,
     StartDecode,
     StartPrefill,
@@ -50,7 +54,13 @@ from halfmoon_scheduling.events import (
 from halfmoon_scheduling.lifecycle import Lifecycle
 from halfmoon_scheduling.placer import Placer
 from halfmoon_scheduling.prefix_index import KvFollower, PrefixIndex
+from halfmoon_scheduling.replication import Copy, Drop, Replicator
 from halfmoon_scheduling.request_state import Decision, Phase, Tracked
+
+#: Seconds between two looks at what is hot.
+REPLICATION_PERIOD_S = 1.0
+#: Seconds for which a kvstore that refused a copy is left alone at the least.
+REFUSED_COPY_S = 10.0
 
 
 class PoolLoads(NamedTuple):
@@ -72,7 +82,15 @@ class Conductor:
         self.index = PrefixIndex()
         self._follower = KvFollower(self.index)
         self._placer = Placer(config, self.cluster, self.index, self.costs)
-        self._requests = Lifecycle(config, self.cluster, self._placer)
+        self._replicator: Replicator | None = None
+        if config.replication_bytes_per_s:
+            self._replicator = Replicator(
+                config.replication_bytes_per_s,
+                config.replication_hot_uses,
+                config.replication_half_life_s,
+            )
+        self._replicated_s = float("-inf")
+        self._requests = Lifecycle(config, self.cluster, self._placer, self._replicator)
 
     # -- what the metrics show ---------------------------------------------------------------
 
@@ -173,6 +191,11 @@ class Conductor:
                 self._requests.room_made = True
             case PrefillLoad():
                 self.cluster.prefills.on_load(worker_id, message)
+            case BlocksReplicated() if self._replicator is not None:
+                self._replicator.copied(worker_id, message.ticket, message.n_blocks)
+            case KvstoreRefused() if self._replicator is not None:
+                until_s = now + max(message.retry_after_s, REFUSED_COPY_S)
+                self._replicator.refused(worker_id, message.ticket, until_s)
             case BlocksSnapshot():
                 return self._on_blocks_snapshot(worker_id, message, now)
             case _:
@@ -363,6 +386,8 @@ class Conductor:
             return []
         self.cluster.leave(worker_id)
         self._follower.lost(worker_id)
+        if self._replicator is not None:
+            self._replicator.lost(worker_id)
         return self._requests.worker_lost(worker_id, reason, now)
 
     def _on_kv_changed(
@@ -385,6 +410,42 @@ class Conductor:
         commands = self._requests.time_passed(now)
         for worker_id in self._follower.overdue(now, self.config.snapshot_timeout_s):
             commands += self._requests.send(worker_id, SnapshotBlocks())
+        return commands + self._replicate(now)
+
+    def _replicate(self, now: float) -> list[AnyCommand]:
+        """Ask for copies of what is hot, and for copies that are cold to be dropped."""
+        layout = self.cluster.layout
+        due = self._replicated_s + REPLICATION_PERIOD_S <= now
+        if self._replicator is None or layout is None or not due:
+            return []
+        self._replicated_s = now
+        room = {
+            info.worker_id: max(0, info.n_blocks - self.index.n_blocks(info.worker_id))
+            for info in self.cluster.accepting("kvstore")
+            if info.replicates
+        }
+        commands: list[AnyCommand] = []
+        for change in self._replicator.plan(
+            self.index,
+            room,
+            block_bytes=layout.block_bytes,
+            block_size=layout.block_size,
+            now=now,
+        ):
+            match change:
+                case Copy():
+                    message = ReplicateBlocks(
+                        ticket=change.ticket,
+                        source=self.cluster.address(change.source),
+                        layout=layout,
+                        hashes=change.hashes,
+                        parent=change.parent,
+                        token_ids=change.token_ids,
+                    )
+                    commands += self._requests.send(change.target, message)
+                case Drop():
+                    drop = DropBlocks(hashes=change.hashes)
+                    commands += self._requests.send(change.kvstore, drop)
         return commands
 
     def check(self) -> None:
@@ -394,6 +455,8 @@ class Conductor:
         self._follower.check()
         self.costs.check()
         self._requests.check()
+        if self._replicator is not None:
+            self._replicator.check()
 
 
 def _mean(values: Collection[float]) -> float:

@@ -55,6 +55,13 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     landing_margin_s: float = 5.0
     #: Seconds after which a kvstore's missing snapshot is asked for again.
     snapshot_timeout_s: float = 5.0
+    #: Bytes per second that are copied at the most to give hot prefixes more holders, see
+    #: `replication`; 0: none are. Only kvstores that say they can are asked.
+    replication_bytes_per_s: float = 0.0
+    #: Uses within a half-life for which a prefix gets one holder more.
+    replication_hot_uses: float = 8.0
+    #: Seconds in which a use comes to count half.
+    replication_half_life_s: float = 60.0
     #: Tries in a row at one request that bring no token. More than the workers that a rolling
     #: restart takes away at once.
     max_attempts: int = 4
@@ -99,10 +106,19 @@ _POSITIVE = (
     "ttft_slo_multiple",
     "tbt_slo_multiple",
     "decode_time_s",
+    "replication_hot_uses",
+    "replication_half_life_s",
     "reserve_timeout_s",
     "request_timeout_s",
     "snapshot_timeout_s",
     "max_attempts",
     "prior_bandwidth",
 )
-_NOT_NEGATIVE = ("max_waiting", "max_deferred", "defer_s", "kept_decisions", "landing_margin_s")
+_NOT_NEGATIVE = (
+    "max_waiting",
+    "max_deferred",
+    "defer_s",
+    "kept_decisions",
+    "landing_margin_s",
+    "replication_bytes_per_s",
+)

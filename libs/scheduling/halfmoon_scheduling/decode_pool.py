@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad, WorkerInfo
 from halfmoon_scheduling.cost_model import CostModel, Mean
-from halfmoon_scheduling.forecast import Starts, Stay, expected_change, uniform_change
+from halfmoon_scheduling.forecast import Pace, Starts, Stay, expected_change, uniform_change
+from halfmoon_scheduling.output_lengths import OutputLengths
 from halfmoon_scheduling.placement import DecodeCandidate
 
 #: Share that one request has in the running mean of decode times, which differ widely.
 DECODE_TIME_ALPHA = 0.02
-#: Later moments that the expected forecast looks at, beside the one it is asked for.
-MAX_MOMENTS = 8
 
 
 @dataclass(slots=True)
@@ -67,6 +66,9 @@ class DecodePool:
         #: Exactly the claims in state "running", by their start; the others in `_pending`.
         self._running = Starts()
         self._pending = Starts()
+        self._pace = Pace()
+        #: Lengths of answers, of which the expected forecast is made.
+        self.lengths = OutputLengths()
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class DecodePool:
         assert not stay.running, "a request starts once"
         self._pending.remove(request_id, stay.start_s)
         self._running.add(request_id, now, stay.n_tokens)
+        self._pace.started(now, stay.n_tokens)
         held.state, stay.running, stay.start_s = "running", True, now
         worker.n_running += 1
         worker.running_tokens += stay.n_tokens
@@ -210,18 +213,20 @@ class DecodePool:
         return total_s / n_workers
 
     def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
-        """Expected seconds per step of one worker with a request of `n_tokens`: the most of a
-        later moment and of those after it when what is planned for the worker begins."""
+        """Expected seconds per step of one worker at a later moment, a request of `n_tokens`
+        included: by what is known of each of its requests, and by the pace at which others
+        have come lately."""
         worker = self._workers[decode]
         token_s = self._step_s(decode, 0 if worker.n_running else 1, 0)
-        stays = [held.stay for held in worker.held.values()]
-        later = sorted(stay.start_s for stay in stays if not stay.running and stay.start_s > at_s)
-        longest_s = 0.0
-        for moment_s in (at_s, *later[-1 :: -(1 + len(later) // MAX_MOMENTS)]):
-            change = expected_change(stays, now, moment_s, token_s)
-            step_s = self._step_s(decode, change.n_requests + 1, change.context_tokens + n_tokens)
-            longest_s = max(longest_s, step_s)
-        return longest_s
+        known = expected_change([held.stay for held in worker.held.values()], now, at_s, token_s)
+        unknown = self._pace.unplanned_change(
+            known.n_planned, len(self._workers), now, at_s, token_s, self.lengths.of_all
+        )
+        return self._step_s(
+            decode,
+            known.n_requests + unknown.n_requests + 1,
+            known.context_tokens + unknown.context_tokens + n_tokens,
+        )
 
     def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
         """Seconds per step of a request that is alone there."""
@@ -262,6 +267,7 @@ class DecodePool:
         """Audit: starts are those of the claims, and no candidate is out of date."""
         self._running.check()
         self._pending.check()
+        self.lengths.check()
         held = [held for worker in self._workers.values() for held in worker.held.values()]
         assert len(self._running) == sum(1 for one in held if one.stay.running)
         assert len(self._pending) == sum(1 for one in held if not one.stay.running)

@@ -28,9 +28,9 @@ from halfmoon_scheduling.deadlines import Deadlines
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.forecast import Stay
 from halfmoon_scheduling.limits import TooLong
-from halfmoon_scheduling.output_lengths import OutputLengths
 from halfmoon_scheduling.placement import Job, Placement
 from halfmoon_scheduling.placer import Placer
+from halfmoon_scheduling.replication import Replicator
 from halfmoon_scheduling.request_state import Decision, Outcome, Phase, Stopping, Tracked
 
 #: Seconds after which a refused client may try again when nothing better is known.
@@ -45,10 +45,17 @@ _Rank = tuple[int, int, RequestId]
 class Lifecycle:
     """All requests that are not over."""
 
-    def __init__(self, config: SchedulingConfig, cluster: Cluster, placer: Placer) -> None:
+    def __init__(
+        self,
+        config: SchedulingConfig,
+        cluster: Cluster,
+        placer: Placer,
+        replicator: Replicator | None = None,
+    ) -> None:
         self._config = config
         self._cluster = cluster
         self._placer = placer
+        self._replicator = replicator
         #: Recent placements with their tables, the newest last.
         self.decisions: deque[Decision] = deque(maxlen=config.kept_decisions)
         #: In the order of arrival.
@@ -63,8 +70,7 @@ class Lifecycle:
         self.deadlines = Deadlines()
         #: How requests ended that were not served: by the limit missed, or by what was lacking.
         self.refusals: Counter[str] = Counter()
-        #: Answers' lengths, for forecasts; and how true predictions came.
-        self.lengths = OutputLengths()
+        #: How true predictions came.
         self.accuracy = Accuracy()
         #: Set when something may have made room for those who wait; whoever serves them
         #: clears it.
@@ -242,7 +248,7 @@ class Lifecycle:
         stay = Stay(
             job.n_tokens,
             request.stopping.max_new_tokens,
-            self.lengths.sample(request.tenant, request.n_prompt),
+            self._cluster.decodes.lengths.sample(request.tenant, request.n_prompt),
             tracked.first_token_s,
         )
         self._cluster.prefills.plan(placement.chosen, job, now)
@@ -251,6 +257,10 @@ class Lifecycle:
         tracked.placement = placement
         tracked.asked_s = now
         self.deadlines.set(tracked, now + self._config.reserve_timeout_s)
+        if self._replicator is not None:
+            n_known = max(max(row.n_blocks, row.local_blocks) for row in placement.estimates)
+            known = request.block_hashes[:n_known]
+            self._replicator.used(known, request.token_ids, job.block_size, now)
         self._explain(tracked, placement, verdict, now, "placed")
         message = ReserveDecode(
             request_id=request.request_id, n_tokens=job.n_tokens, stopping=request.stopping
@@ -321,7 +331,7 @@ class Lifecycle:
         seconds = self._cluster.decodes.decoded_for(tracked.decode, request.request_id, now)
         self._cluster.decodes.ended(seconds)
         if n_new > 1:
-            self.lengths.observe(request.tenant, request.n_prompt, n_new)
+            self._cluster.decodes.lengths.observe(request.tenant, request.n_prompt, n_new)
             self.accuracy.observe("tbt", tracked.placement.tbt_s, seconds / (n_new - 1))
         self.end(tracked, now)
         self._placer.forget(request.request_id)
@@ -514,7 +524,6 @@ class Lifecycle:
             assert set(queue) == ranks
             assert len(queue) == len(ranks), "a request waits twice"
         assert len(self._deferred) <= self._config.max_deferred
-        self.lengths.check()
         self.deadlines.check(self.all())
         assert not self._requests.keys() & self._stopping.keys()
         planned: dict[WorkerId, set[RequestId]] = {}

@@ -65,7 +65,8 @@ class OutputLengths:
         self._of_tenants: OrderedDict[_Group, LengthSample] = OrderedDict()
         #: By prompt class, of all tenants.
         self._of_classes: dict[int, LengthSample] = {}
-        self._of_all = LengthSample()
+        #: Of all answers.
+        self.of_all = LengthSample()
 
     def observe(self, tenant: str, n_prompt: int, n_new: int) -> None:
         """An answer to a prompt of `n_prompt` tokens ended after `n_new` tokens."""
@@ -77,7 +78,7 @@ class OutputLengths:
             self._of_tenants.popitem(last=False)
         sample.observe(n_new)
         self._of_classes.setdefault(prompt_class, LengthSample()).observe(n_new)
-        self._of_all.observe(n_new)
+        self.of_all.observe(n_new)
 
     def sample(self, tenant: str, n_prompt: int) -> LengthSample:
         """The narrowest group that has seen enough; perhaps an empty one."""
@@ -88,10 +89,10 @@ class OutputLengths:
         ):
             if sample is not None and len(sample) >= ENOUGH:
                 return sample
-        return self._of_all
+        return self.of_all
 
     def check(self) -> None:
         """Audit: bounds, and each sample by itself."""
         assert len(self._of_tenants) <= MAX_GROUPS
-        for sample in (*self._of_tenants.values(), *self._of_classes.values(), self._of_all):
+        for sample in (*self._of_tenants.values(), *self._of_classes.values(), self.of_all):
             sample.check()

@@ -42,6 +42,10 @@ class PrefixIndex:
         """Blocks that this worker holds."""
         return self._n_blocks.get(worker, 0)
 
+    def n_holders(self, block: BlockHash) -> int:
+        """How many hold this block."""
+        return self._holders.get(block, 0).bit_count()
+
     def stored(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
         """The worker holds these now; again is fine."""
         bit = 1 << self._slot(worker)

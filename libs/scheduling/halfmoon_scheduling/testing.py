@@ -27,6 +27,7 @@ def a_worker(
     max_context: int = 4096,
     model: str = "tiny-chat",
     draining: bool = False,
+    replicates: bool = False,
 ) -> WorkerInfo:
     """A worker whose role is the first part of its id, as in ``decode-0``."""
     role: Role
@@ -54,6 +55,7 @@ def a_worker(
         decode_cost=decode_cost,
         home_kvstore=None if home_kvstore is None else WorkerId(home_kvstore),
         draining=draining,
+        replicates=replicates,
     )
 
 

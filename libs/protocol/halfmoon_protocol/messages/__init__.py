@@ -14,15 +14,18 @@ from halfmoon_protocol.messages.decode import (
 from halfmoon_protocol.messages.kvstore import (
     BlocksCommitted,
     BlocksLeased,
+    BlocksReplicated,
     BlocksReserved,
     BlocksSnapshot,
     CommitBlocks,
+    DropBlocks,
     KvstoreLoad,
     KvstoreRefused,
     LeaseBlocks,
     Place,
     ReleaseLease,
     RenewLease,
+    ReplicateBlocks,
     ReserveBlocks,
     RevokeBlocks,
     SnapshotBlocks,
@@ -52,6 +55,7 @@ __all__ = [
     "AnyMessage",
     "BlocksCommitted",
     "BlocksLeased",
+    "BlocksReplicated",
     "BlocksReserved",
     "BlocksSnapshot",
     "CachedPrefix",
@@ -62,6 +66,7 @@ __all__ = [
     "DecodeLoad",
     "DecodeRefused",
     "DecodeReserved",
+    "DropBlocks",
     "Hello",
     "KvstoreAddress",
     "KvstoreLoad",
@@ -77,6 +82,7 @@ __all__ = [
     "Produced",
     "ReleaseLease",
     "RenewLease",
+    "ReplicateBlocks",
     "ReserveBlocks",
     "ReserveDecode",
     "RevokeBlocks",
@@ -113,10 +119,13 @@ AnyMessage = (
     | LeaseBlocks
     | RenewLease
     | ReleaseLease
+    | ReplicateBlocks
+    | DropBlocks
     | SnapshotBlocks
     | BlocksReserved
     | BlocksCommitted
     | BlocksLeased
+    | BlocksReplicated
     | KvstoreRefused
     | BlocksSnapshot
     | KvstoreLoad

@@ -10,6 +10,7 @@ import msgspec
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages.base import Message
+from halfmoon_protocol.messages.prefill import KvstoreAddress
 from halfmoon_protocol.regions import Region
 
 # client -> kvstore
@@ -62,6 +63,35 @@ class ReleaseLease(Message, frozen=True, tag="release_lease"):
     ticket: Ticket
 
 
+class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
+    """Please copy these blocks from another kvstore: they are asked for often. Answered by
+    `BlocksReplicated` or `KvstoreRefused`: whoever owns the memory decides.
+
+    Only for kvstores whose record says `replicates`.
+    """
+
+    ticket: Ticket
+    source: KvstoreAddress
+    layout: KvLayout
+    #: In prefix order: block i+1 is the child of block i.
+    hashes: tuple[BlockHash, ...]
+    #: Hash of the block before the first of `hashes`; none for the start of a prompt.
+    parent: BlockHash | None
+    #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events.
+    token_ids: tuple[int, ...]
+
+
+class DropBlocks(Message, frozen=True, tag="drop_blocks"):
+    """These copies have become cold and others hold them too: give up those that nobody
+    reads. Nothing is answered; KV events say what went.
+
+    Only for kvstores whose record says `replicates`.
+    """
+
+    #: Children before parents.
+    hashes: tuple[BlockHash, ...]
+
+
 class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
     """Tell all that is stored; answered by `BlocksSnapshot`."""
 
@@ -102,6 +132,14 @@ class BlocksLeased(Message, frozen=True, tag="blocks_leased"):
     region: Region
     places: tuple[Place, ...]
     expires_s: float
+
+
+class BlocksReplicated(Message, frozen=True, tag="blocks_replicated"):
+    """The first `n_blocks` of the blocks asked for are served here from now on; those that
+    were there before count."""
+
+    ticket: Ticket
+    n_blocks: int
 
 
 class KvstoreRefused(Message, frozen=True, tag="kvstore_refused"):

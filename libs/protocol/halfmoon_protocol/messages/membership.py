@@ -54,6 +54,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     home_kvstore: WorkerId | None = None
     #: True when it finishes what it has and takes nothing new.
     draining: bool = False
+    #: True when this kvstore knows `ReplicateBlocks` and `DropBlocks`.
+    replicates: bool = False
 
 
 class Hello(Message, frozen=True, tag="hello"):
