@@ -40,7 +40,7 @@ class Answers:
 
     running: float = 0.0
     uniform: float = 0.0
-    expected: float = 0.0
+    promised: float = 0.0
     asked: list[tuple[str, float]] = field(default_factory=list)
 
     def running_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
@@ -50,9 +50,8 @@ class Answers:
         self.asked.append(("uniform", at_s))
         return self.uniform
 
-    def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
-        self.asked.append(("expected", at_s))
-        return self.expected
+    def promised_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
+        return self.promised
 
 
 def verdict(
@@ -111,7 +110,7 @@ def test_time_spent_waiting_counts() -> None:
     [
         ("early", Answers(running=0.2)),
         ("predicted", Answers(uniform=0.2)),
-        ("lookahead", Answers(expected=0.2)),
+        ("lookahead", Answers(promised=0.2)),
     ],
 )
 def test_slow_tokens_are_refused_by_the_load_that_the_mode_looks_at(
@@ -123,25 +122,22 @@ def test_slow_tokens_are_refused_by_the_load_that_the_mode_looks_at(
     assert "0.2 s at decode-0, the limit is 0.1 s" in refused.reason
     assert refused.retry_after_s >= 1
     others = Answers(0.2, 0.2, 0.2)
-    setattr(others, {"early": "running", "predicted": "uniform"}.get(mode, "expected"), 0.05)
+    setattr(others, {"early": "running", "predicted": "uniform"}.get(mode, "promised"), 0.05)
     assert not verdict(mode, placement(0, 1), others, tbt=0.1).misses
 
 
 def test_baseline_looks_at_decode_only_when_the_prefill_is_done() -> None:
-    busy = Answers(running=0.2, uniform=0.2, expected=0.2)
+    busy = Answers(running=0.2, uniform=0.2, promised=0.2)
     assert not verdict("baseline", placement(0, 1), busy, ttft=5, tbt=0.1).misses
     assert decide_late(D0, 100, 0.1, busy).misses == "tbt"
     assert not decide_late(D0, 100, 0.2, busy).misses
     assert not decide_late(D0, 100, None, busy).misses
 
 
-@pytest.mark.parametrize(("mode", "asked"), [("predicted", "uniform"), ("lookahead", "expected")])
-def test_looking_ahead_is_looking_at_the_end_of_the_prefill(
-    mode: AdmissionMode, asked: str
-) -> None:
+def test_predicted_looks_at_the_end_of_the_prefill() -> None:
     outlook = Answers()
-    verdict(mode, placement(2, 3), outlook, tbt=0.1, now=100.0)
-    assert outlook.asked == [(asked, 105.0)]
+    verdict("predicted", placement(2, 3), outlook, tbt=0.1, now=100.0)
+    assert outlook.asked == [("uniform", 105.0)]
 
 
 def test_without_a_decode_worker_that_has_room_only_the_first_token_counts() -> None:

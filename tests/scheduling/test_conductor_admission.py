@@ -200,24 +200,16 @@ def test_predicted_learns_the_decode_time_from_what_ends() -> None:
     assert core.let_in(core.arrive("e"))
 
 
-def test_lookahead_knows_that_a_tenants_answers_are_short() -> None:
-    core = Core(admission="lookahead", tbt_slo_s=0.31)
-    for i in range(40):  # "quick" answers have 50 tokens, "slow" ones 400
-        core.now += 60.0
-        core.decode(f"q{i}", tenant="quick")
-        core.finish(f"q{i}", n_new=50)
-        core.now += 60.0
-        core.decode(f"s{i}", tenant="slow")
-        core.finish(f"s{i}", n_new=400)
-    core.now += 60.0
-    core.decode("a", "b", tenant="quick")
-    # In 10 s, at 0.2 s a token, both will be over.
-    assert core.let_in(core.arrive("c", tenant="quick"))
-    for name in ("a", "b", "c"):
-        core.handle(RequestCancelled(RequestId(name)))
-    core.now += 60.0
-    core.decode("d", "e", tenant="slow")
-    assert not core.let_in(core.arrive("f", tenant="quick"))
+def test_lookahead_gives_a_place_in_decode_away_once() -> None:
+    core = Core(admission="lookahead")
+    core.decode("a")
+    assert core.let_in(core.arrive("b"))
+    assert not core.let_in(core.arrive("c"))  # b is on its way
+    core.finish("a")
+    assert core.let_in(core.arrive("d"))
+    assert not core.let_in(core.arrive("e"))
+    core.handle(RequestCancelled(RequestId("b")))
+    assert core.let_in(core.arrive("f"))
 
 
 # -- limits --------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ differ in the decode load that they look at when a request arrives:
     early       what the chosen decode worker runs now, with the request added
     predicted   the pool's mean at the time when the prefill will be done, if every request
                 decodes for the same time
-    lookahead   the chosen worker's expected one at that time: by what is planned for it, the
-                answers' lengths learnt per tenant and prompt class, and the pace of arrivals
+    lookahead   the chosen worker's with all that is promised to it, be it running, in prefill
+                or on its way, and the request added
 
 The first four are Mooncake's (arXiv 2407.00079, section 7). `early` looks at a load that
-prefills under way have not reached yet, which makes both pools' loads swing; `predicted` and
-`lookahead` look ahead.
+prefills under way have not reached yet, which makes both pools' loads swing. `predicted` guesses
+who will be gone when they have; `lookahead` counts them and lets nobody go before he is gone, so
+that a place in decode is given away once.
 """
 
 from collections.abc import Callable
@@ -41,8 +42,8 @@ class Outlook(Protocol):
         """Mean over all workers at a later moment, if all decode for the same time."""
         ...
 
-    def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
-        """One worker's at a later moment, by what is known of each of its requests."""
+    def promised_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
+        """Seconds per step of all that is promised to a worker and a request of `n_tokens`."""
         ...
 
 
@@ -90,8 +91,7 @@ def _predicted(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> floa
 
 
 def _lookahead(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> float:
-    at_s = applicant.now + applicant.placement.ttft_s
-    return outlook.expected_tbt_s(decode, applicant.n_tokens, at_s, applicant.now)
+    return outlook.promised_tbt_s(decode, applicant.n_tokens)
 
 
 #: What each mode expects of decode at arrival; None: it does not look.

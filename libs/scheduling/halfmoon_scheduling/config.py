@@ -35,8 +35,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: looked at it when the request arrived: a refusal then has wasted the prefill. Mode
     #: "baseline" always does, mode "none" never.
     double_check: bool = False
-    #: Seconds that every request decodes (t_d) by the forecast of mode "predicted"; None: the
-    #: running mean of those seen.
+    #: Seconds that every request decodes (t_d) by the forecast of mode "predicted"; None: what
+    #: 95 % of those seen lately did not exceed.
     decode_time_s: float | None = None
     #: Requests that are held back at the most, rather than refused, because decode is too
     #: busy for the moment; 0: none is.

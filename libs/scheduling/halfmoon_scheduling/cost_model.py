@@ -39,11 +39,10 @@ class Mean:
     """An exponentially weighted mean that starts from a prior."""
 
     value: float
-    alpha: float = ALPHA
 
     def observe(self, value: float) -> None:
         """Let one more value count."""
-        self.value += self.alpha * (value - self.value)
+        self.value += ALPHA * (value - self.value)
 
 
 @dataclass(slots=True)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad, WorkerInfo
-from halfmoon_scheduling.cost_model import CostModel, Mean
-from halfmoon_scheduling.forecast import Pace, Starts, Stay, expected_change, uniform_change
-from halfmoon_scheduling.output_lengths import OutputLengths
+from halfmoon_scheduling.cost_model import CostModel
+from halfmoon_scheduling.forecast import Starts, Stay, uniform_change
 from halfmoon_scheduling.placement import DecodeCandidate
+from halfmoon_scheduling.sample import Sample
 
-#: Share that one request has in the running mean of decode times, which differ widely.
-DECODE_TIME_ALPHA = 0.02
+#: The uniform decode time, where none is given: what a share of those seen lately did not
+#: exceed. Not their mean: it would take the longer half of what runs for gone.
+DECODE_TIME_QUANTILE = 0.95
 
 
 @dataclass(slots=True)
@@ -56,19 +57,16 @@ class DecodePool:
 
         Args:
             costs: learns from loads.
-            decode_time_s: how long every request decodes, for the uniform forecast; None: the
-                running mean of those that have ended, and for ever until one has.
+            decode_time_s: how long every request decodes, for the uniform forecast; None: a
+                high quantile of those that have ended, and for ever until one has.
         """
         self._costs = costs
         self._given_decode_time_s = decode_time_s
-        self._seen_decode_time: Mean | None = None
+        self._seen_decode_times_s = Sample()
         self._workers: dict[WorkerId, _Decode] = {}
         #: Exactly the claims in state "running", by their start; the others in `_pending`.
         self._running = Starts()
         self._pending = Starts()
-        self._pace = Pace()
-        #: Lengths of answers, of which the expected forecast is made.
-        self.lengths = OutputLengths()
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -125,7 +123,6 @@ class DecodePool:
         assert not stay.running, "a request starts once"
         self._pending.remove(request_id, stay.start_s)
         self._running.add(request_id, now, stay.n_tokens)
-        self._pace.started(now, stay.n_tokens)
         held.state, stay.running, stay.start_s = "running", True, now
         worker.n_running += 1
         worker.running_tokens += stay.n_tokens
@@ -183,16 +180,15 @@ class DecodePool:
 
     def ended(self, seconds: float) -> None:
         """A request has decoded to its end, which took so long."""
-        if self._seen_decode_time is None:
-            self._seen_decode_time = Mean(seconds, DECODE_TIME_ALPHA)
-        self._seen_decode_time.observe(seconds)
+        self._seen_decode_times_s.observe(seconds)
 
     @property
     def decode_time_s(self) -> float:
         """t_d of the uniform forecast, seconds."""
         if self._given_decode_time_s is not None:
             return self._given_decode_time_s
-        return float("inf") if self._seen_decode_time is None else self._seen_decode_time.value
+        seen = self._seen_decode_times_s
+        return seen.quantile(DECODE_TIME_QUANTILE) if len(seen) else float("inf")
 
     # -- what admission asks: see `admission.Outlook` ----------------------------------------
 
@@ -212,20 +208,11 @@ class DecodePool:
             total_s += step_s(worker_id, worker.cost, max(n_requests, 0.0), max(tokens, 0.0))
         return total_s / n_workers
 
-    def expected_tbt_s(self, decode: WorkerId, n_tokens: int, at_s: float, now: float) -> float:
-        """Expected seconds per step of one worker at a later moment, a request of `n_tokens`
-        included: by what is known of each of its requests, and by the pace at which others
-        have come lately."""
+    def promised_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
+        """Seconds per step of all that is promised to a worker and a request of `n_tokens`."""
         worker = self._workers[decode]
-        token_s = self._step_s(decode, 0 if worker.n_running else 1, 0)
-        known = expected_change([held.stay for held in worker.held.values()], now, at_s, token_s)
-        unknown = self._pace.unplanned_change(
-            known.n_planned, len(self._workers), now, at_s, token_s, self.lengths.of_all
-        )
-        return self._step_s(
-            decode,
-            known.n_requests + unknown.n_requests + 1,
-            known.context_tokens + unknown.context_tokens + n_tokens,
+        return self._costs.step_s(
+            decode, worker.cost, worker.n_requests + 1, worker.context_tokens + n_tokens
         )
 
     def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
@@ -267,7 +254,6 @@ class DecodePool:
         """Audit: starts are those of the claims, and no candidate is out of date."""
         self._running.check()
         self._pending.check()
-        self.lengths.check()
         held = [held for worker in self._workers.values() for held in worker.held.values()]
         assert len(self._running) == sum(1 for one in held if one.stay.running)
         assert len(self._pending) == sum(1 for one in held if not one.stay.running)

@@ -33,7 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float | None = None
     #: Largest acceptable predicted time between tokens, seconds; None: no limit.
     tbt_slo_s: float | None = None
-    #: Who asks; lengths of answers are learnt per tenant.
+    #: Who asks. No decision looks at it; it is there for those who read journals.
     tenant: str = ""
     #: Among those that wait or are held back the largest goes first.
     priority: int = 0

@@ -245,12 +245,7 @@ class Lifecycle:
         self._stop_waiting(tracked)
         request = tracked.request
         tracked.first_token_s = now + placement.ttft_s
-        stay = Stay(
-            job.n_tokens,
-            request.stopping.max_new_tokens,
-            self._cluster.decodes.lengths.sample(request.tenant, request.n_prompt),
-            tracked.first_token_s,
-        )
+        stay = Stay(job.n_tokens, tracked.first_token_s)
         self._cluster.prefills.plan(placement.chosen, job, now)
         self._cluster.decodes.hold(decode, job.request_id, -(-job.n_tokens // job.block_size), stay)
         tracked.phase = Phase.RESERVING
@@ -331,7 +326,6 @@ class Lifecycle:
         seconds = self._cluster.decodes.decoded_for(tracked.decode, request.request_id, now)
         self._cluster.decodes.ended(seconds)
         if n_new > 1:
-            self._cluster.decodes.lengths.observe(request.tenant, request.n_prompt, n_new)
             self.accuracy.observe("tbt", tracked.placement.tbt_s, seconds / (n_new - 1))
         self.end(tracked, now)
         self._placer.forget(request.request_id)
