@@ -77,7 +77,7 @@ def ratio(bench: Bench) -> PaperReport:
             "The figure's workload and rate are not stated.",
             "The falling side of the figure, where decode is too small, does not appear at these"
             " rates: by the calibration a step over a full memory takes under 0.1 s, so a decode"
-            " worker breaks the limit only by waiting for pages, and five of them suffice. The"
+            " worker breaks the limit only by waiting for pages, and three of them suffice. The"
             " paper's decode workers have less to spare than Figure 14 of the same paper says.",
         ),
     )
