@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
 
+from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
@@ -124,7 +126,7 @@ class Node:
 
 
 @asynccontextmanager
-async def open_node(**settings: Any) -> AsyncIterator[Node]:
+async def open_node(disk: Disk | None = None, **settings: Any) -> AsyncIterator[Node]:
     network, store, clock = MemoryNetwork(), MemoryStore(), FakeClock()
     config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
     transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
@@ -143,7 +145,7 @@ async def open_node(**settings: Any) -> AsyncIterator[Node]:
     async def record(info: WorkerInfo) -> None:
         records.append(info)
 
-    worker = KvstoreWorker(port, memory, info, config, clock, record)
+    worker = KvstoreWorker(port, memory, info, config, clock, record, disk)
     task = asyncio.create_task(worker.serve())
     node = Node(worker, clock, network, store, records, [transfer])
     try:
@@ -272,6 +274,42 @@ async def test_above_the_watermark_room_is_made_ahead_of_demand() -> None:
         stored, removed = await listener.events(2)
         assert stored.block_hashes == hashes
         assert set(removed.block_hashes) == set(hashes[8:])
+
+
+async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_in_the_other(
+    tmp_path: Path,
+) -> None:
+    hashes, tokens = chain(N_SLOTS)
+    disk = Disk(tmp_path, 4 << 20, generation=1)
+    async with open_node(
+        disk, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
+    ) as node:
+        listener, client = await node.client("listener"), await node.client()
+        await client.put(hashes, tokens)
+        [stored, *moves] = await listener.events(1 + 2 * N_SLOTS // 2)
+        assert stored.block_hashes == hashes
+        for removed, came in zip(moves[::2], moves[1::2], strict=True):
+            assert removed == BlockRemoved(block_hashes=came.block_hashes, medium="CPU")
+            [block] = came.block_hashes
+            parent = hashes[hashes.index(block) - 1]
+            assert came == BlockStored(
+                block_hashes=(block,),
+                parent_block_hash=parent,
+                token_ids=(),
+                block_size=16,
+                medium="STORAGE",
+            )
+        assert {m.block_hashes[0] for m in moves} == set(hashes[8:])
+        leased = await client.lease(hashes[:9])
+        assert [place.hash for place in leased.places] == list(hashes[:9])
+        up = await listener.events(2)
+        assert [(e.block_hashes[0], e.medium) for e in up] == [
+            (hashes[8], "STORAGE"),
+            (hashes[8], "CPU"),
+        ]
+        snapshot = await client.ask(SnapshotBlocks())
+        assert set(snapshot.hashes) == set(hashes)
+    disk.close()
 
 
 async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after() -> None:
