@@ -260,6 +260,31 @@ def test_before_the_end_what_only_memory_has_is_saved_starts_of_prompts_first() 
     world.check()
 
 
+def test_blocks_are_dropped_on_order_from_both_tiers_but_not_while_they_are_read() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    assert sorted(world.tiers.memory.hashes()) == chain("abcd")
+    ticket = world.lease("ab")
+    world.tiers.drop(chain("abcdefgh")[::-1], world.now)
+    world.heed()
+    world.settle()
+    assert sorted(world.tiers.hashes()) == chain("ab")
+    assert set(world.disk.values()) == {b""}
+    world.tiers.release(ME, ticket, world.now)
+    world.check()
+
+
+def test_a_block_with_other_children_is_not_dropped() -> None:
+    world = World(8, 8)
+    world.put("ab")
+    world.put("ac")
+    world.tiers.drop([*chain("ab")[::-1]], world.now)
+    world.heed()
+    assert sorted(world.tiers.hashes()) == [b"a", b"ac"]
+    world.check()
+
+
 def test_the_rest_of_a_prefix_is_read_ahead() -> None:
     world = World(8, 16)
     world.put("abcdefgh")
@@ -322,6 +347,12 @@ class TiersUnderAnyOrder(RuleBasedStateMachine):
     def save_all(self) -> None:
         self.world.tiers.save_all(self.world.now)
         self.world.heed()
+
+    @rule(prompt=PROMPTS)
+    def drop(self, prompt: str) -> None:
+        if self.may_fail:
+            self.world.tiers.drop(chain(prompt)[::-1], self.world.now)
+            self.world.heed()
 
     @rule(index=st.integers(0, 20))
     def release(self, index: int) -> None:

@@ -82,6 +82,10 @@ class DiskMap:
         """All blocks."""
         return list(self._stored)
 
+    def has_children(self, block: BlockHash) -> bool:
+        """Whether a child of this block is here, be the block here or not."""
+        return block in self._children
+
     def successor(self, block: BlockHash) -> BlockHash | None:
         """The child of this block that came here last, if it still is here."""
         children = self._children.get(block)

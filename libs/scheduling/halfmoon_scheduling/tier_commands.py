@@ -11,6 +11,8 @@ from halfmoon_scheduling.disk_map import BlockRecord
 #: ok, or: the bytes are not what the checksum says; or: the disk said no.
 Outcome = Literal["ok", "corrupt", "failed"]
 
+Tier = Literal["memory", "disk"]
+
 
 class TierCommand(msgspec.Struct, frozen=True, tag_field="type"):
     """The base of all commands."""
@@ -52,6 +54,6 @@ class Announce(TierCommand, frozen=True, tag="announce"):
     `left` is to be told before `came`: who ignores tiers then still knows what is here.
     """
 
-    tier: Literal["memory", "disk"]
+    tier: Tier
     left: tuple[BlockHash, ...] = ()
     came: tuple[BlockRecord, ...] = ()

@@ -36,6 +36,7 @@ from halfmoon_scheduling.tier_commands import (
     Erase,
     Outcome,
     Promote,
+    Tier,
     TierCommand,
     WriteBack,
 )
@@ -160,6 +161,8 @@ class TieredCache:
         hashes: Sequence[BlockHash],
         parent: BlockHash | None,
         now: float,
+        *,
+        ttl_s: float | None = None,
     ) -> Reserved:
         """See `BlockCache.reserve`. Blocks on the disk count as stored.
 
@@ -171,7 +174,7 @@ class TieredCache:
         depth = None if parent is None else self._depth(parent) + 1
         try:
             reserved = self.memory.reserve(
-                owner, ticket, hashes, parent, now, depth=depth, elsewhere=self.disk
+                owner, ticket, hashes, parent, now, depth=depth, elsewhere=self.disk, ttl_s=ttl_s
             )
         except CacheFull as full:
             self._pump(now)
@@ -201,6 +204,24 @@ class TieredCache:
         if self.memory.saves_first:
             unsaved = [b for b in self.memory.hashes() if not self.memory.is_saved(b)]
             self._to_save = sorted(unsaved, key=self._depth, reverse=True)
+        self._pump(now)
+
+    def drop(self, hashes: Sequence[BlockHash], now: float) -> None:
+        """Give these up, children before parents; those in use or with other children stay."""
+        for block in hashes:
+            was_in_memory = block in self.memory
+            if was_in_memory and not self.memory.evict(block):
+                continue
+            if block in self.disk:
+                if self._is_busy(block) or self.disk.has_children(block):
+                    self._gone_from_memory([block] if was_in_memory else [])
+                    continue
+                self._commands.append(Erase(self.disk.forget(block)))
+            elif not was_in_memory:
+                continue
+            self.counts.dropped += 1
+            tier: Tier = "memory" if was_in_memory else "disk"
+            self._commands.append(Announce(tier=tier, left=(block,)))
         self._pump(now)
 
     # -- reading -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from halfmoon_kvstore.copier import Copier
 from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
@@ -12,10 +13,14 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.in_service import in_service
+from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
+
+#: Seconds to wait for another kvstore's answer when its blocks are to be copied.
+_COPY_TIMEOUT_S = 5.0
 
 
 async def run(settings: KvstoreSettings, service: Service) -> None:
@@ -55,9 +60,14 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             host=settings.host_id,
             commands=port.commands,
             events=port.events,
+            replicates=True,
         )
         membership = Membership(store, info)
-        worker = KvstoreWorker(port, memory, info, settings, SystemClock(), membership.update, disk)
+        kvstores = Kvstores(network, _COPY_TIMEOUT_S)
+        stack.push_async_callback(kvstores.close)
+        copier = Copier(kvstores, transfer, memory)
+        clock = SystemClock()
+        worker = KvstoreWorker(port, memory, info, settings, clock, membership.update, disk, copier)
         async with in_service(worker, membership, service):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()

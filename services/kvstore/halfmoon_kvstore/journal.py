@@ -9,15 +9,14 @@ committed; after that it forgets them. Moves between tiers are told without toke
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from halfmoon_protocol.messages import ReserveBlocks
-from halfmoon_scheduling.tier_commands import Announce
+from halfmoon_scheduling.tier_commands import Announce, Tier
 
 #: Names of the tiers in vLLM's format.
-MEDIA: dict[Literal["memory", "disk"], str] = {"memory": "CPU", "disk": "STORAGE"}
+MEDIA: dict[Tier, str] = {"memory": "CPU", "disk": "STORAGE"}
 
 
 def stored_events(put: ReserveBlocks, stored: Sequence[BlockHash]) -> list[BlockStored]:

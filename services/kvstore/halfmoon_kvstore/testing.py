@@ -105,6 +105,10 @@ class BlockClient:
                 if isinstance(answer, Message) and getattr(answer, "ticket", None) == wanted:
                     return answer
 
+    async def tell(self, message: Message) -> None:
+        """Say something that is not answered."""
+        await self._link.send(message)
+
     async def put(
         self, hashes: Sequence[BlockHash], parent: BlockHash | None = None, n_tries: int = 1000
     ) -> int:

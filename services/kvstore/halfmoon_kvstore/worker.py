@@ -14,6 +14,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from halfmoon_kvstore.copier import Copier
 from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.journal import moved_events, stored_events
 from halfmoon_kvstore.outbox import Outbox
@@ -26,10 +27,12 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksLeased,
+    BlocksReplicated,
     BlocksReserved,
     BlocksSnapshot,
     Cancel,
     CommitBlocks,
+    DropBlocks,
     Hello,
     KvstoreLoad,
     KvstoreRefused,
@@ -38,6 +41,7 @@ from halfmoon_protocol.messages import (
     Place,
     ReleaseLease,
     RenewLease,
+    ReplicateBlocks,
     ReserveBlocks,
     RevokeBlocks,
     SnapshotBlocks,
@@ -47,16 +51,23 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.gauges import Readings
+from halfmoon_runtime.kvstores import KvstoreUnavailable
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_scheduling.block_cache import BlockCache, CacheError, CacheFull
 from halfmoon_scheduling.disk_map import DiskMap
 from halfmoon_scheduling.tier_commands import Announce, Answer, Erase, Promote, WriteBack
 from halfmoon_scheduling.tiers import TieredCache, TierLimits
+from halfmoon_transfer.interface import TransferError
 from halfmoon_transfer.regions import Memory
 
 log = structlog.get_logger()
 
 _HOUSEKEEPING_S = 0.25
+#: The owner of reservations for copies from other kvstores; no client has this name.
+_COPIES = "copies"
+_FOREVER_S = float("inf")
+#: Seconds that a conductor waits when a copy is under way already.
+_COPY_RETRY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,8 +90,20 @@ class KvstoreWorker:
         clock: Clock,
         record: Callable[[WorkerInfo], Awaitable[None]],
         disk: Disk | None = None,
+        copier: Copier | None = None,
     ) -> None:
-        """`record` writes the worker's changed record to the metadata server."""
+        """Serve nothing yet.
+
+        Args:
+            port: where commands come from and events go.
+            memory: for blocks.
+            info: the worker's record, without a layout.
+            settings: its settings.
+            clock: what time it is.
+            record: writes the worker's changed record to the metadata server.
+            disk: for blocks that leave memory; None: they are dropped.
+            copier: gets blocks of other kvstores; None: none are copied.
+        """
         self._port = port
         self._memory = memory
         self._region = memory.region
@@ -88,6 +111,7 @@ class KvstoreWorker:
         self._clock = clock
         self._record = record
         self._disk = disk
+        self._copier = copier
         self.info = info
         self.limits = TierLimits(
             promotion_wait_s=settings.promotion_wait_s, read_ahead=settings.read_ahead
@@ -170,6 +194,12 @@ class KvstoreWorker:
                 if self.tiers is not None:
                     self.tiers.release(_owner(peer), ticket, self._clock.now())
                     self._heed(self.tiers)
+            case ReplicateBlocks():
+                self._on_replicate(peer, message)
+            case DropBlocks(hashes=hashes):
+                if self.tiers is not None:
+                    self.tiers.drop(hashes, self._clock.now())
+                    self._heed(self.tiers)
             case SnapshotBlocks():
                 # Events of what has changed since may follow: to hear of it twice does no harm.
                 stored = () if self.tiers is None else tuple(self.tiers.hashes())
@@ -243,6 +273,58 @@ class KvstoreWorker:
         except (LayoutMismatch, CacheError) as error:
             self._refuse(peer, wanted.ticket, str(error))
         self._heed(self.tiers)
+
+    def _on_replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
+        if self._copier is None or self._tasks is None:
+            self._refuse(peer, order.ticket, f"{self.info.worker_id} copies no blocks")
+        elif self._copier.busy:
+            reason = f"{self.info.worker_id} copies other blocks just now"
+            self._refuse(peer, order.ticket, reason, _COPY_RETRY_S)
+        else:
+            self._tasks.create_task(self._replicate(self._copier, peer, order))
+
+    async def _replicate(self, copier: Copier, peer: PeerId, order: ReplicateBlocks) -> None:
+        """Lease at the source, reserve here, read, verify, serve; or say why not."""
+        try:
+            async with copier.leased(order) as lease:
+                n_blocks = await self._copy(copier, order, lease)
+        except CacheFull as error:
+            self._refuse(peer, order.ticket, str(error), error.retry_after_s)
+        except (KvstoreUnavailable, TransferError, LayoutMismatch, CacheError, ValueError) as error:
+            self._refuse(peer, order.ticket, str(error))
+        else:
+            done = BlocksReplicated(ticket=order.ticket, n_blocks=n_blocks)
+            self._outbox.answer(peer, done)
+        await self._outbox.send()
+
+    async def _copy(self, copier: Copier, order: ReplicateBlocks, lease: BlocksLeased) -> int:
+        """Copy what is leased; how many blocks of the order are here then, from its first."""
+        size, n = order.layout.block_bytes, len(lease.places)
+        put = ReserveBlocks(
+            ticket=order.ticket,
+            layout=order.layout,
+            hashes=order.hashes[:n],
+            parent=order.parent,
+            token_ids=order.token_ids[: n * order.layout.block_size],
+        )
+        tiers = await self._tiers_for(put)
+        # It ends with the read, however long that takes: until then bytes come in.
+        reserved = tiers.reserve(
+            _COPIES, put.ticket, put.hashes, put.parent, self._clock.now(), ttl_s=_FOREVER_S
+        )
+        self._heed(tiers)
+        try:
+            places = {place.hash: place for place in lease.places}
+            wanted = [(places[block], slot * size) for block, slot in reserved.places]
+            checksums = await copier.read(lease, wanted, size) if wanted else []
+        except BaseException:
+            tiers.revoke(_COPIES, put.ticket)
+            raise
+        stored = tiers.commit(_COPIES, put.ticket, checksums, self._clock.now())
+        self._outbox.tell(stored_events(put, stored))
+        self._heed(tiers)
+        missing = (i for i, block in enumerate(put.hashes) if block not in tiers)
+        return next(missing, len(put.hashes))
 
     def _leased(self, ticket: Ticket, places: tuple[Place, ...]) -> BlocksLeased:
         return BlocksLeased(

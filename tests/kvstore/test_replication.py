@@ -1,0 +1,123 @@
+"""Copies between kvstore nodes, as processes, on the order of whoever plays the conductor."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from halfmoon_kvstore.testing import SMALL, BlockClient
+from halfmoon_metadata import open_store
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import (
+    BlocksReplicated,
+    DropBlocks,
+    KvstoreAddress,
+    KvstoreRefused,
+    Message,
+    ReplicateBlocks,
+    WorkerInfo,
+)
+from halfmoon_runtime.membership import MEMBERS
+
+
+def prompt(name: int, n_blocks: int) -> tuple[BlockHash, ...]:
+    return tuple(BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks))
+
+
+def record(nodes: Any, name: str) -> WorkerInfo:
+    store = open_store(nodes.metadata_url)
+    try:
+        value = store.get(MEMBERS + name)
+        assert value is not None
+        return msgspec.json.decode(value, type=WorkerInfo)
+    finally:
+        store.close()
+
+
+async def order(
+    nodes: Any,
+    target: BlockClient,
+    source: str,
+    hashes: tuple[BlockHash, ...],
+    *,
+    parent: BlockHash | None = None,
+    layout: KvLayout = SMALL,
+) -> Message:
+    info = record(nodes, source)
+    address = KvstoreAddress(info.worker_id, info.generation, info.commands)
+    tokens = (0,) * len(hashes) * layout.block_size
+    return await target.ask(
+        ReplicateBlocks(Ticket(f"copy-{hashes[0].hex()}"), address, layout, hashes, parent, tokens)
+    )
+
+
+async def test_blocks_are_copied_and_serve_when_their_source_is_killed(nodes: Any) -> None:
+    nodes.start("a", capacity_mib=1)
+    nodes.start("b", capacity_mib=1)
+    assert record(nodes, "b").replicates
+    blocks = prompt(1, 20)
+    async with nodes.client("a") as a, nodes.client("b") as b:
+        await a.put(blocks)
+        assert await order(nodes, b, "a", blocks[:12]) == BlocksReplicated(
+            Ticket(f"copy-{blocks[0].hex()}"), 12
+        )
+        # The rest of it, and again what is there.
+        rest = await order(nodes, b, "a", blocks[10:], parent=blocks[9])
+        assert isinstance(rest, BlocksReplicated) and rest.n_blocks == 10
+        nodes.kill("a")
+        assert await b.get(blocks) == list(blocks)
+
+
+async def test_of_what_the_source_lacks_only_the_prefix_that_it_has_is_copied(nodes: Any) -> None:
+    nodes.start("a", capacity_mib=1)
+    nodes.start("b", capacity_mib=1)
+    blocks = prompt(1, 8)
+    async with nodes.client("a") as a, nodes.client("b") as b:
+        await a.put(blocks[:5])
+        answer = await order(nodes, b, "a", blocks)
+        assert isinstance(answer, BlocksReplicated) and answer.n_blocks == 5
+        assert await b.get(blocks) == list(blocks[:5])
+
+
+async def test_blocks_on_the_disk_of_the_source_are_copied_too(nodes: Any, tmp_path: Path) -> None:
+    nodes.start("a", capacity_mib=1, disk_path=tmp_path / "a", disk_mib=8, promotion_wait_s=60)
+    nodes.start("b", capacity_mib=1)
+    prompts = [prompt(i, 32) for i in range(24)]
+    async with nodes.client("a") as a, nodes.client("b") as b:
+        for each in prompts:
+            await a.put(each)
+        answer = await order(nodes, b, "a", prompts[0])
+        assert isinstance(answer, BlocksReplicated) and answer.n_blocks == 32
+        assert await b.get(prompts[0]) == list(prompts[0])
+
+
+async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: Any) -> None:
+    nodes.start("a", capacity_mib=1)
+    nodes.start("b", capacity_mib=1)
+    blocks = prompt(1, 4)
+    other = msgspec.structs.replace(SMALL, dtype="bfloat16")
+    async with nodes.client("a") as a, nodes.client("b") as b:
+        await a.put(blocks)
+        refused = await order(nodes, b, "a", blocks, layout=other)
+        assert isinstance(refused, KvstoreRefused) and "bfloat16" in refused.reason
+        info = record(nodes, "a")
+        nodes.kill("a")
+        address = KvstoreAddress(info.worker_id, info.generation, info.commands)
+        tokens = (0,) * 64
+        answer = await b.ask(ReplicateBlocks(Ticket("late"), address, SMALL, blocks, None, tokens))
+        assert isinstance(answer, KvstoreRefused) and "a" in answer.reason
+        assert await b.stored() == set()
+        await b.put(blocks)  # nothing is held
+
+
+async def test_copies_are_dropped_on_order_and_those_in_use_stay(nodes: Any) -> None:
+    nodes.start("a", capacity_mib=1)
+    blocks = prompt(1, 6)
+    async with nodes.client("a") as a:
+        await a.put(blocks)
+        await a.tell(DropBlocks(hashes=blocks[:2:-1]))
+        while await a.stored() != set(blocks[:3]):
+            await asyncio.sleep(0.01)
+        assert await a.get(blocks) == list(blocks[:3])
