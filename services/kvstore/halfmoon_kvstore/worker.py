@@ -275,7 +275,7 @@ class KvstoreWorker:
         self._heed(self.tiers)
 
     def _on_replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
-        if self._copier is None or self._tasks is None:
+        if self._copier is None or self._tasks is None or self.info.draining:
             self._refuse(peer, order.ticket, f"{self.info.worker_id} copies no blocks")
         elif self._copier.busy:
             reason = f"{self.info.worker_id} copies other blocks just now"
