@@ -416,19 +416,8 @@ class RegionTable:
             entry = self._entries.get(key)
             return "*" if entry is None else entry.location
 
-    @contextmanager
-    def lease_local(self, regions: Iterable[Region]) -> Generator[dict[bytes, memoryview]]:
-        """All bytes of some of our regions in memory, by key, while the block runs.
-
-        Raises:
-            Refused: one of them is not ours (any more), or a file.
-        """
-        with self.lease_entries(regions) as entries:
-            yield {entry.region.key: entry.view for entry in entries}
-
-    @contextmanager
-    def lease_entries(self, regions: Iterable[Region]) -> Generator[list[Entry]]:
-        """Some of our regions, in memory or on devices, while the block runs.
+    def acquire_entries(self, regions: Iterable[Region]) -> list[Entry]:
+        """Some of our regions, in memory or on devices, until `give_back_all`.
 
         Raises:
             Refused: one of them is not ours (any more), or a file.
@@ -437,6 +426,16 @@ class RegionTable:
             entries = [self._find_local(each) for each in regions]
             for entry in entries:
                 entry.n_leases += 1
+        return entries
+
+    @contextmanager
+    def lease_entries(self, regions: Iterable[Region]) -> Generator[list[Entry]]:
+        """The same while the block runs; a context costs more than a small copy.
+
+        Raises:
+            Refused: one of them is not ours (any more), or a file.
+        """
+        entries = self.acquire_entries(regions)
         try:
             yield entries
         finally:

@@ -159,12 +159,18 @@ class Ways:
             if self._devices.concerns(batch):
                 return self._devices.carry(Errand(batch, peer, (), stop), backend)
             regions = {each.local.key: each.local for each in batch.slices}.values()
-            with self._regions.lease_local(regions) as views:
+            entries = self._regions.acquire_entries(regions)
+            try:
+                views = {entry.region.key: entry.view for entry in entries}
                 local = tuple(
-                    views[each.local.key][each.local_offset : each.local_offset + each.length]
-                    for each in batch.slices
+                    [
+                        views[each.local.key][each.local_offset : each.local_offset + each.length]
+                        for each in batch.slices
+                    ]
                 )
                 return backend.carry(Errand(batch, peer, local, stop))
+            finally:
+                self._regions.give_back_all(entries)
         except Refused:
             return all_of(batch, Fate.REJECTED, "the local region was unregistered meanwhile")
         except Exception as error:

@@ -10,7 +10,6 @@ checksums are made only when asked for. A copy is applied when it is done.
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of, refusal
 from halfmoon_transfer.backends.memory import move_here
@@ -78,11 +77,11 @@ class ShmBackend:
             self._active.append(revoked)
         try:
             peer = self._peer(errand.peer)
-            with ExitStack() as borrowed:
-                wholes = {
-                    key: self._reach(peer, errand, key, borrowed)
-                    for key in {each.remote.key for each in batch.slices}
-                }
+            wholes: dict[bytes, memoryview | Borrowed | Refused] = {}
+            try:
+                for each in batch.slices:
+                    if each.remote.key not in wholes:
+                        wholes[each.remote.key] = self._reach(peer, errand, each.remote.key)
                 outcomes = [
                     Outcome(Fate.LOST, "stopped")
                     if errand.stop.stopped
@@ -92,6 +91,10 @@ class ShmBackend:
                 for whole in wholes.values():
                     if isinstance(whole, Borrowed):
                         whole.require_alive()
+            finally:
+                for key, whole in wholes.items():
+                    if isinstance(whole, Borrowed):
+                        peer.give_back(batch.peer.generation, key)
             peer.require_alive()
         except AnotherUser as other:
             return all_of(batch, Fate.UNUSABLE, str(other))
@@ -125,10 +128,8 @@ class ShmBackend:
             return Outcome(Fate.LOST, str(gone))
         return APPLIED
 
-    def _reach(
-        self, peer: ShmPeer, errand: Errand, key: bytes, borrowed: ExitStack
-    ) -> memoryview | Borrowed | Refused:
-        """A region mapped, or else borrowed until the stack is left, or why it can't be."""
+    def _reach(self, peer: ShmPeer, errand: Errand, key: bytes) -> memoryview | Borrowed | Refused:
+        """A region mapped, or else borrowed until it is given back, or why it can't be."""
         generation = errand.batch.peer.generation
         try:
             whole = self._mapping(peer, generation, key, errand.stop)
@@ -140,7 +141,6 @@ class ShmBackend:
             lent = peer.borrow(generation, key, errand.stop)
         except Refused as refused:
             return refused
-        borrowed.callback(peer.give_back, generation, key)
         return Borrowed(peer, process, lent)
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
