@@ -4,11 +4,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
+from pydantic import WithJsonSchema
 
 from halfmoon_conductor.door import Caller, caller_of
 from halfmoon_conductor.errors import InvalidRequest
 
-_Seconds = Header(gt=0, allow_inf_nan=False)
+_Seconds = Annotated[
+    float | None,
+    Header(gt=0, allow_inf_nan=False),
+    # A header is there or not; it can't be null.
+    WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
+]
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,8 @@ def _either(header: float | None, field: float | None, name: str) -> float | Non
 
 def _read(
     request: Request,
-    x_ttft_slo_s: Annotated[float | None, _Seconds] = None,
-    x_tbt_slo_s: Annotated[float | None, _Seconds] = None,
+    x_ttft_slo_s: _Seconds = None,
+    x_tbt_slo_s: _Seconds = None,
 ) -> Asker:
     return Asker(caller_of(request.scope), x_ttft_slo_s, x_tbt_slo_s)
 

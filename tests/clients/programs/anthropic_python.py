@@ -5,18 +5,20 @@ import os
 import anthropic
 
 url, key, model = (os.environ[f"HALFMOON_{name}"] for name in ("URL", "KEY", "MODEL"))
+#: Newer versions have no argument for it.
+GREEDY = {"extra_body": {"temperature": 0}}
 messages = [{"role": "user", "content": "Hello"}]
 for client in (
     anthropic.Anthropic(base_url=url, api_key=key, max_retries=0),
     anthropic.Anthropic(base_url=url, auth_token=key, api_key=None, max_retries=0),
 ):
     answer = client.messages.create(
-        model=model, max_tokens=8, system="Be brief", messages=messages, temperature=0
+        model=model, max_tokens=8, system="Be brief", messages=messages, **GREEDY
     )
     assert answer.content[0].type == "text"
     assert answer.stop_reason in ("end_turn", "max_tokens")
     with client.messages.stream(
-        model=model, max_tokens=8, system="Be brief", messages=messages, temperature=0
+        model=model, max_tokens=8, system="Be brief", messages=messages, **GREEDY
     ) as stream:
         text = "".join(stream.text_stream)
         last = stream.get_final_message()
