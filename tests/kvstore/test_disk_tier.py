@@ -114,17 +114,21 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
             if round_:
                 before = on_disk(segment(disk))
                 assert await client.stored() == set(before)
-                for start in range(0, 100_000, 1000):
-                    await client.get(prompt(start + 1, 24))  # verifies what it gets
+                for i in range(80):
+                    await client.get(prompt((round_ - 1) * 1000 + i, 24))  # verifies what it gets
 
-            async def put_on(client: BlockClient = client, first: int = round_ * 1000) -> None:
-                i = first
+            done: list[int] = []
+
+            async def put_on(client: BlockClient, first: int, done: list[int]) -> None:
                 while True:
-                    i += 1
-                    await client.put(prompt(i, 24))
+                    await client.put(prompt(first + len(done), 24))
+                    done.append(len(done))
 
-            putting = asyncio.create_task(put_on())
-            await asyncio.sleep(dice.uniform(0.2, 0.8))
+            # Enough for memory and disk to be full, and then anywhere.
+            n_puts = dice.randrange(40, 80)
+            putting = asyncio.create_task(put_on(client, round_ * 1000, done))
+            while len(done) < n_puts and not putting.done():
+                await asyncio.sleep(0.001)
             nodes.kill("a")
             with pytest.raises((PeerUnreachable, TransferError)):
                 await putting
