@@ -268,9 +268,9 @@ async def test_scores_reach_the_client_with_their_tokens_and_a_prompts_only_once
         script.prefill("cmpl-1", 70)
         script.gateway.deliver(RequestId("cmpl-1"), 71, "", score=second)
         script.lose(DECODE)
-        scored("cmpl-1", second)  # late, of the try that was given up
         script.reserve("cmpl-1~2")
         scored("cmpl-1~2", first)
+        scored("cmpl-1", second)  # late, of the try that was given up
         script.prefill("cmpl-1~2", 72)
         script.decode("cmpl-1~2", 73, "length")
         await client.task
