@@ -108,7 +108,7 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
     disk = tmp_path / "disk"
     # So small a disk that slots are written over all the time.
     flags = {**PATIENT, "disk_path": disk, "disk_mib": 3}
-    for round_ in range(3):
+    for round_ in range(2):
         nodes.start("a", **flags)
         async with nodes.client("a") as client:
             if round_:
@@ -208,7 +208,7 @@ def conversations(seed: int, n_requests: int) -> list[list[BlockHash]]:
 async def test_two_nodes_hit_as_often_as_their_policy_does_alone_and_lose_nothing(
     nodes: Any, tmp_path: Path
 ) -> None:
-    requests = conversations(seed=7, n_requests=400)
+    requests = conversations(seed=7, n_requests=260)
     names = ("a", "b")
     for name in names:
         nodes.start(
