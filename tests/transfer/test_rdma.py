@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -29,14 +30,20 @@ from halfmoon_transfer import (
 from halfmoon_transfer.backends.interface import Unavailable
 from halfmoon_transfer.backends.rdma import handshake, notices, verbs
 from halfmoon_transfer.backends.rdma.backend import RdmaBackend
+from halfmoon_transfer.backends.rdma.device import Device
 from halfmoon_transfer.backends.rdma.handshake import Ask, Denied, Granted, Hello, Noted, Welcome
 from halfmoon_transfer.backends.rdma.health import PeerGone
 from halfmoon_transfer.backends.rdma.link import Link
+from halfmoon_transfer.backends.rdma.memory import MemoryTable
 from halfmoon_transfer.backends.rdma.rail import Rail
 from halfmoon_transfer.backends.tcp import addresses
 from halfmoon_transfer.copying import checksum
+from halfmoon_transfer.devices.emulated import EmulatedBuffer, EmulatedDevice
+from halfmoon_transfer.devices.interface import DmaBuf
+from halfmoon_transfer.devices.pinned import PinnedPool
+from halfmoon_transfer.devices.region import DeviceRegion
 from halfmoon_transfer.plan import Notice
-from halfmoon_transfer.regions import Status
+from halfmoon_transfer.regions import Refused, RegionTable, Status
 from halfmoon_transfer.stop import StopSignal
 from halfmoon_transfer.testing import SegmentProcess, fill
 
@@ -84,6 +91,81 @@ def test_without_pyverbs_the_message_says_where_it_comes_from() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "python3-pyverbs" in said.stdout, said.stderr
+
+
+class Card:
+    """A network card that says what it was told to register, and takes it or does not."""
+
+    name = "card"
+
+    def __init__(self, refusal: str = "") -> None:
+        self.refusal = refusal
+        self.told: list[tuple[bool, int, int, bool]] = []
+        self.closed = 0
+        self.context = self
+
+    def register_dma_buf(self, fd: int, offset: int, n_bytes: int, *, writable: bool) -> Any:
+        same_file = os.fstat(fd).st_size == 8192
+        self.told.append((same_file, offset, n_bytes, writable))
+        if self.refusal:
+            raise verbs.VerbsError(self.refusal)
+        return SimpleNamespace(lkey=1, rkey=77, close=self._close)
+
+    def _close(self) -> None:
+        self.closed += 1
+
+
+class Exporting(EmulatedDevice):
+    """A device whose driver exports its memory: as a file that stands for a dma-buf."""
+
+    def dma_buf(self, address: int, n_bytes: int) -> DmaBuf:
+        fd = os.memfd_create("pages")
+        os.truncate(fd, 8192)
+        return DmaBuf(fd, 100)
+
+
+def memory_on(device: type[EmulatedDevice], card: Card, stack: contextlib.ExitStack) -> Any:
+    regions = RegionTable("here", 1)
+    driver = device("emulated:0")
+    stack.callback(driver.close)
+    pool = PinnedPool(memoryview(bytearray(65536)))
+    span = EmulatedBuffer(4000).span()
+    region = regions.register_file(DeviceRegion(span, driver, pool), "emulated:0")
+    return MemoryTable(regions, {card.name: cast("Device", card)}), region
+
+
+def test_memory_of_a_device_is_lent_as_the_dma_buf_that_its_driver_exports() -> None:
+    card = Card()
+    with contextlib.ExitStack() as stack:
+        table, region = memory_on(Exporting, card, stack)
+        # Bytes of it are addressed by their place in the dma-buf.
+        assert table.lend(1, region.key) == Granted(100, 4000, True, {"card": 77})
+        assert table.lend(1, region.key).rkeys == {"card": 77}
+        assert card.told == [(True, 100, 4000, True)]
+        held = [
+            str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()
+        ]
+        assert not any("memfd:pages" in each for each in held)
+        with pytest.raises(Refused), table.borrow([region]):
+            pass
+        table.revoke(region.key)
+        assert card.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "refusal"),
+    [(Exporting, "not supported"), (EmulatedDevice, "")],
+    ids=["the card does not take it", "the driver exports none"],
+)
+def test_memory_of_a_device_that_no_card_can_reach_is_refused_for_the_next_path(
+    device: type[EmulatedDevice], refusal: str
+) -> None:
+    card = Card(refusal)
+    with contextlib.ExitStack() as stack:
+        table, region = memory_on(device, card, stack)
+        with pytest.raises(Refused) as refused:
+            table.lend(1, region.key)
+        assert refused.value.status is Status.NOT_SHAREABLE
 
 
 # With devices.
@@ -494,3 +576,31 @@ def test_with_all_rails_cut_a_transfer_goes_another_way_or_is_lost(
         eventually(works_again, within_s=PATIENCE_S)
         assert there.ask("digest") == str(checksum(first.view))
         del memory, second
+
+
+@needs(OURS[0], THEIRS[0])
+def test_what_is_no_dma_buf_is_refused_by_the_device() -> None:
+    context = verbs.Context(OURS[0])
+    fd = os.memfd_create("ordinary")
+    try:
+        os.truncate(fd, 8192)
+        with pytest.raises(verbs.VerbsError, match="registering 4096 bytes of a dma-buf"):
+            context.register_dma_buf(fd, 0, 4096, writable=True)
+    finally:
+        os.close(fd)
+        context.close()
+
+
+@needs(OURS[0], THEIRS[0])
+def test_memory_of_a_peers_device_goes_by_the_next_path(make_world: Any) -> None:
+    world = make_world("rdma,tcp")
+    here, there = world.open("here"), world.open("there")
+    buffer = EmulatedBuffer(100_000)
+    region = there.register(buffer.span())
+    local = here.allocate(100_000)
+    fill(local.view, 3)
+    report = here.transfer("write", [Piece(local.region, 0, region, 0, 100_000)])
+    assert report.path == ("tcp",)
+    back = here.allocate(100_000)
+    here.transfer("read", [Piece(back.region, 0, region, 0, 100_000)])
+    assert back.view == local.view

@@ -74,8 +74,7 @@ class DeviceRegion:
     def dma_buf(self) -> DmaBuf:
         """What a network card is given to reach this memory itself; raises like `export`.
 
-        `rdma` makes a DmaBufMR of it: length and offset are those of the region, and so is the
-        descriptor, which may be closed once it is registered.
+        Its descriptor may be closed once it is registered.
         """
         return self.device.dma_buf(self._held().address, self.length)
 

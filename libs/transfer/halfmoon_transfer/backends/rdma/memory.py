@@ -7,13 +7,18 @@ A region may be registered twice, as each registration gives a right of its own:
     borrowed  by our own transfers, as their source or destination: unknown to peers, and
               kept until the last transfer that uses it has ended
 
+Memory of a device (`devices`) is lent as a dma-buf, where its driver exports one and all network
+cards take it: they then reach it without the host (GPUDirect). It is never borrowed: our own
+transfers stage it. Where that can't be, peers are refused, and take their next path.
+
 The lock is held while registering, and a region is looked up under it: one that is being
 taken back is either found here and withdrawn, or not found by whoever asks for it.
 """
 
 import logging
+import os
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,7 +27,9 @@ from halfmoon_protocol.regions import Region
 from halfmoon_transfer.backends.rdma.device import Device
 from halfmoon_transfer.backends.rdma.handshake import SLOT_BYTES, Granted
 from halfmoon_transfer.backends.rdma.verbs import Registration, VerbsError
-from halfmoon_transfer.regions import Refused, RegionTable, Status
+from halfmoon_transfer.devices.interface import DeviceError
+from halfmoon_transfer.devices.region import DeviceRegion
+from halfmoon_transfer.regions import Entry, Refused, RegionTable, Status
 
 _log = logging.getLogger(__name__)
 
@@ -30,21 +37,33 @@ _log = logging.getLogger(__name__)
 class Registered:
     """One region at all devices."""
 
-    def __init__(self, view: memoryview, devices: dict[str, Device], *, remote: bool) -> None:
-        #: Keeps the memory alive: the devices hold bare addresses.
-        self._array = np.frombuffer(view, np.uint8)
-        self.address = int(self._array.ctypes.data)
-        self.length = len(view)
-        self.writable = not view.readonly
+    def __init__(
+        self,
+        address: int,
+        length: int,
+        devices: Iterable[Device],
+        register: Callable[[Device], Registration],
+        *,
+        writable: bool,
+    ) -> None:
+        """Register it everywhere, or nowhere.
+
+        Args:
+            address: of its first byte, as cards are told it.
+            length: in bytes.
+            devices: all cards.
+            register: does it at one of them, and keeps the memory alive.
+            writable: whether bytes may be written.
+        """
+        self.address, self.length, self.writable = address, length, writable
         self.by_device: dict[str, Registration] = {}
         #: Transfers that use it now; `withdrawn`: the last of them closes it.
         self.n_users = 0
         self.withdrawn = False
+        self._register = register
         try:
-            for name, device in devices.items():
-                self.by_device[name] = device.context.register(
-                    self.address, self.length, writable=self.writable, remote=remote
-                )
+            for device in devices:
+                self.by_device[device.name] = register(device)
         except BaseException:
             self.close()
             raise
@@ -57,6 +76,47 @@ class Registered:
             except VerbsError as error:
                 _log.error("device %s keeps memory registered: %s", name, error)
         self.by_device = {}
+
+
+def in_host_memory(view: memoryview, devices: Iterable[Device], *, remote: bool) -> Registered:
+    """Bytes of this process, at all devices.
+
+    Raises:
+        VerbsError: they can't be registered.
+    """
+    # Keeps the memory alive, in `register`: the devices hold bare addresses.
+    array = np.frombuffer(view, np.uint8)
+    address, length, writable = int(array.ctypes.data), len(array), not view.readonly
+
+    def register(device: Device) -> Registration:
+        return device.context.register(
+            int(array.ctypes.data), length, writable=writable, remote=remote
+        )
+
+    return Registered(address, length, devices, register, writable=writable)
+
+
+def on_device(region: DeviceRegion, devices: Iterable[Device]) -> Registered:
+    """Memory of a device, at all network cards, for peers.
+
+    Raises:
+        DeviceError: its driver exports no dma-buf.
+        VerbsError: a card, or its driver, does not take it.
+    """
+    exported = region.dma_buf()
+
+    def register(device: Device) -> Registration:
+        return device.context.register_dma_buf(
+            exported.fd, exported.offset, region.length, writable=region.writable
+        )
+
+    try:
+        # A dma-buf has no address of its own: cards are told offsets in it.
+        return Registered(
+            exported.offset, region.length, devices, register, writable=region.writable
+        )
+    finally:
+        os.close(exported.fd)
 
 
 class Desk:
@@ -157,11 +217,21 @@ class MemoryTable:
         # Asked each time: what was removed must not be handed out again.
         entry, _ = self._regions.acquire(generation, key, 0, 0, write=False)
         try:
-            if entry.file is not None:  # no device can read a file by itself
-                raise Refused(Status.NOT_SHAREABLE)
             known = table.get(key)
             if known is None:
-                known = table[key] = Registered(entry.view, self._devices, remote=remote)
+                known = table[key] = self._register(entry, remote=remote)
             return known
         finally:
             self._regions.give_back(entry)
+
+    def _register(self, entry: Entry, *, remote: bool) -> Registered:
+        devices = self._devices.values()
+        if entry.file is None:
+            return in_host_memory(entry.view, devices, remote=remote)
+        if not remote or not isinstance(entry.file, DeviceRegion):
+            raise Refused(Status.NOT_SHAREABLE)  # no card can read a file by itself
+        try:
+            return on_device(entry.file, devices)
+        except (DeviceError, VerbsError) as error:
+            _log.debug("device memory is not lent over rdma: %s", error)
+            raise Refused(Status.NOT_SHAREABLE) from error

@@ -26,7 +26,7 @@ try:
     import pyverbs.device as _device
     from pyverbs.addr import GID, AHAttr, GlobalRoute
     from pyverbs.cq import CQ, CompChannel
-    from pyverbs.mr import MR
+    from pyverbs.mr import MR, DmaBufMR
     from pyverbs.pd import PD
     from pyverbs.pyverbs_error import PyverbsError
     from pyverbs.qp import QP, QPAttr, QPCap, QPEx, QPInitAttr, QPInitAttrEx
@@ -364,12 +364,21 @@ class Context:
         Raises:
             VerbsError: the memory can't be pinned (mind `ulimit -l`).
         """
-        access = _e.IBV_ACCESS_LOCAL_WRITE if writable else 0
-        if remote:
-            access |= _e.IBV_ACCESS_REMOTE_READ
-            access |= _e.IBV_ACCESS_REMOTE_WRITE if writable else 0
+        access = _access(writable=writable, remote=remote)
         with _translated(f"registering {n_bytes} bytes (see also `ulimit -l`)"):
             return Registration(MR(self._domain, n_bytes, access, address=address))
+
+    def register_dma_buf(
+        self, fd: int, offset: int, n_bytes: int, *, writable: bool
+    ) -> Registration:
+        """Let peers reach a range of a dma-buf; they address its bytes by their offset in it.
+
+        Raises:
+            VerbsError: the driver or the kernel can't, or the descriptor is of something else.
+        """
+        access = _access(writable=writable, remote=True)
+        with _translated(f"registering {n_bytes} bytes of a dma-buf"):
+            return Registration(DmaBufMR(self._domain, n_bytes, access, fd, offset))
 
     def completion_queue(self, depth: int) -> CompletionQueue:
         """An empty one."""
@@ -408,6 +417,15 @@ class Context:
         with _translated("closing a device"), _channels:
             self._domain.close()
             self._context.close()
+
+
+def _access(*, writable: bool, remote: bool) -> int:
+    """Who may do what with registered memory."""
+    access = _e.IBV_ACCESS_LOCAL_WRITE if writable else 0
+    if remote:
+        access |= _e.IBV_ACCESS_REMOTE_READ
+        access |= _e.IBV_ACCESS_REMOTE_WRITE if writable else 0
+    return int(access)
 
 
 def _request(
