@@ -29,6 +29,8 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise _Stop
 
+    # Asked for by name, since a shell starts its background jobs with SIGINT ignored.
+    signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     cluster = Cluster(plan, folder)
     try:
@@ -37,7 +39,7 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
             return 1
         _greet(plan, console)
         return _watch(cluster, console)
-    except (KeyboardInterrupt, _Stop):
+    except _Stop:
         console.print("\nstopping …")
         return 0
     finally:
