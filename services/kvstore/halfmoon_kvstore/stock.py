@@ -1,0 +1,249 @@
+"""The blocks of a kvstore node: what its tiers decide, and the bytes that this moves.
+
+`TieredCache` decides what is where; this shell owns the memory and the disk, and starts the I/O
+that the decisions ask for. What is to be said of it goes to the outbox.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import assert_never
+
+import structlog
+
+from halfmoon_kvstore.disk import Disk
+from halfmoon_kvstore.journal import moved_events
+from halfmoon_kvstore.outbox import Outbox
+from halfmoon_kvstore.segment import MAX_HASH_BYTES
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.ids import Ticket
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import BlocksLeased, Place, ReserveBlocks
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.network import PeerId
+from halfmoon_scheduling.block_cache import BlockCache
+from halfmoon_scheduling.disk_map import DiskMap
+from halfmoon_scheduling.tier_commands import Announce, Answer, Erase, Promote, WriteBack
+from halfmoon_scheduling.tiers import TieredCache, TierLimits
+from halfmoon_transfer.regions import Memory
+
+log = structlog.get_logger()
+
+#: Told of the layout, and of how many blocks fit into memory, once.
+Adopted = Callable[[KvLayout, int], Awaitable[None]]
+
+
+class Stock:
+    """Memory, a disk if there is one, and what decides over them."""
+
+    def __init__(
+        self,
+        name: str,
+        memory: Memory,
+        settings: KvstoreSettings,
+        clock: Clock,
+        outbox: Outbox,
+        adopted: Adopted,
+        disk: Disk | None = None,
+    ) -> None:
+        """Nothing is stored, and nothing read from the disk yet: see `remember`.
+
+        Args:
+            name: the node's, in refusals.
+            memory: for blocks.
+            settings: the node's.
+            clock: what time it is.
+            outbox: for answers to leases and for events.
+            adopted: hears what a block is, once that is known.
+            disk: for blocks that leave memory; None: they are dropped.
+        """
+        self.name = name
+        self.memory = memory
+        self.region = memory.region
+        self.disk = disk
+        self._settings = settings
+        self._clock = clock
+        self._outbox = outbox
+        self._adopted = adopted
+        self.limits = TierLimits(
+            promotion_wait_s=settings.promotion_wait_s, read_ahead=settings.read_ahead
+        )
+        #: None until the first put (or what is on the disk) says what a block is; fixed from
+        #: then on, as is `layout`.
+        self.tiers: TieredCache | None = None
+        self.layout: KvLayout | None = None
+        #: Set when a write has ended and none is left to do.
+        self._all_saved = asyncio.Event()
+        #: Parent of all I/O, while the node serves.
+        self._tasks: asyncio.TaskGroup | None = None
+        self._threads = ThreadPoolExecutor(
+            self.limits.max_writing + self.limits.max_promoting, thread_name_prefix="disk"
+        )
+
+    def use(self, tasks: asyncio.TaskGroup) -> None:
+        """Start I/O as children of this group."""
+        self._tasks = tasks
+
+    async def close(self) -> None:
+        """Wait for I/O: threads can't be cancelled, and use memory and files closed next."""
+        await asyncio.to_thread(self._threads.shutdown)
+
+    # -- beginning ---------------------------------------------------------------------------
+
+    async def remember(self) -> None:
+        """Serve what an earlier start left on the disk."""
+        if self.disk is not None and (layout := self.disk.layout()) is not None:
+            try:
+                await self._adopt(layout)
+            except ValueError as error:
+                log.warning("disk_not_used", reason=str(error))
+
+    async def tiers_for(self, put: ReserveBlocks) -> TieredCache:
+        """The cache, made at the first put: only then is known how large a block is.
+
+        Raises:
+            LayoutMismatch: `put` is of another layout than the first one was.
+            ValueError: the put contradicts itself, or not even one block fits.
+        """
+        layout = put.layout
+        if len(put.token_ids) != len(put.hashes) * layout.block_size:
+            raise ValueError(
+                f"{len(put.token_ids)} token ids for {len(put.hashes)} blocks"
+                f" of {layout.block_size}"
+            )
+        longest = max((len(block) for block in (*put.hashes, put.parent or b"")), default=0)
+        if longest > MAX_HASH_BYTES:
+            raise ValueError(f"a block hash of {longest} bytes, at most {MAX_HASH_BYTES} are kept")
+        if self.tiers is not None and self.layout is not None:
+            try:
+                self.layout.require_same(layout, self.name, "the writer")
+            except LayoutMismatch as error:
+                raise LayoutMismatch(f"{error}{self.how_to_start_anew()}") from None
+            return self.tiers
+        return await self._adopt(layout)
+
+    async def _adopt(self, layout: KvLayout) -> TieredCache:
+        n_slots = self.region.length // layout.block_bytes
+        if n_slots == 0:
+            raise ValueError(
+                f"a block of {layout.block_bytes} bytes does not fit into the"
+                f" {self.region.length} bytes of {self.name}: raise its capacity"
+            )
+        settings = self._settings
+        memory = BlockCache(
+            n_slots,
+            policy=settings.eviction,
+            high_watermark=settings.high_watermark,
+            low_watermark=settings.low_watermark,
+            reservation_ttl_s=settings.reservation_ttl_s,
+            lease_ttl_s=settings.lease_ttl_s,
+        )
+        found = [] if self.disk is None else await asyncio.to_thread(self.disk.open, layout)
+        n_disk_slots = 0 if self.disk is None else self.disk.n_slots
+        self.tiers = TieredCache(
+            memory, DiskMap(n_disk_slots, policy=settings.eviction), self.limits
+        )
+        self.tiers.restore(found)
+        self.layout = layout
+        log.info(
+            "layout_adopted",
+            n_blocks=n_slots,
+            block_bytes=layout.block_bytes,
+            n_disk_blocks=n_disk_slots,
+            n_found=len(found),
+            direct=self.disk is not None and self.disk.direct,
+        )
+        await self._adopted(layout, n_slots)
+        return self.tiers
+
+    def how_to_start_anew(self) -> str:
+        """The end of an error about layouts."""
+        if self.disk is None:
+            return ""
+        return f"; blocks of an earlier layout are in {self.disk.path}: remove it to start anew"
+
+    # -- what the tiers want done ------------------------------------------------------------
+
+    def heed(self) -> None:
+        """Start what the tiers want done; what they say goes to the outbox."""
+        if self.tiers is None:
+            return
+        assert self.layout is not None, "there are tiers without a layout"
+        size = self.layout.block_bytes
+        for command in self.tiers.commands():
+            match command:
+                case Answer(owner=owner, ticket=ticket, places=found):
+                    places = tuple(Place(b.hash, b.slot * size, b.checksum) for b in found)
+                    self._outbox.answer(peer_of(owner), self.leased(ticket, places))
+                case Announce():
+                    self._outbox.tell(moved_events(command, self.layout.block_size))
+                case WriteBack() | Promote():
+                    start = command.memory_slot * size
+                    self._start(self.tiers, command, self.memory.view[start : start + size])
+                case Erase():
+                    self._start(self.tiers, command, memoryview(b""))
+                case _:
+                    raise AssertionError(f"a command that nobody does: {command}")
+
+    def leased(self, ticket: Ticket, places: tuple[Place, ...]) -> BlocksLeased:
+        """The answer to a lease."""
+        return BlocksLeased(
+            ticket=ticket,
+            region=self.region,
+            places=places,
+            expires_s=self._settings.lease_ttl_s,
+        )
+
+    async def save_all(self, limit_s: float) -> None:
+        """Write to the disk what only memory has, for so long at the most."""
+        if (tiers := self.tiers) is None:
+            return
+        self._all_saved.clear()
+        tiers.save_all(self._clock.now())
+        self.heed()
+        log.info("saving", n_blocks=tiers.n_to_save)
+        try:
+            async with asyncio.timeout(limit_s):
+                if tiers.n_to_save:
+                    await self._all_saved.wait()
+        except TimeoutError:
+            log.warning("blocks_not_saved", n_blocks=tiers.n_to_save, after_s=limit_s)
+
+    def _start(
+        self, tiers: TieredCache, command: WriteBack | Promote | Erase, view: memoryview
+    ) -> None:
+        assert self._tasks is not None, "I/O is wanted outside of serve"
+        self._tasks.create_task(self._carry(tiers, command, view))
+
+    async def _carry(
+        self, tiers: TieredCache, command: WriteBack | Promote | Erase, view: memoryview
+    ) -> None:
+        """Do I/O in a thread; how it went is an event for the tiers."""
+        assert self.disk is not None, "I/O is wanted without a disk"
+        loop = asyncio.get_running_loop()
+        outcome = await loop.run_in_executor(self._threads, self.disk.perform, command, view)
+        now = self._clock.now()
+        match command:
+            case WriteBack(record=record):
+                tiers.written(record.hash, outcome, now)
+            case Promote(record=record):
+                tiers.promoted(record.hash, outcome, now)
+            case Erase(disk_slot=slot):
+                tiers.erased(slot)
+            case _:
+                assert_never(command)
+        self.heed()
+        if not tiers.n_to_save:
+            self._all_saved.set()
+        await self._outbox.send()
+
+
+def owner_of(peer: PeerId) -> str:
+    """A caller as the tiers know it."""
+    return peer.hex()
+
+
+def peer_of(owner: str) -> PeerId:
+    """The caller whom the tiers know by this name."""
+    return PeerId(bytes.fromhex(owner))
