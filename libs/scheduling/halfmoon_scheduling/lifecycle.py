@@ -14,7 +14,6 @@ all that it holds. Rules:
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from typing import TypeVar
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import AnyMessage, Cancel, ReserveDecode
@@ -31,7 +30,9 @@ from halfmoon_scheduling.limits import TooLong
 from halfmoon_scheduling.placement import Job, Placement
 from halfmoon_scheduling.placer import Placer
 from halfmoon_scheduling.replication import Replicator
-from halfmoon_scheduling.request_state import Decision, Outcome, Phase, Stopping, Tracked
+from halfmoon_scheduling.request_state import Decision, Outcome, Phase, Tracked
+from halfmoon_scheduling.slos import Slos
+from halfmoon_scheduling.stopping import Stopping, Stoppings
 
 #: Seconds after which a refused client may try again when nothing better is known.
 RETRY_S = 1.0
@@ -56,6 +57,7 @@ class Lifecycle:
         self._cluster = cluster
         self._placer = placer
         self._replicator = replicator
+        self._slos = Slos(config, cluster)
         #: Recent placements with their tables, the newest last.
         self.decisions: deque[Decision] = deque(maxlen=config.kept_decisions)
         #: In the order of arrival.
@@ -64,7 +66,7 @@ class Lifecycle:
         self._waiting: list[_Rank] = []
         self._deferred: list[_Rank] = []
         #: Disjoint from `_requests`.
-        self._stopping: dict[RequestId, Stopping] = {}
+        self._stopping = Stoppings(cluster)
         self._n_arrived = 0
         #: What to do at them depends on the phase.
         self.deadlines = Deadlines()
@@ -189,8 +191,8 @@ class Lifecycle:
         return Applicant(
             placement,
             len(request.token_ids),
-            self._ttft_slo_s(request, placement),
-            self._tbt_slo_s(request, placement),
+            self._slos.ttft_s(request, placement.prefill),
+            self._slos.tbt_s(request, placement.decode),
             now,
             now - tracked.arrived_s,
         )
@@ -203,7 +205,8 @@ class Lifecycle:
         Decode gets less busy by itself; a first token that is late gets only later.
         """
         deferred = tracked.phase is Phase.DEFERRED
-        deadline_s = tracked.arrived_s + _first(tracked.request.defer_s, self._config.defer_s)
+        defer_s = tracked.request.defer_s
+        deadline_s = tracked.arrived_s + (self._config.defer_s if defer_s is None else defer_s)
         has_room = deferred or len(self._deferred) < self._config.max_deferred
         if verdict.misses == "tbt" and has_room and now < deadline_s:
             if not deferred:
@@ -299,7 +302,7 @@ class Lifecycle:
         verdict = admission.decide_late(
             decode,
             len(request.token_ids),
-            self._tbt_slo_s(request, placement),
+            self._slos.tbt_s(request, decode),
             self._cluster.decodes,
         )
         if not verdict.misses:
@@ -344,7 +347,7 @@ class Lifecycle:
             keep_landing = decode in self._cluster
             if keep_landing:
                 deadline_s = now + self._config.reserve_timeout_s
-                self._stopping[request_id] = Stopping(prefill, decode, deadline_s)
+                self._stopping.add(request_id, Stopping(prefill, (prefill,), decode, deadline_s))
         elif tracked.phase not in (Phase.DEFERRED, Phase.WAITING):
             assert decode is not None
             cancel = Cancel(request_id=request_id, landing_in_doubt=prefilling)
@@ -410,26 +413,19 @@ class Lifecycle:
 
     def free_landing(self, request_id: RequestId, *, in_doubt: bool) -> list[AnyCommand]:
         """Prefill writes no more, or can't be asked: decode may let go."""
-        decode = self._stopping[request_id].decode
-        self.forget_landing(request_id)
-        return self.send(decode, Cancel(request_id=request_id, landing_in_doubt=in_doubt))
+        self.room_made = True
+        return self._stopping.free(request_id, in_doubt=in_doubt)
 
     def forget_landing(self, request_id: RequestId) -> None:
         """Decode has let go by itself."""
-        stopping = self._stopping.pop(request_id)
-        self._cluster.decodes.release(stopping.decode, request_id)
         self.room_made = True
+        self._stopping.forget(request_id)
 
     # -- many at once ------------------------------------------------------------------------
 
     def worker_lost(self, worker_id: WorkerId, reason: str, now: float) -> list[AnyCommand]:
         """A worker has left the cluster: what was on it is tried again elsewhere."""
-        commands: list[AnyCommand] = []
-        for request_id, stopping in list(self._stopping.items()):
-            if worker_id == stopping.decode:
-                self.forget_landing(request_id)
-            elif worker_id == stopping.prefill:
-                commands += self.free_landing(request_id, in_doubt=True)
+        commands = self._stopping.worker_lost(worker_id)
         for tracked in self.all():
             on_prefill = tracked.prefill == worker_id and tracked.phase is not Phase.DECODING
             if on_prefill or tracked.decode == worker_id:
@@ -444,9 +440,7 @@ class Lifecycle:
         for tracked in self.deadlines.pop_due(now):
             if self._requests.get(tracked.request_id) is tracked:  # else ended by one before it
                 commands += self._on_deadline(tracked, now)
-        for request_id, stopping in list(self._stopping.items()):
-            if stopping.deadline_s <= now:
-                commands += self.free_landing(request_id, in_doubt=True)
+        commands += self._stopping.time_passed(now)
         self.room_made = True
         return commands + self._place_deferred(now, max_vain=MAX_VAIN_LOOKS)
 
@@ -484,28 +478,9 @@ class Lifecycle:
                 if i < len(queue) and queue[i] == tracked.rank:
                     del queue[i]
 
-    def _ttft_slo_s(self, request: Request, placement: Placement | None = None) -> float | None:
-        """Its limit in seconds; multiples need a worker to be multiples of."""
-        config = self._config
-        limit_s = _first(request.ttft_slo_s, config.ttft_slo_s)
-        if limit_s is not None or config.ttft_slo_multiple is None or placement is None:
-            return limit_s
-        n_tokens = len(request.token_ids)
-        alone_s = self._cluster.prefills.unloaded_s(placement.prefill, n_tokens)
-        return config.ttft_slo_multiple * alone_s
-
-    def _tbt_slo_s(self, request: Request, placement: Placement) -> float | None:
-        config = self._config
-        limit_s = _first(request.tbt_slo_s, config.tbt_slo_s)
-        if limit_s is not None or config.tbt_slo_multiple is None or placement.decode is None:
-            return limit_s
-        n_tokens = len(request.token_ids)
-        alone_s = self._cluster.decodes.unloaded_tbt_s(placement.decode, n_tokens)
-        return config.tbt_slo_multiple * alone_s
-
     def _patience_s(self, tracked: Tracked) -> float:
         """How long it may wait for pages, from its arrival."""
-        slo_s = self._ttft_slo_s(tracked.request)
+        slo_s = self._slos.ttft_s(tracked.request)
         if self._config.admission == "none" or tracked.is_retry or slo_s is None:
             return self._config.request_timeout_s
         return min(slo_s, self._config.request_timeout_s)
@@ -519,9 +494,9 @@ class Lifecycle:
             assert len(queue) == len(ranks), "a request waits twice"
         assert len(self._deferred) <= self._config.max_deferred
         self.deadlines.check(self.all())
-        assert not self._requests.keys() & self._stopping.keys()
+        assert not self._requests.keys() & set(self._stopping)
         planned: dict[WorkerId, set[RequestId]] = {}
-        held: dict[WorkerId, set[RequestId]] = {}
+        held = self._stopping.held()
         for request_id, tracked in self._requests.items():
             if tracked.phase in (Phase.DEFERRED, Phase.WAITING):
                 assert tracked.placement is None
@@ -530,9 +505,6 @@ class Lifecycle:
             held.setdefault(tracked.decode, set()).add(request_id)
             if tracked.phase is not Phase.DECODING:
                 planned.setdefault(tracked.prefill, set()).add(request_id)
-        for request_id, stopping in self._stopping.items():
-            assert stopping.prefill in self._cluster
-            held.setdefault(stopping.decode, set()).add(request_id)
         for info in self._cluster.workers():
             if info.role == "prefill":
                 assert self._cluster.prefills.requests(info.worker_id) == planned.pop(
@@ -543,10 +515,3 @@ class Lifecycle:
                     info.worker_id, set()
                 ), f"{info.worker_id}'s claims"
         assert not planned and not held, "a request is on a worker that is not here"
-
-
-_T = TypeVar("_T", float, float | None)
-
-
-def _first(own: float | None, default: _T) -> float | _T:
-    return default if own is None else own

@@ -6,7 +6,7 @@
 
 A request begins in the first of these phases that has something to do for it.
 
-A request that is given up while prefill writes into its landing leaves a `Stopping` behind:
+A request that is given up while prefill writes into its landing leaves a `stopping.Stopping`:
 decode may free the pages only when prefill says that it writes no more.
 """
 
@@ -83,16 +83,6 @@ class Tracked:
     def is_retry(self) -> bool:
         """Whether earlier tries were made: the client may have tokens already."""
         return self.request.attempt > 1
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """A request that is over for its client, with prefill not yet known to have stopped."""
-
-    prefill: WorkerId
-    decode: WorkerId
-    #: Past it, prefill is taken to be unreachable and the landing to be in doubt.
-    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
