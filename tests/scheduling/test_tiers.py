@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.block_cache import BlockCache, CacheFull, DuplicateTicket
 from halfmoon_scheduling.disk_map import BlockRecord, DiskMap, OnDisk
+from halfmoon_scheduling.pins import PinKind, PinRefused, Pins
 from halfmoon_scheduling.tier_commands import (
     Announce,
     Answer,
@@ -20,7 +21,8 @@ from halfmoon_scheduling.tier_commands import (
     TierCommand,
     WriteBack,
 )
-from halfmoon_scheduling.tiers import TieredCache, TierLimits
+from halfmoon_scheduling.tier_limits import TierLimits
+from halfmoon_scheduling.tiers import TieredCache
 
 ME = "reader"
 
@@ -35,8 +37,9 @@ class World:
 
     def __init__(self, n_memory: int, n_disk: int, *, low: float = 0.5, high: float = 0.75) -> None:
         memory = BlockCache(
-            n_memory, high_watermark=high, low_watermark=low, reservation_ttl_s=3, lease_ttl_s=5
-        )
+            n_memory, high_watermark=high, low_watermark=low, reservation_ttl_s=3, lease_ttl_s=5,
+            pins=Pins(max_held=2),
+        )  # fmt: skip
         self.limits = TierLimits(max_writing=2, max_promoting=2, max_queued=4, pause_s=10)
         self.tiers = TieredCache(memory, DiskMap(n_disk), self.limits)
         self.now = 0.0
@@ -319,6 +322,85 @@ def test_a_ticket_that_waits_can_not_be_used_again() -> None:
         world.tiers.reserve(ME, ticket, chain("x"), None, world.now)
 
 
+def test_a_hard_pinned_block_and_what_is_before_it_stay_in_memory_and_it_is_counted() -> None:
+    world = World(4, 8)
+    world.put("ab")
+    world.tiers.pin(BlockHash(b"ab"), "hard", until_s=100)
+    assert (world.tiers.pins.n_hard, world.tiers.pins.n_held) == (1, 2)
+    for prompt in ("cd", "ef", "gh"):
+        world.put(prompt)
+        world.settle()
+    assert {BlockHash(b"a"), BlockHash(b"ab")} <= set(world.tiers.memory.hashes())
+    world.tiers.drop(chain("ab")[::-1], world.now)
+    assert BlockHash(b"ab") in world.tiers
+    world.wait(100)
+    assert (world.tiers.pins.n_hard, world.tiers.pins.n_held) == (0, 0)
+    world.tiers.drop(chain("ab")[::-1], world.now)
+    assert BlockHash(b"a") not in world.tiers
+
+
+def test_a_soft_pin_survives_write_back_and_is_the_last_to_leave_the_disk() -> None:
+    world = World(2, 3, low=0.0, high=0.5)
+    for prompt in "abc":
+        world.put(prompt)
+        world.settle()
+        world.wait(1)
+    assert world.told[BlockHash(b"a")] == "disk"
+    world.tiers.pin(BlockHash(b"a"), "soft", until_s=1000)
+    for prompt in "defgh":
+        world.put(prompt)
+        world.settle()
+        world.wait(1)
+    world.tiers.drop(chain("a"), world.now)
+    assert BlockHash(b"a") in world.tiers.disk and world.tiers.pins.n_soft == 1
+    assert len(world.tiers.disk) == 3
+    for block in world.tiers.disk.hashes():
+        world.tiers.pin(block, "soft", until_s=1000)
+    for prompt in "ij":  # now nothing else can go
+        world.put(prompt)
+        world.settle()
+    world.check()
+    assert len(world.tiers.disk) == 3 and world.tiers.pins.n_soft < 3
+
+
+def test_a_block_that_is_hard_pinned_on_the_disk_stays_there_whatever_comes() -> None:
+    world = World(2, 3, low=0.0, high=0.5)
+    for prompt in "abc":
+        world.put(prompt)
+        world.settle()
+    world.tiers.pin(BlockHash(b"a"), "hard", until_s=1000)
+    for prompt in "defgh":
+        world.put(prompt)
+        world.settle()
+    assert BlockHash(b"a") in world.tiers.disk
+    assert BlockHash(b"b") not in world.tiers
+
+
+def test_what_is_not_stored_or_too_much_is_not_pinned() -> None:
+    world = World(4, 8)
+    world.put("abc")
+    with pytest.raises(PinRefused, match="not stored"):
+        world.tiers.pin(BlockHash(b"x"), "soft", until_s=1)
+    with pytest.raises(PinRefused, match="hold 3 more blocks, and 0 of 2"):
+        world.tiers.pin(BlockHash(b"abc"), "hard", until_s=1)
+    assert world.tiers.pins.n_held == 0
+
+
+def test_a_damaged_block_goes_whatever_pins_there_are() -> None:
+    world = World(4, 8, low=0.0, high=0.25)
+    world.put("ab")
+    world.settle()
+    assert world.told == dict.fromkeys(chain("ab"), "disk")
+    world.tiers.pin(BlockHash(b"ab"), "hard", until_s=1000)
+    on_disk = world.tiers.disk.get(BlockHash(b"ab"))
+    assert on_disk is not None
+    world.disk[on_disk.slot] = b"damage"
+    world.lease("ab")
+    world.settle()
+    world.check()
+    assert BlockHash(b"ab") not in world.tiers and world.tiers.pins.n_held == 0
+
+
 PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
 
 
@@ -333,6 +415,8 @@ class TiersUnderAnyOrder(RuleBasedStateMachine):
         self.world = World(4, self.n_disk)
         self.asked: dict[Ticket, Sequence[BlockHash]] = {}
         self.committed: set[BlockHash] = set()
+        #: Blocks with a hard pin, and until when.
+        self.hard: dict[BlockHash, float] = {}
 
     @rule(prompt=PROMPTS)
     def put(self, prompt: str) -> None:
@@ -353,6 +437,22 @@ class TiersUnderAnyOrder(RuleBasedStateMachine):
         if self.may_fail:
             self.world.tiers.drop(chain(prompt)[::-1], self.world.now)
             self.world.heed()
+
+    @rule(prompt=PROMPTS, kind=st.sampled_from(["soft", "hard", "hard"]), for_s=st.integers(1, 20))
+    def pin(self, prompt: str, kind: PinKind, for_s: int) -> None:
+        block = chain(prompt)[-1]
+        with contextlib.suppress(PinRefused):
+            self.world.tiers.pin(block, kind, self.world.now + for_s)
+            self.hard.pop(block, None)
+            if kind == "hard":
+                self.hard[block] = self.world.now + for_s
+
+    @rule(prompt=PROMPTS)
+    def unpin(self, prompt: str) -> None:
+        block = chain(prompt)[-1]
+        had = self.world.tiers.pins.get(block) is not None
+        assert self.world.tiers.unpin(block) == had
+        self.hard.pop(block, None)
 
     @rule(index=st.integers(0, 20))
     def release(self, index: int) -> None:
@@ -399,8 +499,24 @@ class TiersUnderAnyOrder(RuleBasedStateMachine):
         self.world.wait(self.world.limits.promotion_wait_s)
         self.world.settle()
         self.world.tiers.forget_owner(ME)
+        self.world.wait(20)
+        self.world.settle()
+        assert self.world.tiers.pins.n_held == self.world.tiers.pins.n_soft == 0
         assert self.world.tiers.n_writing == self.world.tiers.n_promoting == 0
         assert self.world.tiers.memory.n_leased == self.world.tiers.memory.n_reserved == 0
+
+
+class PinnedBlocksStay(TiersUnderAnyOrder):
+    """With a disk that does not hold all blocks there are, and does not fail."""
+
+    n_disk = 3
+    may_fail = False
+
+    @invariant()
+    def all_with_a_hard_pin_are_there(self) -> None:
+        self.hard = {b: until_s for b, until_s in self.hard.items() if until_s > self.world.now}
+        for block in self.hard:
+            assert all(before in self.world.tiers for before in chain(block.decode()))
 
 
 class NothingIsLost(TiersUnderAnyOrder):
@@ -419,3 +535,5 @@ TestTiers = TiersUnderAnyOrder.TestCase
 TestTiers.settings = SETTINGS
 TestNothingIsLost = NothingIsLost.TestCase
 TestNothingIsLost.settings = SETTINGS
+TestPinnedBlocksStay = PinnedBlocksStay.TestCase
+TestPinnedBlocksStay.settings = SETTINGS

@@ -7,22 +7,23 @@ to the service. A slot is in exactly one of three states:
       ▲                  │
       └──revoke, expire──┘
 
-A stored block may be leased any number of times; it is evicted only without leases. Blocks
-form chains (each hash has a parent): a block goes only after all its children, stored or
-reserved, so that what is stored stays reachable from the start of a prompt, and a reservation
-keeps its own prefix alive.
+A stored block may be leased any number of times; it is evicted only without leases, and not
+while a hard pin holds it. Blocks form chains (each hash has a parent): a block goes only after
+all its children, stored or reserved, so that what is stored stays reachable from the start of a
+prompt, and a reservation keeps its own prefix alive. Who goes first is decided in `victims`.
 
 Under `tiers` a slower tier may lie below: blocks that are there too are *saved*, and while
 `saves_first` is set, only saved blocks are evicted.
 """
 
-from collections import deque
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.eviction import EvictionPolicy, open_policy
+from halfmoon_scheduling.pins import Pins
+from halfmoon_scheduling.victims import choose_victims
 
 #: What a client waits when nothing tells when a slot will come free.
 RETRY_S = 1.0
@@ -112,15 +113,6 @@ class _Hold:
 _Key = tuple[str, Ticket]
 
 
-@dataclass(slots=True)
-class _Victims:
-    """A choice of blocks to evict, made before anything is changed."""
-
-    hashes: list[BlockHash] = field(default_factory=list)
-    #: How many children of each block are among `hashes`.
-    children_gone: dict[BlockHash, int] = field(default_factory=dict)
-
-
 class BlockCache:
     """Slots of one block each, with two-phase puts, leases and eviction."""
 
@@ -133,6 +125,7 @@ class BlockCache:
         low_watermark: float = 0.90,
         reservation_ttl_s: float = 30.0,
         lease_ttl_s: float = 10.0,
+        pins: Pins | None = None,
     ) -> None:
         """An empty cache.
 
@@ -143,6 +136,7 @@ class BlockCache:
             low_watermark: share of used slots down to which it does.
             reservation_ttl_s: a reservation not committed so long is discarded.
             lease_ttl_s: a lease not renewed so long is discarded.
+            pins: blocks that go last, or never; None: none do.
 
         Raises:
             ValueError: no slots, watermarks out of order, or an unknown policy.
@@ -159,6 +153,7 @@ class BlockCache:
         #: `relieve` evicts above so many used slots, down to so many.
         self.high_slots = high_watermark * n_slots
         self.low_slots = low_watermark * n_slots
+        self.pins = pins or Pins()
         #: Whether only saved blocks may be evicted.
         self.saves_first = False
         #: Slots of no block. Disjoint from the slots in `_stored` and `_pending`.
@@ -332,7 +327,7 @@ class BlockCache:
     def lease(
         self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], now: float
     ) -> list[Stored]:
-        """Pin the longest prefix of `hashes` that is stored; nothing is held when it is empty.
+        """Lease the longest prefix of `hashes` that is stored; nothing is held when it is empty.
 
         Raises:
             DuplicateTicket: the owner uses this ticket already.
@@ -346,12 +341,14 @@ class BlockCache:
             found.append(Stored(block, stored.slot, stored.checksum))
         if found:
             blocks = [place.hash for place in found]
-            self._pin(blocks, 1)
+            self._count_leases(blocks, 1)
             self._touch(blocks)
             self._leases[key] = _Hold(blocks, now + self.lease_ttl_s)
         return found
 
-    def pin(self, owner: str, ticket: Ticket, block: BlockHash, now: float, ttl_s: float) -> None:
+    def add_to_lease(
+        self, owner: str, ticket: Ticket, block: BlockHash, now: float, ttl_s: float
+    ) -> None:
         """Add a stored block to a lease, which is made if it is not there.
 
         Args:
@@ -364,7 +361,7 @@ class BlockCache:
         lease = self._leases.setdefault((owner, ticket), _Hold([], now + ttl_s))
         lease.deadline_s = now + ttl_s
         lease.hashes.append(block)
-        self._pin([block], 1)
+        self._count_leases([block], 1)
 
     def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
         """Keep a lease for another `lease_ttl_s`; whether it still was there."""
@@ -378,7 +375,7 @@ class BlockCache:
         """End a lease; whether there was one."""
         if (lease := self._leases.pop((owner, ticket), None)) is None:
             return False
-        self._pin(lease.hashes, -1)
+        self._count_leases(lease.hashes, -1)
         return True
 
     # -- clearing up -------------------------------------------------------------------------
@@ -401,7 +398,8 @@ class BlockCache:
         """Evict ahead of demand: above the high watermark, down to the low one.
 
         Returns:
-            The blocks that are not stored any more; fewer than wished when many are pinned.
+            The blocks that are not stored any more; fewer than wished when many are leased or
+            pinned.
         """
         self.expire(now)
         if self.n_used <= self.high_slots:
@@ -424,9 +422,12 @@ class BlockCache:
         return self._stored[block].saved
 
     def evict(self, block: BlockHash) -> bool:
-        """Let a block go, saved or not; False when it is not stored, is leased or has children."""
+        """Let a block go, saved or not, unless it is not stored, leased, held by a hard pin or
+        has children; whether it went."""
         stored = self._stored.get(block)
         if stored is None or stored.n_leases or self.has_children(block):
+            return False
+        if block in self.pins.held:
             return False
         self._drop(block)
         return True
@@ -461,33 +462,16 @@ class BlockCache:
     def _choose(
         self, n: int, keep: set[BlockHash], *, unsaved_too: bool = False
     ) -> list[BlockHash]:
-        """Up to `n` blocks to evict, children before parents; changes nothing.
-
-        One walk in the policy's order. A block passed over because of a child is taken as
-        soon as its last child is: it is older than whatever comes later in the walk.
-        """
-        victims = _Victims()
-        saved_only = self.saves_first and not unsaved_too
-        passed: set[BlockHash] = set()
-        for candidate in self._policy.candidates():
-            queue = deque([candidate])
-            while queue and len(victims.hashes) < n:
-                block = queue.popleft()
-                stored = self._stored[block]
-                if stored.n_leases or block in keep or (saved_only and not stored.saved):
-                    continue
-                gone = victims.children_gone.get(block, 0)
-                if gone < self._n_children.get(block, 0):
-                    passed.add(block)
-                    continue
-                victims.hashes.append(block)
-                if (parent := stored.parent) is not None:
-                    victims.children_gone[parent] = victims.children_gone.get(parent, 0) + 1
-                    if parent in passed:
-                        queue.append(parent)
-            if len(victims.hashes) == n:
-                break
-        return victims.hashes
+        """Up to `n` blocks to evict, children before parents; changes nothing."""
+        return choose_victims(
+            self._policy.candidates,
+            n,
+            self._stored,
+            self._n_children,
+            keep=keep,
+            saved_only=self.saves_first and not unsaved_too,
+            pins=self.pins,
+        )
 
     def _drop(self, block: BlockHash) -> None:
         stored = self._stored.pop(block)
@@ -499,7 +483,7 @@ class BlockCache:
         for block in reversed(blocks):  # parents are the last to be evicted
             self._policy.touch(block)
 
-    def _pin(self, blocks: Sequence[BlockHash], change: int) -> None:
+    def _count_leases(self, blocks: Sequence[BlockHash], change: int) -> None:
         for block in blocks:
             stored = self._stored[block]
             before = stored.n_leases > 0
@@ -535,7 +519,8 @@ class BlockCache:
         first_s = min((hold.deadline_s - now for hold in holds if hold.hashes), default=RETRY_S)
         return CacheFull(
             f"{n_wanted} blocks wanted; of {self.n_slots} slots {self.n_reserved} are reserved, "
-            f"{self.n_leased} leased, and the other stored blocks are their or this prompt's "
-            f"prefix: retry in {first_s:.1f} s, or give the store more memory",
+            f"{self.n_leased} leased, {self.pins.n_held} held by hard pins, and the other stored "
+            f"blocks are their or this prompt's prefix: retry in {first_s:.1f} s, or give the "
+            "store more memory",
             first_s,
         )

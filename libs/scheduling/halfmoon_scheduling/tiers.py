@@ -16,10 +16,8 @@ until it has caught up (memory is never overfull); one that fails is left out fo
 what must go meanwhile is dropped, as without a disk.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.block_cache import (
@@ -30,6 +28,7 @@ from halfmoon_scheduling.block_cache import (
     Stored,
 )
 from halfmoon_scheduling.disk_map import BlockRecord, DiskMap, OnDisk
+from halfmoon_scheduling.pins import Pin, PinKind, PinRefused
 from halfmoon_scheduling.tier_commands import (
     Announce,
     Answer,
@@ -40,30 +39,13 @@ from halfmoon_scheduling.tier_commands import (
     TierCommand,
     WriteBack,
 )
+from halfmoon_scheduling.tier_limits import TierCounts, TierLimits
 
 #: The owner of leases and reservations that I/O holds; no client has this name.
 _DISK = ""
 _FOREVER_S = float("inf")
 #: Seconds that a refused put waits when a write-back is about to make room.
 _SOON_S = 0.05
-
-
-class TierLimits(msgspec.Struct, frozen=True):
-    """What is bounded between the tiers."""
-
-    #: Blocks being written to the disk at once.
-    max_writing: int = 8
-    #: Blocks being read from it at once.
-    max_promoting: int = 8
-    #: Blocks that wait to be read.
-    max_queued: int = 1024
-    #: Seconds that a lease waits for promotions; then it is on what has come.
-    promotion_wait_s: float = 1.0
-    #: Blocks read ahead, past the last one that was asked for.
-    read_ahead: int = 4
-    #: Failed writes in a row after which the disk is left alone, and for how many seconds.
-    max_failures: int = 3
-    pause_s: float = 30.0
 
 
 @dataclass(slots=True)
@@ -76,20 +58,6 @@ class _Waiting:
     deadline_s: float
 
 
-class TierCounts:
-    """What happened since the start, in blocks."""
-
-    def __init__(self) -> None:
-        self.hits_memory = 0
-        self.hits_disk = 0
-        self.misses = 0
-        self.written = 0
-        self.write_failures = 0
-        self.promoted = 0
-        self.corrupt = 0
-        self.dropped = 0
-
-
 class TieredCache:
     """One cache of two tiers; with a disk of no slots, a memory alone."""
 
@@ -97,6 +65,8 @@ class TieredCache:
         self.memory = memory
         self.disk = disk
         self.limits = limits or TierLimits()
+        #: Of blocks of either tier.
+        self.pins = memory.pins
         self.counts = TierCounts()
         #: Blocks on their way to the disk, and to which slot. Stored in memory, leased by us.
         self._writing: dict[BlockHash, int] = {}
@@ -207,8 +177,11 @@ class TieredCache:
         self._pump(now)
 
     def drop(self, hashes: Sequence[BlockHash], now: float) -> None:
-        """Give these up, children before parents; those in use or with other children stay."""
+        """Give these up, children before parents; those in use, pinned or with other children
+        stay."""
         for block in hashes:
+            if block in self.pins.soft:  # what a hard pin holds stays by itself
+                continue
             was_in_memory = block in self.memory
             if was_in_memory and not self.memory.evict(block):
                 continue
@@ -255,7 +228,7 @@ class TieredCache:
             waiting = _Waiting(prefix, {*missing} & {*prefix}, now + self.limits.promotion_wait_s)
             for block in prefix:
                 if block not in waiting.missing:
-                    self.memory.pin(owner, ticket, block, now, _FOREVER_S)
+                    self.memory.add_to_lease(owner, ticket, block, now, _FOREVER_S)
             self._waiting[owner, ticket] = waiting
             if not waiting.missing:
                 self._decide(owner, ticket, now)
@@ -282,6 +255,24 @@ class TieredCache:
             del self._waiting[key]
         self.memory.forget_owner(owner)
 
+    # -- pins --------------------------------------------------------------------------------
+
+    def pin(self, block: BlockHash, kind: PinKind, until_s: float) -> None:
+        """Pin a block of either tier, in place of an earlier pin on it.
+
+        A hard one also holds the blocks before it, and those in memory stay there.
+
+        Raises:
+            PinRefused: it is not stored, or hard pins would hold too much.
+        """
+        if block not in self:
+            raise PinRefused(f"block {block.hex()} is not stored here")
+        self.pins.pin(block, Pin(kind, until_s), self._before(block))
+
+    def unpin(self, block: BlockHash) -> bool:
+        """Take a pin back; whether there was one."""
+        return self.pins.unpin(block)
+
     # -- how it went -------------------------------------------------------------------------
 
     def written(self, block: BlockHash, outcome: Outcome, now: float) -> None:
@@ -306,6 +297,7 @@ class TieredCache:
             case "corrupt":
                 self.disk.release(slot)
                 self.counts.corrupt += 1
+                self.pins.unpin(block)
                 if self.memory.evict(block):
                     self._commands.append(Announce(tier="memory", left=(block,)))
         self._pump(now)
@@ -324,6 +316,7 @@ class TieredCache:
             self._arrived(block, now)
         else:
             self.counts.corrupt += 1
+            self.pins.unpin(block)
             self.memory.revoke(_DISK, _ticket(block))
             self._commands.append(Erase(self.disk.forget(block)))
             self._commands.append(Announce(tier="disk", left=(block,)))
@@ -337,6 +330,7 @@ class TieredCache:
     def tick(self, now: float) -> None:
         """Time passes: what ran out ends, and who waited long enough gets what there is."""
         self.memory.expire(now)
+        self.pins.expire(now)
         for (owner, ticket), waiting in [*self._waiting.items()]:
             if waiting.deadline_s <= now:
                 self._decide(owner, ticket, now)
@@ -349,6 +343,8 @@ class TieredCache:
         """Audit: both tiers, and what is between them."""
         self.memory.check()
         self.disk.check()
+        self.pins.check()
+        assert all(block in self for block in self.pins.blocks()), "a pin on what is not here"
         for block in self.memory.hashes():
             assert self.memory.is_saved(block) == (block in self.disk), "saved, but not on disk"
         assert len(self._writing) <= self.limits.max_writing
@@ -394,8 +390,11 @@ class TieredCache:
                 self._write_back(block, now)
 
     def _write_back(self, block: BlockHash, now: float) -> None:
-        slot, evicted = self.disk.allocate(self._is_busy)
+        slot, evicted = self.disk.allocate(self._is_spared)
+        if slot is None and self.pins.n_soft:
+            slot, evicted = self.disk.allocate(self._is_busy)
         if evicted is not None:
+            self.pins.unpin(evicted)
             self.counts.dropped += 1
             self._commands.append(Announce(tier="disk", left=(evicted,)))
         stored, place = self.memory.get(block), self.memory.place_in_prompt(block)
@@ -405,24 +404,32 @@ class TieredCache:
                 self._gone_from_memory([block])
             return
         self._writing[block] = slot
-        self.memory.pin(_DISK, _ticket(block), block, now, _FOREVER_S)
+        self.memory.add_to_lease(_DISK, _ticket(block), block, now, _FOREVER_S)
         record = BlockRecord(block, *place, stored.checksum)
         self._commands.append(WriteBack(record, stored.slot, slot))
 
     def _is_busy(self, block: BlockHash) -> bool:
-        """Whether a block on the disk is in use above, or on its way there."""
+        """Whether a block on the disk is in use above, on its way there, or held by a pin."""
         return (
             block in self.memory
             or block in self._promoting
             or block in self._queue
             or self.memory.has_children(block)
+            or block in self.pins.held
         )
+
+    def _is_spared(self, block: BlockHash) -> bool:
+        """Whether a block is to stay on the disk as long as others can go."""
+        return block in self.pins.soft or self._is_busy(block)
 
     def _gone_from_memory(self, blocks: Sequence[BlockHash]) -> None:
         if not blocks:
             return
         self._commands.append(Announce(tier="memory", left=tuple(blocks)))
         below = tuple(found.record for block in blocks if (found := self.disk.get(block)))
+        for block in blocks:
+            if block not in self.disk:
+                self.pins.unpin(block)
         if below:
             self._commands.append(Announce(tier="disk", came=below))
         self.counts.dropped += len(blocks) - len(below)
@@ -476,7 +483,7 @@ class TieredCache:
         for (owner, ticket), waiting in [*self._waiting.items()]:
             if block in waiting.missing:
                 waiting.missing.remove(block)
-                self.memory.pin(owner, ticket, block, now, _FOREVER_S)
+                self.memory.add_to_lease(owner, ticket, block, now, _FOREVER_S)
                 if not waiting.missing:
                     self._decide(owner, ticket, now)
 
@@ -507,6 +514,19 @@ class TieredCache:
             return place[1]
         on_disk = self.disk.get(block)
         return -1 if on_disk is None else on_disk.record.depth
+
+    def _before(self, block: BlockHash) -> Iterator[BlockHash]:
+        """The stored blocks before one in its prompt, the nearest first."""
+        parent = self._parent(block)
+        while parent is not None and parent in self:
+            yield parent
+            parent = self._parent(parent)
+
+    def _parent(self, block: BlockHash) -> BlockHash | None:
+        if (place := self.memory.place_in_prompt(block)) is not None:
+            return place[0]
+        on_disk = self.disk.get(block)
+        return None if on_disk is None else on_disk.record.parent
 
     def _require_new(self, owner: str, ticket: Ticket) -> None:
         if (owner, ticket) in self._waiting:

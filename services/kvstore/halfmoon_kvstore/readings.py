@@ -22,6 +22,10 @@ def readings(tiers: TieredCache) -> Readings:
             "1 while the disk is left alone because writes failed.",
             int(tiers.disk_is_off),
         ),
+        "halfmoon_kvstore_pinned_blocks": (
+            "Blocks with a soft and with a hard pin; held: those and what is before the latter.",
+            {"soft": tiers.pins.n_soft, "hard": tiers.pins.n_hard, "held": tiers.pins.n_held},
+        ),
         "halfmoon_kvstore_lookups": (
             "Blocks asked for, by the tier that had them.",
             {

@@ -39,6 +39,9 @@ class KvstoreSettings(ServiceSettings):
     low_watermark: Annotated[float, Field(gt=0, le=1)] = Field(
         0.90, description="Share of blocks in use at which eviction ahead of demand ends"
     )
+    hard_pin_share: Annotated[float, Field(ge=0, le=0.9)] = Field(
+        0.25, description="Share of the blocks that fit into memory that hard pins may hold"
+    )
     reservation_ttl_s: Annotated[float, Field(gt=0)] = Field(
         30.0, description="Seconds until a put that is not committed is discarded"
     )

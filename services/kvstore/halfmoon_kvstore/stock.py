@@ -24,8 +24,10 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.network import PeerId
 from halfmoon_scheduling.block_cache import BlockCache
 from halfmoon_scheduling.disk_map import DiskMap
+from halfmoon_scheduling.pins import Pins
 from halfmoon_scheduling.tier_commands import Announce, Answer, Erase, Promote, WriteBack
-from halfmoon_scheduling.tiers import TieredCache, TierLimits
+from halfmoon_scheduling.tier_limits import TierLimits
+from halfmoon_scheduling.tiers import TieredCache
 from halfmoon_transfer.regions import Memory
 
 log = structlog.get_logger()
@@ -138,6 +140,7 @@ class Stock:
             low_watermark=settings.low_watermark,
             reservation_ttl_s=settings.reservation_ttl_s,
             lease_ttl_s=settings.lease_ttl_s,
+            pins=Pins(max_held=int(settings.hard_pin_share * n_slots)),
         )
         found = [] if self.disk is None else await asyncio.to_thread(self.disk.open, layout)
         n_disk_slots = 0 if self.disk is None else self.disk.n_slots

@@ -36,7 +36,8 @@ from halfmoon_runtime.network import Link, Network
 from halfmoon_scheduling.block_cache import BlockCache, CacheFull
 from halfmoon_scheduling.disk_map import DiskMap
 from halfmoon_scheduling.tier_commands import Erase, Promote, WriteBack
-from halfmoon_scheduling.tiers import TieredCache, TierLimits
+from halfmoon_scheduling.tier_limits import TierLimits
+from halfmoon_scheduling.tiers import TieredCache
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Piece
 

@@ -1,0 +1,86 @@
+"""Which stored blocks go, and in which order: the eviction policy's, under the rules above it.
+
+A leased block stays, and what a hard pin holds. A block goes only after its children, since
+without it they could not be read. Soft-pinned ones go when nothing else can.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Protocol
+
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_scheduling.pins import Pins
+
+
+class Evictable(Protocol):
+    """What is looked at of a stored block."""
+
+    @property
+    def parent(self) -> BlockHash | None:
+        """The block before it in its prompt."""
+        ...
+
+    @property
+    def n_leases(self) -> int:
+        """How many read it."""
+        ...
+
+    @property
+    def saved(self) -> bool:
+        """Whether a slower tier has it, too."""
+        ...
+
+
+def choose_victims(
+    candidates: Callable[[], Iterator[BlockHash]],
+    n: int,
+    stored: Mapping[BlockHash, Evictable],
+    n_children: Mapping[BlockHash, int],
+    *,
+    keep: Collection[BlockHash],
+    saved_only: bool,
+    pins: Pins,
+) -> list[BlockHash]:
+    """Up to `n` blocks to evict, children before parents; changes nothing.
+
+    One walk in the policy's order, and one more if there are soft pins. A block passed over
+    because of a child is taken as soon as its last child is: it is older than whatever comes
+    later in the walk.
+
+    Args:
+        candidates: all stored blocks in the policy's order, as often as it is asked.
+        n: so many at the most.
+        stored: the blocks.
+        n_children: children of each block that has any, stored or about to be.
+        keep: blocks that must stay.
+        saved_only: whether blocks that no slower tier has stay.
+        pins: what is pinned.
+    """
+    held = pins.held
+    victims: list[BlockHash] = []
+    #: How many children of each block are among the victims.
+    children_gone: dict[BlockHash, int] = {}
+    passed: set[BlockHash] = set()
+    taken: set[BlockHash] = set()
+    for spared in [pins.soft, ()] if pins.n_soft else [()]:
+        for candidate in candidates():
+            queue = deque([candidate])
+            while queue and len(victims) < n:
+                block = queue.popleft()
+                each = stored[block]
+                if each.n_leases or block in keep or (saved_only and not each.saved):
+                    continue
+                if block in held or block in taken:
+                    continue
+                if children_gone.get(block, 0) < n_children.get(block, 0) or block in spared:
+                    passed.add(block)
+                    continue
+                victims.append(block)
+                taken.add(block)
+                if (parent := each.parent) is not None:
+                    children_gone[parent] = children_gone.get(parent, 0) + 1
+                    if parent in passed:
+                        queue.append(parent)
+            if len(victims) == n:
+                return victims
+    return victims
