@@ -1,8 +1,11 @@
 """Blocks here have 100 bytes and a token each; a prefix used four times is hot."""
 
+import random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from halfmoon_protocol.ids import BlockHash, RequestId, Ticket, WorkerId
 from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
@@ -114,6 +117,34 @@ def test_bytes_per_second_are_bounded_and_the_rest_comes_later() -> None:
     later = copy_of(cache.plan(9.0))
     assert later.target == copy.target
     assert later.hashes == tuple(BLOCKS[2:4])
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.sampled_from([50.0, 250.0, 1000.0]))
+def test_no_span_of_time_sees_more_bytes_than_its_share_and_a_second_s_worth(
+    seed: int, bytes_per_s: float
+) -> None:
+    dice = random.Random(seed)
+    cache = Cache(bytes_per_s)
+    others = [[BlockHash(bytes([9, i, j]) * 5) for j in range(8)] for i in range(12)]
+    for blocks in others:
+        cache.index.stored(K0, blocks)
+    now, spent = 0.0, []
+    for _ in range(60):
+        now += dice.choice([0.0, 0.1, 1.0, 7.0])
+        for blocks in dice.choices(others, k=6):
+            cache.replicator.used(blocks, tuple(range(8)), 1, now)
+        for copy in cache.plan(now):
+            if isinstance(copy, Copy):
+                spent.append((now, 100 * len(copy.hashes)))
+                cache.copied(copy)
+    assert spent
+    burst = max(bytes_per_s, 100)  # or one block, which may be dearer than a second's worth
+    for i, (first_s, _) in enumerate(spent):
+        total = 0
+        for at_s, n_bytes in spent[i:]:
+            total += n_bytes
+            assert total <= bytes_per_s * (at_s - first_s) + burst + 1e-6
 
 
 def test_a_kvstore_that_refuses_is_left_alone_for_as_long_as_it_says() -> None:

@@ -24,7 +24,7 @@ Source = Annotated[
     str,
     typer.Argument(
         help="A trace in the published JSONL format; or conversation, synthetic, toolagent, arxiv;"
-        " or a data set: l-eval, arxiv-summarization, simulated-16k to -128k"
+        " or a data set: l-eval, arxiv-summarization, simulated-16k to -128k, hot-prefixes"
     ),
 ]
 
@@ -49,6 +49,9 @@ def simulate(
     admission: Annotated[str, typer.Option(help="Who is let in")] = "none",
     ttft_slo: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit")] = 0.1,
+    replication_bytes_per_s: Annotated[
+        float, typer.Option(min=0, help="Copy hot prefixes ahead of requests; 0: never")
+    ] = 0.0,
     speedup: Annotated[float, typer.Option(help="Arrivals so many times as fast")] = 1.0,
     rate: Annotated[float, typer.Option(help="Requests per second of a data set")] = 1.0,
     requests: Annotated[int, typer.Option(min=0, help="The first so many; 0: all")] = 0,
@@ -94,6 +97,7 @@ def simulate(
             seed=seed,
             ttft_slo_s=ttft_slo or None,
             tbt_slo_s=tbt_slo or None,
+            replication_bytes_per_s=replication_bytes_per_s,
         )
         cluster: ClusterSpec | CoupledSpec = ClusterSpec(n_prefill=prefill, n_decode=decode)
         label = f"{prefill}P+{decode}D {placement}"

@@ -4,10 +4,18 @@ from collections.abc import Callable, Sequence
 
 from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEventBatch
-from halfmoon_protocol.messages import AnyMessage, BlocksSnapshot, SnapshotBlocks
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    BlocksSnapshot,
+    DropBlocks,
+    ReplicateBlocks,
+    SnapshotBlocks,
+)
 from halfmoon_scheduling.block_cache import BlockCache, CacheFull, UnknownTicket
 from halfmoon_simulator.agenda import Agenda
 from halfmoon_simulator.cluster_spec import ClusterSpec
+from halfmoon_simulator.copier import SimCopier
+from halfmoon_simulator.wires import Wires
 
 
 class SimKvstore:
@@ -20,6 +28,9 @@ class SimKvstore:
         spec: ClusterSpec,
         n_slots: int,
         agenda: Agenda,
+        wires: Wires,
+        block_bytes: int,
+        peers: "Callable[[WorkerId], SimKvstore | None]",
         publish: Callable[[WorkerId, KvEventBatch], None],
         answer: Callable[[WorkerId, AnyMessage], None],
     ) -> None:
@@ -30,6 +41,9 @@ class SimKvstore:
         self._publish = publish
         self._answer = answer
         self._sequence = -1
+        self.copier = SimCopier(
+            self, wires, peers, block_bytes, lambda message: answer(worker_id, message)
+        )
         self.cache = BlockCache(
             n_slots,
             policy=spec.eviction,
@@ -41,9 +55,19 @@ class SimKvstore:
 
     def receive(self, message: AnyMessage) -> None:
         """A conductor's message."""
-        if isinstance(message, SnapshotBlocks):
-            hashes = tuple(self.cache.hashes())
-            self._answer(self.worker_id, BlocksSnapshot(sequence=self._sequence, hashes=hashes))
+        match message:
+            case SnapshotBlocks():
+                hashes = tuple(self.cache.hashes())
+                self._answer(self.worker_id, BlocksSnapshot(sequence=self._sequence, hashes=hashes))
+            case ReplicateBlocks():
+                self.copier.begin(message)
+            case DropBlocks(hashes=hashes):
+                self._say_removed([block for block in hashes if self.cache.evict(block)])
+
+    def n_first(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of these are stored before the first that is not."""
+        missing = (i for i, block in enumerate(hashes) if block not in self.cache)
+        return next(missing, len(hashes))
 
     def lease(self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash]) -> int:
         """Pin the longest stored prefix; how many blocks that is."""

@@ -104,6 +104,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     #: decode step over the TBT SLO (or seconds, without SLOs).
     prefill_load_std: float
     decode_load_std: float
+    #: Bytes of hot prefixes that were copied between kvstores ahead of requests.
+    copied_bytes: int = 0
 
 
 @dataclass(eq=False)
@@ -119,6 +121,7 @@ class RunResult:
     n_prefill: int = 1
     n_decode: int = 1
     n_events: int = 0
+    copied_bytes: int = 0
 
     def finished(self) -> list[Record]:
         """Requests that got all their tokens."""
@@ -162,6 +165,7 @@ class RunResult:
             decode_busy=per_second(self.decode_busy_s) / max(1, self.n_decode),
             prefill_load_std=deviation(loads),
             decode_load_std=deviation(steps),
+            copied_bytes=self.copied_bytes,
         )
 
 

@@ -100,6 +100,7 @@ class World:
         #: Seconds of passes and steps, and tokens, of workers that are gone.
         self._lost_prefill_s = self._lost_decode_s = 0.0
         self._lost_computed = self._lost_cached = 0
+        self._lost_copied_bytes = 0
         self._hosts: dict[str, str] = {}
         self._generations: dict[WorkerId, int] = {}
         self._last_loads: dict[WorkerId, AnyMessage] = {}
@@ -161,6 +162,8 @@ class World:
             n_prefill=self.spec.n_prefill,
             n_decode=self.spec.n_decode,
             n_events=self.agenda.n_made,
+            copied_bytes=self._lost_copied_bytes
+            + sum(kvstore.copier.copied_bytes for kvstore in self.kvstores.values()),
         )
 
     # -- conductor ---------------------------------------------------------------------------
@@ -267,6 +270,9 @@ class World:
                 spec,
                 spec.slots(costs),
                 self.agenda,
+                self.wires,
+                costs.layout(spec.block_tokens).block_bytes,
+                peers=self.kvstores.get,
                 publish=self._publish,
                 answer=self._answer,
             )
@@ -294,6 +300,7 @@ class World:
             n_blocks=n_blocks,
             prefill_cost=self.costs.prefill if role == "prefill" else None,
             decode_cost=self.costs.decode if role == "decode" else None,
+            replicates=role == "kvstore",
         )
 
     def _lose(self, worker_id: WorkerId, back_after_s: float | None) -> None:
@@ -307,6 +314,10 @@ class World:
             decode.die()
             self._lost_decode_s += decode.busy_s
         elif (kvstore := self.kvstores.pop(worker_id, None)) is not None:
+            kvstore.copier.die()
+            self._lost_copied_bytes += kvstore.copier.copied_bytes
+            for other in self.kvstores.values():
+                other.copier.source_lost(kvstore)
             for reader in self.prefills.values():
                 reader.source_lost(kvstore)
         else:

@@ -79,6 +79,19 @@ class ConductorSettings(ServiceSettings):
     defer_s: Annotated[float, Field(ge=0)] = Field(
         SchedulingConfig().defer_s, description="Seconds that a request is held back at the most"
     )
+    replication_bytes_per_s: Annotated[float, Field(ge=0)] = Field(
+        SchedulingConfig().replication_bytes_per_s,
+        description="Bytes per second at the most that kvstores are asked to copy of hot prefixes,"
+        " ahead of requests; 0: none",
+    )
+    replication_hot_uses: Annotated[float, Field(gt=0)] = Field(
+        SchedulingConfig().replication_hot_uses,
+        description="Uses within a half-life for which a prefix gets one holder more",
+    )
+    replication_half_life_s: Annotated[float, Field(gt=0)] = Field(
+        SchedulingConfig().replication_half_life_s,
+        description="Seconds in which a use comes to count half",
+    )
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(
         600.0, description="Seconds until a request that got no first token is given up"
     )
@@ -106,5 +119,8 @@ class ConductorSettings(ServiceSettings):
             double_check=self.double_check,
             max_deferred=self.max_deferred,
             defer_s=self.defer_s,
+            replication_bytes_per_s=self.replication_bytes_per_s,
+            replication_hot_uses=self.replication_hot_uses,
+            replication_half_life_s=self.replication_half_life_s,
             request_timeout_s=self.request_timeout_s,
         )
