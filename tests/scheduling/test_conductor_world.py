@@ -30,6 +30,7 @@ from halfmoon_protocol.messages import (
     Produced,
     ReserveDecode,
     SnapshotBlocks,
+    Stage,
     StartDecode,
     StartPrefill,
     TokensProduced,
@@ -178,6 +179,7 @@ class World(RuleBasedStateMachine):
         double_check=st.booleans(),
         max_deferred=st.sampled_from([0, 2]),
         absent=st.sets(st.sampled_from(NAMES), max_size=3),
+        grouped=st.booleans(),
     )
     def begin(
         self,
@@ -186,7 +188,9 @@ class World(RuleBasedStateMachine):
         double_check: bool,
         max_deferred: int,
         absent: set[str],
+        grouped: bool,
     ) -> None:
+        self.grouped = grouped
         self.config = msgspec.convert(
             {
                 "placement": placement,
@@ -409,7 +413,12 @@ class World(RuleBasedStateMachine):
         worker_id = WorkerId(name)
         if worker_id not in self.workers:
             self.generation += 1
-            info = a_worker(name, generation=self.generation, n_blocks=N_PAGES, host="host")
+            stage = None
+            if self.grouped and name.startswith("prefill"):
+                stage = Stage("both", int(name[-1]), 2, chunk_tokens=16)
+            info = a_worker(
+                name, generation=self.generation, n_blocks=N_PAGES, host="host", stage=stage
+            )
             batch = None
             if info.role == "decode":
                 batch = DecodeBatch(
@@ -457,6 +466,13 @@ class World(RuleBasedStateMachine):
         if (worker := self.workers.pop(worker_id, None)) is not None:
             self.cut_off += [
                 (start, worker.may_write_until_s[rid]) for rid, start in worker.queue.items()
+            ]
+            # As a further stage it writes what the first one was told.
+            self.cut_off += [
+                (start, head.may_write_until_s[rid])
+                for head in self.of_role("prefill")
+                for rid, start in head.queue.items()
+                if any(stage.worker_id == worker_id for stage in start.stages)
             ]
         self.unnoticed = [(w, g) for w, g in self.unnoticed if w != worker_id]
         self.tell(WorkerLost(worker_id, "connection reset"))

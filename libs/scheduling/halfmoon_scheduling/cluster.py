@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import KvstoreAddress, Role, WorkerInfo
+from halfmoon_protocol.messages import KvstoreAddress, Role, StageAddress, WorkerInfo
 from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.decode_pool import DecodePool
+from halfmoon_scheduling.groups import Group, complete_groups
 from halfmoon_scheduling.limits import Crew
 from halfmoon_scheduling.placement import PrefillCandidate, choose_home
 from halfmoon_scheduling.prefill_pool import PrefillPool
@@ -53,6 +54,8 @@ class Cluster:
         self._homes: dict[WorkerId, WorkerId | None] = {}
         #: Those that take new work, by role, as far as asked for since workers last changed.
         self._crews: dict[Role, Crew] = {}
+        #: Complete ones among them; None until asked for, likewise.
+        self._groups: tuple[Group, ...] | None = None
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -75,7 +78,7 @@ class Cluster:
         """
         self._require_fit(info)
         self._infos[info.worker_id] = info
-        self._crews.clear()
+        self._forget_crews()
         if info.layout is not None and self.layout is None:
             self.layout = info.layout
         if info.layout is not None and not self.model:
@@ -91,7 +94,7 @@ class Cluster:
     def leave(self, worker_id: WorkerId) -> None:
         """A worker is gone, and with it all claims on it."""
         info = self._infos.pop(worker_id)
-        self._crews.clear()
+        self._forget_crews()
         if info.role == "prefill":
             self.prefills.leave(worker_id)
             self._homes.pop(worker_id, None)
@@ -134,6 +137,18 @@ class Cluster:
         """The members of that crew."""
         return self.crew(role).workers
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Complete groups of prefill workers that take new work."""
+        if self._groups is None:
+            self._groups = complete_groups(self.accepting("prefill"))
+        return self._groups
+
+    def stage_address(self, prefill: WorkerId) -> StageAddress:
+        """A live prefill worker as the others of its group reach it."""
+        info = self._infos[prefill]
+        return StageAddress(prefill, info.generation, info.commands)
+
     def prefill_candidates(
         self, workers: Sequence[WorkerInfo], now: float
     ) -> list[PrefillCandidate]:
@@ -165,6 +180,11 @@ class Cluster:
             assert {i.worker_id for i in found.workers} == {
                 i.worker_id for i in self._infos.values() if i.role == role and not i.draining
             }
+        assert self._groups in (None, complete_groups(self.accepting("prefill")))
+
+    def _forget_crews(self) -> None:
+        self._crews.clear()
+        self._groups = None
 
     def _require_fit(self, info: WorkerInfo) -> None:
         if info.layout is None:

@@ -237,6 +237,7 @@ class Conductor:
             stopping=request.stopping,
             cached=cached,
             store_in=None if home is None else self.cluster.address(home),
+            stages=tuple(self.cluster.stage_address(stage) for stage in chosen.workers[1:]),
         )
         return self._requests.send(chosen.worker_id, message_out)
 

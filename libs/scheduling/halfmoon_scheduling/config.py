@@ -18,6 +18,9 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: Ratio of the best prefix anywhere to the local one. Up to it the local one is good
     #: enough; above it the blocks are transferred, which also spreads hot ones. At least 1.
     kvcache_balancing_threshold: float = 1.5
+    #: How many times as long the best single prefill worker must take for a prompt to be
+    #: given to a group of them, which it keeps busy altogether. At least 1.
+    group_least_gain: float = 1.2
     #: Makes the choices of placement "random", and nothing else.
     seed: int = 0
     #: Which predictions a request must keep its SLOs by to be let in, see `admission`.
@@ -88,6 +91,11 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError(
                 f"kvcache_balancing_threshold is {self.kvcache_balancing_threshold}, "
                 "it is at least 1 (then any longer prefix is transferred)"
+            )
+        if self.group_least_gain < 1:
+            raise ValueError(
+                f"group_least_gain is {self.group_least_gain}, it is at least 1 (then a group "
+                "is taken as soon as it is not slower)"
             )
         for name in _POSITIVE:
             value = getattr(self, name)

@@ -90,6 +90,11 @@ class CostModel:
         mean = self._scales.get(worker)
         return seconds if mean is None else mean.value * seconds
 
+    def scale(self, worker: WorkerId) -> float:
+        """How many times as long as by its profile a worker takes."""
+        mean = self._scales.get(worker)
+        return 1.0 if mean is None else mean.value
+
     def observe_prefill(
         self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int, seconds: float
     ) -> None:

@@ -347,7 +347,9 @@ class Lifecycle:
             keep_landing = decode in self._cluster
             if keep_landing:
                 deadline_s = now + self._config.reserve_timeout_s
-                self._stopping.add(request_id, Stopping(prefill, (prefill,), decode, deadline_s))
+                lost = any(writer not in self._cluster for writer in tracked.writers)
+                stopping = Stopping(prefill, tracked.writers, decode, deadline_s, in_doubt=lost)
+                self._stopping.add(request_id, stopping)
         elif tracked.phase not in (Phase.DEFERRED, Phase.WAITING):
             assert decode is not None
             cancel = Cancel(request_id=request_id, landing_in_doubt=prefilling)
@@ -427,7 +429,7 @@ class Lifecycle:
         """A worker has left the cluster: what was on it is tried again elsewhere."""
         commands = self._stopping.worker_lost(worker_id)
         for tracked in self.all():
-            on_prefill = tracked.prefill == worker_id and tracked.phase is not Phase.DECODING
+            on_prefill = worker_id in tracked.writers and tracked.phase is not Phase.DECODING
             if on_prefill or tracked.decode == worker_id:
                 commands += self.give_up(tracked, now, because=f"{worker_id} is lost: {reason}")
         # Nobody may be left who could serve those who wait: they are to hear it.
@@ -504,7 +506,8 @@ class Lifecycle:
             assert tracked.prefill is not None and tracked.decode is not None
             held.setdefault(tracked.decode, set()).add(request_id)
             if tracked.phase is not Phase.DECODING:
-                planned.setdefault(tracked.prefill, set()).add(request_id)
+                for writer in tracked.writers:
+                    planned.setdefault(writer, set()).add(request_id)
         for info in self._cluster.workers():
             if info.role == "prefill":
                 assert self._cluster.prefills.requests(info.worker_id) == planned.pop(

@@ -90,6 +90,11 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     #: Predicted seconds to the first token: the sum of the three.
     ttft_s: float
 
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """All who compute and write; the first one is told to, and answers."""
+        return (self.worker_id,)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -101,7 +106,7 @@ class Placement:
     decode: WorkerId | None
     #: Predicted seconds between tokens at `decode`, this request included; 0 without one.
     tbt_s: float
-    #: One row per prefill worker, in order of their ids.
+    #: One row per prefill worker, in order of their ids; then one per group.
     estimates: tuple[Estimate, ...]
 
     @property

@@ -10,13 +10,16 @@ from collections.abc import Collection, Sequence
 from halfmoon_protocol.ids import RequestId, WorkerId, origin
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
 from halfmoon_scheduling.cluster import Cluster
-from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.config import PlacementMode, SchedulingConfig
 from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.groups import GroupEstimate, with_group
 from halfmoon_scheduling.limits import able_workers
 from halfmoon_scheduling.placement import Job, Placement, place
 from halfmoon_scheduling.prefix_index import PrefixIndex
 
+#: Modes that compare times to the first token: there a group may be the choice.
+LEAST_TTFT: tuple[PlacementMode, ...] = ("cache_aware", "kvcache_centric", "min_ttft")
 #: Requests whose failing workers are remembered at the most.
 MAX_AVOIDED = 1024
 
@@ -85,6 +88,17 @@ class Placer:
             threshold=self._config.kvcache_balancing_threshold,
             seed=self._config.seed,
         )
+        groups = self._cluster.groups
+        if groups and self._config.placement in LEAST_TTFT:
+            source = placement.chosen.source
+            placement = with_group(
+                placement,
+                job,
+                groups,
+                self._costs,
+                n_active=0 if source is None else self._cluster.transfers.get(source, 0),
+                least_gain=self._config.group_least_gain,
+            )
         return placement, job
 
     def store_for(self, request_id: RequestId, prefill: WorkerId) -> WorkerId | None:
@@ -95,6 +109,8 @@ class Placer:
     def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
         """Correct the predictions by what a prefill took; it still is in its worker's queue."""
         chosen = placement.chosen
+        if isinstance(chosen, GroupEstimate):
+            return  # what its stages took by themselves is not told
         info = self._cluster.get(chosen.worker_id)
         # Computing and being busy are both at least what this request alone takes: forward
         # passes are shared, and bytes are on their way when the next one computes. Compute

@@ -12,6 +12,7 @@ from math import inf
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
 from halfmoon_scheduling.cost_model import CostModel
+from halfmoon_scheduling.groups import GroupEstimate
 from halfmoon_scheduling.placement import Estimate, Job, PrefillCandidate
 
 
@@ -23,6 +24,8 @@ class _Planned:
     n_computed: int
     #: The kvstore that it reads from over the network, if it does.
     source: WorkerId | None
+    #: At the first stage of a group: the workers of the others, which have claims of their own.
+    others: tuple[WorkerId, ...] = ()
     #: When its prefill worker was told.
     started_s: float = inf
 
@@ -97,19 +100,17 @@ class PrefillPool:
     # -- what is promised --------------------------------------------------------------------
 
     def plan(self, chosen: Estimate, job: Job, now: float) -> None:
-        """A request is to run at the chosen worker, behind what is there."""
-        worker = self._workers[chosen.worker_id]
-        if worker.planned:
-            worker.behind_s += chosen.prefill_s
-        else:
-            worker.head_ends_s = now + chosen.prefill_s
-            worker.behind_s = 0.0
+        """A request is to run at the chosen worker or group, behind what is there."""
         source = chosen.source if chosen.transfer_blocks else None
-        worker.planned[job.request_id] = _Planned(
-            chosen.prefill_s, job.n_tokens - chosen.n_blocks * job.block_size, source
-        )
         if source is not None:
             self.transfers[source] = self.transfers.get(source, 0) + 1
+        n_computed = job.n_tokens - chosen.n_blocks * job.block_size
+        first, *others = chosen.workers
+        stage_s = chosen.stage_s if isinstance(chosen, GroupEstimate) else (chosen.prefill_s,)
+        planned = _Planned(stage_s[0], n_computed, source, tuple(others))
+        self._queue(first, job.request_id, planned, now)
+        for other, seconds in zip(others, stage_s[1:], strict=True):
+            self._queue(other, job.request_id, _Planned(seconds, n_computed, None), now)
 
     def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
         """The worker is told to prefill a request."""
@@ -122,13 +123,15 @@ class PrefillPool:
         return max(0.0, now - max(worker.planned[request_id].started_s, worker.last_left_s))
 
     def release(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
-        """A request is no more in a worker's queue; if it is there."""
+        """A request is no more in a worker's queue, nor in those of its further stages."""
         worker = self._workers.get(worker_id)
         if worker is None or request_id not in worker.planned:
             return
         worker.last_left_s = now
         was_first = next(iter(worker.planned)) == request_id
         gone = worker.planned.pop(request_id)
+        for other in gone.others:
+            self.release(other, request_id, now)
         if not was_first:
             worker.behind_s = max(0.0, worker.behind_s - gone.predicted_s)
         elif worker.planned:
@@ -143,6 +146,15 @@ class PrefillPool:
             self.transfers[gone.source] -= 1
             if not self.transfers[gone.source]:
                 del self.transfers[gone.source]
+
+    def _queue(self, worker_id: WorkerId, request_id: RequestId, one: _Planned, now: float) -> None:
+        worker = self._workers[worker_id]
+        if worker.planned:
+            worker.behind_s += one.predicted_s
+        else:
+            worker.head_ends_s = now + one.predicted_s
+            worker.behind_s = 0.0
+        worker.planned[request_id] = one
 
     def requests(self, worker_id: WorkerId) -> set[RequestId]:
         """Our requests at a live worker."""

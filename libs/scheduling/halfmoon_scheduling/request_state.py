@@ -75,6 +75,11 @@ class Tracked:
         return self.placement.prefill if self.placement else None
 
     @property
+    def writers(self) -> tuple[WorkerId, ...]:
+        """The prefill worker and those that compute further stages with it."""
+        return self.placement.chosen.workers if self.placement else ()
+
+    @property
     def decode(self) -> WorkerId | None:
         """The decode worker, if it has one."""
         return self.placement.decode if self.placement else None

@@ -3,7 +3,7 @@
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, WorkerInfo
+from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, Stage, WorkerInfo
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.events import Request
@@ -28,6 +28,8 @@ def a_worker(
     model: str = "tiny-chat",
     draining: bool = False,
     replicates: bool = False,
+    stage: Stage | None = None,
+    local_prefill_tokens: int = 0,
 ) -> WorkerInfo:
     """A worker whose role is the first part of its id, as in ``decode-0``."""
     role: Role
@@ -56,6 +58,8 @@ def a_worker(
         home_kvstore=None if home_kvstore is None else WorkerId(home_kvstore),
         draining=draining,
         replicates=replicates,
+        stage=stage,
+        local_prefill_tokens=local_prefill_tokens,
     )
 
 

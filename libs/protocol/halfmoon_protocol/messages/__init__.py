@@ -36,6 +36,7 @@ from halfmoon_protocol.messages.membership import (
     Hello,
     PrefillCost,
     Role,
+    Stage,
     Unwelcome,
     Welcome,
     WorkerInfo,
@@ -47,6 +48,7 @@ from halfmoon_protocol.messages.prefill import (
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
+    StageAddress,
     StartPrefill,
 )
 
@@ -88,6 +90,8 @@ __all__ = [
     "RevokeBlocks",
     "Role",
     "SnapshotBlocks",
+    "Stage",
+    "StageAddress",
     "StartDecode",
     "StartPrefill",
     "TokensProduced",

@@ -1,6 +1,6 @@
 """Who is there: what a worker says of itself, and how a conductor and a worker meet."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -25,6 +25,24 @@ class DecodeCost(msgspec.Struct, frozen=True):
     d0_s: float = 0.01
     d1_s: float = 1e-3
     d2_s: float = 0.0
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One stage of a group of prefill workers that compute long prompts together.
+
+    The layers are cut into `n_stages` runs of equal length. A prompt is cut into chunks, and
+    while one stage computes a chunk, the stage before it computes the next one.
+    """
+
+    #: Name of the group; it can work when all its stages are there.
+    group: str
+    #: Which stage this worker is, from 0. Stage 0 is told what to compute, and answers.
+    index: int
+    n_stages: int
+    #: Tokens of a chunk at the most.
+    chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
+    #: Seconds in which a chunk's activations go from one stage to the next.
+    hop_s: float = 0.0
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,6 +74,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     draining: bool = False
     #: True when this kvstore knows `ReplicateBlocks` and `DropBlocks`.
     replicates: bool = False
+    #: What this prefill worker does in a group, besides taking prompts by itself; None: nothing.
+    stage: Stage | None = None
+    #: Longest uncached rest of a prompt, in tokens, that this decode worker computes in one of
+    #: its steps when it gets `StartPrefill` for a landing of its own; 0: it does not know that.
+    #: Its record states a `prefill_cost` then.
+    local_prefill_tokens: int = 0
 
 
 class Hello(Message, frozen=True, tag="hello"):

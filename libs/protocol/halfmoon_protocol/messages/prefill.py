@@ -19,6 +19,14 @@ class KvstoreAddress(msgspec.Struct, frozen=True):
     commands: str
 
 
+class StageAddress(msgspec.Struct, frozen=True):
+    """A prefill worker of a group as the others of the group reach it."""
+
+    worker_id: WorkerId
+    generation: int
+    commands: str
+
+
 class CachedPrefix(msgspec.Struct, frozen=True):
     """The first `n_blocks` blocks of a prompt are at this kvstore, as far as is known."""
 
@@ -44,6 +52,9 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     cached: CachedPrefix | None = None
     #: Where to keep the blocks for reuse; none when no kvstore is there.
     store_in: KvstoreAddress | None = None
+    #: The stages after this one, in order, when a group is to compute it. Only for a worker
+    #: whose record says that it is stage 0 of one; it answers for all of them.
+    stages: tuple[StageAddress, ...] = ()
 
 
 # prefill -> conductor
