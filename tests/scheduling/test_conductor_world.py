@@ -200,6 +200,7 @@ class World(RuleBasedStateMachine):
                 "defer_s": 3.0,
                 "ttft_slo_s": 5.0,
                 "tbt_slo_s": 0.0115,  # one request a step
+                "group_least_gain": 1.0,
                 "max_waiting": 4,
                 "max_attempts": 3,
                 "request_timeout_s": 30.0,
