@@ -3,14 +3,12 @@
 import asyncio
 import json
 import logging
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
 import structlog
-from prometheus_client import CollectorRegistry, Counter
 
-from halfmoon_runtime.telemetry import bind_request, configure_logging, start_metrics_server
+from halfmoon_runtime.telemetry import bind_request, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -76,17 +74,3 @@ def test_console_lines_are_for_people_and_tracebacks_are_whole(
     assert "worker_id=decode-0" in told
     assert "Traceback" in told
     assert "ValueError: boom" in told
-
-
-def test_metrics_are_served_on_a_free_port_until_stopped() -> None:
-    registry = CollectorRegistry()
-    Counter("loaves", "Loaves", registry=registry).inc(3)
-    port, stop = start_metrics_server(0, registry)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-        assert b"loaves_total 3.0" in page.read()
-    with pytest.raises(OSError, match=f"metrics_port {port}"):
-        start_metrics_server(port, registry)
-    stop()
-    again, stop = start_metrics_server(port, registry)
-    assert again == port
-    stop()

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 
 import structlog
 
+from halfmoon_runtime.operator_http import OperatorHttp, operator_token
 from halfmoon_runtime.settings import ServiceSettings
-from halfmoon_runtime.telemetry import configure_logging, start_metrics_server
+from halfmoon_runtime.telemetry import configure_logging
 
 #: The variable that names the file for `announce`.
 STATUS_FILE = "HALFMOON_STATUS_FILE"
@@ -62,8 +63,10 @@ def announce(stage: str, **fields: object) -> None:
 class Service:
     """What a service's main coroutine is given: its tasks, and when to stop."""
 
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, http: OperatorHttp | None = None) -> None:
         self._tasks = tasks
+        #: What operators ask by HTTP; None where settings turn it off.
+        self.http = http
         self._spawned: set[asyncio.Task[Any]] = set()
         self._ready = False
         #: Set at the first signal. Main then finishes what it has and returns.
@@ -172,7 +175,6 @@ class _Run:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            self._serve_metrics()
             await self._run_main()
         except BaseException as failure:
             reasons = _leaves(failure)
@@ -185,7 +187,7 @@ class _Run:
 
     async def _run_main(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            self._service = Service(tasks)
+            self._service = self._serve_operators(tasks)
             self._main_task = tasks.create_task(self._main(self._service), name="main")
             await asyncio.wait({self._main_task})
             self._service.cancel_spawned()
@@ -205,12 +207,19 @@ class _Run:
         if is_starting or self._n_signals == 2:
             self.was_cancelled = self._main_task.cancel()
 
-    def _serve_metrics(self) -> None:
-        """Serve metrics, if the settings want it, until the process ends: draining too."""
-        port, host = self._settings.metrics_port, self._settings.host
-        if port >= 0:
-            port, _ = start_metrics_server(port, host=host)
-            _log.info("metrics", url=f"http://{host}:{port}/metrics")
+    def _serve_operators(self, tasks: asyncio.TaskGroup) -> Service:
+        """The service, with metrics served until the process ends, if the settings want it."""
+        settings = self._settings
+        if settings.metrics_port < 0:
+            return Service(tasks)
+        key = settings.cluster_key.get_secret_value()
+        http = OperatorHttp(
+            asyncio.get_running_loop(), lambda: service.is_ready, token=key and operator_token(key)
+        )
+        service = Service(tasks, http)
+        http.start(settings.metrics_port, settings.host)
+        _log.info("metrics", url=f"{http.url(settings.host)}/metrics")
+        return service
 
     def _announce(self, stage: str, **fields: object) -> None:
         announce(stage, worker_id=self._settings.worker_id, **fields)

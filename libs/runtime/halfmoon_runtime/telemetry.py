@@ -1,13 +1,12 @@
-"""What a service tells of itself: structured logs with request ids, Prometheus metrics."""
+"""What a service tells of itself: structured logs with request ids."""
 
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from structlog.typing import Processor
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -77,34 +76,3 @@ def bind_request(request_id: str) -> Iterator[None]:
     """Put the request's id on every log line of the task inside, and of tasks it starts."""
     with structlog.contextvars.bound_contextvars(request_id=request_id):
         yield
-
-
-def start_metrics_server(
-    port: int, registry: CollectorRegistry = REGISTRY, *, host: str = "127.0.0.1"
-) -> tuple[int, Callable[[], None]]:
-    """Serve the registry's metrics at ``http://host:port/metrics``, in a thread.
-
-    Args:
-        port: 0 takes a free one.
-        registry: what to serve.
-        host: the address to listen on.
-
-    Returns:
-        The port, and what to call to stop.
-
-    Raises:
-        OSError: the port can't be had; the text names it.
-    """
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise OSError(
-            error.errno, f"metrics_port {port} on {host} can't be had: {error.strerror}"
-        ) from error
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return server.server_port, stop

@@ -1,0 +1,149 @@
+"""A service's HTTP for operators: what anybody may ask, and what a service adds."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from halfmoon_runtime.operator_http import OperatorHttp, Question, Refused, operator_token
+
+KEY = "a key of many characters"
+JSON = {"content-type": "application/json"}
+
+
+@asynccontextmanager
+async def opened(
+    token: str = "", ready: bool = True, add: Any = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    registry = CollectorRegistry()
+    Counter("loaves", "Loaves", registry=registry).inc(3)
+    http = OperatorHttp(asyncio.get_running_loop(), lambda: ready, token=token, registry=registry)
+    if add is not None:
+        add(http)
+    http.start(0, "127.0.0.1")
+    try:
+        async with httpx.AsyncClient(
+            base_url=http.url("127.0.0.1"), trust_env=False, timeout=30
+        ) as client:
+            yield client
+    finally:
+        await asyncio.to_thread(http.stop)
+
+
+def bakery(http: OperatorHttp) -> None:
+    async def loaf(question: Question) -> object:
+        if question.parts["name"] == "stone":
+            raise Refused(
+                404, "no such loaf", param="name", code="loaf_not_found", retry_after_s=1.5
+            )
+        if question.parts["name"] == "burnt":
+            raise ValueError("the secret recipe")
+        return {**question.parts, **question.query}
+
+    async def bake(question: Question) -> object:
+        return {"baked": question.body.decode()}
+
+    http.add("GET", "/loaves/{name}", loaf)
+    http.add("POST", "/loaves", bake)
+
+
+async def test_metrics_health_and_readiness_are_there_for_anybody() -> None:
+    async with opened(token=operator_token(KEY)) as client:
+        assert "loaves_total 3.0" in (await client.get("/metrics")).text
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert (await client.get("/ready")).status_code == 200
+    async with opened(ready=False) as client:
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_service_answers_what_it_adds_in_json() -> None:
+    async with opened(add=bakery) as client:
+        answer = await client.get("/loaves/rye%20bread?size=2")
+        assert answer.json() == {"name": "rye bread", "size": "2"}
+        answer = await client.post("/loaves", content=b'{"n": 1}', headers=JSON)
+        assert answer.json() == {"baked": '{"n": 1}'}
+
+
+async def test_errors_have_the_shape_of_the_rest_api_and_tell_no_secrets() -> None:
+    async with opened(add=bakery) as client:
+        answer = await client.get("/loaves/stone")
+        assert answer.status_code == 404 and answer.headers["retry-after"] == "2"
+        assert answer.json() == {
+            "error": {
+                "message": "no such loaf",
+                "type": "invalid_request_error",
+                "param": "name",
+                "code": "loaf_not_found",
+            }
+        }
+        unknown = await client.get("/cakes")
+        assert unknown.status_code == 404 and "GET /cakes" in unknown.json()["error"]["message"]
+        wrong = await client.get("/loaves")
+        assert wrong.status_code == 405 and "POST" in wrong.json()["error"]["message"]
+        failed = await client.get("/loaves/burnt")
+        assert failed.status_code == 500 and "recipe" not in failed.text
+        assert failed.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"content-type": "text/plain"}, b"{}", 415),
+        ({}, b"{}", 415),
+        (JSON, b" " * (64 * 1024 + 1), 413),
+    ],
+)
+async def test_a_body_that_a_web_page_could_send_or_that_is_too_long_is_refused(
+    headers: dict[str, str], body: bytes, status: int
+) -> None:
+    async with opened(add=bakery) as client:
+        answer = await client.post("/loaves", content=body, headers=headers)
+        assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+async def test_with_a_cluster_key_what_a_service_adds_needs_its_token() -> None:
+    token = operator_token(KEY)
+    assert KEY not in token and token != operator_token(KEY + "!")
+    async with opened(token=token, add=bakery) as client:
+        for shown in (b"", b"Bearer wrong", "Bearer é".encode("latin-1")):
+            answer = await client.get("/loaves/rye", headers={b"authorization": shown})
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        answer = await client.get("/loaves/rye", headers={"authorization": f"Bearer {token}"})
+        assert answer.status_code == 200
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with opened() as client:
+        http = OperatorHttp(asyncio.get_running_loop(), lambda: True)
+        port = client.base_url.port
+        assert port is not None
+        with pytest.raises(OSError, match=f"metrics_port {port} on 127.0.0.1"):
+            http.start(port, "127.0.0.1")
+
+
+async def test_connections_past_the_limit_are_closed_and_the_others_served() -> None:
+    async with opened() as client:
+        port = client.base_url.port
+        assert port is not None
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
+        try:
+            with pytest.raises(httpx.TransportError):
+                while True:  # until all of them were taken up
+                    await client.get("/health", headers={"connection": "close"})
+        finally:
+            for each in silent:
+                each.close()
+        while True:
+            try:
+                assert (await client.get("/health")).status_code == 200
+            except httpx.TransportError:
+                await asyncio.sleep(0.01)
+            else:
+                break
