@@ -69,6 +69,14 @@ class Reserved(NamedTuple):
     evicted: list[BlockHash]
 
 
+class Look(NamedTuple):
+    """One stored block as an operator sees it."""
+
+    n_leases: int
+    #: When it came.
+    stored_s: float
+
+
 class Stored(NamedTuple):
     """One stored block as a reader needs it."""
 
@@ -86,6 +94,8 @@ class _Block:
     parent: BlockHash | None
     #: Blocks before it in its prompt, as far as they were here when it came.
     depth: int
+    #: One number for all blocks of a commit.
+    stored_s: float
     n_leases: int = 0
     #: Whether a slower tier has it, too.
     saved: bool = False
@@ -195,6 +205,11 @@ class BlockCache:
         """A stored block."""
         stored = self._stored.get(block)
         return None if stored is None else Stored(block, stored.slot, stored.checksum)
+
+    def look(self, block: BlockHash) -> Look | None:
+        """Who reads a stored block, and how long it is here."""
+        stored = self._stored.get(block)
+        return None if stored is None else Look(stored.n_leases, stored.stored_s)
 
     def place_in_prompt(self, block: BlockHash) -> tuple[BlockHash | None, int] | None:
         """Parent and depth of a stored block."""
@@ -307,7 +322,7 @@ class BlockCache:
         del self._reservations[key]
         for block, checksum in zip(reservation.hashes, checksums, strict=True):
             pending = self._pending.pop(block)  # its parent keeps counting it as a child
-            self._stored[block] = _Block(pending.slot, checksum, pending.parent, pending.depth)
+            self._stored[block] = _Block(pending.slot, checksum, pending.parent, pending.depth, now)
         for block in reversed(reservation.hashes):  # the last one is the first to be evicted
             self._policy.insert(block, self._stored[block].depth, tail=block == reservation.tail)
         return reservation.hashes

@@ -112,6 +112,13 @@ class TieredCache:
         """All blocks of both tiers."""
         return list(dict.fromkeys([*self.memory.hashes(), *self.disk.hashes()]))
 
+    def place_in_prompt(self, block: BlockHash) -> tuple[BlockHash | None, int]:
+        """Parent and depth (blocks before it) of a block; None and -1 when it is not here."""
+        if (place := self.memory.place_in_prompt(block)) is not None:
+            return place
+        on_disk = self.disk.get(block)
+        return (None, -1) if on_disk is None else (on_disk.record.parent, on_disk.record.depth)
+
     def commands(self) -> list[TierCommand]:
         """What is to be done now, in order; each is given once."""
         given, self._commands = self._commands, []
@@ -509,24 +516,14 @@ class TieredCache:
     # -- both --------------------------------------------------------------------------------
 
     def _depth(self, block: BlockHash) -> int:
-        """Blocks before this one in its prompt; -1 when it is not here."""
-        if (place := self.memory.place_in_prompt(block)) is not None:
-            return place[1]
-        on_disk = self.disk.get(block)
-        return -1 if on_disk is None else on_disk.record.depth
+        return self.place_in_prompt(block)[1]
 
     def _before(self, block: BlockHash) -> Iterator[BlockHash]:
         """The stored blocks before one in its prompt, the nearest first."""
-        parent = self._parent(block)
+        parent, _ = self.place_in_prompt(block)
         while parent is not None and parent in self:
             yield parent
-            parent = self._parent(parent)
-
-    def _parent(self, block: BlockHash) -> BlockHash | None:
-        if (place := self.memory.place_in_prompt(block)) is not None:
-            return place[0]
-        on_disk = self.disk.get(block)
-        return None if on_disk is None else on_disk.record.parent
+            parent, _ = self.place_in_prompt(parent)
 
     def _require_new(self, owner: str, ticket: Ticket) -> None:
         if (owner, ticket) in self._waiting:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from halfmoon_kvstore.copier import Copier
 from halfmoon_kvstore.disk import Disk
+from halfmoon_kvstore.operating import Operating
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import open_store
@@ -61,6 +62,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             commands=port.commands,
             events=port.events,
             replicates=True,
+            http="" if service.http is None else service.http.url(settings.advertised_host),
         )
         membership = Membership(store, info)
         kvstores = Kvstores(network, _COPY_TIMEOUT_S)
@@ -68,6 +70,8 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         copier = Copier(kvstores, transfer, memory)
         clock = SystemClock()
         worker = KvstoreWorker(port, memory, info, settings, clock, membership.update, disk, copier)
+        if service.http is not None:
+            Operating(worker, clock).register(service.http)
         async with in_service(worker, membership, service):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()

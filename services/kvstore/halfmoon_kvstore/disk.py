@@ -101,6 +101,26 @@ class Disk:
         """Whether all segments go past the page cache."""
         return bool(self._segments) and all(segment.direct for segment in self._segments)
 
+    def looks(self) -> list[dict[str, object]]:
+        """Each file: its slots, and the bytes that are in none or rounded up to pages."""
+        found: list[dict[str, object]] = []
+        for segment in self._segments:
+            shape = segment.shape
+            lost = shape.n_bytes - shape.n_slots * shape.layout.block_bytes
+            found.append(
+                {
+                    "file": segment.path.name,
+                    "bytes": shape.n_bytes,
+                    "n_slots": shape.n_slots,
+                    "used": segment.n_used,
+                    "free": shape.n_slots - segment.n_used,
+                    "lost_bytes": lost,
+                    "fragmentation": lost / shape.n_bytes,
+                    "direct": segment.direct,
+                }
+            )
+        return found
+
     def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> Outcome:
         """Move a block between its slot and `view`, its place in memory; or erase a slot.
 

@@ -34,6 +34,7 @@ _FRONT = struct.Struct("<8sI")
 _HEADER = struct.Struct("<4sIQQQQBB6x32s32s8xQ")
 _MARK = b"BLK1"
 _CHECKSUM_AT = _HEADER.size - 8
+_EMPTY = bytes(_HEADER.size)
 _PER_PAGE = PAGE_BYTES // _HEADER.size
 #: Bytes of a block's hash at the most.
 MAX_HASH_BYTES = 32
@@ -101,6 +102,8 @@ class Segment:
         self._headers = mmap.mmap(-1, shape.headers_bytes)
         self._lock = threading.Lock()
         self._file.load(PAGE_BYTES, memoryview(self._headers))
+        #: Slots with a header.
+        self.n_used = sum(self._header(slot) != _EMPTY for slot in range(shape.n_slots))
 
     @property
     def direct(self) -> bool:
@@ -110,8 +113,9 @@ class Segment:
     def blocks(self) -> Iterator[Found]:
         """What is in the slots, by the headers that are whole and of this shape."""
         for slot in range(self.shape.n_slots):
-            header = self._headers[slot * _HEADER.size : (slot + 1) * _HEADER.size]
-            if (found := _parse(header, slot, self.shape.layout.block_bytes)) is not None:
+            if (
+                found := _parse(self._header(slot), slot, self.shape.layout.block_bytes)
+            ) is not None:
                 yield found
 
     def write(self, found: Found, generation: int, view: memoryview) -> None:
@@ -139,17 +143,20 @@ class Segment:
         Raises:
             OSError: the disk says so.
         """
-        at = slot * _HEADER.size
-        if any(self._headers[at : at + _HEADER.size]):
-            self._set_header(slot, bytes(_HEADER.size))
+        if self._header(slot) != _EMPTY:
+            self._set_header(slot, _EMPTY)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _header(self, slot: int) -> bytes:
+        return self._headers[slot * _HEADER.size : (slot + 1) * _HEADER.size]
+
     def _set_header(self, slot: int, header: bytes) -> None:
         page = slot // _PER_PAGE * PAGE_BYTES
         with self._lock:
+            self.n_used += (header != _EMPTY) - (self._header(slot) != _EMPTY)
             self._headers[slot * _HEADER.size : (slot + 1) * _HEADER.size] = header
             with memoryview(self._headers) as pages:
                 self._file.store(PAGE_BYTES + page, pages[page : page + PAGE_BYTES])

@@ -80,6 +80,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: its steps when it gets `StartPrefill` for a landing of its own; 0: it does not know that.
     #: Its record states a `prefill_cost` then.
     local_prefill_tokens: int = 0
+    #: URL at which operators ask this worker by HTTP; empty: they can't.
+    http: str = ""
 
 
 class Hello(Message, frozen=True, tag="hello"):
