@@ -74,6 +74,14 @@ LOOKING: list[Any] = ["baseline", "early", "predicted", "lookahead"]
 def test_with_mode_none_everybody_is_let_in() -> None:
     busy = Answers(9, 9, 9)
     assert verdict("none", placement(100, 100), busy, ttft=1, tbt=0.1) == LET_IN
+    assert Verdict(0.0, 0.0, "", "", 0.0) == LET_IN
+
+
+def test_loads_are_predicted_times_over_their_limits_and_0_without_one() -> None:
+    both = verdict("early", placement(2, 3), Answers(running=0.05), ttft=10, tbt=0.1)
+    assert (both.prefill_load, both.decode_load) == (0.5, 0.5)
+    neither = verdict("early", placement(2, 3), Answers(running=0.05))
+    assert (neither.prefill_load, neither.decode_load) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("mode", LOOKING)

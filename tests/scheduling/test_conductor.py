@@ -28,6 +28,7 @@ from halfmoon_protocol.messages import (
     Welcome,
 )
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_scheduling import placer
 from halfmoon_scheduling.commands import (
     AnyCommand,
     Deliver,
@@ -295,11 +296,59 @@ def test_a_decode_worker_that_reports_slow_steps_is_avoided() -> None:
     cost = DecodeCost(d0_s=0.01, d1_s=0.0, d2_s=0.0)
     core.join("decode-0", decode_cost=cost)
     core.join("decode-1", decode_cost=cost)
-    slow = DecodeLoad(
-        n_running=1, n_reserved=0, context_tokens=9, free_pages=60, n_pages=64, step_s=0.05
-    )
-    core.hear("decode-0", slow)
+    for name, step_s in (("decode-0", 0.05), ("decode-1", 0.01)):
+        as_busy = DecodeLoad(
+            n_running=1, n_reserved=0, context_tokens=9, free_pages=60, n_pages=64, step_s=step_s
+        )
+        core.hear(name, as_busy)
     assert sent(core.arrive()) == [(D1, ReserveDecode)]
+
+
+# -- learning ------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_prefills_slower_than_its_profile_says_is_expected_to() -> None:
+    core = Core("decode-0")
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=10.0, c1_s=0.0))
+    start_prefill(core)
+    core.now = 20.0
+    core.prefilled(compute_s=20.0)
+    core.arrive("cmpl-2")
+    # A tenth of what was seen, and nine tenths of what was thought.
+    assert core.conductor.decisions[-1].placement.ttft_s == pytest.approx(11.0)
+
+
+def test_waits_for_cached_blocks_are_not_taken_for_slow_computing() -> None:
+    core = Core("decode-0")
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=10.0, c1_s=0.0))
+    start_prefill(core)
+    core.now = 20.0
+    core.prefilled(compute_s=20.0, fetch_s=10.0)
+    core.arrive("cmpl-2")
+    assert core.conductor.decisions[-1].placement.ttft_s == 10.0
+
+
+@pytest.mark.parametrize("n_readers", [1, 2])
+def test_a_read_tells_how_fast_its_path_is(n_readers: int) -> None:
+    core = Core("decode-0", "kvstore-0", prior_bandwidth=1e6, placement="min_ttft")
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=0.0, c1_s=1.0), home_kvstore="kvstore-9")
+    core.join("kvstore-1")
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=0.0, c1_s=1.0), home_kvstore="kvstore-0")
+    core.hold("kvstore-1", a_request(n_tokens=100), 5)
+    for i in range(n_readers):
+        core.arrive(f"cmpl-{i + 1}", n_tokens=100)
+        core.reserved(rid=f"cmpl-{i + 1}")
+    # Another read meanwhile leaves each half of what the source can send.
+    core.prefilled(fetched_bytes=11_000_000, fetch_s=1.0)
+    seen = 11e6 * n_readers
+    assert core.conductor.costs.bandwidth(K1, P0) > 1e6
+    for _ in range(100):
+        core.conductor.costs.observe_transfer(K1, P0, 11_000_000, 1.0, n_readers - 1)
+    assert core.conductor.costs.bandwidth(K1, P0) == pytest.approx(seen)
+    core.arrive("cmpl-9", n_tokens=100)
+    chosen = core.conductor.decisions[-1].placement.chosen
+    n_bytes = 5 * LAYOUT.block_bytes
+    assert chosen.transfer_s == pytest.approx(n_bytes / seen * n_readers)
 
 
 # -- refusals ------------------------------------------------------------------------------------
@@ -309,6 +358,16 @@ def test_a_decode_worker_that_reports_slow_steps_is_avoided() -> None:
 def test_without_a_prefill_or_a_decode_worker_a_request_is_unavailable(present: list[str]) -> None:
     reject = only(Core(*present).arrive(), Reject)
     assert (reject.kind, reject.retry_after_s) == ("unavailable", 1.0)
+
+
+def test_refusals_are_counted_by_what_was_lacking() -> None:
+    core = Core("prefill-0")
+    core.arrive()
+    core.join("decode-0")
+    core.arrive("cmpl-2", n_tokens=4090)
+    core.arrive("cmpl-3")
+    core.refused(rid="cmpl-3", retryable=False)
+    assert core.conductor.refusals == {"unavailable": 1, "too_long": 2}
 
 
 def test_draining_workers_get_nothing_new() -> None:
@@ -397,6 +456,31 @@ def test_who_waits_is_served_when_a_request_finishes() -> None:
     assert sent(core.handle(RequestFinished(R1))) == [(D0, ReserveDecode)]
 
 
+def test_who_waits_is_served_when_a_worker_that_was_full_may_be_asked_again() -> None:
+    core = Core("prefill-0", "decode-0")
+    core.arrive()
+    full = DecodeRefused(request_id=R1, reason="full", retryable=True, retry_after_s=3.0)
+    assert core.hear("decode-0", full) == []
+    assert core.handle(Tick(), 2.9) == []
+    assert sent(core.handle(Tick(), 3.0)) == [(D0, ReserveDecode)]
+
+
+@pytest.mark.parametrize("by", ["prefill", "decode", "time"])
+def test_who_waits_is_served_when_the_landing_of_a_client_gone_is_freed(by: str) -> None:
+    core = Core("prefill-0", "decode-0", reserve_timeout_s=5.0)
+    start_prefill(core, n_tokens=900)
+    assert core.arrive("cmpl-2", n_tokens=400) == []
+    assert sent(core.handle(RequestCancelled(R1))) == [(P0, Cancel)]
+    if by == "prefill":
+        commands = core.hear("prefill-0", PrefillStopped(request_id=R1))
+    elif by == "decode":
+        ran_out = DecodeFailed(request_id=R1, reason="the landing ran out", retryable=True)
+        commands = core.hear("decode-0", ran_out)
+    else:
+        commands = core.handle(Tick(), 5.0)
+    assert (D0, ReserveDecode) in sent(commands)
+
+
 def test_nobody_overtakes_those_who_wait() -> None:
     core = Core("prefill-0", "decode-0")
     decoding(core, n_tokens=900)
@@ -441,6 +525,17 @@ def test_waiting_ends_with_the_slo_or_the_timeout() -> None:
     assert isinstance(fail, Fail)
 
 
+def test_without_admission_nobody_is_refused_for_a_limit_while_waiting() -> None:
+    core = Core("prefill-0", "decode-0", ttft_slo_s=5.0, request_timeout_s=100.0)
+    core.now = 100.0
+    core.load(free_pages=0)
+    core.arrive()
+    core.load(free_pages=0)
+    assert core.handle(Tick(), 199.0) == []
+    core.load(free_pages=0)
+    assert only(core.handle(Tick(), 200.0), Reject).reason == "no decode pages came free in 100 s"
+
+
 def test_who_waits_hears_when_nobody_is_left() -> None:
     core = Core("prefill-0", "decode-0")
     core.load(free_pages=0)
@@ -464,6 +559,16 @@ def test_a_decode_worker_that_does_not_answer_is_left_for_another() -> None:
     # Its late answer frees what it holds.
     assert core.reserved("decode-0") == [Send(D0, Cancel(request_id=R1))]
     assert sent(core.reserved("decode-1")) == [(P0, StartPrefill)]
+
+
+def test_a_silent_decode_worker_gets_nothing_new_for_as_long_as_it_was_waited_for() -> None:
+    core = Core("prefill-0", "decode-0", "decode-1", reserve_timeout_s=5.0)
+    core.arrive()
+    core.handle(Tick(), 5.0)  # now it is at decode-1, which makes decode-0 the idle one
+    core.now = 9.9
+    assert sent(core.arrive("cmpl-2")) == [(D1, ReserveDecode)]
+    core.now = 10.0
+    assert sent(core.arrive("cmpl-3")) == [(D0, ReserveDecode)]
 
 
 def test_a_silent_decode_worker_is_asked_again_only_under_another_id() -> None:
@@ -516,7 +621,7 @@ def test_after_the_last_try_without_a_token_it_fails() -> None:
 
 
 def test_a_try_that_delivered_tokens_is_not_counted_however_many_there_were() -> None:
-    core = Core("prefill-0", "decode-0", max_attempts=2)
+    core = Core("prefill-0", "decode-0", max_attempts=1)
     core.arrive("cmpl-1~9", attempt=9, fruitless=1)
     core.reserved(rid="cmpl-1~9")
     core.prefilled(rid="cmpl-1~9")
@@ -538,6 +643,58 @@ def test_the_next_try_goes_to_other_workers_if_there_are_any(culprit: WorkerId |
     core.arrive("cmpl-1~3", attempt=3, fruitless=2)
     placement = core.conductor.decisions[-1].placement
     assert (placement.chosen.worker_id, placement.decode) == (P0, D0)
+
+
+@pytest.mark.parametrize(
+    "way", ["finished", "at its first token", "cancelled", "failed", "too long"]
+)
+def test_where_a_request_failed_is_forgotten_when_it_is_over(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only so many are remembered: what is over may not push out what is not."""
+    monkeypatch.setattr(placer, "MAX_AVOIDED", 2)
+    core = Core("prefill-0", "prefill-1", "decode-0")
+
+    def fail_at_prefill_0(rid: str) -> None:
+        core.arrive(rid)
+        assert sent(core.reserved(rid=rid)) == [(P0, StartPrefill)]
+        core.hear("prefill-0", PrefillFailed(request_id=RequestId(rid), reason="", retryable=True))
+
+    fail_at_prefill_0("cmpl-1")
+    fail_at_prefill_0("cmpl-2")
+    core.arrive("cmpl-2~2", attempt=2, fruitless=1)
+    if way == "cancelled":
+        core.handle(RequestCancelled(RequestId("cmpl-2~2")))
+    elif way == "too long":
+        core.refused(rid="cmpl-2~2", retryable=False)
+    else:
+        core.reserved(rid="cmpl-2~2")
+    if way == "failed":
+        no = PrefillFailed(request_id=RequestId("cmpl-2~2"), reason="", retryable=False)
+        core.hear("prefill-1", no)
+    elif way in ("finished", "at its first token"):
+        core.prefilled("prefill-1", "cmpl-2~2", finish="" if way == "finished" else "stop")
+        core.handle(RequestFinished(RequestId("cmpl-2~2")))
+    assert core.n_requests == {}
+    fail_at_prefill_0("cmpl-3")
+    core.arrive("cmpl-1~2", attempt=2, fruitless=1)
+    assert core.conductor.decisions[-1].placement.prefill == P1
+
+
+def test_of_too_many_requests_that_failed_the_one_of_longest_ago_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placer, "MAX_AVOIDED", 1)
+    core = Core("prefill-0", "prefill-1", "decode-0")
+    for rid in ("cmpl-1", "cmpl-2"):
+        core.arrive(rid)
+        core.reserved(rid=rid)
+        core.hear("prefill-0", PrefillFailed(request_id=RequestId(rid), reason="", retryable=True))
+    core.arrive("cmpl-1~2", attempt=2, fruitless=1)
+    assert core.conductor.decisions[-1].placement.prefill == P0
+    core.handle(RequestCancelled(RequestId("cmpl-1~2")))
+    core.arrive("cmpl-2~2", attempt=2, fruitless=1)
+    assert core.conductor.decisions[-1].placement.prefill == P1
 
 
 def test_a_failed_decode_is_tried_again() -> None:
@@ -681,6 +838,16 @@ def test_a_client_gone_while_decoding_frees_the_pages() -> None:
     assert core.n_requests == {}
 
 
+def test_a_landing_that_decode_let_go_is_not_freed_again_when_prefill_stops() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    core.handle(RequestCancelled(R1))
+    ran_out = DecodeFailed(request_id=R1, reason="the landing ran out", retryable=True)
+    assert core.hear("decode-0", ran_out) == []
+    assert core.n_requests == {}
+    assert core.hear("prefill-0", PrefillStopped(request_id=R1)) == []
+
+
 # -- late and doubled messages -------------------------------------------------------------------
 
 
@@ -688,6 +855,14 @@ def test_a_request_that_arrives_twice_is_taken_once() -> None:
     core = Core("prefill-0", "decode-0")
     core.arrive()
     assert core.arrive() == []
+
+
+def test_a_request_whose_prefill_is_being_stopped_is_not_taken_again_under_its_id() -> None:
+    core = Core("prefill-0", "decode-0")
+    start_prefill(core)
+    core.handle(RequestCancelled(R1))
+    assert core.arrive() == []
+    assert core.n_requests == {"stopping": 1}
 
 
 def test_answers_said_twice_are_heard_once() -> None:
@@ -705,6 +880,16 @@ def test_answers_from_the_wrong_worker_are_ignored() -> None:
     assert core.prefilled("prefill-1") == []
     failed = DecodeFailed(request_id=R1, reason="", retryable=True)
     assert core.hear("decode-1", failed) == []
+    assert core.phase() is Phase.PREFILLING
+
+
+def test_a_refusal_is_heard_only_while_its_request_waits_for_that_answer() -> None:
+    core = Core("prefill-0", "decode-0", "decode-1")
+    assert core.refused() == []
+    core.arrive()
+    assert core.refused("decode-1") == []
+    core.reserved()
+    assert core.refused() == []
     assert core.phase() is Phase.PREFILLING
 
 
@@ -772,6 +957,13 @@ def test_a_worker_started_again_has_lost_what_it_had() -> None:
     assert sent(core.arrive("cmpl-2")) == [(D0, ReserveDecode)]
 
 
+def test_a_kvstore_started_again_is_asked_what_it_holds_now() -> None:
+    core = Core("kvstore-0")
+    core.hold("kvstore-0", a_request(), 2)
+    assert core.join("kvstore-0", generation=2) == [Send(K0, SnapshotBlocks())]
+    assert len(core.conductor.index) == 0
+
+
 def test_late_word_of_an_earlier_start_is_ignored() -> None:
     core = Core("prefill-0")
     core.join("decode-0", generation=2)
@@ -806,3 +998,60 @@ def test_a_gap_in_a_kvstores_events_asks_for_a_snapshot_again_until_it_comes() -
     core.hear("kvstore-0", BlocksSnapshot(sequence=2, hashes=()))
     assert len(core.conductor.index) == len(a_request().block_hashes)
     assert core.handle(Tick(), 60.0) == []
+
+
+# -- what the metrics show -----------------------------------------------------------------------
+
+
+def test_loads_are_the_pools_means_over_the_limits() -> None:
+    core = Core(admission="none", ttft_slo_s=40.0, tbt_slo_s=0.5)
+    for name in ("prefill-0", "prefill-1"):
+        core.join(name, prefill_cost=PrefillCost(c0_s=10.0, c1_s=0.0))
+    for name in ("decode-0", "decode-1"):
+        core.join(name, decode_cost=DecodeCost(d0_s=0.1, d1_s=0.1, d2_s=0.0))
+    assert core.conductor.loads(0.0) == (0.0, 0.0)
+    core.arrive()
+    assert core.conductor.loads(4.0) == pytest.approx((6.0 / 2 / 40.0, 0.0))
+    core.reserved()
+    core.prefilled()
+    assert core.conductor.loads(4.0) == pytest.approx((0.0, 0.2 / 2 / 0.5))
+
+
+def test_loads_without_limits_are_seconds() -> None:
+    core = Core("decode-0")
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=10.0, c1_s=0.0))
+    core.arrive()
+    assert core.conductor.loads(4.0) == (6.0, 0.0)
+    assert Core().conductor.loads(0.0) == (0.0, 0.0)
+
+
+def test_first_tokens_and_steps_are_compared_with_what_was_predicted() -> None:
+    core = Core()
+    core.join("prefill-0", prefill_cost=PrefillCost(c0_s=10.0, c1_s=0.0))
+    core.join("decode-0", decode_cost=DecodeCost(d0_s=0.1, d1_s=0.0, d2_s=0.0))
+    core.now = 100.0
+    start_prefill(core)
+    assert core.conductor.prefill_of(R1) == P0
+    core.now = 120.0
+    core.prefilled()
+    core.now = 121.2
+    core.handle(RequestFinished(R1, n_new=5))
+    assert core.conductor.prefill_of(R1) is None
+    ttft, tbt = (core.conductor.accuracy.histograms[name] for name in ("ttft", "tbt"))
+    assert (ttft.n, ttft.predicted_s, ttft.observed_s) == (1, 10.0, 20.0)
+    assert (tbt.n, tbt.predicted_s) == (1, 0.1)
+    assert tbt.observed_s == pytest.approx(1.2 / 4)
+    assert ttft.ratio_sum == 2.0
+
+
+def test_a_single_token_has_no_steps_to_compare() -> None:
+    core = Core("prefill-0", "decode-0")
+    decoding(core)
+    core.now = 1.0
+    assert core.handle(RequestFinished(R1, n_new=1)) == []
+    assert core.conductor.accuracy.histograms["tbt"].n == 0
+    core.arrive("cmpl-2")
+    core.reserved(rid="cmpl-2")
+    core.prefilled(rid="cmpl-2")
+    core.handle(RequestFinished(R2, n_new=2))
+    assert core.conductor.accuracy.histograms["tbt"].n == 1

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId
@@ -28,6 +29,7 @@ from halfmoon_scheduling.events import (
     Tick,
     WorkerJoined,
 )
+from halfmoon_scheduling.lifecycle import MAX_VAIN_LOOKS
 from halfmoon_scheduling.request_state import Phase
 from halfmoon_scheduling.testing import a_landing, a_request, a_worker
 
@@ -282,6 +284,50 @@ def test_what_is_held_back_until_its_first_token_would_be_late_is_refused() -> N
     (reject,) = core.tick(2.1)
     assert isinstance(reject, Reject)
     assert "first token" in reject.reason
+
+
+def test_what_was_held_back_is_held_to_its_limit_from_its_arrival_on() -> None:
+    core = Core(admission="early", max_deferred=4, ttft_slo_s=12.0)
+    core.decode("a", "b")
+    core.now = 100.0
+    core.arrive("c")
+    core.finish("a")
+    assert reserved_for(core.tick(102.0)) == ["c"]  # 2 s and 10 s of prefill
+
+
+def test_a_refusal_says_how_long_the_request_was_held_back() -> None:
+    core = Core(admission="early", max_deferred=4, defer_s=5.0)
+    core.decode("a", "b")
+    core.now = 100.0
+    core.arrive("c")
+    (reject,) = core.tick(105.0)
+    assert isinstance(reject, Reject)
+    assert reject.reason == "decode was too busy for 5 s"
+
+
+def test_what_is_held_back_too_long_is_refused_also_behind_many_that_may_wait_on() -> None:
+    core = Core(admission="early", max_deferred=2 * MAX_VAIN_LOOKS)
+    core.decode("a", "b")
+    for i in range(MAX_VAIN_LOOKS):
+        core.arrive(f"patient-{i}", defer_s=50.0, priority=1)
+    core.arrive("c", defer_s=2.0)
+    (reject,) = core.tick(2.0)
+    assert isinstance(reject, Reject)
+    assert reject.request_id == "c"
+
+
+def test_what_was_held_back_waits_for_pages_once_decode_is_only_full() -> None:
+    core = Core(admission="early", max_deferred=4)
+    core.decode("a", "b")
+    core.arrive("c")
+    full = DecodeLoad(
+        n_running=1, n_reserved=0, context_tokens=40, free_pages=0, n_pages=1000, step_s=0.1
+    )
+    core.handle(RequestCancelled(RequestId("a")))
+    core.hear(D0, full)
+    assert core.tick(1.0) == []
+    assert core.phase("c") is Phase.WAITING
+    assert reserved_for(core.hear(D0, msgspec.structs.replace(full, free_pages=9))) == ["c"]
 
 
 def test_a_client_that_goes_takes_what_is_held_back_with_it() -> None:

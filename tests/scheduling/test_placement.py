@@ -136,6 +136,10 @@ def test_ties_go_to_the_shorter_queue_and_then_to_the_lower_id() -> None:
     assert placed("kvcache_centric", {P0: 20, P1: 0}, {K0: 8, K1: 6}).prefill == P1
 
 
+def test_the_least_time_counts_though_it_be_behind_the_longer_queue() -> None:
+    assert placed("cache_aware", {P0: 60, P1: 10}, {K0: 8}).prefill == P0  # 85 s and 115 s
+
+
 def test_cache_aware_never_transfers() -> None:
     placement = placed("cache_aware", {P0: 60, P1: 10, P2: 30}, {K0: 8, K1: 4})
     assert table(placement) == {P0: (60, 0, 25, 85), P1: (10, 0, 65, 75), P2: (30, 0, 105, 135)}

@@ -211,7 +211,11 @@ def sent(core: Conductor, now: float) -> list[tuple[WorkerId, Any]]:
 
 @pytest.mark.parametrize("replicates", [True, False])
 def test_hot_blocks_are_copied_by_kvstores_that_can(replicates: bool) -> None:
-    core = Conductor(SchedulingConfig(replication_bytes_per_s=1e6, replication_hot_uses=3.0))
+    core = Conductor(
+        SchedulingConfig(
+            replication_bytes_per_s=1e6, replication_hot_uses=3.0, replication_half_life_s=200.0
+        )
+    )
     for name in ("prefill-0", "decode-0"):
         join(core, name)
     for name in ("kvstore-0", "kvstore-1"):
@@ -236,9 +240,31 @@ def test_hot_blocks_are_copied_by_kvstores_that_can(replicates: bool) -> None:
     assert ask.token_ids == request.token_ids[: 16 * 6]
     core.handle(MessageReceived(K1, KvstoreRefused(ticket=ask.ticket, reason="full")), 1.5)
     assert sent(core, 5.0) == []
-    ((_, again),) = sent(core, 12.0)
-    core.handle(KvChanged(K1, KvEventBatch(0, 0.0, (stored,))), 13.0)
-    core.handle(MessageReceived(K1, BlocksReplicated(ticket=again.ticket, n_blocks=6)), 13.0)
-    assert sent(core, 14.0) == []
+    ((_, ask),) = sent(core, 12.0)
+    busy = KvstoreRefused(ticket=ask.ticket, reason="full", retry_after_s=20.0)
+    core.handle(MessageReceived(K1, busy), 12.0)
+    assert sent(core, 31.0) == []
+    ((_, again),) = sent(core, 32.0)
+    core.handle(KvChanged(K1, KvEventBatch(0, 0.0, (stored,))), 33.0)
+    core.handle(MessageReceived(K1, BlocksReplicated(ticket=again.ticket, n_blocks=6)), 33.0)
+    assert sent(core, 34.0) == []
     assert sent(core, 900.0) == [(K1, DropBlocks(hashes=tuple(reversed(request.block_hashes))))]
     core.check()
+
+
+def test_a_copy_goes_where_the_most_room_is_left() -> None:
+    core = Conductor(SchedulingConfig(replication_bytes_per_s=1e6, replication_hot_uses=3.0))
+    for name in ("prefill-0", "decode-0"):
+        join(core, name)
+    hot, other = a_request(n_tokens=64), a_request(n_tokens=480, prompt=1)
+    held = {K0: (hot, 64), K1: (other, 64), K2: (None, 40)}  # 34 and 40 blocks are free
+    for kvstore, (request, n_blocks) in held.items():
+        join(core, kvstore, replicates=True, n_blocks=n_blocks)
+        hashes = () if request is None else request.block_hashes
+        snapshot = BlocksSnapshot(sequence=-1, hashes=hashes)
+        core.handle(MessageReceived(kvstore, snapshot), 0.0)
+    for i in range(4):
+        core.handle(RequestArrived(a_request(f"cmpl-{i}", n_tokens=64)), 0.0)
+        core.handle(RequestCancelled(RequestId(f"cmpl-{i}")), 0.0)
+    ((target, message),) = sent(core, 1.0)
+    assert (target, type(message)) == (K2, ReplicateBlocks)
