@@ -90,6 +90,27 @@ def test_a_parent_passed_over_for_its_child_goes_right_after_it() -> None:
     assert put(cache, "qr") == [b"ab", b"a"]
 
 
+def test_a_block_stands_as_deep_in_its_prompt_as_its_parent_says() -> None:
+    cache = BlockCache(7, policy="length_aware")
+    for name in ("ab", "xyz"):
+        put(cache, name)
+    more = [BlockHash(b"abc"), BlockHash(b"abcd")]
+    cache.reserve(ME, T1, more, BlockHash(b"ab"), now=0)
+    cache.commit(ME, T1, [7, 7], now=0)
+    # The fourth of its prompt, then of two third ones the one unused longest.
+    assert put(cache, "q") == [b"abcd"]
+    assert put(cache, "r") == [b"xyz"]
+
+
+def test_a_ticket_whose_lease_ran_out_may_be_used_again() -> None:
+    cache = BlockCache(3, lease_ttl_s=10.0)
+    put(cache, "ab")
+    cache.lease(ME, T1, chain("a"), now=0)
+    with pytest.raises(DuplicateTicket):
+        cache.lease(ME, T1, chain("ab"), now=9.9)
+    assert len(cache.lease(ME, T1, chain("ab"), now=10.0)) == 2
+
+
 def test_leased_blocks_and_their_prefix_stay() -> None:
     cache = BlockCache(3)
     put(cache, "abc")

@@ -128,6 +128,24 @@ def test_a_snapshot_nobody_asked_for_is_ignored() -> None:
     assert holds(index, 1)
 
 
+def test_a_snapshot_nobody_asked_for_counts_if_it_tells_of_more() -> None:
+    f, index = follower(1)
+    assert not f.snapshot(K, 3, [block(2)], 0)
+    assert holds(index, 2)
+    assert not f.changed(K, batch(3, AllBlocksCleared()), 0)
+    assert not f.changed(K, batch(4, stored(4)), 0)
+    assert holds(index, 2, 4)
+
+
+def test_all_that_came_in_a_row_is_kept_while_a_snapshot_is_awaited() -> None:
+    f, index = follower(1)
+    assert f.changed(K, batch(2, stored(2)), 0)
+    f.changed(K, batch(3, stored(3)), 0)
+    f.changed(K, batch(4, stored(4)), 0)
+    assert not f.snapshot(K, 1, [block(1)], 0)
+    assert holds(index, 1, 2, 3, 4)
+
+
 def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
     f, index = follower(1)
     assert f.distrust(K, 0)
