@@ -111,6 +111,14 @@ def test_a_ticket_whose_lease_ran_out_may_be_used_again() -> None:
     assert len(cache.lease(ME, T1, chain("ab"), now=10.0)) == 2
 
 
+def test_what_ran_out_is_let_go_before_anything_is_evicted_ahead_of_demand() -> None:
+    cache = BlockCache(10, high_watermark=0.5, low_watermark=0.5, reservation_ttl_s=30.0)
+    put(cache, "abcde")
+    cache.reserve(ME, T1, chain("vwxyz"), None, now=0)
+    assert cache.relieve(now=30.0) == []
+    assert cache.n_stored == 5
+
+
 def test_leased_blocks_and_their_prefix_stay() -> None:
     cache = BlockCache(3)
     put(cache, "abc")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halfmoon_protocol.messages import DecodeCost
 from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.conductor import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
@@ -109,6 +110,18 @@ def test_a_request_joins_the_batch_between_two_steps() -> None:
     assert second.first_token_s == pytest.approx(7.36)
     assert second.ended_s == pytest.approx(8.66 + 1.0 + 0.5)
     assert first.ended_s == pytest.approx(3.66 + 29.0 + 0.5)
+
+
+def test_a_request_joins_between_two_steps_also_when_they_grow() -> None:
+    costs = tiny_costs(decode=DecodeCost(d0_s=1.0, d1_s=0.0, d2_s=0.01))
+    long, short = (
+        an_ask(n_input=16, n_output=30),
+        an_ask(at_s=4.2, n_input=16, n_output=2, prompt=1),
+    )
+    _, second = audited(a_world(long, short, costs=costs)).records
+    # The first steps from 3.66 on, in 1.17, 1.18 s and so on: the fourth step ends at 8.40.
+    # The second may start at 7.86; their first step attends to 21 and to 17 tokens.
+    assert second.ended_s == pytest.approx(8.40 + 1.38 + 0.5)
 
 
 def test_the_next_turn_waits_for_the_one_before() -> None:

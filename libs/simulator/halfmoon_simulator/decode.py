@@ -143,7 +143,6 @@ class SimDecode:
         self._step_s = 0.0
         self.busy_s = 0.0
         self.n_steps = 0
-        self.n_tokens = 0
 
     # -- what the world asks -----------------------------------------------------------------
 
@@ -361,7 +360,6 @@ class SimDecode:
         self._step_s += (mean_s - self._step_s) * weight
         self.busy_s += mean_s * n_steps
         self.n_steps += n_steps
-        self.n_tokens += n_steps * run.n_requests
 
     def _intervals(self, generation: _Generation) -> Intervals:
         """What a request's client saw between its tokens."""

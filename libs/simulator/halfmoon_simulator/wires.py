@@ -46,8 +46,6 @@ class Wires:
         self._network_bytes_per_s = network_bytes_per_s
         self._local_bytes_per_s = local_bytes_per_s
         self._ports: dict[tuple[str, str], _Port] = {}
-        self.n_transfers = 0
-        self.moved_bytes = 0.0
 
     def start(self, source: str, target: str, n_bytes: int, done: Callable[[], None]) -> Transfer:
         """Move bytes from a host to another or within one; `done` is called at the end."""
@@ -59,8 +57,6 @@ class Wires:
                 self._port("in", target, self._network_bytes_per_s),
             )
         transfer = Transfer(ports, float(n_bytes), done, since_s=self._agenda.now)
-        self.n_transfers += 1
-        self.moved_bytes += n_bytes
         for port in ports:
             port.transfers[transfer] = None
         self._share(ports)
