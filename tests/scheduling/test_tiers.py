@@ -302,7 +302,7 @@ def test_blocks_found_after_a_restart_are_served() -> None:
     for slot, block in enumerate(chain("ab")):
         world.disk[slot] = block
         record = BlockRecord(block, BlockHash(block[:-1]) or None, slot, sum(block))
-        world.tiers.restore([OnDisk(record, slot), OnDisk(record, 3)])
+        world.tiers.restore([OnDisk(record, 3), OnDisk(record, slot)])
         world.told[block] = "disk"
     ticket = world.lease("abc")
     world.settle()

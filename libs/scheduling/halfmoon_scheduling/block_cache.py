@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_scheduling.eviction import EvictionPolicy, open_policy
+from halfmoon_scheduling.block_order import BlockOrder
 from halfmoon_scheduling.pins import Pins
 from halfmoon_scheduling.victims import choose_victims
 
@@ -176,7 +176,7 @@ class BlockCache:
         self._reservations: dict[_Key, _Hold] = {}
         self._leases: dict[_Key, _Hold] = {}
         #: Orders exactly the keys of `_stored`.
-        self._policy: EvictionPolicy[BlockHash] = open_policy(policy)
+        self._policy = BlockOrder(policy)
         self._n_leased = 0
 
     # -- what is here ------------------------------------------------------------------------

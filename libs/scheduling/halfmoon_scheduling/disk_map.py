@@ -9,14 +9,16 @@ The bytes are the service's. A slot is in exactly one of three states:
 As in memory, a block goes only after its children, be they here or above.
 """
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_scheduling.eviction import EvictionPolicy, open_policy
+from halfmoon_scheduling.block_order import key_of
+from halfmoon_scheduling.block_table import BlockTable
+from halfmoon_scheduling.eviction import open_policy
+from halfmoon_scheduling.row_index import NONE
 
 
 class BlockRecord(msgspec.Struct, frozen=True):
@@ -38,15 +40,6 @@ class OnDisk(msgspec.Struct, frozen=True):
     slot: int
 
 
-@dataclass(slots=True)
-class _Children:
-    """Those of one block that are on the disk."""
-
-    n: int
-    #: The one that came last; perhaps gone since.
-    last: BlockHash
-
-
 class DiskMap:
     """Equal slots of one block each."""
 
@@ -57,44 +50,45 @@ class DiskMap:
             ValueError: an unknown policy.
         """
         self.n_slots = n_slots
-        #: Slots of no block, the next one to use first.
-        self._free: deque[int] = deque(range(n_slots))
+        #: Slots of no block, the next one to use last.
+        self._free = array("i", range(n_slots - 1, -1, -1))
         #: Slots that are written to, or erased. Disjoint from `_free` and from stored blocks'.
         self._held: set[int] = set()
-        self._stored: dict[BlockHash, OnDisk] = {}
-        #: Blocks with children here, whether or not they are here themselves.
-        self._children: dict[BlockHash, _Children] = {}
-        #: Orders exactly the keys of `_stored`.
-        self._policy: EvictionPolicy[BlockHash] = open_policy(policy)
+        self._table = BlockTable()
+        #: Orders exactly the rows of `_table`.
+        self._policy = open_policy(policy)
 
     def __len__(self) -> int:
         """Blocks on the disk."""
-        return len(self._stored)
+        return len(self._table)
 
     def __contains__(self, block: object) -> bool:
-        return block in self._stored
+        return isinstance(block, bytes) and BlockHash(block) in self._table
 
     def get(self, block: BlockHash) -> OnDisk | None:
         """A block, if it is here."""
-        return self._stored.get(block)
+        table = self._table
+        if (row := table.row(block)) == NONE:
+            return None
+        record = BlockRecord(block, table.parent(row), table.depth(row), table.checksum(row))
+        return OnDisk(record, table.slot(row))
 
     def hashes(self) -> list[BlockHash]:
         """All blocks."""
-        return list(self._stored)
+        return [self._table.block(row) for row in self._table]
 
     def has_children(self, block: BlockHash) -> bool:
         """Whether a child of this block is here, be the block here or not."""
-        return block in self._children
+        return self._table.n_children(block) > 0
 
     def successor(self, block: BlockHash) -> BlockHash | None:
         """The child of this block that came here last, if it still is here."""
-        children = self._children.get(block)
-        return children.last if children is not None and children.last in self._stored else None
+        return self._table.last_child(block)
 
     def touch(self, block: BlockHash) -> None:
         """A block was asked for; not being here is fine."""
-        if block in self._stored:
-            self._policy.touch(block)
+        if (row := self._table.row(block)) != NONE:
+            self._policy.touch(row)
 
     def allocate(self, busy: Callable[[BlockHash], bool]) -> tuple[int | None, BlockHash | None]:
         """Take a slot to write to.
@@ -106,11 +100,12 @@ class DiskMap:
             The slot, None if there is none; and the block that went for it, if one did.
         """
         if self._free:
-            slot = self._free.popleft()
+            slot = self._free.pop()
             self._held.add(slot)
             return slot, None
-        for block in self._policy.candidates():
-            if block not in self._children and not busy(block):
+        for row in self._policy.candidates():
+            block = self._table.block(row)
+            if not self.has_children(block) and not busy(block):
                 return self.forget(block), block
         return None, None
 
@@ -119,46 +114,40 @@ class DiskMap:
         self._held.remove(slot)
         self._keep(slot, record)
 
-    def restore(self, found: OnDisk) -> bool:
-        """A block was found in a free slot after a restart; False if it is known already."""
-        if found.record.hash in self._stored:
-            return False
-        self._free.remove(found.slot)
-        self._keep(found.slot, found.record)
-        return True
+    def restore(self, found: Iterable[OnDisk]) -> None:
+        """These were found in free slots after a restart; of one found twice the last counts."""
+        for each in found:
+            if each.record.hash in self._table:
+                self._held.discard(self.forget(each.record.hash))
+            self._keep(each.slot, each.record)
+        taken = bytearray(self.n_slots)
+        for row in self._table:
+            taken[self._table.slot(row)] = True
+        for slot in self._held:
+            taken[slot] = True
+        self._free = array("i", (i for i in range(self.n_slots - 1, -1, -1) if not taken[i]))
 
     def release(self, slot: int) -> None:
         """A held slot holds nothing; it is the last to be used again."""
         self._held.remove(slot)
-        self._free.append(slot)
+        self._free.insert(0, slot)
 
     def forget(self, block: BlockHash) -> int:
         """A block is not on the disk any more; its slot, which is held."""
-        gone = self._stored.pop(block)
-        self._policy.remove(block)
-        self._held.add(gone.slot)
-        if (parent := gone.record.parent) is not None:
-            children = self._children[parent]
-            children.n -= 1
-            if not children.n:
-                del self._children[parent]
-        return gone.slot
+        row = self._table.row(block)
+        self._policy.remove(row)
+        slot = self._table.remove(row)
+        self._held.add(slot)
+        return slot
 
     def check(self) -> None:
         """Audit: every slot in one state, every count what it counts."""
-        slots = [*self._free, *self._held, *(found.slot for found in self._stored.values())]
+        rows = list(self._table)
+        slots = [*self._free, *self._held, *map(self._table.slot, rows)]
         assert sorted(slots) == list(range(self.n_slots)), "a slot is lost or held twice"
-        assert sorted(self._policy.candidates()) == sorted(self._stored), "policy differs"
-        counts: dict[BlockHash, int] = {}
-        for found in self._stored.values():
-            if found.record.parent is not None:
-                counts[found.record.parent] = counts.get(found.record.parent, 0) + 1
-        assert counts == {block: children.n for block, children in self._children.items()}
+        assert sorted(self._policy.candidates()) == rows, "policy differs"
+        self._table.check(held={})
 
     def _keep(self, slot: int, record: BlockRecord) -> None:
-        self._stored[record.hash] = OnDisk(record, slot)
-        self._policy.insert(record.hash, record.depth)
-        if record.parent is not None:
-            children = self._children.setdefault(record.parent, _Children(0, record.hash))
-            children.n += 1
-            children.last = record.hash
+        row = self._table.add(record.hash, record.parent, record.depth, record.checksum, slot)
+        self._policy.insert(row, key_of(record.hash), record.depth)

@@ -1,142 +1,116 @@
-"""In which order a full cache gives things up: policies by name.
+"""In which order a full cache gives things up: the known policies, and all by name.
 
-A policy knows keys, where they stand in their prompts, and their use, never sizes or pins: it
-proposes an order, and the cache skips what it may not evict. Another policy is one class and
-one line in `POLICIES`. How they compare on the published traces is in `docs/pool.md`.
+Another policy is one class and one line in `POLICIES`. How they compare on the published traces
+is in `docs/pool.md`.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from array import array
 from bisect import bisect_left, insort
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from heapq import merge
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
 
-K = TypeVar("K", bound=Hashable)
-
-
-class EvictionPolicy(ABC, Generic[K]):
-    """An order over the keys of a cache, the first to be evicted first."""
-
-    @abstractmethod
-    def insert(self, key: K, depth: int = 0, *, tail: bool = False) -> None:
-        """A key that is not here yet is stored now. Changes state.
-
-        Args:
-            key: it.
-            depth: keys before it in its prompt.
-            tail: whether it is the last one of its prompt.
-        """
-
-    @abstractmethod
-    def touch(self, key: K) -> None:
-        """A key that is here was used. Changes state."""
-
-    @abstractmethod
-    def remove(self, key: K) -> None:
-        """A key that is here is gone. Changes state."""
-
-    @abstractmethod
-    def candidates(self) -> Iterator[K]:
-        """All keys in eviction order. Leave the policy unchanged while iterating."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
+from halfmoon_scheduling.eviction_policy import EvictionPolicy
+from halfmoon_scheduling.patience import Patience
+from halfmoon_scheduling.row_queues import RowQueues, reach
 
 
-class Fifo(EvictionPolicy[K]):
+class Fifo(EvictionPolicy):
     """The one stored longest goes first, used or not."""
 
     def __init__(self) -> None:
-        #: Keys, the oldest first.
-        self._keys: OrderedDict[K, None] = OrderedDict()
+        #: One queue, the row that is to go first at its head.
+        self._queue: RowQueues[None] = RowQueues()
+        self._n = 0
 
-    def insert(self, key: K, depth: int = 0, *, tail: bool = False) -> None:
+    def insert(self, row: int, key: int, depth: int = 0, *, tail: bool = False) -> None:
         """See `EvictionPolicy.insert`."""
-        self._keys[key] = None
+        self._queue.append(None, row)
+        self._n += 1
 
-    def touch(self, key: K) -> None:
+    def touch(self, row: int) -> None:
         """Use does not count."""
 
-    def remove(self, key: K) -> None:
+    def remove(self, row: int) -> None:
         """See `EvictionPolicy.remove`."""
-        del self._keys[key]
+        self._queue.remove(None, row)
+        self._n -= 1
 
-    def candidates(self) -> Iterator[K]:
+    def candidates(self) -> Iterator[int]:
         """See `EvictionPolicy.candidates`."""
-        return iter(self._keys)
+        return self._queue.rows(None)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return self._n
 
 
-class Lru(Fifo[K]):
+class Lru(Fifo):
     """The one unused longest goes first."""
 
-    def touch(self, key: K) -> None:
+    def touch(self, row: int) -> None:
         """See `EvictionPolicy.touch`."""
-        self._keys.move_to_end(key)
+        self._queue.remove(None, row)
+        self._queue.append(None, row)
 
 
-class _Grouped(EvictionPolicy[K]):
-    """Groups of keys, each in order of use; the lowest group goes first."""
+class _Ranked(EvictionPolicy):
+    """Ranks of rows, each in order of use; the lowest rank goes first."""
 
     def __init__(self) -> None:
-        self._depths: dict[K, int] = {}
-        self._uses: dict[K, int] = {}
-        #: Keys by rank, each group in order of use; no group is empty.
-        self._groups: dict[tuple[int, int], OrderedDict[K, None]] = {}
-        #: The ranks of `_groups`, the first to be evicted first.
+        self._depths = array("I")
+        self._uses = array("I")
+        self._queues: RowQueues[tuple[int, int]] = RowQueues()
+        #: The ranks that have rows, the first to be evicted first.
         self._ranks: list[tuple[int, int]] = []
+        self._n = 0
 
     @abstractmethod
     def _rank(self, uses: int, depth: int) -> tuple[int, int]:
-        """The group of a key."""
+        """The rank of a row."""
 
-    def insert(self, key: K, depth: int = 0, *, tail: bool = False) -> None:
+    def insert(self, row: int, key: int, depth: int = 0, *, tail: bool = False) -> None:
         """See `EvictionPolicy.insert`."""
-        self._place(key, 1, depth)
+        reach(row, self._depths, self._uses)
+        self._depths[row] = depth
+        self._place(row, 1)
 
-    def touch(self, key: K) -> None:
+    def touch(self, row: int) -> None:
         """See `EvictionPolicy.touch`."""
-        uses, depth = self._uses[key], self._depths[key]
-        self.remove(key)
-        self._place(key, uses + 1, depth)
+        self.remove(row)
+        self._place(row, self._uses[row] + 1)
 
-    def remove(self, key: K) -> None:
+    def remove(self, row: int) -> None:
         """See `EvictionPolicy.remove`."""
-        rank = self._rank(self._uses.pop(key), self._depths.pop(key))
-        group = self._groups[rank]
-        del group[key]
-        if not group:
-            del self._groups[rank]
+        rank = self._rank(self._uses[row], self._depths[row])
+        self._queues.remove(rank, row)
+        if rank not in self._queues:
             del self._ranks[bisect_left(self._ranks, rank)]
+        self._n -= 1
 
-    def candidates(self) -> Iterator[K]:
+    def candidates(self) -> Iterator[int]:
         """See `EvictionPolicy.candidates`."""
         for rank in self._ranks:
-            yield from self._groups[rank]
+            yield from self._queues.rows(rank)
 
     def __len__(self) -> int:
-        return len(self._uses)
+        return self._n
 
-    def _place(self, key: K, uses: int, depth: int) -> None:
-        self._uses[key], self._depths[key] = uses, depth
-        rank = self._rank(uses, depth)
-        if rank not in self._groups:
-            self._groups[rank] = OrderedDict()
+    def _place(self, row: int, uses: int) -> None:
+        self._uses[row] = uses
+        rank = self._rank(uses, self._depths[row])
+        if rank not in self._queues:
             insort(self._ranks, rank)
-        self._groups[rank][key] = None
+        self._queues.append(rank, row)
+        self._n += 1
 
 
-class Lfu(_Grouped[K]):
+class Lfu(_Ranked):
     """The one used least often goes first; among equals the one unused longest."""
 
     def _rank(self, uses: int, depth: int) -> tuple[int, int]:
         return uses, 0
 
 
-class LengthAware(_Grouped[K]):
+class LengthAware(_Ranked):
     """As LFU, but among equals the one furthest from its prompt's start goes first.
 
     Mooncake's papers name a LengthAwareCache that is "similar to LFU" and leave open which end
@@ -147,107 +121,14 @@ class LengthAware(_Grouped[K]):
         return uses, -depth
 
 
-class LengthAwareLater(_Grouped[K]):
-    """The other reading: among keys used equally often the ends of prompts are kept."""
+class LengthAwareLater(_Ranked):
+    """The other reading: among blocks used equally often the ends of prompts are kept."""
 
     def _rank(self, uses: int, depth: int) -> tuple[int, int]:
         return uses, depth
 
 
-class Patience(EvictionPolicy[K]):
-    """The one that has waited longest for its worth goes first.
-
-    A conversation that came back is likelier to come back again, and its blocks are worth a
-    longer wait: LRU's waiting time is divided by a patience that grows with use. Waiting is
-    counted in uses of the cache, so the policy needs no clock.
-
-        patience    1 · 1.5 · 2 … 4.5     used once, twice, … eight times or more
-                    learned               the last one of its prompt, not used again yet
-
-    A prompt's last block often ends where no other prompt goes on. How often is learned: its
-    patience is the share of such blocks that were used again, against that of other new ones.
-    """
-
-    _STEP = 0.5
-    _MAX_USES = 8
-    #: Queue of tails; the queue of keys used n times is n.
-    _TAIL = 0
-    #: New keys after whose end (used again or evicted) what was learned counts half.
-    _HALF_LIFE = 20_000
-
-    def __init__(self) -> None:
-        #: One queue per patience: keys and when they were used, the one unused longest first.
-        self._queues: list[OrderedDict[K, int]] = [OrderedDict() for _ in range(self._MAX_USES + 1)]
-        #: Which queue a key is in.
-        self._queue_of: dict[K, int] = {}
-        #: Uses of the cache so far.
-        self._now = 0
-        #: Of tails [0] and of other new keys [1]: how many were used again, how many evicted.
-        self._used_again = [1.0, 1.0]
-        self._evicted = [1.0, 1.0]
-
-    def insert(self, key: K, depth: int = 0, *, tail: bool = False) -> None:
-        """See `EvictionPolicy.insert`."""
-        self._append(key, self._TAIL if tail else 1)
-
-    def touch(self, key: K) -> None:
-        """See `EvictionPolicy.touch`."""
-        queue = self._take(key)
-        self._learn(queue, self._used_again)
-        self._append(key, 2 if queue == self._TAIL else min(queue + 1, self._MAX_USES))
-
-    def remove(self, key: K) -> None:
-        """See `EvictionPolicy.remove`."""
-        self._learn(self._take(key), self._evicted)
-
-    def candidates(self) -> Iterator[K]:
-        """See `EvictionPolicy.candidates`."""
-        waiting = (
-            self._by_wait(queue, self._patience(index)) for index, queue in enumerate(self._queues)
-        )
-        return (key for _, key in merge(*waiting, key=_wait_of, reverse=True))
-
-    def __len__(self) -> int:
-        return len(self._queue_of)
-
-    def _by_wait(self, queue: OrderedDict[K, int], patience: float) -> Iterator[tuple[float, K]]:
-        """The longest wait for its worth first."""
-        for key, used in queue.items():
-            yield (self._now - used) / patience, key
-
-    def _patience(self, queue: int) -> float:
-        if queue != self._TAIL:
-            return 1 + self._STEP * (queue - 1)
-        tail, other = (
-            again / (again + evicted)
-            for again, evicted in zip(self._used_again, self._evicted, strict=True)
-        )
-        return min(tail / other, 1.0)
-
-    def _learn(self, queue: int, outcomes: list[float]) -> None:
-        if queue > 1:
-            return
-        outcomes[queue] += 1
-        if self._used_again[queue] + self._evicted[queue] > self._HALF_LIFE:
-            for learned in (self._used_again, self._evicted):
-                learned[queue] /= 2
-
-    def _append(self, key: K, queue: int) -> None:
-        self._now += 1
-        self._queue_of[key] = queue
-        self._queues[queue][key] = self._now
-
-    def _take(self, key: K) -> int:
-        queue = self._queue_of.pop(key)
-        del self._queues[queue][key]
-        return queue
-
-
-def _wait_of(waiting: tuple[float, object]) -> float:
-    return waiting[0]
-
-
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {  # type: ignore[type-arg]
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": Lru,
     "lfu": Lfu,
     "fifo": Fifo,
@@ -257,7 +138,7 @@ POLICIES: dict[str, Callable[[], EvictionPolicy]] = {  # type: ignore[type-arg]
 }
 
 
-def open_policy(name: str) -> "EvictionPolicy[K]":
+def open_policy(name: str) -> EvictionPolicy:
     """A new, empty policy of this name.
 
     Raises:

@@ -125,9 +125,8 @@ class TieredCache:
         return given
 
     def restore(self, found: Iterable[OnDisk]) -> None:
-        """The disk held these when it was opened; of one found twice the first counts."""
-        for each in found:
-            self.disk.restore(each)
+        """The disk held these when it was opened; of one found twice the last counts."""
+        self.disk.restore(found)
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ class CachingPool:
         #: Pages by their block; the pool itself is one holder of each.
         self._known: dict[int, int] = {}
         self._blocks: dict[int, int] = {}
-        #: Blocks that nobody but the pool holds.
-        self._kept: Lru[int] = Lru()
+        #: Pages of blocks that nobody but the pool holds.
+        self._kept = Lru()
 
     @property
     def n_available(self) -> int:
@@ -45,9 +45,9 @@ class CachingPool:
     def reuse(self, blocks: Sequence[int]) -> list[int]:
         """Hold the pages of known blocks."""
         pages = [self._known[block] for block in blocks]
-        for block, page in zip(blocks, pages, strict=True):
+        for page in pages:
             if self.pages.n_holders(page) == 1:
-                self._kept.remove(block)
+                self._kept.remove(page)
         self.pages.share(pages)
         return pages
 
@@ -60,10 +60,9 @@ class CachingPool:
         if n > self.n_available:
             raise OutOfPages(n, self.n_available, self.pages.n_pages)
         while self.pages.n_free < n:
-            block = next(self._kept.candidates())
-            self._kept.remove(block)
-            page = self._known.pop(block)
-            del self._blocks[page]
+            page = next(self._kept.candidates())
+            self._kept.remove(page)
+            del self._known[self._blocks.pop(page)]
             self.pages.release([page])
         return self.pages.allocate(n)
 
@@ -81,13 +80,12 @@ class CachingPool:
         """Let go of pages; the last ones of a prompt are the first to be evicted."""
         self.pages.release(pages)
         for page in reversed(pages):
-            block = self._blocks.get(page)
-            if block is not None and self.pages.n_holders(page) == 1:
-                self._kept.insert(block)
+            if page in self._blocks and self.pages.n_holders(page) == 1:
+                self._kept.insert(page, key=page)
 
     def check(self) -> None:
         """Audit: what is kept has no other holder."""
         self.pages.check()
         assert {page: block for block, page in self._known.items()} == self._blocks
         kept = set(self._kept.candidates())
-        assert kept == {b for b, p in self._known.items() if self.pages.n_holders(p) == 1}
+        assert kept == {page for page in self._blocks if self.pages.n_holders(page) == 1}

@@ -8,12 +8,12 @@ those of the live kvstore.
 
 from collections.abc import Sequence
 
-from halfmoon_scheduling.eviction import EvictionPolicy
+from halfmoon_scheduling.eviction_policy import EvictionPolicy
 from halfmoon_simulator.traces import TraceRequest
 
 
 def hit_rate(
-    requests: Sequence[TraceRequest], policy: EvictionPolicy[int], capacity: int | None
+    requests: Sequence[TraceRequest], policy: EvictionPolicy, capacity: int | None
 ) -> float:
     """Share of block references that hit.
 
@@ -22,20 +22,25 @@ def hit_rate(
         policy: empty; it holds what is stored afterwards.
         capacity: blocks that fit; None: all.
     """
-    stored: set[int] = set()
+    rows: dict[int, int] = {}
+    blocks: list[int] = []
     hits = references = 0
     for request in requests:
         last = len(request.blocks) - 1
         references += len(request.blocks)
         for depth, block in enumerate(request.blocks):
-            if block in stored:
+            if block in rows:
                 hits += 1
-                policy.touch(block)
+                policy.touch(rows[block])
                 continue
-            if capacity is not None and len(stored) == capacity:
-                victim = next(policy.candidates())
-                policy.remove(victim)
-                stored.remove(victim)
-            policy.insert(block, depth, tail=depth == last)
-            stored.add(block)
+            if capacity is not None and len(rows) == capacity:
+                row = next(policy.candidates())
+                policy.remove(row)
+                del rows[blocks[row]]
+                blocks[row] = block
+            else:
+                row = len(blocks)
+                blocks.append(block)
+            policy.insert(row, block, depth, tail=depth == last)
+            rows[block] = row
     return hits / references if references else 0.0
