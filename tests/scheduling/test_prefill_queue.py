@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_protocol.ids import RequestId
-from halfmoon_scheduling.prefill_queue import Chunk, PrefillQueue, QueueFull
+from halfmoon_scheduling.prefill_queue import OVERTAKEN_PASSES, Chunk, PrefillQueue, QueueFull
 
-A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
+A, B, C, D, E = (RequestId(name) for name in "abcde")
 
 
 def queue(chunk_tokens: int = 10, max_requests: int = 8) -> PrefillQueue:
@@ -47,6 +47,50 @@ def test_a_request_that_waits_for_its_cache_is_passed_and_keeps_its_place() -> N
     q.advance(q.next_batch())
     assert q.ready(A)
     assert [chunk.request_id for chunk in q.next_batch()] == [A]
+
+
+def test_the_largest_priority_goes_first_and_then_the_earlier_arrival() -> None:
+    q = queue(chunk_tokens=100)
+    for rid, priority in ((A, 0), (B, 2), (C, 0), (D, 2), (E, -1)):
+        q.push(rid, n_tokens=5, n_cached=0, priority=priority)
+    assert list(q.in_order()) == [B, D, A, C, E]
+    assert [chunk.request_id for chunk in q.next_batch()] == [B, D, A, C, E]
+
+
+def test_a_prompt_under_way_pauses_between_two_passes_for_a_larger_priority() -> None:
+    q = queue()
+    q.push(A, n_tokens=25, n_cached=0)
+    q.advance(q.next_batch())
+    q.push(B, n_tokens=8, n_cached=0, priority=1)
+    assert q.next_batch() == [Chunk(B, 0, 8, True), Chunk(A, 10, 2, False)]
+
+
+def test_who_is_overtaken_for_long_enough_goes_before_everybody() -> None:
+    q = queue()
+    q.push(A, n_tokens=10, n_cached=0)
+    q.push(B, n_tokens=10, n_cached=0)
+    n_passes = 0
+    for i in range(10_000):
+        q.push(RequestId(f"urgent-{i}"), n_tokens=10, n_cached=0, priority=1_000)
+        (chunk,) = q.next_batch()
+        q.advance([chunk])
+        q.check()
+        if chunk.request_id == A:
+            break
+        n_passes += 1
+    assert n_passes == OVERTAKEN_PASSES
+    assert [chunk.request_id for chunk in q.next_batch()] == [B]  # it waited as long
+
+
+def test_who_merely_came_later_overtakes_nobody() -> None:
+    q = queue()
+    q.push(A, n_tokens=10, n_cached=0, ready=False)
+    for i in range(2 * OVERTAKEN_PASSES):
+        q.push(RequestId(f"other-{i}"), n_tokens=10, n_cached=0)
+        q.advance(q.next_batch())
+    q.push(B, n_tokens=10, n_cached=0, priority=1)
+    q.ready(A)
+    assert [chunk.request_id for chunk in q.next_batch()] == [B]
 
 
 def test_fewer_cached_tokens_than_thought_are_computed_after_all() -> None:

@@ -24,6 +24,12 @@ def test_a_line_becomes_a_request(tmp_path: Path) -> None:
     (request,) = read_trace(write(tmp_path, {**GOOD, "timestamp": 3000}))
     assert (request.at_s, request.n_input, request.n_output) == (3.0, 1025, 5)
     assert request.blocks == (0, 1, 2)
+    assert request.priority == 0
+
+
+def test_a_line_may_have_a_priority(tmp_path: Path) -> None:
+    (request,) = read_trace(write(tmp_path, {**GOOD, "priority": -2}))
+    assert request.priority == -2
 
 
 @pytest.mark.parametrize(
@@ -35,6 +41,7 @@ def test_a_line_becomes_a_request(tmp_path: Path) -> None:
         ({"output_length": True}, ["output_length", "True"]),
         ({"timestamp": -1}, ["timestamp", "-1"]),
         ({"timestamp": "soon"}, ["timestamp", "'soon'"]),
+        ({"priority": 1.5}, ["priority", "1.5"]),
         ({"hash_ids": [0, 1]}, ["hash_ids", "2 ids", "1025", "3 blocks"]),
         ({"hash_ids": [0, 1, 1]}, ["hash_ids", "[0, 1, 1]"]),
         ({"hash_ids": [0, 1, -2]}, ["hash_ids", "-2"]),

@@ -72,6 +72,27 @@ def test_a_long_prompt_takes_a_pass_per_chunk() -> None:
     assert record.ttft_s == pytest.approx(4.0 + 2 * 1.0)  # two passes more
 
 
+def test_the_larger_priority_is_computed_first_and_pauses_what_is_under_way() -> None:
+    asks = [
+        an_ask(n_input=120, prompt=0),
+        an_ask(at_s=1.0, n_input=40, prompt=1),
+        an_ask(at_s=1.0, n_input=40, prompt=2, priority=1),
+    ]
+    long, plain, urgent = audited(a_world(*asks, chunk_tokens=40)).records
+    assert (urgent.first_token_s or 0) < (long.first_token_s or 0) < (plain.first_token_s or 0)
+
+
+def test_pages_are_taken_in_the_order_of_priority() -> None:
+    asks = [
+        an_ask(n_input=150, prompt=0),
+        an_ask(at_s=1.0, n_input=150, prompt=1),
+        an_ask(at_s=1.0, n_input=150, prompt=2, priority=1),
+    ]
+    # A worker has pages for one prompt at a time; there are enough decode workers for all.
+    first, plain, urgent = audited(a_world(*asks, n_pages=16, n_decode=3)).records
+    assert (first.first_token_s or 0) < (urgent.first_token_s or 0) < (plain.first_token_s or 0)
+
+
 def test_a_prefix_is_computed_once() -> None:
     world = a_world(an_ask(at_s=0.0, shared=4), an_ask(at_s=50.0, prompt=1, shared=4))
     first, second = audited(world).records

@@ -111,6 +111,7 @@ EXAMPLES: tuple[Message, ...] = (
         stopping=STOPPING,
         cached=CachedPrefix(KVSTORE, 1),
         store_in=KVSTORE,
+        priority=2,
     ),
     PrefillDone(
         request_id=REQUEST,

@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tbt_slo_s: float | None = None
     #: Who asks. No decision looks at it; it is there for those who read journals.
     tenant: str = ""
-    #: Among those that wait or are held back the largest goes first.
+    #: Among those that wait, are held back, or are queued for prefill the largest goes first.
     priority: int = 0
     #: Seconds from arrival that admission may hold it back rather than refuse it; None: as
     #: the conductor's settings say.

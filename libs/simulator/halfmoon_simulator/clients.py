@@ -132,6 +132,7 @@ class Clients:
             stopping=Stopping(max_new_tokens=limit - record.n_out, stop_token_ids=(STOP,)),
             attempt=record.attempts,
             fruitless=stream.fruitless,
+            priority=asked.priority,
         )
         self._post(RequestArrived(request))
 

@@ -9,7 +9,6 @@ its requests are over (layer-wise loading: the longer of both). The landing's by
 wire from the first pass on; `PrefillDone` is said when both they and the passes are over.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -117,8 +116,8 @@ class SimPrefill:
         self._n_output = n_output
         self._answer = answer
         self._jobs: dict[RequestId, _Job] = {}
-        #: Jobs without pages, in order of arrival.
-        self._turn: deque[_Job] = deque()
+        #: Jobs without pages; they take them in the queue's order.
+        self._waiting: dict[RequestId, _Job] = {}
         #: What the pass under way computes; a request that fails in it is taken out.
         self._pass: list[Chunk] = []
         self._passing = False
@@ -192,7 +191,13 @@ class SimPrefill:
             reason = f"{n_tokens} tokens do not fit the pool of {self.pages.n_pages} pages"
         else:
             try:
-                self.queue.push(job.request_id, n_tokens=n_tokens, n_cached=n_cached, ready=False)
+                self.queue.push(
+                    job.request_id,
+                    n_tokens=n_tokens,
+                    n_cached=n_cached,
+                    ready=False,
+                    priority=start.priority,
+                )
             except QueueFull as error:
                 reason = str(error)
         if reason:
@@ -201,18 +206,19 @@ class SimPrefill:
             return
         self._jobs[job.request_id] = job
         self._backlog_s += predicted_s
-        self._turn.append(job)
+        self._waiting[job.request_id] = job
         self._take_pages()
 
     def _most_cached(self, n_tokens: int) -> int:
         return (n_tokens - 1) // self.layout.block_size * self.layout.block_size
 
     def _take_pages(self) -> None:
-        while self._turn:
-            needed = self.layout.blocks_for(self._turn[0].n_tokens)
+        while self._waiting:
+            first = next(one for one in self.queue.in_order() if one in self._waiting)
+            needed = self.layout.blocks_for(self._waiting[first].n_tokens)
             if needed > self.pages.n_free:
                 return
-            job = self._turn.popleft()
+            job = self._waiting.pop(first)
             job.pages = self.pages.allocate(needed)
             self._fetch(job)
             self._make_room(job)
@@ -412,8 +418,7 @@ class SimPrefill:
 
     def _remove(self, job: _Job) -> None:
         del self._jobs[job.request_id]
-        if not job.pages:
-            self._turn.remove(job)
+        self._waiting.pop(job.request_id, None)
         self.pages.release(job.pages)
         self._take_pages()
 

@@ -42,9 +42,10 @@ def an_ask(
     prompt: int = 0,
     shared: int = 0,
     session: str | None = None,
+    priority: int = 0,
 ) -> TraceRequest:
     """A request in blocks of 16 tokens; the first `shared` blocks are everybody's."""
     n_blocks = -(-n_input // 16)
     own = 1_000 * (prompt + 1)
     blocks = (*range(min(shared, n_blocks)), *range(own + shared, own + n_blocks))
-    return TraceRequest(at_s, n_input, n_output, blocks, session)
+    return TraceRequest(at_s, n_input, n_output, blocks, session, priority)

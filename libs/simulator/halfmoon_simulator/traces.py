@@ -5,7 +5,8 @@
 `timestamp` is in milliseconds from the trace's start. A hash id stands for one block of 512
 tokens *and* all tokens before it, so equal ids mean equal prefixes; the last block may be
 partial and has an id too. NVIDIA's aiperf adds `session_id` and `delay_ms`: a further turn of
-a session then starts so long after the turn before it has ended, and needs no timestamp.
+a session then starts so long after the turn before it has ended, and needs no timestamp. Ours is
+`priority`, a whole number: of those that wait the largest goes first.
 """
 
 import hashlib
@@ -37,6 +38,8 @@ class TraceRequest:
     blocks: tuple[int, ...]
     #: The session whose earlier turn must be over first, if there is one.
     session: str | None = None
+    #: Of those that wait the largest goes first.
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,10 @@ def _parse(line: bytes, where: str, block_tokens: int, sessions: set[str]) -> Tr
         )
     if len(set(blocks)) != len(blocks):
         _bad(where, "hash_ids", blocks, "an id stands for a whole prefix, none can come twice")
-    return TraceRequest(at_ms / 1e3, n_input, n_output, tuple(blocks), session)
+    priority = row.get("priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        _bad(where, "priority", priority, "it must be a whole number")
+    return TraceRequest(at_ms / 1e3, n_input, n_output, tuple(blocks), session, priority)
 
 
 def _whole(row: dict[str, Any], field: str, where: str, *, least: int) -> int:

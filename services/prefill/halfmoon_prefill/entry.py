@@ -4,7 +4,7 @@ import asyncio
 
 from halfmoon_prefill.job import Job, Refused
 from halfmoon_protocol.errors import LayoutMismatch
-from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_scheduling.pages import PageAllocator
 from halfmoon_scheduling.prefill_queue import PrefillQueue, QueueFull
@@ -20,9 +20,11 @@ class Entry:
         self._layout = layout
         self._queue = queue
         self._pages = pages
-        #: Requests take pages in turn: a large one is not passed over for ever.
-        self._turn = asyncio.Lock()
-        self._pages_freed = asyncio.Event()
+        #: Requests take pages in the queue's order, each in its turn: a large one is not passed
+        #: over for ever.
+        self._waiting: set[RequestId] = set()
+        #: Set when there are more pages, or another one's turn has come.
+        self._changed = asyncio.Event()
 
     def accept(self, job: Job) -> None:
         """Take it into the queue, not ready yet, so that it keeps its place.
@@ -51,6 +53,7 @@ class Entry:
                 n_tokens=job.n_tokens,
                 n_cached=min(hoped, job.most_cached(self._layout)),
                 ready=False,
+                priority=start.priority,
             )
         except QueueFull as error:
             raise Refused(str(error), retryable=True) from None
@@ -58,13 +61,21 @@ class Entry:
     async def take_pages(self, job: Job) -> None:
         """Wait until there are pages for the whole prompt, and take them."""
         needed = self._layout.blocks_for(job.n_tokens)
-        async with self._turn:
-            while self._pages.n_free < needed:
-                self._pages_freed.clear()
-                await self._pages_freed.wait()
+        self._waiting.add(job.request_id)
+        try:
+            while self._first() != job.request_id or self._pages.n_free < needed:
+                self._changed.clear()
+                await self._changed.wait()
             job.pages = self._pages.allocate(needed)
+        finally:
+            self._waiting.remove(job.request_id)
+            self._changed.set()
+
+    def _first(self) -> RequestId | None:
+        """Whose turn it is to take pages."""
+        return next((one for one in self._queue.in_order() if one in self._waiting), None)
 
     def give_back(self, job: Job) -> None:
         """Its pages are free again; nothing touches them any more."""
         self._pages.release(job.pages)
-        self._pages_freed.set()
+        self._changed.set()

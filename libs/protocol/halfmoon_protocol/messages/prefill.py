@@ -55,6 +55,9 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     #: The stages after this one, in order, when a group is to compute it. Only for a worker
     #: whose record says that it is stage 0 of one; it answers for all of them.
     stages: tuple[StageAddress, ...] = ()
+    #: Of those that are queued the largest goes first; how it is kept from starving the others
+    #: is the worker's to say.
+    priority: int = 0
 
 
 # prefill -> conductor
