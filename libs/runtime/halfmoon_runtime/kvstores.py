@@ -15,7 +15,9 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksLeased,
+    BlocksReplicated,
     BlocksReserved,
+    BlocksSnapshot,
     CommitBlocks,
     KvstoreAddress,
     KvstoreRefused,
@@ -23,18 +25,27 @@ from halfmoon_protocol.messages import (
     Message,
     ReleaseLease,
     RenewLease,
+    ReplicateBlocks,
     ReserveBlocks,
     RevokeBlocks,
+    SnapshotBlocks,
 )
 from halfmoon_runtime.network import Link, Network, PeerUnreachable
 
 log = structlog.get_logger()
 
-_Answer = TypeVar("_Answer", BlocksLeased, BlocksReserved, BlocksCommitted)
+_Answer = TypeVar(
+    "_Answer", BlocksLeased, BlocksReserved, BlocksCommitted, BlocksSnapshot, BlocksReplicated
+)
 
 
 class KvstoreUnavailable(Exception):
     """It did not answer in time, refused, or is gone: the text says which and why."""
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        #: Seconds after which it says that another try may help; 0: it does not say so.
+        self.retry_after_s = retry_after_s
 
 
 class KvstoreClient:
@@ -103,6 +114,23 @@ class KvstoreClient:
         """End a lease."""
         await self._tell(ReleaseLease(ticket=ticket))
 
+    async def snapshot(self) -> BlocksSnapshot:
+        """All that it stores, and how much room it has.
+
+        Raises:
+            KvstoreUnavailable: it does not say.
+        """
+        ticket = self._ticket()
+        return await self._ask(SnapshotBlocks(ticket=ticket), ticket, BlocksSnapshot)
+
+    async def replicate(self, order: ReplicateBlocks, timeout_s: float) -> BlocksReplicated:
+        """Have it copy blocks from another kvstore.
+
+        Raises:
+            KvstoreUnavailable: it does not, or does not say so in time.
+        """
+        return await self._ask(order, order.ticket, BlocksReplicated, timeout_s)
+
     async def close(self) -> None:
         """Hang up."""
         self._reader.cancel()
@@ -111,18 +139,21 @@ class KvstoreClient:
     def _ticket(self) -> Ticket:
         return Ticket(str(next(self._tickets)))
 
-    async def _ask(self, question: Message, ticket: Ticket, kind: type[_Answer]) -> _Answer:
+    async def _ask(
+        self, question: Message, ticket: Ticket, kind: type[_Answer], timeout_s: float | None = None
+    ) -> _Answer:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
         try:
             await self._link.send(question)
             # Not `wait_for`, which (until Python 3.12) loses a cancellation that comes together
             # with the answer.
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 answer = await future
         except TimeoutError:
             raise KvstoreUnavailable(
-                f"{self.name} did not answer {type(question).__name__} in {self._timeout_s} s"
+                f"{self.name} did not answer {type(question).__name__} in {timeout_s} s"
             ) from None
         except PeerUnreachable as error:
             raise KvstoreUnavailable(f"{self.name}: {error}") from None
@@ -130,8 +161,9 @@ class KvstoreClient:
             self._waiting.pop(ticket, None)
         if isinstance(answer, kind):
             return answer
-        reason = answer.reason if isinstance(answer, KvstoreRefused) else f"answered {answer!r}"
-        raise KvstoreUnavailable(f"{self.name}: {reason}")
+        if isinstance(answer, KvstoreRefused):
+            raise KvstoreUnavailable(f"{self.name}: {answer.reason}", answer.retry_after_s)
+        raise KvstoreUnavailable(f"{self.name}: answered {answer!r}")
 
     async def _tell(self, message: Message) -> None:
         try:

@@ -194,6 +194,15 @@ class MemberGone:
 MemberEvent = MemberJoined | MemberChanged | MemberGone
 
 
+async def members(store: MetadataStore) -> dict[WorkerId, WorkerInfo]:
+    """All members, as they are now.
+
+    Raises:
+        MetadataError: the metadata server does not say.
+    """
+    return _readable(await asyncio.to_thread(store.list, MEMBERS), {})[0]
+
+
 async def watch_members(
     store: MetadataStore, *, interval_s: float = 0.5
 ) -> AsyncIterator[MemberEvent]:

@@ -99,6 +99,14 @@ class TieredCache:
         return len(self._promoting) + len(self._queue)
 
     @property
+    def n_room(self) -> int:
+        """Blocks that fit without others being given up."""
+        if not self.memory.saves_first:
+            return max(0, int(self.memory.high_slots) - self.memory.n_used)
+        n_both = sum(block in self.disk for block in self.memory.hashes())
+        return max(0, self.disk.n_slots - len(self.disk) - (self.memory.n_used - n_both))
+
+    @property
     def n_to_save(self) -> int:
         """Blocks that `save_all` waits for."""
         return len(self._to_save) + len(self._writing)

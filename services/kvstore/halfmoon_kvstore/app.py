@@ -6,17 +6,20 @@ from pathlib import Path
 
 from halfmoon_kvstore.copier import Copier
 from halfmoon_kvstore.disk import Disk
+from halfmoon_kvstore.draining import Draining
+from halfmoon_kvstore.moving import Moving
 from halfmoon_kvstore.operating import Operating
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.gauges import expose
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
-from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.membership import Membership, members, next_generation
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
@@ -70,10 +73,20 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         copier = Copier(kvstores, transfer, memory)
         clock = SystemClock()
         worker = KvstoreWorker(port, memory, info, settings, clock, membership.update, disk, copier)
+
+        async def others() -> list[WorkerInfo]:
+            return list((await members(store)).values())
+
+        own = KvstoreAddress(worker_id, generation, port.commands)
+        drain_bytes_per_s = settings.drain_mib_per_s * 1024 * 1024
+        moving = Moving(worker.stock, kvstores, own, others, drain_bytes_per_s)
+        draining = Draining(worker, moving, settings, service)
         if service.http is not None:
             Operating(worker, clock).register(service.http)
+            draining.register(service.http)
+        stack.callback(expose(draining.readings))
         async with in_service(worker, membership, service):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()
             service.announce("draining", worker_id=worker_id)
-            await worker.drain()
+            await draining.stop()

@@ -70,7 +70,7 @@ class Copying:
             parent=order.parent,
             token_ids=order.token_ids[: n * order.layout.block_size],
         )
-        tiers = await self._stock.tiers_for(put)
+        tiers = await self._stock.tiers_for(put, tokens_unknown=not order.token_ids)
         # It ends with the read, however long that takes: until then bytes come in.
         reserved = tiers.reserve(
             _COPIES, put.ticket, put.hashes, put.parent, self._clock.now(), ttl_s=_FOREVER_S

@@ -51,7 +51,11 @@ class KvstoreSettings(ServiceSettings):
 
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0,
-        description="Seconds to write what only memory has to the disk after being told to stop",
+        description="Seconds to write what only memory has to the disk, or without one to move it"
+        " to other kvstores, after being told to stop",
+    )
+    drain_mib_per_s: Annotated[float, Field(gt=0)] = Field(
+        1024.0, description="No more than so many MiB a second are moved to other kvstores"
     )
 
     @property

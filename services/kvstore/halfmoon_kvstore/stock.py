@@ -91,6 +91,13 @@ class Stock:
         """Wait for I/O: threads can't be cancelled, and use memory and files closed next."""
         await asyncio.to_thread(self._threads.shutdown)
 
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of blocks that fit without others being given up; none before a disk's."""
+        if self.tiers is None or self.layout is None:
+            return self.region.length
+        return self.tiers.n_room * self.layout.block_bytes
+
     # -- beginning ---------------------------------------------------------------------------
 
     async def remember(self) -> None:
@@ -101,7 +108,7 @@ class Stock:
             except ValueError as error:
                 log.warning("disk_not_used", reason=str(error))
 
-    async def tiers_for(self, put: ReserveBlocks) -> TieredCache:
+    async def tiers_for(self, put: ReserveBlocks, *, tokens_unknown: bool = False) -> TieredCache:
         """The cache, made at the first put: only then is known how large a block is.
 
         Raises:
@@ -109,7 +116,7 @@ class Stock:
             ValueError: the put contradicts itself, or not even one block fits.
         """
         layout = put.layout
-        if len(put.token_ids) != len(put.hashes) * layout.block_size:
+        if len(put.token_ids) != len(put.hashes) * layout.block_size and not tokens_unknown:
             raise ValueError(
                 f"{len(put.token_ids)} token ids for {len(put.hashes)} blocks"
                 f" of {layout.block_size}"

@@ -134,11 +134,10 @@ class KvstoreWorker:
         finally:
             await self.stock.close()
 
-    async def drain(self) -> None:
-        """Take no more puts, and save on the disk what only memory has: the node is to stop."""
+    async def take_no_more(self) -> None:
+        """Refuse puts and copies from now on: the node is to leave."""
         await self._introduce(msgspec.structs.replace(self.info, draining=True))
         await self._outbox.send()
-        await self.stock.save_all(self._settings.drain_s)
 
     async def _on_adopted(self, layout: KvLayout, n_blocks: int) -> None:
         await self._introduce(msgspec.structs.replace(self.info, layout=layout, n_blocks=n_blocks))
@@ -175,10 +174,15 @@ class KvstoreWorker:
                 if self.tiers is not None:
                     self.tiers.drop(hashes, self._clock.now())
                     self.stock.heed()
-            case SnapshotBlocks():
+            case SnapshotBlocks(ticket=ticket):
                 # Events of what has changed since may follow: to hear of it twice does no harm.
                 stored = () if self.tiers is None else tuple(self.tiers.hashes())
-                snapshot = BlocksSnapshot(sequence=self._outbox.sequence, hashes=stored)
+                snapshot = BlocksSnapshot(
+                    sequence=self._outbox.sequence,
+                    hashes=stored,
+                    ticket=ticket,
+                    room_bytes=self.stock.room_bytes,
+                )
                 self._outbox.answer(peer, snapshot)
             case Hello(conductor_id=conductor):
                 self._conductors[conductor] = peer

@@ -44,7 +44,7 @@ class RevokeBlocks(Message, frozen=True, tag="revoke_blocks"):
 
 
 class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
-    """Pin the longest prefix of these blocks; answered by `BlocksLeased`."""
+    """Hold the longest prefix of these blocks; answered by `BlocksLeased`."""
 
     ticket: Ticket
     layout: KvLayout
@@ -77,7 +77,8 @@ class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
     hashes: tuple[BlockHash, ...]
     #: Hash of the block before the first of `hashes`; none for the start of a prompt.
     parent: BlockHash | None
-    #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events.
+    #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events. Empty
+    #: when who orders does not know them: a kvstore that moves its blocks elsewhere.
     token_ids: tuple[int, ...]
 
 
@@ -94,6 +95,9 @@ class DropBlocks(Message, frozen=True, tag="drop_blocks"):
 
 class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
     """Tell all that is stored; answered by `BlocksSnapshot`."""
+
+    #: Comes back with the answer.
+    ticket: Ticket = Ticket("")
 
 
 # kvstore -> client
@@ -126,7 +130,7 @@ class BlocksCommitted(Message, frozen=True, tag="blocks_committed"):
 
 
 class BlocksLeased(Message, frozen=True, tag="blocks_leased"):
-    """The longest prefix that is here, perhaps empty, pinned until the lease runs out."""
+    """The longest prefix that is here, perhaps empty, held until the lease runs out."""
 
     ticket: Ticket
     region: Region
@@ -159,6 +163,10 @@ class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
     #: -1 before the first event.
     sequence: int
     hashes: tuple[BlockHash, ...]
+    #: Of the question.
+    ticket: Ticket = Ticket("")
+    #: Bytes of blocks that fit here without others being given up.
+    room_bytes: int = 0
 
 
 class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):

@@ -1,0 +1,102 @@
+"""How a kvstore leaves: it takes no more puts, what only it has is kept, then it stops.
+
+    POST /drain    moves what only this node has, disk included, to others; then the process ends
+    SIGTERM        with a disk: what only memory has is written there, for the next start;
+                   without one: moved to others; for `drain_s` at the most
+
+Reads are served until the end.
+"""
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+
+from halfmoon_kvstore.moving import Moving
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.worker import KvstoreWorker
+from halfmoon_runtime.gauges import Readings
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.operator_http import OperatorHttp, Question, Refused
+
+_DEADLINE_S = 600.0
+_LOOK_S = 0.05
+
+
+class _DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    #: Seconds after which the node leaves with what it still has.
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)] = _DEADLINE_S
+
+
+class Draining:
+    """One node's end."""
+
+    def __init__(
+        self, worker: KvstoreWorker, moving: Moving, settings: KvstoreSettings, service: Service
+    ) -> None:
+        self._worker = worker
+        self._moving = moving
+        self._settings = settings
+        self._service = service
+        #: What was ordered by HTTP.
+        self._ordered: asyncio.Task[None] | None = None
+
+    def register(self, http: OperatorHttp) -> None:
+        """Answer operators there."""
+        http.add("GET", "/drain", self.progress)
+        http.add("POST", "/drain", self.order)
+
+    async def progress(self, question: Question) -> object:
+        """How far it is."""
+        return self._moving.progress
+
+    async def order(self, question: Question) -> object:
+        """Begin to move everything, then leave; a second order changes nothing."""
+        try:
+            body = msgspec.json.decode(question.body or b"{}", type=_DrainBody)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refused(400, f"the body is no drain: {error}") from None
+        if self._ordered is None and not self._service.stopping.is_set():
+            self._moving.begin()
+            self._ordered = self._service.spawn(self._leave(body.deadline_s))
+        return self._moving.progress
+
+    async def stop(self) -> None:
+        """The process is to end: keep what can be kept."""
+        limit_s = self._settings.drain_s
+        if self._ordered is not None:
+            await asyncio.wait([self._ordered], timeout=limit_s)
+            return
+        await self._worker.take_no_more()
+        if self._worker.stock.disk is not None:
+            await self._worker.stock.save_all(limit_s)
+        elif limit_s:
+            await self._move(limit_s)
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        progress = self._moving.progress
+        return {
+            "halfmoon_kvstore_drain_blocks": (
+                "Blocks that only this node had when it began to leave.",
+                {"moved": progress.n_moved, "left": progress.n_left},
+            )
+        }
+
+    async def _leave(self, deadline_s: float) -> None:
+        await self._worker.take_no_more()
+        await self._move(deadline_s)
+        if self._worker.stock.disk is not None and self._moving.progress.n_left:
+            await self._worker.stock.save_all(self._settings.drain_s)
+        self._service.stopping.set()
+
+    async def _move(self, limit_s: float) -> None:
+        """Move, and let those who read here finish."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + limit_s
+        await self._moving.run(limit_s)
+        tiers = self._worker.tiers
+        while True:
+            if tiers is None or not tiers.memory.n_leased or loop.time() >= until_s:
+                return
+            await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,141 @@
+"""A kvstore that leaves: what only it has is elsewhere afterwards, byte for byte."""
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from halfmoon_kvstore.testing import BlockClient
+from halfmoon_metadata import open_store
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_protocol.messages import KvstoreRefused, ReserveBlocks, WorkerInfo
+from halfmoon_runtime.membership import MEMBERS
+
+#: One MiB is 256 blocks.
+N_BLOCKS_MIB = 256
+WITHIN_S = 60.0
+
+
+def prompt(name: int, n_blocks: int) -> list[BlockHash]:
+    return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
+
+
+def http(nodes: Any, name: str) -> httpx.AsyncClient:
+    store = open_store(nodes.metadata_url)
+    try:
+        value = store.get(MEMBERS + name)
+    finally:
+        store.close()
+    assert value is not None
+    url = msgspec.json.decode(value, type=WorkerInfo).http
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=30)
+
+
+async def ended(nodes: Any, name: str) -> str:
+    """Wait for a node's end, which must be a good one; its log."""
+    process = nodes.processes[name]
+    assert await asyncio.to_thread(process.wait, WITHIN_S), nodes.log(name)
+    assert process.exit_code == 0, nodes.log(name)
+    return str(nodes.log(name))
+
+
+async def readable(clients: Sequence[BlockClient], prompts: Sequence[list[BlockHash]]) -> None:
+    """Every block can be read from one of these, and is what was put."""
+    for each in prompts:
+        found = {block for client in clients for block in await client.get(each)}
+        for block in set(each) - found:  # perhaps without the blocks before it
+            found |= {b for client in clients for b in await client.get([block])}
+        assert found == set(each)
+
+
+async def test_after_a_drain_every_block_of_both_tiers_is_readable_from_the_rest(
+    nodes: Any, tmp_path: Path
+) -> None:
+    patient = {"capacity_mib": 1, "promotion_wait_s": 60}
+    nodes.start("a", metrics_port=0, disk_path=tmp_path / "a", disk_mib=8, **patient)
+    nodes.start("b", capacity_mib=2)
+    nodes.start("c", disk_path=tmp_path / "c", disk_mib=4, **patient)
+    prompts = [prompt(i, 32) for i in range(3 * N_BLOCKS_MIB // 32)]
+    async with nodes.client("a") as a, nodes.client("b") as b, nodes.client("c") as c:
+        for each in prompts:
+            await a.put(each)
+        await b.put(prompts[0])  # has a copy already
+        async with http(nodes, "a") as web:
+            assert (await web.get("/drain")).json()["state"] == "idle"
+            began = (await web.post("/drain", json={"deadline_s": 600})).json()
+            assert began["state"] == "moving"
+            assert (await web.post("/drain", json={})).status_code == 200  # changes nothing
+        log = await ended(nodes, "a")
+        assert f"n_moved={(len(prompts) - 1) * 32}" in log and "n_left=0" in log
+        await readable([b, c], prompts)
+        # Prompts are not torn apart but where a node was full then.
+        torn = [each for each in prompts if each not in (await b.get(each), await c.get(each))]
+        assert len(torn) <= 2
+
+
+async def test_a_node_without_a_disk_that_is_told_to_stop_moves_what_only_it_has(
+    nodes: Any,
+) -> None:
+    nodes.start("a", capacity_mib=1)
+    nodes.start("b", capacity_mib=1)
+    prompts = [prompt(i, 20) for i in range(5)]
+    async with nodes.client("a") as a, nodes.client("b") as b:
+        for each in prompts:
+            await a.put(each)
+        nodes.processes["a"].signal(signal.SIGTERM)
+        await ended(nodes, "a")
+        for each in prompts:
+            assert await b.get(each) == each
+
+
+async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_than_it_may(
+    nodes: Any,
+) -> None:
+    nodes.start("a", capacity_mib=1, metrics_port=0, drain_mib_per_s=0.1)
+    nodes.start("b", capacity_mib=1)
+    blocks = prompt(1, 200)  # eight seconds of that bandwidth
+    async with nodes.client("a") as a, nodes.client("b") as b, http(nodes, "a") as web:
+        await a.put(blocks)
+        await web.post("/drain", json={"deadline_s": 1.5})
+        while not (progress := (await web.get("/drain")).json())["n_moved"]:
+            await asyncio.sleep(0.01)
+        assert progress["state"] == "moving" and progress["n_left"] > 0
+        assert progress["bytes_moved"] == progress["n_moved"] * a.layout.block_bytes
+        assert "halfmoon_kvstore_drain_blocks" in (await web.get("/metrics")).text
+        assert (await web.get("/ready")).status_code == 200
+        assert await a.get(blocks) == blocks
+        refused = await a.ask(
+            ReserveBlocks(Ticket("late"), a.layout, tuple(prompt(2, 1)), None, (0,) * 16)
+        )
+        assert isinstance(refused, KvstoreRefused) and "stopping" in refused.reason
+        log = await ended(nodes, "a")
+        assert "its 1.5 s were over" in log
+        n_moved = len(await b.get(blocks))
+        assert 0 < n_moved < 100
+
+
+async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_told(
+    nodes: Any, tmp_path: Path
+) -> None:
+    flags = {"capacity_mib": 1, "disk_path": tmp_path / "a", "disk_mib": 4, "metrics_port": 0}
+    nodes.start("a", **flags)
+    blocks, theirs = prompt(1, 100), prompt(2, 200)
+    async with nodes.client("a") as a, http(nodes, "a") as web:
+        await a.put(blocks)
+        wrong = await web.post("/drain", json={"deadline_s": -1})
+        assert wrong.status_code == 400 and "deadline_s" in wrong.json()["error"]["message"]
+        await web.post("/drain", json={})
+        assert "there is no other kvstore" in await ended(nodes, "a")
+    nodes.start("a", promotion_wait_s=60, **flags)
+    nodes.start("b", capacity_mib=1)
+    async with nodes.client("a") as a, nodes.client("b") as b, http(nodes, "a") as web:
+        assert await a.get(blocks) == blocks
+        await b.put(theirs)
+        await web.post("/drain", json={})
+        assert "have no room" in await ended(nodes, "a")
+        assert await b.get(theirs) == theirs  # what others have is not given up for it
+        assert len(await b.get(blocks)) == int(0.95 * N_BLOCKS_MIB) - 200
