@@ -316,7 +316,9 @@ async def test_a_snapshot_tells_all_that_is_stored_and_the_sequence_it_is_after(
     hashes, tokens = chain(3)
     async with open_node() as node:
         client = await node.client()
-        assert await client.ask(SnapshotBlocks()) == BlocksSnapshot(sequence=-1, hashes=())
+        assert await client.ask(SnapshotBlocks()) == BlocksSnapshot(
+            sequence=-1, hashes=(), room_bytes=1 << 20
+        )
         await client.put(hashes[:1], tokens[:16])
         await client.put(hashes, tokens)
         snapshot = await client.ask(SnapshotBlocks())
