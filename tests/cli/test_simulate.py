@@ -60,6 +60,13 @@ def test_processes_of_a_sweep_give_the_results_of_one(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+def test_groups_of_prefill_workers_can_be_simulated() -> None:
+    quick = ("simulate", "simulated-16k", "--requests", "5", "--prefill", "2", "--decode", "1")
+    result = halfmoon(*quick, "--group-size", "2")
+    assert result.exit_code == 0, result.output
+    assert "groups of 2" in result.output
+
+
 def test_coupled_instances_can_be_simulated() -> None:
     result = halfmoon(*QUICK, "--coupled", "2", "--prefix-caching", "--chunked", "2048")
     assert result.exit_code == 0, result.output

@@ -33,6 +33,9 @@ def simulate(
     source: Source = "conversation",
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers")] = 8,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers")] = 8,
+    group_size: Annotated[
+        int, typer.Option(min=1, help="Prefill workers that share long prompts in stages")
+    ] = 1,
     coupled: Annotated[
         int, typer.Option(min=0, help="Instead: so many instances that do both, as vLLM does")
     ] = 0,
@@ -99,8 +102,12 @@ def simulate(
             tbt_slo_s=tbt_slo or None,
             replication_bytes_per_s=replication_bytes_per_s,
         )
-        cluster: ClusterSpec | CoupledSpec = ClusterSpec(n_prefill=prefill, n_decode=decode)
+        cluster: ClusterSpec | CoupledSpec = ClusterSpec(
+            n_prefill=prefill, n_decode=decode, group_size=group_size
+        )
         label = f"{prefill}P+{decode}D {placement}"
+        if group_size > 1:
+            label += f", groups of {group_size}"
         if coupled:
             label = f"{coupled} coupled"
             cluster = CoupledSpec(

@@ -66,6 +66,7 @@ def a800_profiles() -> list[CostFile]:
             max_context=200_000,
             device_kv_bytes=int(8 * 80e9 * 0.9 - 140e9),
             host_kv_bytes=10**12,
+            activation_bytes=8192 * 2,
             network_bytes_per_s=bandwidth,
             local_bytes_per_s=160e9,
         )

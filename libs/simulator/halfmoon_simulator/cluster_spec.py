@@ -2,7 +2,18 @@
 
 import msgspec
 
+from halfmoon_protocol.messages import Stage
 from halfmoon_simulator.costs import CostFile
+
+_AT_LEAST_1 = (
+    "n_prefill",
+    "n_decode",
+    "block_tokens",
+    "chunk_tokens",
+    "group_size",
+    "group_chunk_tokens",
+    "max_new_tokens",
+)
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +31,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_tokens: int = 512
     #: Tokens of one prefill pass at the most.
     chunk_tokens: int = 8192
+    #: Prefill workers that compute long prompts together, in stages; 1: each by itself. Those
+    #: left over when they are counted off are in no group.
+    group_size: int = 1
+    #: Tokens of a chunk that goes through a group's stages, at the most.
+    group_chunk_tokens: int = 2048
     #: Requests held by a prefill worker at the most.
     max_requests: int = 100_000
     #: Requests in a decode batch at the most, landings included.
@@ -50,7 +66,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Raises:
             ValueError: naming the field, the value and what is allowed.
         """
-        for name in ("n_prefill", "n_decode", "block_tokens", "chunk_tokens", "max_new_tokens"):
+        for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it is at least 1")
         if self.n_kvstore is not None and not 0 <= self.n_kvstore <= self.n_prefill:
@@ -61,6 +77,20 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("report_s", "tick_s", "sample_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be more than 0")
+
+    def stage(self, index: int, costs: CostFile) -> Stage | None:
+        """What the prefill worker of this number does in a group."""
+        group, stage = divmod(index, self.group_size)
+        if self.group_size == 1 or (group + 1) * self.group_size > self.n_prefill:
+            return None
+        n_bytes = self.group_chunk_tokens * costs.activation_bytes
+        return Stage(
+            f"group-{group}",
+            stage,
+            self.group_size,
+            chunk_tokens=self.group_chunk_tokens,
+            hop_s=n_bytes / costs.network_bytes_per_s,
+        )
 
     def pages(self, costs: CostFile) -> int:
         """Pages of one worker."""

@@ -46,6 +46,8 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     #: Memory for KV of one worker's accelerators, and of one host's kvstore.
     device_kv_bytes: int
     host_kv_bytes: int
+    #: Activations of one token on their way from one pipeline stage to the next.
+    activation_bytes: int = 0
     #: Between hosts, each way, shared by all transfers of a host.
     network_bytes_per_s: float
     #: Between a host's memory and its accelerators, shared likewise.

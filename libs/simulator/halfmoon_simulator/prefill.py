@@ -29,6 +29,7 @@ from halfmoon_simulator.agenda import Agenda
 from halfmoon_simulator.cluster_spec import ClusterSpec
 from halfmoon_simulator.costs import CostFile
 from halfmoon_simulator.kvstore import SimKvstore
+from halfmoon_simulator.staging import Staging
 from halfmoon_simulator.wires import Transfer, Wires
 
 #: Any token that ends nothing.
@@ -45,6 +46,8 @@ class _Job:
     n_tokens: int
     arrived_s: float
     predicted_s: float
+    #: Its place among all that this worker was given.
+    number: int
     pages: list[int] = field(default_factory=list)
     #: Where the cached prefix comes from, as long as it is leased.
     source: SimKvstore | None = None
@@ -85,6 +88,7 @@ class SimPrefill:
         wires: Wires,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         host_of: Callable[[str], str],
+        peers: "Callable[[WorkerId], SimPrefill | None]",
         n_output: Callable[[RequestId], int],
         answer: Callable[[WorkerId, AnyMessage], None],
     ) -> None:
@@ -99,6 +103,7 @@ class SimPrefill:
             wires: moves bytes.
             kvstores: a live kvstore by name.
             host_of: the host of a worker.
+            peers: a live prefill worker by name.
             n_output: tokens that this try of a request will get in all.
             answer: says something to the conductor.
         """
@@ -118,6 +123,9 @@ class SimPrefill:
         self._jobs: dict[RequestId, _Job] = {}
         #: Jobs without pages; they take them in the queue's order.
         self._waiting: dict[RequestId, _Job] = {}
+        self._n_given = 0
+        #: Its parts of prompts that a group computes.
+        self.staging = Staging(self, spec, costs, agenda, wires, kvstores, host_of, peers, n_output)
         #: What the pass under way computes; a request that fails in it is taken out.
         self._pass: list[Chunk] = []
         self._passing = False
@@ -136,13 +144,13 @@ class SimPrefill:
     def backlog_s(self) -> float:
         """Predicted seconds until all that is here has its first token."""
         running_s = self._agenda.now - self._pass_began_s if self._passing else 0.0
-        return max(0.0, self._backlog_s - running_s)
+        return max(0.0, self._backlog_s + self.staging.backlog_s - running_s)
 
     def load(self) -> PrefillLoad:
         """What it reports."""
         return PrefillLoad(
-            n_queued=len(self.queue),
-            queued_tokens=self.queue.queued_tokens,
+            n_queued=len(self.queue) + len(self.staging),
+            queued_tokens=self.queue.queued_tokens + self.staging.queued_tokens,
             free_pages=self.pages.n_free,
             n_pages=self.pages.n_pages,
         )
@@ -150,8 +158,12 @@ class SimPrefill:
     def receive(self, message: AnyMessage) -> None:
         """A conductor's message."""
         match message:
+            case StartPrefill() if message.stages:
+                self.staging.begin(message)
             case StartPrefill():
                 self._on_start(message)
+            case Cancel(request_id=request_id) if request_id in self.staging:
+                self.staging.cancel(request_id)
             case Cancel(request_id=request_id):
                 self._on_cancel(request_id)
             case _:
@@ -159,6 +171,7 @@ class SimPrefill:
 
     def source_lost(self, kvstore: SimKvstore) -> None:
         """A kvstore is gone: who reads from it fails, who writes to it does without."""
+        self.staging.kvstore_lost(kvstore)
         for job in list(self._jobs.values()):
             if job.home is kvstore:
                 job.home = None
@@ -177,6 +190,21 @@ class SimPrefill:
         for job in self._jobs.values():
             self._let_go(job)
         self._jobs.clear()
+        self.staging.die()
+
+    def say(self, message: AnyMessage) -> None:
+        """Tell the conductor something."""
+        self._answer(self.worker_id, message)
+
+    def pages_freed(self) -> None:
+        """Who waits for pages may get some."""
+        self.staging.take_pages()
+        self._take_pages()
+
+    def next_number(self) -> int:
+        """The place of something that this worker is given."""
+        self._n_given += 1
+        return self._n_given
 
     # -- a request's way ---------------------------------------------------------------------
 
@@ -185,7 +213,7 @@ class SimPrefill:
         hoped = start.cached.n_blocks * self.layout.block_size if start.cached else 0
         n_cached = min(hoped, self._most_cached(n_tokens))
         predicted_s = self._costs.prefill_s(n_tokens, n_cached)
-        job = _Job(start, n_tokens, self._agenda.now, predicted_s)
+        job = _Job(start, n_tokens, self._agenda.now, predicted_s, self.next_number())
         reason = ""
         if self.layout.blocks_for(n_tokens) > self.pages.n_pages:
             reason = f"{n_tokens} tokens do not fit the pool of {self.pages.n_pages} pages"
@@ -202,7 +230,7 @@ class SimPrefill:
                 reason = str(error)
         if reason:
             failed = PrefillFailed(request_id=job.request_id, reason=reason, retryable=True)
-            self._answer(self.worker_id, failed)
+            self.say(failed)
             return
         self._jobs[job.request_id] = job
         self._backlog_s += predicted_s
@@ -224,7 +252,7 @@ class SimPrefill:
             self._make_room(job)
             self.queue.rebase(job.request_id, job.n_cached)
             self.queue.ready(job.request_id)
-            self._next_pass()
+            self.next_pass()
 
     def _fetch(self, job: _Job) -> None:
         cached = job.start.cached
@@ -273,10 +301,14 @@ class SimPrefill:
 
     # -- passes ------------------------------------------------------------------------------
 
-    def _next_pass(self) -> None:
+    def next_pass(self) -> None:
+        """Begin another pass, if none is under way and there is something to compute."""
         if self._passing or self.dead:
             return
-        self._pass = self.queue.next_batch()
+        batch = self.queue.next_batch()
+        if self.staging.takes_turn(self._jobs[batch[0].request_id].number if batch else None):
+            return
+        self._pass = batch
         if not self._pass:
             return
         self._passing = True
@@ -292,6 +324,16 @@ class SimPrefill:
         self._pass_began_s = now
         self._pass_computed = False
         self._agenda.after(seconds, self._on_pass_computed)
+
+    def staged_pass(self) -> None:
+        """A pass of a staged prompt begins: none other does until `staged_pass_over`."""
+        self._passing, self._pass_computed = True, False
+        self._pass_began_s = self._agenda.now
+
+    def staged_pass_over(self) -> None:
+        """That pass has ended."""
+        self.busy_s += self._agenda.now - self._pass_began_s
+        self._passing = False
 
     def _start_writing(self, job: _Job) -> None:
         decode = job.start.landing.region.segment
@@ -334,7 +376,7 @@ class SimPrefill:
                 self._stop(job)
             elif chunk.last:
                 self._settle(job)
-        self._next_pass()
+        self.next_pass()
 
     def _settle(self, job: _Job) -> None:
         """All computed and all landed: say so."""
@@ -420,13 +462,14 @@ class SimPrefill:
         del self._jobs[job.request_id]
         self._waiting.pop(job.request_id, None)
         self.pages.release(job.pages)
-        self._take_pages()
+        self.pages_freed()
 
     def check(self) -> None:
         """Audit: pages are held by requests alone, and everything queued is a request."""
         self.queue.check()
         self.pages.check()
         held = [page for job in self._jobs.values() for page in job.pages]
+        held += self.staging.held_pages()
         assert len(set(held)) == len(held), "a page belongs to two requests"
         assert len(held) + self.pages.n_free == self.pages.n_pages
         assert len(self.queue) <= len(self._jobs)

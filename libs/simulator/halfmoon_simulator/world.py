@@ -248,6 +248,7 @@ class World:
                 self.wires,
                 kvstores=self.kvstores.get,
                 host_of=self._hosts.__getitem__,
+                peers=self.prefills.get,
                 n_output=self.clients_n_output,
                 answer=self._answer,
             )
@@ -301,6 +302,9 @@ class World:
             prefill_cost=self.costs.prefill if role == "prefill" else None,
             decode_cost=self.costs.decode if role == "decode" else None,
             replicates=role == "kvstore",
+            stage=self.spec.stage(int(worker_id.split("-")[1]), self.costs)
+            if role == "prefill"
+            else None,
         )
 
     def _lose(self, worker_id: WorkerId, back_after_s: float | None) -> None:
