@@ -159,3 +159,35 @@ def test_processes_of_one_machine_agree_on_its_id() -> None:
     settings = BakerySettings.from_args(["--flour", ""])
     assert settings.host_id == this_machine()
     assert settings.host_id.startswith(socket.gethostname())
+
+
+def test_a_network_stands_for_this_machines_address_in_it() -> None:
+    settings = BakerySettings.from_args(
+        ["--flour", "", "--host", "127.0.0.0/30", "--transfer-host", "127.0.0.0/30, 127.0.0.9"]
+    )
+    assert settings.host == settings.advertised_host == "127.0.0.1"
+    assert settings.transfer_bind == settings.transfer_advertise == ["127.0.0.1", "127.0.0.9"]
+
+
+def test_payloads_go_where_everything_goes_unless_told_otherwise() -> None:
+    settings = BakerySettings.from_args(["--flour", "", "--host", "::", "--advertise-host", "oven"])
+    assert settings.transfer_bind == ["::"]
+    assert settings.transfer_advertise == ["oven"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "reason"),
+    [
+        ("--host", "127.0.0.0/99", "is no network, such as 10.0.1.0/24"),
+        ("--host", "198.51.100.0/24", "this machine has no"),
+        ("--transfer-host", "0.0.0.0", "name them one by one"),
+    ],
+)
+def test_an_address_that_can_not_be_had_is_refused(
+    flag: str, value: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        BakerySettings.from_args(["--flour", "", flag, value])
+    told = capsys.readouterr().err
+    assert f"{flag} (HALFMOON_{flag[2:].replace('-', '_').upper()}) is {value!r}" in told
+    assert reason in told

@@ -15,6 +15,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict, SettingsError
 
+from halfmoon_runtime.own_address import own_address
+
 ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
 SECRETS = frozenset({"cluster_key"})
@@ -49,11 +51,20 @@ class ServiceSettings(BaseSettings):
         pattern=r"^[A-Za-z0-9._-]+$",
         description="Stable name of this process in the cluster",
     )
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on; 0.0.0.0 for all; a network such as 10.0.1.0/24 for this"
+        " machine's address in it",
+    )
     advertise_host: str = Field(
         "",
         description="Name or address by which others reach this process; empty: what it listens"
         " on, or this machine's own address when that is all",
+    )
+    transfer_host: str = Field(
+        "",
+        description="Addresses for KV payloads, separated by commas, or networks as for host; each"
+        " is a rail. Empty: as host",
     )
     host_id: str = Field(
         default_factory=this_machine,
@@ -80,6 +91,19 @@ class ServiceSettings(BaseSettings):
         0, description="TCP port of Prometheus metrics; 0 takes a free one, -1 turns them off"
     )
 
+    @field_validator("host")
+    @classmethod
+    def _is_ours(cls, host: str) -> str:
+        return own_address(host)
+
+    @field_validator("transfer_host")
+    @classmethod
+    def _are_ours(cls, hosts: str) -> str:
+        addresses = [own_address(host.strip()) for host in hosts.split(",") if host.strip()]
+        if any(_is_any(address) for address in addresses):
+            raise ValueError("peers dial these addresses: name them one by one, or their networks")
+        return ",".join(addresses)
+
     @field_validator("cluster_key")
     @classmethod
     def _can_not_be_guessed(cls, key: SecretStr) -> SecretStr:
@@ -100,6 +124,20 @@ class ServiceSettings(BaseSettings):
         if self.advertise_host:
             return self.advertise_host
         return socket.gethostbyname(socket.gethostname()) if _is_any(self.host) else self.host
+
+    @property
+    def transfer_bind(self) -> list[str]:
+        """Addresses to listen on for KV payloads."""
+        return self.transfer_host.split(",") if self.transfer_host else [self.host]
+
+    @property
+    def transfer_advertise(self) -> list[str]:
+        """What peers dial for each of them.
+
+        Raises:
+            OSError: as for `advertised_host`.
+        """
+        return self.transfer_bind if self.transfer_host else [self.advertised_host]
 
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> Self:

@@ -44,8 +44,8 @@ async def run(settings: PrefillSettings, service: Service) -> None:
                 worker_id,
                 metadata=store,
                 generation=generation,
-                bind=settings.host,
-                advertise=settings.advertised_host,
+                bind=settings.transfer_bind,
+                advertise=settings.transfer_advertise,
                 host_id=settings.host_id,
                 settings=TransferSettings(
                     cluster_key=ClusterKey.given(settings.cluster_key.get_secret_value())

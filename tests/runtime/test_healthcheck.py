@@ -1,0 +1,66 @@
+"""The health check of containers."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmoon_runtime.healthcheck import ailment
+from halfmoon_runtime.lifecycle import STATUS_FILE
+
+
+@pytest.fixture
+def status(tmp_path: Path) -> Path:
+    return tmp_path / "status.json"
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/ready" else 503)
+        self.end_headers()
+        self.wfile.write(b"no decode worker")
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with http.server.HTTPServer(("127.0.0.1", 0), _Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("stage", "found"),
+    [
+        ("ready", None),
+        ("draining", None),
+        ("loading", "the service is loading"),
+        ("failed", "the service is failed"),
+    ],
+)
+def test_a_service_is_well_while_it_serves(stage: str, found: str | None, status: Path) -> None:
+    status.write_text(json.dumps({"stage": stage}))
+    assert ailment({STATUS_FILE: str(status)}) == found
+
+
+def test_a_service_that_has_said_nothing_is_not_well(status: Path) -> None:
+    assert "can't be read" in (ailment({STATUS_FILE: str(status)}) or "")
+    status.write_text("[]")
+    assert "can't be read" in (ailment({STATUS_FILE: str(status)}) or "")
+    assert "is not set" in (ailment({}) or "")
+
+
+def test_a_url_must_answer_too(status: Path, url: str) -> None:
+    status.write_text(json.dumps({"stage": "ready"}))
+    environment = {STATUS_FILE: str(status)}
+    assert ailment(environment, f"{url}/ready") is None
+    assert ailment(environment, f"{url}/other") == f"{url}/other answers 503: no decode worker"
+    assert "does not answer" in (ailment(environment, "http://127.0.0.1:9/ready") or "")
