@@ -66,6 +66,12 @@ class ServiceSettings(BaseSettings):
         description="Addresses for KV payloads, separated by commas, or networks as for host; each"
         " is a rail. Empty: as host",
     )
+    transfer_backends: str = Field(
+        "shm,tcp",
+        min_length=1,
+        description="Paths for KV payloads, best first, separated by commas: shm, rdma, tcp; one"
+        " with a question mark is left out where this machine lacks it",
+    )
     host_id: str = Field(
         default_factory=this_machine,
         min_length=1,
@@ -124,6 +130,11 @@ class ServiceSettings(BaseSettings):
         if self.advertise_host:
             return self.advertise_host
         return socket.gethostbyname(socket.gethostname()) if _is_any(self.host) else self.host
+
+    @property
+    def transfer_paths(self) -> list[str]:
+        """Backends of the transfer library, best first."""
+        return [name.strip() for name in self.transfer_backends.split(",") if name.strip()]
 
     @property
     def transfer_bind(self) -> list[str]:

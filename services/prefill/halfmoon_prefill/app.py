@@ -44,6 +44,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
                 worker_id,
                 metadata=store,
                 generation=generation,
+                backends=settings.transfer_paths,
                 bind=settings.transfer_bind,
                 advertise=settings.transfer_advertise,
                 host_id=settings.host_id,
