@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_runtime.healthcheck import ailment
-from halfmoon_runtime.lifecycle import STATUS_FILE
+from halfmoon_runtime.healthcheck import STATUS_FILE, ailment
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from halfmoon_runtime.lifecycle import STATUS_FILE, announce
+from halfmoon_runtime.healthcheck import STATUS_FILE
+from halfmoon_runtime.lifecycle import announce
 
 PRELUDE = """
 import asyncio, os, sys, time

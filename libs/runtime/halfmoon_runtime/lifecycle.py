@@ -24,12 +24,10 @@ from typing import Any, NoReturn
 
 import structlog
 
+from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.operator_http import OperatorHttp, operator_token
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_runtime.telemetry import configure_logging
-
-#: The variable that names the file for `announce`.
-STATUS_FILE = "HALFMOON_STATUS_FILE"
 
 _log = structlog.get_logger(__name__)
 
