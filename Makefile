@@ -11,10 +11,10 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test native test-rdma test-clients check schema format bench bench-transfer bench-rdma clean
+.PHONY: help up test native test-rdma test-clients e2e-compose check schema format bench bench-transfer bench-rdma clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings of make up: MODEL=<folder or hub id> PREFILL=2 DECODE=2 KVSTORE=2 PORT=8000"
 
 up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
@@ -64,6 +64,9 @@ bench-rdma: $(VENV)/.installed $(RDMA_PATH) ## the RDMA backend beside perftest,
 
 test-clients: $(VENV)/.dev ## clients that people use, each from an environment of its own, on a live cluster
 	HALFMOON_TEST_CLIENTS=1 $(BIN)/pytest tests/clients
+
+e2e-compose: $(VENV)/.dev ## docker-compose.yml built, started and tested from outside (starts an engine if it must)
+	@bash tests/compose/with_engine.sh $(BIN)/pytest -s tests/compose
 
 check: $(VENV)/.dev ## format, lint, types, import layers, schema drift
 	$(BIN)/ruff format --check .

@@ -1,0 +1,259 @@
+"""Containers, from outside: what clients see while parts of the cluster come and go.
+
+The tests share one cluster and run in their order.
+"""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+pytestmark = pytest.mark.timeout(2400)
+
+N_NEW = 24
+ROLES = ("conductor", "prefill", "decode", "kvstore-0", "kvstore-1")
+
+
+def prompt(seed: int, length: int = 700) -> list[int]:
+    """Token ids of a prompt that no other test has."""
+    return [37 + (7 * i + 911 * seed) % 4000 for i in range(length)]
+
+
+@pytest.fixture(scope="module")
+def expected(compose: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """What `transformers.generate` makes of the model that the containers serve."""
+    torch = pytest.importorskip("torch")
+    transformers: Any = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("model")
+    prefill = compose.containers("prefill")[0]
+    compose.docker("cp", f"{prefill.name}:/models/demo", str(folder))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "demo")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "demo")
+
+    def text(prompt: list[int], n_new: int = N_NEW) -> str:
+        with torch.no_grad():
+            made = model.generate(
+                torch.tensor([prompt]), max_new_tokens=n_new, min_new_tokens=n_new, do_sample=False
+            )
+        return str(tokenizer.decode(made[0][len(prompt) :], skip_special_tokens=True))
+
+    return text
+
+
+def text_of(completion: dict[str, Any]) -> str:
+    return str(completion["choices"][0]["text"])
+
+
+def test_images_of_services_without_a_model_hold_no_torch(compose: Any) -> None:
+    for service in ("conductor", "kvstore-0"):
+        found = compose.containers(service)[0].execute(
+            "python", "-c", "import importlib.util as u; print(u.find_spec('torch'))"
+        )
+        assert found.strip() == "None"
+
+
+def test_services_run_as_nobody_in_particular_and_can_not_write_their_image(compose: Any) -> None:
+    for role in ROLES:
+        container = compose.containers(role)[0]
+        assert container.execute("id", "-u").strip() == "10001"
+        with pytest.raises(AssertionError, match="Read-only file system"):
+            container.execute("touch", "/opt/halfmoon/x")
+
+
+def test_a_client_streams_a_chat(compose: Any) -> None:
+    client = OpenAI(base_url=f"{compose.urls[0]}/v1", api_key="none")
+    chunks = list(
+        client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "What is a half moon?"}],
+            max_tokens=16,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 16
+
+
+def test_a_prefix_is_reused_by_another_prefill_container(
+    compose: Any, expected: Callable[..., str]
+) -> None:
+    first = compose.complete(prompt(1), N_NEW)
+    assert text_of(first) == expected(prompt(1))
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    worker, _ = compose.last_placement()
+    computed_it = compose.container_of(worker)
+    compose.docker("stop", computed_it.name)
+    try:
+        compose.until(lambda: worker not in compose.live())
+        again = compose.complete(prompt(1), N_NEW)
+        assert compose.last_placement()[0] != worker
+        assert text_of(again) == text_of(first)
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 640
+    finally:
+        compose.docker("start", computed_it.name)
+    compose.until(lambda: worker in compose.live())
+
+
+@contextmanager
+def answer_begun(compose: Any, tokens: list[int], n_new: int) -> Iterator[Callable[[], str]]:
+    """A streamed completion whose first tokens have come; the callable waits for the rest."""
+    begun = threading.Event()
+
+    def read() -> str:
+        body = {"model": "demo", "prompt": tokens, "max_tokens": n_new, "temperature": 0}
+        client = OpenAI(base_url=f"{compose.urls[0]}/v1", api_key="none", max_retries=0)
+        pieces = []
+        for chunk in client.completions.create(stream=True, timeout=240, **body):  # type: ignore[call-overload]
+            pieces.append(chunk.choices[0].text if chunk.choices else "")
+            if len(pieces) == 3:
+                begun.set()
+        return "".join(pieces)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(read)
+        assert begun.wait(120) or answer.result(1) is None
+        yield lambda: answer.result(timeout=300)
+
+
+def test_a_killed_worker_costs_no_token_and_is_replaced(
+    compose: Any, expected: Callable[..., str]
+) -> None:
+    with answer_begun(compose, prompt(2), 120) as rest:
+        _, worker = compose.last_placement()
+        decode = compose.container_of(worker)
+        os.kill(decode.pid, signal.SIGKILL)
+        assert rest() == expected(prompt(2), 120)
+    assert decode.inspect()["RestartCount"] == 1
+    compose.until(lambda: worker in compose.live())
+
+
+def test_a_decode_worker_cut_off_the_network_costs_no_token(
+    compose: Any, expected: Callable[..., str]
+) -> None:
+    with answer_begun(compose, prompt(3), 120) as rest:
+        _, worker = compose.last_placement()
+        decode = compose.container_of(worker)
+        networks = [f"{compose.project}_{name}" for name in ("control", "payload")]
+        addresses = {
+            n: decode.inspect()["NetworkSettings"]["Networks"][n]["IPAddress"] for n in networks
+        }
+        for network in networks:
+            compose.docker("network", "disconnect", network, decode.name)
+        try:
+            assert rest() == expected(prompt(3), 120)
+            compose.until(lambda: worker not in compose.live())
+        finally:
+            for network in networks:
+                # Back at the address that it told its peers.
+                compose.docker(
+                    *("network", "connect", "--ip", addresses[network], network, decode.name)
+                )
+    compose.until(lambda: worker in compose.live())
+
+
+def test_requests_are_served_while_redis_is_cut_off(
+    compose: Any, expected: Callable[..., str]
+) -> None:
+    redis = compose.containers("redis")[0]
+    before, network = compose.live(), f"{compose.project}_control"
+    compose.docker("network", "disconnect", network, redis.name)
+    try:
+        # Longer than the leases of the workers' records.
+        until = time.monotonic() + 15
+        while time.monotonic() < until:
+            assert text_of(compose.complete(prompt(4), N_NEW)) == expected(prompt(4))
+        assert compose.live() == before
+    finally:
+        compose.docker("network", "connect", "--alias", "redis", network, redis.name)
+    compose.docker("restart", compose.containers("prefill")[0].name)
+    compose.until(lambda: compose.live() == before)
+    assert text_of(compose.complete(prompt(5), N_NEW)) == expected(prompt(5))
+
+
+def test_a_kvstore_that_hangs_costs_its_cache_and_nothing_else(
+    compose: Any, expected: Callable[..., str]
+) -> None:
+    assert text_of(compose.complete(prompt(6), N_NEW)) == expected(prompt(6))
+    kvstores = [compose.containers(name)[0] for name in ("kvstore-0", "kvstore-1")]
+    for kvstore in kvstores:
+        compose.docker("pause", kvstore.name)
+    try:
+        assert text_of(compose.complete(prompt(6), N_NEW)) == expected(prompt(6))
+    finally:
+        for kvstore in kvstores:
+            compose.docker("unpause", kvstore.name)
+    compose.until(lambda: {"kvstore-0", "kvstore-1"} <= compose.live())
+
+
+def test_more_prefill_workers_join_when_asked_for(compose: Any) -> None:
+    compose.up("--no-recreate", "--scale", "prefill=3")
+    joined = {c.worker_id for c in compose.containers("prefill")}
+    assert len(joined) == 3
+    compose.until(lambda: joined <= compose.live())
+    compose.up("--no-recreate", "--scale", "prefill=2", "--scale", "conductor=2")
+    assert len(compose.urls) == 2
+
+
+def test_every_service_restarts_under_load_without_a_failed_request(
+    compose: Any, expected: Callable[..., str]
+) -> None:
+    compose.up("--no-recreate", "--scale", "conductor=2")
+    urls, stop = compose.urls, threading.Event()
+    wanted = {seed: expected(prompt(seed, 200)) for seed in range(20, 24)}
+    answered = itertools.count()
+
+    def ask_until_stopped(first: int) -> None:
+        """As clients do: another conductor is asked when one is not there or going away."""
+        for turn in itertools.count(first):
+            if stop.is_set():
+                return
+            seed = 20 + turn % 4
+            body = {"model": "demo", "prompt": prompt(seed, 200), "max_tokens": N_NEW}
+            for url in itertools.islice(itertools.cycle(urls), turn % 2, turn % 2 + 40):
+                try:
+                    answer = httpx.post(
+                        f"{url}/v1/completions", json={**body, "temperature": 0}, timeout=240
+                    )
+                except httpx.ConnectError:
+                    time.sleep(0.25)
+                    continue
+                if answer.status_code != 503:
+                    break
+                time.sleep(0.25)
+            assert answer.status_code == 200, answer.text
+            assert text_of(answer.json()) == wanted[seed]
+            next(answered)
+
+    with ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(ask_until_stopped, first) for first in range(3)]
+        try:
+            for role in ROLES:
+                for container in compose.containers(role):
+                    compose.docker("restart", "--time", "60", container.name)
+                    compose.until(lambda container=container: container.is_healthy)
+                    for client in clients:
+                        assert client.running(), client.result(1)
+        finally:
+            stop.set()
+        for client in clients:
+            client.result(timeout=300)
+    print(f"{next(answered)} requests answered while every container was restarted")
+
+
+def test_nothing_is_left_when_it_is_taken_down(compose: Any) -> None:
+    compose("down", "--volumes", "--remove-orphans")
+    label = f"label=com.docker.compose.project={compose.project}"
+    assert compose.docker("ps", "-aq", "--filter", label) == ""
+    assert compose.docker("volume", "ls", "-q", "--filter", label) == ""
+    assert compose.docker("network", "ls", "-q", "--filter", label) == ""
