@@ -194,6 +194,7 @@ def test_a_kvstore_that_hangs_costs_its_cache_and_nothing_else(
         for kvstore in kvstores:
             compose.docker("unpause", kvstore.name)
     compose.until(lambda: {"kvstore-0", "kvstore-1"} <= compose.live())
+    compose.until(lambda: all(kvstore.is_healthy for kvstore in kvstores))
 
 
 def test_more_prefill_workers_join_when_asked_for(compose: Any) -> None:

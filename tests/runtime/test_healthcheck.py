@@ -18,7 +18,7 @@ def status(tmp_path: Path) -> Path:
 
 class _Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/ready" else 503)
+        self.send_response(200 if self.path in ("/ready", "/health") else 503)
         self.end_headers()
         self.wfile.write(b"no decode worker")
 
@@ -63,3 +63,11 @@ def test_a_url_must_answer_too(status: Path, url: str) -> None:
     assert ailment(environment, f"{url}/ready") is None
     assert ailment(environment, f"{url}/other") == f"{url}/other answers 503: no decode worker"
     assert "does not answer" in (ailment(environment, "http://127.0.0.1:9/ready") or "")
+
+
+def test_the_service_is_asked_where_it_says(status: Path, url: str) -> None:
+    environment = {STATUS_FILE: str(status)}
+    status.write_text(json.dumps({"stage": "ready", "operators": url}))
+    assert ailment(environment) is None
+    status.write_text(json.dumps({"stage": "ready", "operators": f"{url}/stuck"}))
+    assert ailment(environment) == f"{url}/stuck/health answers 503: no decode worker"

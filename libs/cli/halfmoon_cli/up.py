@@ -92,7 +92,7 @@ def _table(cluster: Cluster, elapsed_s: float) -> Table:
         table.add_column(column, no_wrap=True)
     for name, process in cluster.processes.items():
         stage = process.stage if process.exit_code is None else "stopped"
-        hidden = {"stage", "pid", "worker_id", "service", "time"}
+        hidden = {"stage", "pid", "worker_id", "service", "time", "operators"}
         details = ", ".join(f"{k}={v}" for k, v in process.status.items() if k not in hidden)
         table.add_row(name, Text(stage, _STYLES.get(stage, "yellow")), Text(details, "dim"))
     return table

@@ -1,8 +1,9 @@
 """``python -m halfmoon_runtime.healthcheck [URL]``: status 0 if the service here is well.
 
 For a container's health check. It reads the progress that the service writes (see
-`halfmoon_runtime.lifecycle:announce`), and asks the URL too, if there is one. It runs every few
-seconds in every container, so it imports next to nothing.
+`halfmoon_runtime.lifecycle:announce`), and then asks the URL, or else the service's `/health`,
+which its event loop answers. It runs every few seconds in every container, so it imports next to
+nothing.
 """
 
 import json
@@ -21,18 +22,20 @@ def ailment(environment: dict[str, str], url: str | None = None) -> str | None:
 
     Args:
         environment: where `STATUS_FILE` names the file.
-        url: what must answer 200, if anything must.
+        url: what must answer 200; None: `/health` where the service said that it is, if it did.
     """
     path = environment.get(STATUS_FILE)
     if not path:
         return f"{STATUS_FILE} is not set, so nothing is known of the service"
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (pathlib takes longer to import than this)
-            stage = json.load(file).get("stage")
+            status = json.load(file)
+        stage, operators = status.get("stage"), status.get("operators")
     except (OSError, ValueError, AttributeError) as error:
         return f"{path} can't be read: {error}"
     if stage not in WELL:
         return f"the service is {stage}"
+    url = url or (f"{operators}/health" if operators else None)
     return _no_answer(url) if url else None
 
 

@@ -65,6 +65,8 @@ class Service:
         self._tasks = tasks
         #: What operators ask by HTTP; None where settings turn it off.
         self.http = http
+        #: Where they ask it, once it listens.
+        self.operators: str | None = None
         self._spawned: set[asyncio.Task[Any]] = set()
         self._ready = False
         #: Set at the first signal. Main then finishes what it has and returns.
@@ -80,8 +82,9 @@ class Service:
         self._ready = True
 
     def announce(self, stage: str, **fields: object) -> None:
-        """See the function `announce`."""
-        announce(stage, **fields)
+        """See the function `announce`; says where operators are answered, too."""
+        where = {} if self.operators is None else {"operators": self.operators}
+        announce(stage, **where, **fields)
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, Any], name: str | None = None
@@ -216,7 +219,8 @@ class _Run:
         )
         service = Service(tasks, http)
         http.start(settings.metrics_port, settings.host)
-        _log.info("metrics", url=f"{http.url(settings.host)}/metrics")
+        service.operators = http.url(settings.host)
+        _log.info("metrics", url=f"{service.operators}/metrics")
         return service
 
     def _announce(self, stage: str, **fields: object) -> None:
