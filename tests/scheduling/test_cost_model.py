@@ -44,6 +44,37 @@ def test_prefills_that_share_a_pass_are_as_fast_as_they_are_together() -> None:
     assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(before, rel=0.15)
 
 
+def test_a_long_prefill_says_more_than_a_short_one() -> None:
+    costs = CostModel()
+    cost = PrefillCost(c0_s=0.0, c1_s=1.0, c2_s=0.0)
+    costs.observe_prefill(P, cost, 2, 0, 4.0)
+    # Means of what was seen and of what was predicted, a tenth of each new.
+    assert costs.prefill_s(P, cost, 100, 0) == pytest.approx(100 * 2.2 / 2.0)
+    costs.observe_prefill(P, cost, 20, 0, 20.0)
+    assert costs.prefill_s(P, cost, 100, 0) == pytest.approx(100 * 3.98 / 3.8)
+
+
+def test_one_odd_prefill_does_not_decide_for_long() -> None:
+    costs = CostModel()
+    before = costs.prefill_s(P, COST, 10, 0)
+    costs.observe_prefill(P, COST, 10, 0, 1000 * before)
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(before * (0.9 + 0.1 * MAX_SCALE))
+
+
+def test_steps_move_towards_what_is_seen_of_them() -> None:
+    costs = CostModel()
+    cost = DecodeCost(d0_s=0.01, d1_s=0.002, d2_s=0.0001)
+    assert costs.per_token_s(D, cost) == 0.0001
+    costs.observe_step(D, cost, 3, 100, 0.0)  # no step yet: says nothing
+    assert costs.step_s(D, cost, 3, 100) == pytest.approx(0.026)
+    costs.observe_step(D, cost, 3, 100, 0.052)  # twice as long
+    assert costs.step_s(D, cost, 3, 100) == pytest.approx(1.2 * 0.026)
+    assert costs.step_s(D, cost, 5, 10) == pytest.approx(1.2 * 0.021)
+    assert costs.per_token_s(D, cost) == pytest.approx(1.2 * 0.0001)
+    costs.forget(D)
+    assert costs.step_s(D, cost, 3, 100) == pytest.approx(0.026)
+
+
 @pytest.mark.parametrize(("factor", "scale"), [(1e6, MAX_SCALE), (1e-6, MIN_SCALE)])
 def test_corrections_are_bounded(factor: float, scale: float) -> None:
     costs = CostModel()

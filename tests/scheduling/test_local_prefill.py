@@ -42,11 +42,16 @@ def test_a_rest_that_would_keep_the_others_waiting_too_long_is_not() -> None:
     assert chosen(replace(D0, n_cached=92)) is None  # 80 ms of computing
     assert chosen(D0, tbt_slo_s=0.07) is None
     assert chosen(replace(D0, step_with_s=0.11)) is None
+    assert chosen(replace(D0, step_with_s=0.1)) is not None  # the limit itself is kept
 
 
 def test_what_needs_several_chunks_or_more_pages_than_are_free_is_not() -> None:
     assert chosen(D0, chunk_tokens=3) is None
     assert chosen(D0, n_pages=11) is None
+    fits = replace(D0, worker_id=WorkerId("decode-1"), free_pages=11)
+    local = chosen(D0, fits, n_pages=11)
+    assert local is not None
+    assert local.worker_id == "decode-1"
 
 
 def test_the_prefill_pool_does_it_when_it_is_faster() -> None:

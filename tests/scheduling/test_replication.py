@@ -16,6 +16,7 @@ from halfmoon_protocol.messages import (
     KvstoreRefused,
     ReplicateBlocks,
 )
+from halfmoon_scheduling import replication
 from halfmoon_scheduling.commands import Send
 from halfmoon_scheduling.conductor import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
@@ -179,8 +180,16 @@ def test_copies_that_have_become_cold_are_dropped_children_first() -> None:
     cache.use(3, times=5, now=0.0)
     cache.copied(copy_of(cache.plan(1.0)))
     assert cache.plan(100.0) == []  # two and a half uses
+    assert cache.plan(200.0) == []  # one and a quarter
     assert cache.plan(300.0) == [Drop(K2, tuple(reversed(BLOCKS[:3])))]
     assert cache.plan(301.0) == []
+
+
+def test_what_is_hot_but_held_by_nobody_any_more_is_not_copied() -> None:
+    cache = Cache()
+    cache.use(3, times=5, now=0.0)
+    cache.index.drop(K0)
+    assert cache.plan(1.0) == []
 
 
 def test_the_last_holder_keeps_what_is_cold() -> None:
@@ -196,6 +205,20 @@ def test_hot_prefixes_without_end_take_no_memory_without_end() -> None:
     for i in range(MAX_PREFIXES + 50):
         replicator.used([BlockHash(i.to_bytes(16, "big"))], (1,), 1, 0.0)
     replicator.check()
+
+
+def test_of_too_many_blocks_the_ones_unused_longest_are_counted_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replication, "MAX_COUNTED", 3)
+    cache = Cache()
+    cache.use(1, times=4)
+    for i in (3, 4):
+        cache.replicator.used(BLOCKS[i : i + 1], (i,), 1, 0.0)
+    cache.use(1)
+    cache.replicator.used(BLOCKS[5:6], (5,), 1, 0.0)  # pushes out the fourth, not the first
+    cache.replicator.check()
+    assert copy_of(cache.plan(1.0)).hashes == (BLOCKS[0],)
 
 
 # -- through the whole core ----------------------------------------------------------------------

@@ -38,6 +38,10 @@ def test_decode_gets_one_too() -> None:
         RolePolicy(LIMITS), loads("prefill", 0.1, 0.2), loads("decode", 0.9), 0, 100
     )
     assert (change.worker_id, change.to) == ("prefill-0", "decode")
+    ((_, change),) = watch(
+        RolePolicy(LIMITS), loads("prefill", 0.2, 0.1), loads("decode", 0.9, 0.9), 0, 100
+    )
+    assert (change.worker_id, change.to) == ("prefill-1", "decode")
 
 
 def test_a_short_peak_changes_nothing() -> None:
@@ -61,6 +65,12 @@ def test_after_a_change_there_is_a_rest() -> None:
     policy = RolePolicy(LIMITS)
     found = watch(policy, loads("prefill", 1.2, 1.2), loads("decode", 0.1, 0.1, 0.1), 0, 800)
     assert [at_s for at_s, _ in found] == [60, 360, 660]
+
+
+def test_after_a_change_the_imbalance_must_last_anew() -> None:
+    policy = RolePolicy(RoleLimits(lasting_s=60.0, rest_s=10.0))
+    found = watch(policy, loads("prefill", 1.2, 1.2), loads("decode", 0.1, 0.1, 0.1), 0, 200)
+    assert [at_s for at_s, _ in found] == [60, 120, 180]
 
 
 def test_a_side_keeps_its_last_worker() -> None:

@@ -169,6 +169,36 @@ def test_a_lease_on_blocks_of_both_tiers_is_answered_when_all_are_in_memory() ->
     world.check()
 
 
+def test_a_lease_is_let_go_once_whether_it_waits_or_is_held() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    held, waiting = world.lease("ab"), world.lease("abcdef")
+    assert world.answer(held) is not None
+    assert world.answer(waiting) is None
+    for ticket in (held, waiting):
+        assert world.tiers.release(ME, ticket, world.now)
+        assert not world.tiers.release(ME, ticket, world.now)
+    world.heed()
+    world.settle()
+    assert world.answer(waiting) is None
+    world.check()
+
+
+def test_a_client_that_is_forgotten_takes_only_its_own_leases_along() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    mine = world.lease("abcdef")
+    world.tiers.lease("another", mine, chain("abcdef"), world.now)
+    world.heed()
+    world.tiers.forget_owner("another")
+    world.settle()
+    assert world.answer(mine) is not None
+    assert ("another", mine) not in world.answers
+    world.check()
+
+
 def test_a_lease_does_not_wait_longer_than_it_may_and_gets_the_prefix_that_has_come() -> None:
     world = World(8, 8)
     world.put("abcdefgh")

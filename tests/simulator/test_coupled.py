@@ -3,9 +3,11 @@
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halfmoon_protocol.messages import DecodeCost
 from halfmoon_simulator.coupled import CoupledSpec, CoupledWorld
 from halfmoon_simulator.results import RunResult
 from halfmoon_simulator.testing import an_ask, tiny_costs
@@ -26,6 +28,19 @@ def test_one_request_by_hand() -> None:
     # 1 s and 10 ms a token; no messages; two steps of a second.
     assert (record.ttft_s, record.ended_s) == (2.0, 4.0)
     assert record.intervals.runs == ((1, 1.0), (1, 1.0))
+
+
+def test_a_request_of_one_token_ends_with_its_prefill() -> None:
+    (record,) = audited(an_ask(n_input=100, n_output=1))[0].records
+    assert (record.outcome, record.ttft_s, record.ended_s) == ("finished", 2.0, 2.0)
+
+
+def test_steps_grow_with_the_context() -> None:
+    costs = tiny_costs(decode=DecodeCost(d0_s=1.0, d1_s=0.5, d2_s=0.01))
+    world = CoupledWorld(CoupledSpec(n_instances=1, block_tokens=16), costs, [an_ask(n_output=4)])
+    (record,) = world.run().records
+    # 2 s of prefill; steps attend to 101, 102 and 103 tokens.
+    assert record.ended_s == pytest.approx(2.0 + 3 * 1.5 + 1.01 + 1.02 + 1.03)
 
 
 def test_a_prompt_that_comes_stalls_those_who_decode() -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from halfmoon_simulator import traces
-from halfmoon_simulator.traces import BadTrace, KnownTrace, describe, identify, read_trace
+from halfmoon_simulator.traces import (
+    BadTrace,
+    KnownTrace,
+    TraceRequest,
+    describe,
+    identify,
+    read_trace,
+    statistics,
+)
 
 GOOD = {"timestamp": 0, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1, 2]}
 
@@ -103,3 +111,17 @@ def test_a_published_file_is_recognised_by_its_bytes(
     path.write_bytes(data + b"\n")
     assert identify(path) is None
     assert "NOT the published file" in describe(path)
+    assert describe(path.rename(tmp_path / "mine.jsonl")) == "mine.jsonl: a trace of your own"
+
+
+def test_statistics_are_means_and_the_share_of_blocks_seen_before() -> None:
+    requests = [
+        TraceRequest(0.0, 20, 2, (0, 1)),
+        TraceRequest(6.0, 30, 4, (0, 2)),
+        TraceRequest(90.0, 10, 9, (3,), "s"),  # a delay, not a time
+    ]
+    facts = statistics(requests)
+    assert (facts.n_requests, facts.duration_s) == (3, 6.0)
+    assert (facts.mean_input, facts.mean_output) == (20.0, 5.0)
+    assert facts.reuse == pytest.approx(1 / 5)
+    assert statistics([TraceRequest(0.0, 1, 1, ())]).reuse == 0.0

@@ -1,0 +1,156 @@
+"""A simulated decode worker alone, told things at chosen moments. A step takes a second."""
+
+from typing import Any
+
+import pytest
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    Cancel,
+    DecodeCost,
+    DecodeFailed,
+    DecodeReserved,
+    ReserveDecode,
+    StartDecode,
+)
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_simulator.agenda import Agenda
+from halfmoon_simulator.cluster_spec import ClusterSpec
+from halfmoon_simulator.decode import SimDecode
+from halfmoon_simulator.intervals import Intervals
+from halfmoon_simulator.prefill import STOP
+from halfmoon_simulator.testing import tiny_costs
+
+D0 = WorkerId("decode-0")
+A, B = RequestId("a"), RequestId("b")
+N_PAGES = 20
+STOPPING = Stopping(max_new_tokens=40, stop_token_ids=(STOP,))
+
+
+class Bench:
+    """The worker, its clock, and what it said."""
+
+    def __init__(self, n_output: int = 5, decode: DecodeCost | None = None, **spec: Any) -> None:
+        self.agenda = Agenda()
+        self.said: list[tuple[WorkerId, AnyMessage]] = []
+        self.finished: dict[RequestId, float] = {}
+        costs = tiny_costs() if decode is None else tiny_costs(decode=decode)
+        self.worker = SimDecode(
+            D0,
+            "host-d0",
+            ClusterSpec(block_tokens=16, n_pages=N_PAGES, **spec),
+            costs,
+            self.agenda,
+            n_output=lambda _: n_output,
+            answer=lambda worker_id, message: self.said.append((worker_id, message)),
+            finished=self._finish,
+            interrupted=lambda request_id, n_tokens, intervals: None,
+        )
+
+    def _finish(self, request_id: RequestId, intervals: Intervals) -> None:
+        self.finished[request_id] = self.agenda.now
+
+    def tell(self, at_s: float, message: AnyMessage) -> None:
+        self.agenda.at(at_s, self.worker.receive, message)
+
+    def reserve(self, request_id: RequestId, at_s: float = 0.0) -> None:
+        self.tell(at_s, ReserveDecode(request_id=request_id, n_tokens=20, stopping=STOPPING))
+
+    def decode(self, request_id: RequestId, at_s: float = 0.0) -> None:
+        self.reserve(request_id, at_s)
+        start = StartDecode(
+            request_id=request_id,
+            first_token=0,
+            sampling=Sampling(temperature=0.0),
+            stopping=STOPPING,
+            n_prompt=20,
+        )
+        self.tell(at_s, start)
+
+    def run_until(self, at_s: float) -> None:
+        """All that happens up to then, and at that very moment."""
+        reached: list[bool] = []
+        self.agenda.at(at_s + 1e-6, reached.append, True)
+        while not reached:
+            assert self.agenda.step()
+            self.worker.check()
+
+
+def test_a_request_that_comes_as_a_step_begins_waits_for_its_end() -> None:
+    bench = Bench(n_output=3)
+    bench.decode(A)
+    bench.decode(B)
+    bench.run_until(9.0)
+    assert bench.finished == {A: 2.0, B: 3.0}
+
+
+def test_who_is_cancelled_while_decoding_leaves_with_the_step_under_way() -> None:
+    bench = Bench(n_output=9)
+    bench.decode(A)
+    bench.decode(B)
+    bench.tell(2.5, Cancel(request_id=A))
+    bench.run_until(2.9)
+    assert bench.worker.load().n_running == 2
+    bench.run_until(3.0)
+    assert bench.worker.load().n_running == 1
+    assert bench.worker.load().free_pages == N_PAGES - 2
+    bench.run_until(9.0)
+    assert bench.finished == {B: 9.0}
+    assert bench.worker.load().free_pages == N_PAGES
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_the_pages_of_a_landing_in_doubt_rest_for_a_while(in_doubt: bool) -> None:
+    bench = Bench(quarantine_s=2.0)
+    bench.reserve(A)
+    bench.tell(1.0, Cancel(request_id=A, landing_in_doubt=in_doubt))
+    bench.run_until(2.9)
+    bench.worker.expire()
+    assert bench.worker.load().free_pages == N_PAGES - 2 * in_doubt
+    bench.run_until(3.0)
+    bench.worker.expire()
+    assert bench.worker.load().free_pages == N_PAGES
+
+
+def test_who_is_cancelled_before_its_start_took_effect_is_not_decoded() -> None:
+    bench = Bench()
+    bench.decode(A)
+    bench.decode(B, 1.2)
+    bench.tell(1.5, Cancel(request_id=B))
+    bench.run_until(9.0)
+    assert bench.finished == {A: 4.0}
+    assert [type(message) for _, message in bench.said] == [DecodeReserved, DecodeReserved]
+
+
+def test_a_landing_that_nobody_starts_in_time_is_given_up_and_said_so() -> None:
+    bench = Bench(landing_ttl_s=3.0)
+    bench.reserve(A)
+    bench.run_until(3.0)
+    bench.worker.expire()
+    (worker_id, message) = bench.said[-1]
+    assert worker_id == D0
+    assert isinstance(message, DecodeFailed)
+    assert (message.request_id, message.retryable) == (A, True)
+    assert bench.worker.load().free_pages == N_PAGES
+
+
+def test_reported_steps_are_a_running_mean_of_those_of_late() -> None:
+    bench = Bench(n_output=9, decode=DecodeCost(d0_s=1.0, d1_s=1.0, d2_s=0.0))
+    assert (bench.worker.load().step_s, bench.worker.step_s) == (0.0, 0.0)
+    bench.decode(A)
+    bench.decode(B, 3.0)
+    bench.run_until(4.0)
+    assert (bench.worker.load().step_s, bench.worker.step_s) == (2.0, 3.0)
+    bench.run_until(19.0)  # five steps of both; with the next one the first is over
+    assert bench.worker.load().step_s == pytest.approx(2.0 + (1 - 0.8**5) * 1.0)
+    assert (bench.worker.busy_s, bench.worker.n_steps) == (19.0, 7)
+
+
+def test_a_load_counts_the_context_of_steps_that_are_over() -> None:
+    bench = Bench(n_output=9)
+    bench.decode(A)
+    bench.run_until(0.5)
+    assert bench.worker.load().context_tokens == 21
+    bench.run_until(2.5)
+    assert bench.worker.load().context_tokens == 23
