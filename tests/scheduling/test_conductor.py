@@ -244,6 +244,38 @@ def test_prefill_is_told_where_the_cached_prefix_is_and_where_to_store() -> None
     assert start.store_in == KvstoreAddress(K0, 1, "memory://kvstore-0/commands")
 
 
+def test_prefill_is_told_of_further_kvstores_that_hold_as_much_nearest_first() -> None:
+    core = Core("decode-0", *(f"kvstore-{i}" for i in range(5)))
+    core.join("prefill-0", host="near", home_kvstore="kvstore-4")
+    core.join("kvstore-3", host="near")
+    request = a_request(n_tokens=100)
+    for name, n_blocks in (("kvstore-0", 5), ("kvstore-1", 4), ("kvstore-2", 5), ("kvstore-3", 5)):
+        core.hold(name, request, n_blocks)
+    cached = start_prefill(core, n_tokens=100).cached
+    assert cached is not None and cached.n_blocks == 5
+    assert cached.kvstore.worker_id == "kvstore-3"
+    assert [replica.worker_id for replica in cached.replicas] == ["kvstore-0", "kvstore-2"]
+
+
+def test_a_kvstore_that_failed_a_request_is_not_named_to_its_next_try() -> None:
+    core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1", "kvstore-2")
+    core.join("prefill-0", home_kvstore="kvstore-2")
+    request = a_request(n_tokens=100)
+    for name in ("kvstore-0", "kvstore-1"):
+        core.hold(name, request, 5)
+    first = start_prefill(core, n_tokens=100).cached
+    assert first is not None
+    [second] = first.replicas
+    failed = PrefillFailed(
+        request_id=R1, reason="damaged", retryable=True, culprit=first.kvstore.worker_id
+    )
+    core.hear("prefill-0", failed)
+    core.hold(first.kvstore.worker_id, request, 5)  # it still says so
+    core.arrive(retry_id(R1, 2), n_tokens=100, attempt=2)
+    again = message_to(core.reserved(rid=retry_id(R1, 2)), P0).cached
+    assert again == CachedPrefix(second, 5)
+
+
 def test_a_source_that_is_lost_before_prefill_starts_is_not_named() -> None:
     core = Core("prefill-0", "decode-0", "kvstore-0", "kvstore-1")
     core.hold("kvstore-1", a_request(n_tokens=100), 5)

@@ -61,6 +61,7 @@ SCORED_SAMPLING = Sampling(logit_bias=((7, -4.0),), logprobs=2, prompt_logprobs=
 STOPPING = Stopping(max_new_tokens=32, stop_token_ids=(2,))
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=11)
 KVSTORE = KvstoreAddress(WorkerId("kvstore-0"), 2, "tcp://127.0.0.1:7301")
+REPLICA = KvstoreAddress(WorkerId("kvstore-1"), 1, "tcp://127.0.0.1:7303")
 WORKER = WorkerInfo(
     worker_id=WorkerId("prefill-0"),
     role="prefill",
@@ -109,7 +110,7 @@ EXAMPLES: tuple[Message, ...] = (
         landing_expires_s=115.0,
         sampling=SAMPLING,
         stopping=STOPPING,
-        cached=CachedPrefix(KVSTORE, 1),
+        cached=CachedPrefix(KVSTORE, 1, (REPLICA,)),
         store_in=KVSTORE,
         priority=2,
     ),

@@ -6,11 +6,12 @@ that does not answer is done without: blocks are then computed, not kept, or not
 
 import asyncio
 import itertools
+from collections import defaultdict
 from typing import TypeVar
 
 import structlog
 
-from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
@@ -40,12 +41,20 @@ _Answer = TypeVar(
 
 
 class KvstoreUnavailable(Exception):
-    """It did not answer in time, refused, or is gone: the text says which and why."""
+    """It did not answer in time, refused, or is gone: the text says which and why.
+
+    KvstoreUnavailable
+    └── KvstoreDeclined   it answered, and said no
+    """
 
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
         #: Seconds after which it says that another try may help; 0: it does not say so.
         self.retry_after_s = retry_after_s
+
+
+class KvstoreDeclined(KvstoreUnavailable):
+    """It is well and won't, or can't: the text is its reason."""
 
 
 class KvstoreClient:
@@ -162,8 +171,8 @@ class KvstoreClient:
         if isinstance(answer, kind):
             return answer
         if isinstance(answer, KvstoreRefused):
-            raise KvstoreUnavailable(f"{self.name}: {answer.reason}", answer.retry_after_s)
-        raise KvstoreUnavailable(f"{self.name}: answered {answer!r}")
+            raise KvstoreDeclined(f"{self.name}: {answer.reason}", answer.retry_after_s)
+        raise KvstoreUnavailable(f"{self.name} answered {answer!r}")
 
     async def _tell(self, message: Message) -> None:
         try:
@@ -196,15 +205,25 @@ class Kvstores:
         self._network = network
         self._timeout_s = timeout_s
         self._clients: dict[KvstoreAddress, KvstoreClient] = {}
-        self._dialling = asyncio.Lock()
+        #: Held while one kvstore is dialled, by its name: one that hangs keeps nobody from others.
+        self._dialling: defaultdict[WorkerId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def at(self, address: KvstoreAddress) -> KvstoreClient:
         """The client for this kvstore, connected.
 
         Raises:
-            KvstoreUnavailable: it can't be reached.
+            KvstoreUnavailable: it can't be reached, or not in time.
         """
-        async with self._dialling:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._connected(address)
+        except TimeoutError:
+            raise KvstoreUnavailable(
+                f"{address.worker_id} is not connected in {self._timeout_s} s"
+            ) from None
+
+    async def _connected(self, address: KvstoreAddress) -> KvstoreClient:
+        async with self._dialling[address.worker_id]:
             client = self._clients.get(address)
             if client is not None and client.alive:
                 return client

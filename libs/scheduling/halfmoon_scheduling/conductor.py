@@ -223,8 +223,9 @@ class Conductor:
         tracked.phase = Phase.PREFILLING
         self._requests.deadlines.set(tracked, now + self.config.request_timeout_s)
         cached = None
-        if chosen.source is not None and chosen.source in self.cluster:
-            cached = CachedPrefix(self.cluster.address(chosen.source), chosen.n_blocks)
+        if sources := self._placer.sources(tracked.placement, request):
+            first, *others = map(self.cluster.address, sources)
+            cached = CachedPrefix(first, chosen.n_blocks, tuple(others))
         home = self._placer.store_for(request_id, chosen.worker_id)
         message_out = StartPrefill(
             request_id=request_id,

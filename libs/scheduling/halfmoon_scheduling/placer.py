@@ -6,6 +6,7 @@ worker here. The choice itself is `placement.place`, a plain function.
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from itertools import islice
 
 from halfmoon_protocol.ids import RequestId, WorkerId, origin
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
@@ -22,6 +23,9 @@ from halfmoon_scheduling.prefix_index import PrefixIndex
 LEAST_TTFT: tuple[PlacementMode, ...] = ("cache_aware", "kvcache_centric", "min_ttft")
 #: Requests whose failing workers are remembered at the most.
 MAX_AVOIDED = 1024
+#: Further kvstores that a reader is told of, and holders that are looked at to choose them.
+MAX_REPLICAS = 3
+MAX_LOOKED_AT = 16
 
 
 class Placer:
@@ -101,6 +105,29 @@ class Placer:
             )
         return placement, job
 
+    def sources(self, placement: Placement, request: Request) -> list[WorkerId]:
+        """Where its prefill worker may read the cached prefix, nearest first; perhaps nowhere.
+
+        All hold as much of it as placement counts on: that of a block is held with those before
+        it. The one that placement chose is the first of those equally near.
+        """
+        chosen = placement.chosen
+        reader = self._cluster.get(chosen.worker_id)
+        if chosen.source is None or reader is None:
+            return []
+        avoided = self._avoided.get(origin(request.request_id), ())
+        held = self._index.holders(request.block_hashes[chosen.n_blocks - 1])
+        transfers = self._cluster.transfers
+        ranked: list[tuple[bool, bool, int, WorkerId]] = []
+        for kvstore in (chosen.source, *islice(held, MAX_LOOKED_AT)):
+            info = self._cluster.get(kvstore)
+            is_second = kvstore == chosen.source and bool(ranked)
+            if info is None or is_second or kvstore in avoided:
+                continue
+            n_active = transfers.get(kvstore, 0)
+            ranked.append((info.host != reader.host, kvstore != chosen.source, n_active, kvstore))
+        return [kvstore for *_, kvstore in sorted(ranked)[: 1 + MAX_REPLICAS]]
+
     def store_for(self, request_id: RequestId, prefill: WorkerId) -> WorkerId | None:
         """The kvstore that a live prefill worker is to keep this request's blocks in."""
         home = self._cluster.home_of(prefill)
@@ -126,6 +153,8 @@ class Placer:
                     self._cluster.prefills.busy_s(chosen.worker_id, request.request_id, now),
                 ),
             )
+        if done.fetched_from not in (None, chosen.source):
+            return  # another path, at a time when something was wrong
         if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
             others = max(0, self._cluster.transfers.get(chosen.source, 0) - 1)
             self._costs.observe_transfer(

@@ -46,6 +46,10 @@ class PrefixIndex:
         """How many hold this block."""
         return self._holders.get(block, 0).bit_count()
 
+    def holders(self, block: BlockHash) -> Iterator[WorkerId]:
+        """Those that hold this block; hold it no longer than until the index changes."""
+        return self._members(self._holders.get(block, 0))
+
     def stored(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
         """The worker holds these now; again is fine."""
         bit = 1 << self._slot(worker)

@@ -19,14 +19,17 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksLeased,
+    BlocksReplicated,
     BlocksReserved,
     BlocksSnapshot,
     CommitBlocks,
+    KvstoreAddress,
     KvstoreRefused,
     LeaseBlocks,
     Message,
     Place,
     ReleaseLease,
+    ReplicateBlocks,
     ReserveBlocks,
     SnapshotBlocks,
     WorkerInfo,
@@ -47,7 +50,15 @@ _ANSWER_S = 60.0
 
 
 class WrongBytes(Exception):
-    """A block that was leased has other bytes than were put, or another checksum."""
+    """A block that was leased has other bytes than were put, and nothing shows it."""
+
+    def __init__(self, block: BlockHash, what: str) -> None:
+        super().__init__(f"{what} of block {block.hex()}")
+        self.block = block
+
+
+class DamagedBytes(WrongBytes):
+    """A block that was leased has other bytes than its checksum says: its reader notices."""
 
 
 def content(block: BlockHash, n_bytes: int) -> bytes:
@@ -141,15 +152,16 @@ class BlockClient:
             committed = await self.ask(CommitBlocks(ticket, tuple(checksums)))
             assert isinstance(committed, BlocksCommitted), committed
             written += len(answer.places)
-            if not answer.places:
+            if not answer.not_stored:
                 return written
+            await asyncio.sleep(0.01)
         raise TimeoutError(f"{len(hashes)} blocks not stored in {n_tries} tries")
 
     async def get(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
         """Lease, read and verify the longest prefix that is there; which blocks it is.
 
         Raises:
-            WrongBytes: a block is not what was put.
+            WrongBytes: a block is not what was put; `DamagedBytes` if its checksum says so.
         """
         ticket = self._ticket()
         answer = await self.ask(LeaseBlocks(ticket, self.layout, tuple(hashes)))
@@ -166,13 +178,53 @@ class BlockClient:
                 for i, place in enumerate(places):
                     view = self._room.view[i * size : (i + 1) * size]
                     if xxhash.xxh3_64_intdigest(view) != place.checksum:
-                        raise WrongBytes(f"checksum of {place.hash.hex()}")
+                        raise DamagedBytes(place.hash, "checksum")
                     if view != content(place.hash, size):
-                        raise WrongBytes(f"content of {place.hash.hex()}")
+                        raise WrongBytes(place.hash, "content")
         finally:
             if answer.places:
                 await self._link.send(ReleaseLease(ticket))
         return [place.hash for place in answer.places]
+
+    async def leave(self, hashes: Sequence[BlockHash]) -> None:
+        """Lease these, and never say that the lease is over."""
+        await self.ask(LeaseBlocks(self._ticket(), self.layout, tuple(hashes)))
+
+    async def promise(self, hashes: Sequence[BlockHash], parent: BlockHash | None = None) -> None:
+        """Reserve room for these, and never write them."""
+        tokens = (0,) * len(hashes) * self.layout.block_size
+        await self.ask(ReserveBlocks(self._ticket(), self.layout, tuple(hashes), parent, tokens))
+
+    async def damage(self, hashes: Sequence[BlockHash]) -> None:
+        """Write over the bytes of stored blocks, as a client does that wakes up too late."""
+        ticket = self._ticket()
+        answer = await self.ask(LeaseBlocks(ticket, self.layout, tuple(hashes)))
+        assert isinstance(answer, BlocksLeased), answer
+        size = self.layout.block_bytes
+        self._room.view[:size] = b"\xff" * size
+        pieces = [
+            Piece(self._room.region, 0, answer.region, place.offset, size)
+            for place in answer.places
+        ]
+        if pieces:
+            await self._transfer.submit("write", pieces)
+        await self._link.send(ReleaseLease(ticket))
+
+    async def copy(self, source: WorkerInfo, hashes: Sequence[BlockHash]) -> int:
+        """Have this kvstore copy these from another one; how many of the first are here then.
+
+        Raises:
+            ValueError: it refuses; the text says why.
+        """
+        address = KvstoreAddress(source.worker_id, source.generation, source.commands)
+        tokens = (0,) * len(hashes) * self.layout.block_size
+        answer = await self.ask(
+            ReplicateBlocks(self._ticket(), address, self.layout, tuple(hashes), None, tokens)
+        )
+        if isinstance(answer, BlocksReplicated):
+            return answer.n_blocks
+        assert isinstance(answer, KvstoreRefused), answer
+        raise ValueError(answer.reason)
 
     async def stored(self) -> set[BlockHash]:
         """All blocks that the kvstore says it has."""

@@ -214,6 +214,7 @@ class KvstoreWorker:
             self._refuse(peer, put.ticket, str(error))
         else:
             self._puts[peer, put.ticket] = _Put(put, now + self._settings.reservation_ttl_s)
+            promised = {block for block, _ in reserved.places}
             answer = BlocksReserved(
                 ticket=put.ticket,
                 region=self.stock.region,
@@ -221,6 +222,9 @@ class KvstoreWorker:
                     Place(block, slot * put.layout.block_bytes) for block, slot in reserved.places
                 ),
                 expires_s=self._settings.reservation_ttl_s,
+                not_stored=tuple(
+                    block for block in put.hashes if block not in tiers and block not in promised
+                ),
             )
             self._outbox.answer(peer, answer)
         self.stock.heed()

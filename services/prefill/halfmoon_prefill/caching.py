@@ -10,12 +10,14 @@ from collections.abc import Sequence
 import structlog
 import xxhash
 
-from halfmoon_prefill.job import Job, Lease, Put
+from halfmoon_prefill.job import Job, Put
+from halfmoon_prefill.reading import PrefixRead
+from halfmoon_prefill.replicas import Replicas
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_runtime.clock import Clock
-from halfmoon_runtime.kvstores import Kvstores, KvstoreUnavailable
+from halfmoon_runtime.kvstores import KvstoreUnavailable
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.interface import TransferError
+from halfmoon_transfer.interface import Transfer, TransferError
 from halfmoon_transfer.regions import Memory
 
 log = structlog.get_logger()
@@ -30,17 +32,20 @@ class Caching:
 
     def __init__(
         self,
-        kvstores: Kvstores,
+        replicas: Replicas,
         transfer: TransferEngine,
         memory: Memory,
         layout: KvLayout,
         clock: Clock,
+        *,
+        patience_s: float,
     ) -> None:
-        self._kvstores = kvstores
+        self._replicas = replicas
         self._transfer = transfer
         self._memory = memory
         self._layout = layout
         self._clock = clock
+        self._patience_s = patience_s
 
     async def fetch(self, job: Job, most_tokens: int) -> None:
         """Lease the job's cached prefix and start reading it, layer by layer.
@@ -56,28 +61,56 @@ class Caching:
         hashes = job.start.block_hashes[:n_blocks]
         if not hashes:
             return
-        try:
-            kvstore = await self._kvstores.at(cached.kvstore)
-            leased = await kvstore.lease(self._layout, hashes)
-        except KvstoreUnavailable as error:
-            log.info("cache_not_used", request_id=job.request_id, reason=str(error))
+        sources = [cached.kvstore, *cached.replicas]
+        job.lease = await self._replicas.lease(sources, hashes)
+        if job.lease is None:
+            self._replicas.reads["none"] += 1
             return
-        if not leased.places:
-            return
-        job.lease = Lease(kvstore, leased.ticket, leased.region, leased.places, leased.expires_s)
-        job.n_cached = len(leased.places) * self._layout.block_size
+        job.n_cached = len(job.lease.places) * self._layout.block_size
         began_s = self._clock.now()
-        job.loads = [
-            self._transfer.submit(
+
+        def submit(layer: int) -> Transfer:
+            return self._transfer.submit(
                 "read",
                 job.load_pieces(self._memory.region, self._layout, layer),
-                deadline_s=max(job.write_until_s - began_s, 0.001),
+                deadline_s=max(job.write_until_s - self._clock.now(), 0.001),
             )
-            for layer in range(self._layout.n_layers)
-        ]
+
+        async def take_over(error: TransferError, n_here: int) -> bool:
+            return await self._take_over(job, error, n_here)
+
+        read = PrefixRead(self._layout.n_layers, submit, take_over, self._patience_s)
+        job.loads = read.layers
         job.loads[-1].add_done_callback(
             lambda _: setattr(job, "fetch_s", self._clock.now() - began_s)
         )
+
+    async def _take_over(self, job: Job, error: TransferError, n_here: int) -> bool:
+        """Another replica of the blocks that are being read is leased instead."""
+        failed, cached = job.lease, job.start.cached
+        assert failed is not None and cached is not None, "blocks are read without a lease"
+        self._replicas.failed(failed.address, error)
+        hashes = tuple(place.hash for place in failed.places)
+        job.failed_sources.add(failed.address)
+        sources = (cached.kvstore, *cached.replicas)
+        others = [address for address in sources if address not in job.failed_sources]
+        lease = await self._replicas.lease(others, hashes)
+        if lease is None:
+            return False
+        fits = len(lease.places) == len(hashes)
+        if not fits or (n_here and lease.checksums != failed.checksums):
+            await lease.kvstore.release(lease.ticket)
+            return False
+        log.info(
+            "another_replica_read",
+            request_id=job.request_id,
+            kvstore=lease.address.worker_id,
+            instead_of=failed.address.worker_id,
+            n_layers_here=n_here,
+        )
+        job.lease = lease
+        await failed.kvstore.release(failed.ticket)
+        return True
 
     async def renew(self, job: Job) -> None:
         """Keep the lease of a read that is still running."""
@@ -90,13 +123,13 @@ class Caching:
         if start.store_in is None or not start.block_hashes:
             return
         size = self._layout.block_size
-        is_home = start.cached is not None and start.cached.kvstore == start.store_in
+        is_home = job.lease is not None and job.lease.address == start.store_in
         first = job.n_cached // size if is_home else 0
         hashes = start.block_hashes[first:]
         if not hashes:
             return
         try:
-            kvstore = await self._kvstores.at(start.store_in)
+            kvstore = await self._replicas.client(start.store_in)
             reserved = await kvstore.reserve(
                 self._layout,
                 hashes,
@@ -104,11 +137,12 @@ class Caching:
                 start.token_ids[first * size : len(start.block_hashes) * size],
             )
         except KvstoreUnavailable as error:
+            self._replicas.went_wrong(start.store_in, error)
             log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
             return
         index = {block: i for i, block in enumerate(start.block_hashes)}
         offsets = {index[place.hash]: place.offset for place in reserved.places}
-        job.put = Put(kvstore, reserved.ticket, reserved.region, offsets)
+        job.put = Put(kvstore, start.store_in, reserved.ticket, reserved.region, offsets)
 
     async def verify(self, job: Job) -> None:
         """All reads are over: check what came, and end the lease.
@@ -118,9 +152,16 @@ class Caching:
         """
         if job.lease is None:
             return
-        wanted = tuple(place.checksum for place in job.lease.places)
+        lease, cached = job.lease, job.start.cached
+        assert cached is not None, "a lease without a cached prefix"
+        wanted = lease.checksums
         if await self._checksums(job.pages[: len(wanted)]) != wanted:
-            raise BadBlock(f"a block from {job.lease.kvstore.name} is not what was stored there")
+            bad = BadBlock(f"a block from {lease.kvstore.name} is not what was stored there")
+            self._replicas.failed(lease.address, bad)
+            raise bad
+        self._replicas.answered(lease.address)
+        self._replicas.reads["first" if lease.address == cached.kvstore else "another"] += 1
+        job.fetched_from = lease.address.worker_id
         await self._release(job)
 
     async def keep(self, job: Job) -> None:
@@ -134,7 +175,9 @@ class Caching:
             written = [job.pages[block] for block in sorted(put.offsets)]
             await put.kvstore.commit(put.ticket, await self._checksums(written))
             job.put = None
+            self._replicas.answered(put.address)
         except (TransferError, KvstoreUnavailable) as error:
+            self._replicas.went_wrong(put.address, error)
             log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
 
     async def give_back(self, job: Job) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import Place, StartPrefill
+from halfmoon_protocol.messages import KvstoreAddress, Place, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_protocol.scores import TokenScore
 from halfmoon_runtime.kvstores import KvstoreClient
@@ -29,10 +29,16 @@ class Lease:
     """Blocks that a kvstore holds still while they are read."""
 
     kvstore: KvstoreClient
+    address: KvstoreAddress
     ticket: Ticket
     region: Region
     places: tuple[Place, ...]
     expires_s: float
+
+    @property
+    def checksums(self) -> tuple[int, ...]:
+        """Of the blocks, in prefix order."""
+        return tuple(place.checksum for place in self.places)
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Put:
     """Room at a kvstore for blocks of this request."""
 
     kvstore: KvstoreClient
+    address: KvstoreAddress
     ticket: Ticket
     region: Region
     #: Block index → where it goes; empty when all are stored there already.
@@ -73,7 +80,11 @@ class Job:
     #: Blocks whose layers have all been handed to the transfer engine.
     n_streamed: int = 0
     #: Reads of cached blocks, one per layer; empty when nothing is cached.
-    loads: list[Transfer] = field(default_factory=list)
+    loads: Sequence[Transfer] = ()
+    #: Kvstores whose reads failed; none is tried twice.
+    failed_sources: set[KvstoreAddress] = field(default_factory=set)
+    #: Whose blocks were verified.
+    fetched_from: WorkerId | None = None
     landing_writes: list[Transfer] = field(default_factory=list)
     put_writes: list[Transfer] = field(default_factory=list)
     #: The first token's score, and those of the prompt computed so far; if they are wanted.

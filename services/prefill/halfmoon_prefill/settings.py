@@ -23,3 +23,8 @@ class PrefillSettings(EngineSettings):
     kvstore_timeout_s: Annotated[float, Field(gt=0)] = Field(
         2.0, description="Seconds to wait for a kvstore's answer before doing without it"
     )
+    kvstore_read_s: Annotated[float, Field(gt=0)] = Field(
+        5.0,
+        description="Seconds to wait for the next layer of cached blocks before they are read"
+        " from another kvstore, or computed",
+    )

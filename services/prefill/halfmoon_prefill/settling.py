@@ -1,11 +1,9 @@
-"""The end of a request's bytes: all acknowledged and verified, or stopped."""
-
-from collections.abc import Sequence
+"""The end of a request's bytes: all acknowledged and verified."""
 
 from halfmoon_prefill.caching import BadBlock, Caching
 from halfmoon_prefill.job import Job, Refused
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_transfer.interface import Transfer, TransferError
+from halfmoon_transfer.interface import TransferError
 
 
 async def settle(job: Job, caching: Caching) -> None:
@@ -15,12 +13,13 @@ async def settle(job: Job, caching: Caching) -> None:
         Refused: some KV did not arrive, or did not arrive as it was stored.
     """
     decode = WorkerId(job.start.landing.region.segment)
-    source = job.start.cached.kvstore.worker_id if job.start.cached else None
     try:
         for load in job.loads:
             await load
         await caching.verify(job)
     except (TransferError, BadBlock) as error:
+        # Read once more: another replica may have taken over.
+        source = job.lease.address.worker_id if job.lease else None
         raise Refused(
             f"cached blocks are of no use: {error}", retryable=True, culprit=source
         ) from None
@@ -33,14 +32,3 @@ async def settle(job: Job, caching: Caching) -> None:
         raise Refused(
             f"KV did not reach {decode}: {error}", retryable=True, culprit=decode
         ) from None
-
-
-async def quiet(transfers: Sequence[Transfer]) -> None:
-    """Stop what is under way and wait until it is over."""
-    for transfer in transfers:
-        transfer.cancel()
-    for transfer in transfers:
-        try:
-            await transfer
-        except TransferError:
-            continue

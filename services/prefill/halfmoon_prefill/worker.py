@@ -20,8 +20,10 @@ from halfmoon_prefill.computing import Computing
 from halfmoon_prefill.entry import Entry
 from halfmoon_prefill.forward import PrefillForward
 from halfmoon_prefill.job import Job, Refused
+from halfmoon_prefill.reading import quiet
+from halfmoon_prefill.replicas import Replicas
 from halfmoon_prefill.settings import PrefillSettings
-from halfmoon_prefill.settling import quiet, settle
+from halfmoon_prefill.settling import settle
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -68,6 +70,7 @@ class PrefillWorker:
     pages: PageAllocator
     queue: PrefillQueue = field(init=False)
     computing: Computing = field(init=False)
+    replicas: Replicas = field(init=False)
     caching: Caching = field(init=False)
     entry: Entry = field(init=False)
     conductors: Conductors = field(init=False)
@@ -86,7 +89,15 @@ class PrefillWorker:
         self.layout = self.forward.engine.layout
         self.entry = Entry(self.info.worker_id, self.layout, self.queue, self.pages)
         self.computing = Computing(self.queue, self.forward)
-        self.caching = Caching(self.kvstores, self.transfer, self.memory, self.layout, self.clock)
+        self.replicas = Replicas(self.kvstores, self.layout, self.clock)
+        self.caching = Caching(
+            self.replicas,
+            self.transfer,
+            self.memory,
+            self.layout,
+            self.clock,
+            patience_s=self.settings.kvstore_read_s,
+        )
         self.conductors = Conductors(self.port, self._let_go)
         self._idle.set()
 
@@ -223,6 +234,7 @@ class PrefillWorker:
             drain_s=job.drain_s,
             fetched_bytes=job.n_cached * self.layout.token_bytes,
             fetch_s=job.fetch_s,
+            fetched_from=job.fetched_from,
             score=job.first_scores[-1] if job.first_scores else None,
             prompt_scores=tuple(job.prompt_scores),
         )
@@ -265,6 +277,7 @@ class PrefillWorker:
             ),
             "halfmoon_pages_free": ("Pages that nobody holds.", self.pages.n_free),
             "halfmoon_pages": ("Pages of the pool.", self.pages.n_pages),
+            **self.replicas.readings(),
         }
 
     def check(self) -> None:

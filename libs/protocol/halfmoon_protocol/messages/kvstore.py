@@ -114,13 +114,16 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlocksReserved(Message, frozen=True, tag="blocks_reserved"):
-    """Write these; the hashes asked for and missing here are stored already."""
+    """Write these. Of the hashes asked for and missing in `places`, those in `not_stored` are
+    not served: somebody else is writing them, or there is no room now. The rest is stored."""
 
     ticket: Ticket
     region: Region
     places: tuple[Place, ...]
     #: Seconds after which an uncommitted reservation is discarded.
     expires_s: float
+    #: Who must know them stored asks again; who fills a cache need not care.
+    not_stored: tuple[BlockHash, ...] = ()
 
 
 class BlocksCommitted(Message, frozen=True, tag="blocks_committed"):

@@ -32,6 +32,8 @@ class CachedPrefix(msgspec.Struct, frozen=True):
 
     kvstore: KvstoreAddress
     n_blocks: int
+    #: Further kvstores that hold as many, nearest first: for a reader whom `kvstore` fails.
+    replicas: tuple[KvstoreAddress, ...] = ()
 
 
 class StartPrefill(Message, frozen=True, tag="start_prefill"):
@@ -81,6 +83,8 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
     #: Bytes fetched from a kvstore, and the seconds until the last one was there.
     fetched_bytes: int = 0
     fetch_s: float = 0.0
+    #: Where they came from; none: from the kvstore that was named first, or nothing came.
+    fetched_from: WorkerId | None = None
     #: The first token's, if the request asks for `logprobs`.
     score: TokenScore | None = None
     #: Of the client's prompt from its second token on, if it asks for `prompt_logprobs`.

@@ -1,0 +1,106 @@
+"""Which replicas of a block are worth asking: a circuit breaker for each, as a reader has it.
+
+    healthy ──failed──▶ left out ──pause over──▶ one probe ──answered──▶ healthy
+                           ▲                         │
+                           └───── failed: twice ─────┘
+                                  the pause
+
+One failure is enough: it has cost its reader a timeout, and there are other replicas, or the
+blocks are computed. What is kept is bounded: a healthy replica has no entry, and one that
+nobody has asked for long loses its. No clock and no I/O here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from halfmoon_protocol.messages import KvstoreAddress
+
+#: Seconds that a replica is left out after a first failure, and at the most.
+PAUSE_S = 5.0
+MAX_PAUSE_S = 60.0
+
+
+@dataclass(slots=True)
+class _LeftOut:
+    """A replica that has failed and not answered since."""
+
+    pause_s: float
+    until_s: float
+    #: Until when nobody else asks because a probe is under way; at most a pause ahead.
+    probed_until_s: float = float("-inf")
+
+
+class ReplicaHealth:
+    """The replicas that one reader knows; a restarted one, of another generation, is new."""
+
+    def __init__(self, *, pause_s: float = PAUSE_S, max_pause_s: float = MAX_PAUSE_S) -> None:
+        """All are healthy.
+
+        Args:
+            pause_s: seconds that one is left out after a first failure.
+            max_pause_s: and at the most, after one failed probe after the other.
+
+        Raises:
+            ValueError: not 0 < pause_s <= max_pause_s.
+        """
+        if not 0 < pause_s <= max_pause_s:
+            raise ValueError(f"a pause of {pause_s} s is not above 0 and at most {max_pause_s} s")
+        self._pause_s = pause_s
+        self._max_pause_s = max_pause_s
+        self._left_out: dict[KvstoreAddress, _LeftOut] = {}
+
+    def left_out(self, now: float) -> list[KvstoreAddress]:
+        """Those whose pause is not over."""
+        return [replica for replica in self._left_out if self.is_left_out(replica, now)]
+
+    def is_left_out(self, replica: KvstoreAddress, now: float) -> bool:
+        """Whether its pause is not over."""
+        out = self._left_out.get(replica)
+        return out is not None and now < out.until_s
+
+    def may_ask(self, replica: KvstoreAddress, now: float) -> bool:
+        """Whether it is healthy, or due for a probe that nobody makes yet."""
+        out = self._left_out.get(replica)
+        return out is None or max(out.until_s, out.probed_until_s) <= now
+
+    def usable(self, replicas: Sequence[KvstoreAddress], now: float) -> list[KvstoreAddress]:
+        """Those that may be asked now, in their order; healthy ones before any to be probed."""
+        asked = [replica for replica in replicas if self.may_ask(replica, now)]
+        return sorted(asked, key=lambda replica: replica in self._left_out)
+
+    def asked(self, replica: KvstoreAddress, now: float) -> None:
+        """It is being asked; if that is a probe, nobody else is to ask until it has ended."""
+        if (out := self._left_out.get(replica)) is not None:
+            out.probed_until_s = now + out.pause_s
+
+    def answered(self, replica: KvstoreAddress) -> bool:
+        """It did what was asked, or said in time that it can't; whether it had been left out."""
+        return self._left_out.pop(replica, None) is not None
+
+    def failed(self, replica: KvstoreAddress, now: float) -> float:
+        """It did not answer in time, or what it gave was not right.
+
+        Returns:
+            For how many seconds it is left out.
+        """
+        before = self._left_out.get(replica)
+        pause_s = self._pause_s
+        if before is not None:
+            # Several readers may fail at one breakdown: that is one failure.
+            if now < before.until_s:
+                return before.until_s - now
+            pause_s = min(2 * before.pause_s, self._max_pause_s)
+        self._left_out[replica] = _LeftOut(pause_s, now + pause_s)
+        self._forget_old(now)
+        return pause_s
+
+    def _forget_old(self, now: float) -> None:
+        for replica, out in list(self._left_out.items()):
+            if out.until_s + self._max_pause_s <= now:
+                del self._left_out[replica]
+
+    def check(self) -> None:
+        """Audit: pauses are within their bounds."""
+        assert all(
+            self._pause_s <= out.pause_s <= self._max_pause_s for out in self._left_out.values()
+        )
