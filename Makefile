@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test native test-rdma test-clients e2e-compose check schema format bench bench-transfer bench-rdma clean
+.PHONY: help up test native test-rdma test-clients e2e-compose check schema format bench bench-transfer bench-kvpool bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ bench: $(VENV)/.installed ## how fast the parts are on this machine
 
 bench-transfer: $(VENV)/.installed ## the transfer library beside its peers (installs them aside)
 	$(BIN)/python -m benchmarks.transfer
+
+bench-kvpool: $(VENV)/.installed ## a kvstore beside other stores and the bare disk (installs them aside)
+	$(BIN)/python -m benchmarks.blocks
 
 clean: ## remove the environment and what runs leave behind
 	rm -rf $(VENV) .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis

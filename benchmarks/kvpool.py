@@ -9,28 +9,21 @@ Beside each node runs the same policy without bytes, which says how often it wou
 import argparse
 import asyncio
 import json
-import signal
-import socket
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
-import msgspec
-import uvicorn
 from rich.console import Console
 from rich.table import Table
 
-from halfmoon_cli.cluster import Process, ProcessSpec, free_port
+from benchmarks.nodes import kvstore_nodes, metadata_server, record_of
+from halfmoon_cli.cluster import free_port
 from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers
-from halfmoon_metadata import MemoryStore, open_store
-from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.messages import WorkerInfo
-from halfmoon_runtime.membership import MEMBERS
 from halfmoon_runtime.zmq_network import ZmqNetwork
 
 NAMES = ("kvstore-0", "kvstore-1")
@@ -57,10 +50,25 @@ async def replay(requests: Sequence[Sequence[BlockHash]], policy: str) -> None:
     alone = [InstantTiers(memory_mib * 256, disk_mib * 256, policy) for _ in NAMES]
     known: list[set[BlockHash]] = [set() for _ in NAMES]
     found = [0, 0]
+    ports = [free_port() for _ in NAMES]
     with (
         tempfile.TemporaryDirectory() as folder,
-        _metadata() as url,
-        _nodes(Path(folder), url, memory_mib, disk_mib, policy) as (processes, metrics),
+        metadata_server() as url,
+        kvstore_nodes(
+            Path(folder),
+            url,
+            {
+                name: {
+                    "metrics-port": port,
+                    "capacity-mib": memory_mib,
+                    "eviction": policy,
+                    "promotion-wait-s": 60,
+                    "disk-path": Path(folder) / name,
+                    "disk-mib": disk_mib,
+                }
+                for name, port in zip(NAMES, ports, strict=True)
+            },
+        ) as processes,
     ):
         started_s = time.monotonic()
         async with AsyncExitStack() as stack:
@@ -80,7 +88,7 @@ async def replay(requests: Sequence[Sequence[BlockHash]], policy: str) -> None:
                 alone[i].get(request)
                 alone[i].put(request)
             seconds = time.monotonic() - started_s
-        live = [_lookups(port) for port in metrics]
+        live = [_lookups(port) for port in ports]
         grown = [_rss_mib(p.pid) - r for p, r in zip(processes, rest, strict=True)]
     table = Table(title=f"{len(requests)} requests, {seconds:.0f} s, {policy}")
     for column in (
@@ -116,58 +124,12 @@ def _node(request: Sequence[BlockHash]) -> int:
     return request[min(1, len(request) - 1)][-1] % 2
 
 
-@contextmanager
-def _metadata() -> Iterator[str]:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        metadata_app(MemoryStore()), interface="asgi3", log_config=None, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    server.should_exit = server.force_exit = True
-    thread.join()
-    listener.close()
-
-
-@contextmanager
-def _nodes(
-    folder: Path, metadata: str, memory_mib: int, disk_mib: int, policy: str
-) -> Iterator[tuple[list[Process], list[int]]]:
-    processes, ports = [], []
-    try:
-        for name in NAMES:
-            ports.append(free_port())
-            words = {
-                "worker-id": name, "metadata": metadata, "metrics-port": ports[-1],
-                "capacity-mib": memory_mib, "eviction": policy, "promotion-wait-s": 60,
-                "disk-path": folder / name, "disk-mib": disk_mib,
-            }  # fmt: skip
-            flags = tuple(word for key, value in words.items() for word in (f"--{key}", str(value)))
-            processes.append(Process(ProcessSpec(name, "kvstore", flags), folder))
-        while any(process.stage != "ready" for process in processes):
-            for process in processes:
-                if process.exit_code is not None:
-                    raise RuntimeError("\n".join(process.last_lines()))
-            time.sleep(0.05)
-        yield processes, ports
-    finally:
-        for process in processes:
-            process.signal(signal.SIGKILL)
-            process.wait(10)
-
-
 async def _client(stack: AsyncExitStack, metadata: str, name: str) -> BlockClient:
     store = open_store(metadata)
     stack.callback(store.close)
     network = ZmqNetwork()
     stack.push_async_callback(network.close)
-    record = store.get(MEMBERS + name)
-    assert record is not None, f"{name} is ready and has no record"
-    info = msgspec.json.decode(record, type=WorkerInfo)
-    client = await BlockClient.dial(network, store, info, f"client-of-{name}")
+    client = await BlockClient.dial(network, store, record_of(store, name), f"client-of-{name}")
     return await stack.enter_async_context(client)
 
 

@@ -9,6 +9,8 @@ Only this process's bytes are here: what it reads is what it, or an earlier star
 import fcntl
 import os
 import threading
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -62,34 +64,38 @@ class Disk:
         shape = read_shape(self._file(0))
         return None if shape is None else shape.layout
 
-    def open(self, layout: KvLayout) -> list[OnDisk]:
+    def open(self, layout: KvLayout) -> None:
         """Take the segments into use: open those of this layout and size, make the others.
 
         A file system without room for all of them gives room for fewer blocks, which is logged;
         perhaps for none.
-
-        Returns:
-            The blocks that are here, by their headers; the latest write first.
         """
         n_segments, shape = _shape(layout, self._n_bytes)
         for stale in sorted(self.path.glob("segment-*.kv"))[n_segments:]:
             stale.unlink()
-        found: list[tuple[int, OnDisk]] = []
         for index in range(n_segments):
             try:
-                segment = Segment(self._file(index), shape)
+                self._segments.append(Segment(self._file(index), shape))
             except OSError as error:
                 log.error(
                     "disk_smaller_than_wanted",
                     path=str(self.path), reason=str(error), n_segments=index, wanted=n_segments,
                 )  # fmt: skip
                 break
-            first = index * shape.n_slots
-            self._segments.append(segment)
-            found += [(b.sequence, OnDisk(b.record, first + b.slot)) for b in segment.blocks()]
-        found.sort(key=lambda each: each[0], reverse=True)
-        self._sequence = found[0][0] if found else 0
-        return [block for _, block in found]
+
+    def blocks(self) -> Iterator[OnDisk]:
+        """The blocks that are here, by their headers, in the order in which they were written."""
+        slots, sequences = array("I"), array("Q")
+        for index, segment in enumerate(self._segments):
+            for found in segment.blocks():
+                slots.append(index * segment.shape.n_slots + found.slot)
+                sequences.append(found.sequence)
+        self._sequence = max(sequences, default=0)
+        # One block at a time: there may be a million.
+        for i in sorted(range(len(slots)), key=sequences.__getitem__):
+            segment, within = self._locate(slots[i])
+            if (block := segment.block(within)) is not None:
+                yield OnDisk(block.record, slots[i])
 
     @property
     def n_slots(self) -> int:

@@ -7,13 +7,13 @@
 A header says which block is in its slot, and has a checksum of its own. It is written after the
 block's bytes and cleared before they are overwritten: so a process that is killed in the middle
 leaves a slot without a header, never a header without its bytes. What a failing disk or a loss
-of power does to the bytes, their checksum shows when they are read.
+of power does to the bytes, their checksum shows when they are read. Headers go through the page
+cache, which outlives the process, and are not kept in memory.
 """
 
 import mmap
 import os
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,25 +98,30 @@ class Segment:
         if read_shape(path) != shape or path.stat().st_size != shape.n_bytes:
             _make(path, shape)
         self._file = RegionFile(path)
-        #: The headers as they are in the file; `_lock` for their pages' sake.
-        self._headers = mmap.mmap(-1, shape.headers_bytes)
-        self._lock = threading.Lock()
-        self._file.load(PAGE_BYTES, memoryview(self._headers))
-        #: Slots with a header.
-        self.n_used = sum(self._header(slot) != _EMPTY for slot in range(shape.n_slots))
+        #: 1 for each slot with a header.
+        self._has_header = bytearray(header != _EMPTY for header in self._headers())
 
     @property
     def direct(self) -> bool:
         """Whether bytes go past the page cache."""
         return self._file.direct
 
+    @property
+    def n_used(self) -> int:
+        """Slots with a header."""
+        return self._has_header.count(1)
+
     def blocks(self) -> Iterator[Found]:
         """What is in the slots, by the headers that are whole and of this shape."""
-        for slot in range(self.shape.n_slots):
-            if (
-                found := _parse(self._header(slot), slot, self.shape.layout.block_bytes)
-            ) is not None:
+        for slot, header in enumerate(self._headers()):
+            if (found := _parse(header, slot, self.shape.layout.block_bytes)) is not None:
                 yield found
+
+    def block(self, slot: int) -> Found | None:
+        """What is in a slot, if its header is whole and of this shape."""
+        header = bytearray(_HEADER.size)
+        self._file.load(_header_offset(slot), memoryview(header))
+        return _parse(bytes(header), slot, self.shape.layout.block_bytes)
 
     def write(self, found: Found, generation: int, view: memoryview) -> None:
         """Put a block into a slot, whatever was in it.
@@ -143,23 +148,23 @@ class Segment:
         Raises:
             OSError: the disk says so.
         """
-        if self._header(slot) != _EMPTY:
+        if self._has_header[slot]:
             self._set_header(slot, _EMPTY)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _header(self, slot: int) -> bytes:
-        return self._headers[slot * _HEADER.size : (slot + 1) * _HEADER.size]
-
     def _set_header(self, slot: int, header: bytes) -> None:
-        page = slot // _PER_PAGE * PAGE_BYTES
-        with self._lock:
-            self.n_used += (header != _EMPTY) - (self._header(slot) != _EMPTY)
-            self._headers[slot * _HEADER.size : (slot + 1) * _HEADER.size] = header
-            with memoryview(self._headers) as pages:
-                self._file.store(PAGE_BYTES + page, pages[page : page + PAGE_BYTES])
+        self._file.store(_header_offset(slot), memoryview(header))
+        self._has_header[slot] = header != _EMPTY
+
+    def _headers(self) -> Iterator[bytes]:
+        """Of all slots, in order. They are read at once, and kept no longer than that."""
+        with mmap.mmap(-1, self.shape.headers_bytes) as pages:
+            self._file.load(PAGE_BYTES, memoryview(pages))
+            for slot in range(self.shape.n_slots):
+                yield pages[slot * _HEADER.size : (slot + 1) * _HEADER.size]
 
 
 def read_shape(path: Path) -> SegmentShape | None:
@@ -217,6 +222,10 @@ def _parse(header: bytes, slot: int, block_bytes: int) -> Found | None:
         return None
     above = BlockHash(parent[:n_parent]) if n_parent else None
     return Found(slot, BlockRecord(BlockHash(name[:n_hash]), above, depth, checksum), sequence)
+
+
+def _header_offset(slot: int) -> int:
+    return PAGE_BYTES + slot * _HEADER.size
 
 
 def _slot_bytes(layout: KvLayout) -> int:

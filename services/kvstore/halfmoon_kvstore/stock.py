@@ -149,19 +149,19 @@ class Stock:
             lease_ttl_s=settings.lease_ttl_s,
             pins=Pins(max_held=int(settings.hard_pin_share * n_slots)),
         )
-        found = [] if self.disk is None else await asyncio.to_thread(self.disk.open, layout)
+        if self.disk is not None:
+            await asyncio.to_thread(self.disk.open, layout)
         n_disk_slots = 0 if self.disk is None else self.disk.n_slots
-        self.tiers = TieredCache(
-            memory, DiskMap(n_disk_slots, policy=settings.eviction), self.limits
-        )
-        self.tiers.restore(found)
-        self.layout = layout
+        tiers = TieredCache(memory, DiskMap(n_disk_slots, policy=settings.eviction), self.limits)
+        if self.disk is not None:
+            await asyncio.to_thread(lambda disk: tiers.restore(disk.blocks()), self.disk)
+        self.tiers, self.layout = tiers, layout
         log.info(
             "layout_adopted",
             n_blocks=n_slots,
             block_bytes=layout.block_bytes,
             n_disk_blocks=n_disk_slots,
-            n_found=len(found),
+            n_found=len(tiers.disk),
             direct=self.disk is not None and self.disk.direct,
         )
         await self._adopted(layout, n_slots)

@@ -1,0 +1,1 @@
+"""Blocks put into and got from a store: ours beside others, see `__main__`."""

@@ -1,0 +1,123 @@
+"""`python -m benchmarks.blocks`: a kvstore beside its peers, in one run; prints Markdown.
+
+Put and get of blocks, one at a time and in batches of 64 (16 of 16 MiB), and asking whether they
+are there. Remote means over TCP of this host; local means memory that both processes have mapped.
+The disk's peers work in the current folder: start it where the file system is that you mean.
+
+Each peer's package is in an environment of its own, made when it is not there yet. All peers are
+measured one after the other, several times over, and medians are printed: quote ratios only.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from benchmarks.transfer.__main__ import MIB, Results, python_for, table
+
+PROGRAMS = Path(__file__).with_name("peers")
+SIZES = [65_536, MIB, 16 * MIB]
+#: Label: program with arguments, what to install for it, and its environment variables.
+PEERS: dict[str, tuple[list[str], list[str] | None, dict[str, str]]] = {
+    "one memory copy": (["memcopy.py"], None, {}),
+    "reference's store, tcp": (
+        ["mooncake_store.py"],
+        ["mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy"],
+        {"MC_TCP_ENABLE_CONNECTION_POOL": "1", "GLOG_minloglevel": "2"},
+    ),
+    "Redis, tcp": (["redis_values.py"], None, {}),
+    "halfmoon, tcp": (["ours.py", "tcp"], None, {}),
+    "halfmoon, shared memory": (["ours.py", "shm"], None, {}),
+    "halfmoon, no copy, verified": (["ours.py", "view"], None, {}),
+    "halfmoon, no copy": (["ours.py", "unverified"], None, {}),
+    "O_DIRECT, 8 threads": (["raw_disk.py"], None, {}),
+    "halfmoon, disk tier": (["ours_disk.py"], None, {}),
+}
+#: What is printed: op, field, title, digits.
+TABLES = (
+    ("put", "gb_per_s", "put: GB/s, in batches", 2),
+    ("get", "gb_per_s", "get: GB/s, in batches", 2),
+    ("put", "p50_us", "put: µs of a single block, median", 0),
+    ("get", "p50_us", "get: µs of a single block, median", 0),
+    ("exists", "batch_us", "whether a batch is there: µs, median", 0),
+    ("exists", "p50_us", "whether one block is there: µs, median", 0),
+)
+
+
+def measure(label: str, sizes: list[int], seconds: float, results: Results) -> str:
+    """Run one peer; what went wrong, or nothing."""
+    program, packages, variables = PEERS[label]
+    try:
+        python = python_for(packages)
+        done = subprocess.run(
+            [python, PROGRAMS / program[0], *program[1:], ",".join(map(str, sizes)), str(seconds)],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=120 + 20 * seconds * len(sizes),
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    problem = "" if done.stdout else f"did not run: {done.stderr.strip()[-300:]}"
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            result = json.loads(line)
+            if "error" in result:
+                problem = f"{result['op']} of {result['size']}: {result['error']}"
+            else:
+                results[label, result["op"], result["size"]].append(result)
+    return problem
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.blocks")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes of a block")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per figure and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="a pattern of labels")
+    chosen = parser.parse_args()
+    sizes = [int(size) for size in chosen.sizes.split(",")]
+    results: Results = defaultdict(list)
+    labels = [label for label in PEERS if re.search(chosen.only, label)]
+    problems: dict[str, str] = {}
+    for number in range(chosen.rounds):
+        for label in labels:
+            print(f"round {number + 1}: {label}", file=sys.stderr, flush=True)
+            if problem := measure(label, sizes, chosen.seconds, results):
+                problems[label] = problem
+    print(f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, ", end="")
+    print(f"Python {platform.python_version()}; medians of {chosen.rounds} rounds\n")
+    for op, field, title, digits in TABLES:
+        with_figures = [label for label in labels if any((label, op, s) in results for s in sizes)]
+        print(f"{title}\n\n{table(with_figures, op, field, digits, sizes, results)}\n")
+    for label, problem in problems.items():
+        print(f"{label}: {problem}")
+    print_ratios(sizes, results)
+
+
+def print_ratios(sizes: list[int], results: Results) -> None:
+    """Ours to the others, where there is a goal."""
+    for ours, other, goal in (
+        ("halfmoon, tcp", "reference's store, tcp", 1.5),
+        ("halfmoon, no copy, verified", "one memory copy", 1.0),
+        ("halfmoon, no copy", "one memory copy", 1.0),
+        ("halfmoon, disk tier", "O_DIRECT, 8 threads", 0.8),
+    ):
+        rates = [
+            [statistics.median(r["gb_per_s"] for r in results[label, "get", size])
+             for label in (ours, other) if results.get((label, "get", size))]
+            for size in sizes
+        ]  # fmt: skip
+        shown = " / ".join(f"{a / b:.2f}" for a, b in (pair for pair in rates if len(pair) == 2))
+        print(f"get, {ours} to {other}: {shown or '–'}; the goal is {goal}")
+
+
+if __name__ == "__main__":
+    main()
