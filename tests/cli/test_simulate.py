@@ -50,6 +50,24 @@ def test_a_sweep_has_a_row_for_each_combination(tmp_path: Path) -> None:
     assert (tmp_path / "pictures" / "goodput.png").is_file()
 
 
+def test_eviction_policies_are_compared_at_six_capacities() -> None:
+    result = halfmoon("simulate", "conversation", "--requests", "200", "--policy", "all")
+    assert result.exit_code == 0, result.output
+    lines = map(str.split, result.output.splitlines())
+    rows = {words[1]: words[3::2] for words in lines if len(words) > 3}
+    for name in ("lru", "lfu", "fifo", "length_aware", "length_aware_later", "patience"):
+        rates = [float(rate) for rate in rows[name]]
+        assert len(rates) == 6
+        assert rates == sorted(rates), "more blocks never hit less"
+        assert 0 < rates[-1] < 1
+
+
+def test_an_eviction_policy_that_is_not_there_is_said_and_those_that_are() -> None:
+    result = halfmoon("simulate", "conversation", "--requests", "20", "--policy", "lru,belady")
+    assert result.exit_code == 2
+    assert "no eviction policy 'belady'" in result.output and "patience" in result.output
+
+
 def test_processes_of_a_sweep_give_the_results_of_one(tmp_path: Path) -> None:
     texts = []
     for jobs in ("1", "2"):

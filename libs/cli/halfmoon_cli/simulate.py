@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from halfmoon_cli.hit_rates import print_hit_rates
 from halfmoon_simulator.cluster_spec import ClusterSpec
 from halfmoon_simulator.costs import BadCosts, load_costs, profile_names
 from halfmoon_simulator.coupled import CoupledSpec
@@ -77,6 +78,13 @@ def simulate(
         typer.Option(help="WORKER@SECONDS or WORKER@SECONDS+BACK: lost then, and started again"),
     ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes of a sweep; 0: all cores")] = 0,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Instead: how often these eviction policies hit in one pool of six sizes, names"
+            " separated by commas, or all"
+        ),
+    ] = "",
     json: Annotated[Path | None, typer.Option(help="Write summaries and timelines here")] = None,
     with_requests: Annotated[bool, typer.Option(help="And every request")] = False,
     plots: Annotated[Path | None, typer.Option(help="Write PNG pictures into this folder")] = None,
@@ -92,6 +100,9 @@ def simulate(
             spread=spread,
             seed=seed,
         )
+        if policy:
+            print_hit_rates(make_workload(workload), policy, console)
+            return
         cost_file = load_costs(costs)
         scheduling = patient(
             cost_file,

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from halfmoon_scheduling.eviction_policy import EvictionPolicy
 from halfmoon_simulator.traces import TraceRequest
 
+#: Blocks of the published table; None: all.
+CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000, None)
+
 
 def hit_rate(
     requests: Sequence[TraceRequest], policy: EvictionPolicy, capacity: int | None

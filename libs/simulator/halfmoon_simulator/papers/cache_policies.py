@@ -3,11 +3,10 @@
 from itertools import pairwise
 
 from halfmoon_scheduling.eviction import open_policy
-from halfmoon_simulator.hit_rates import hit_rate
+from halfmoon_simulator.hit_rates import CAPACITIES, hit_rate
 from halfmoon_simulator.papers.bench import Bench
 from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
 
-CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000, None)
 #: Rows of the table, and the live kvstore's names of the policies.
 POLICIES = {
     "LRU": "lru",
