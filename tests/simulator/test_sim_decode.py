@@ -142,6 +142,8 @@ def test_reported_steps_are_a_running_mean_of_those_of_late() -> None:
     bench.decode(B, 3.0)
     bench.run_until(4.0)
     assert (bench.worker.load().step_s, bench.worker.step_s) == (2.0, 3.0)
+    bench.run_until(10.5)  # two steps of both, and a third under way
+    assert bench.worker.load().step_s == pytest.approx(2.0 + (1 - 0.8**2) * 1.0)
     bench.run_until(19.0)  # five steps of both; with the next one the first is over
     assert bench.worker.load().step_s == pytest.approx(2.0 + (1 - 0.8**5) * 1.0)
     assert (bench.worker.busy_s, bench.worker.n_steps) == (19.0, 7)

@@ -159,6 +159,20 @@ class SimDecode:
             return context
         return context + run.n_requests * run.steps_over(self._agenda.now - run.began_s)
 
+    @property
+    def _smoothed_step_s(self) -> float:
+        """What a worker has measured so far, the steps of a run that goes on included."""
+        run = self._run
+        if run is None:
+            return self._step_s
+        n_steps = run.steps_over(self._agenda.now - run.began_s)
+        return self._smoothed(run.after_s(n_steps) / n_steps, n_steps) if n_steps else self._step_s
+
+    def _smoothed(self, mean_s: float, n_steps: int) -> float:
+        """The running mean after so many further steps of such a length."""
+        weight = 1 - (1 - _STEP_WEIGHT) ** n_steps if self._step_s else 1.0
+        return self._step_s + (mean_s - self._step_s) * weight
+
     def load(self) -> DecodeLoad:
         """What it reports."""
         return DecodeLoad(
@@ -167,7 +181,7 @@ class SimDecode:
             context_tokens=self._context_tokens,
             free_pages=self.batch.free_pages,
             n_pages=self.pages.n_pages,
-            step_s=self._step_s,
+            step_s=self._smoothed_step_s,
         )
 
     def receive(self, message: AnyMessage) -> None:
@@ -356,8 +370,7 @@ class SimDecode:
             return
         mean_s = run.after_s(n_steps) / n_steps
         self._log.append((n_steps, mean_s))
-        weight = 1 - (1 - _STEP_WEIGHT) ** n_steps if self._step_s else 1.0
-        self._step_s += (mean_s - self._step_s) * weight
+        self._step_s = self._smoothed(mean_s, n_steps)
         self.busy_s += mean_s * n_steps
         self.n_steps += n_steps
 
