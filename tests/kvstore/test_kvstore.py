@@ -390,3 +390,28 @@ async def test_messages_that_are_not_for_a_kvstore_are_dropped() -> None:
         client = await node.client()
         await client.link.send(PrefillLoad(n_queued=1, queued_tokens=1, free_pages=1, n_pages=1))
         await client.put(hashes, tokens)
+
+
+async def test_a_tenant_over_its_quota_pays_with_its_own_blocks() -> None:
+    theirs, their_tokens = chain(4, salt="shop")
+    async with open_node(tenant_quotas_mib="lab=0.25,*=0.5") as node:  # 4 blocks, and 8
+        client = await node.client()
+        for name in ("one", "two", "three"):
+            hashes, tokens = chain(3, salt=name)
+            reserved = await client.reserve(hashes, tokens, tenant="lab")
+            await client.ask(CommitBlocks(ticket=reserved.ticket, checksums=(0,) * 3))
+        await client.put(theirs, their_tokens)
+        assert (await client.lease(theirs)).places != ()
+        hashes, tokens = chain(5, salt="four")
+        assert len((await client.reserve(hashes, tokens, tenant="lab")).places) == 4
+        refused = await client.reserve(*chain(1, salt="five"), tenant="lab")
+        assert isinstance(refused, KvstoreRefused) and refused.retry_after_s > 0
+        assert "tenant lab has 4 of the 4 blocks" in refused.reason
+        assert node.worker.tiers is not None
+        node.worker.tiers.check()
+
+
+@pytest.mark.parametrize("text", ["lab", "lab=x", "=4", "lab=1,lab=2", "lab=-1", "lab=nan"])
+def test_quotas_that_can_not_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="tenant_quotas_mib"):
+        KvstoreSettings(tenant_quotas_mib=text)

@@ -66,6 +66,7 @@ class LocalCluster:
     n_pages: int = 1024
     chunk_tokens: int = 512
     kvstore_mib: int = 64
+    tenant_quotas_mib: str = ""
     backends: Sequence[Any] = ("memory",)
     prefill_settings: dict[str, Any] = field(default_factory=dict)
     decode_settings: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +114,9 @@ class LocalCluster:
 
     async def start_kvstore(self, name: str) -> KvstoreWorker:
         generation, transfer = await self._begin(name)
-        settings = KvstoreSettings(worker_id=name, capacity_mib=self.kvstore_mib)
+        settings = KvstoreSettings(
+            worker_id=name, capacity_mib=self.kvstore_mib, tenant_quotas_mib=self.tenant_quotas_mib
+        )
         memory = transfer.allocate(settings.capacity_bytes)
         self.memories[name] = memory
         port = await self.network.bind(name)

@@ -56,6 +56,23 @@ async def test_tenants_with_different_salts_share_no_cache(local_cluster: LocalC
         assert events[0].n_cached == 48
 
 
+async def test_a_tenants_blocks_count_at_the_kvstore_and_keep_within_its_quota(
+    local_cluster: LocalCluster,
+) -> None:
+    layout = ORACLE.layout
+    mib = 6 * layout.block_bytes / (1 << 20)
+    async with local_cluster(tenant_quotas_mib=f"lab={mib}") as cluster:
+        store = cluster.worker("kvstore-0")
+        for salt in range(3):
+            prompt = prompt_of(4 * layout.block_size, salt=salt)
+            assert await cluster.generate(prompt, 4, tenant="lab") == ORACLE.expected(prompt, 4)
+            await cluster.settled()
+        assert store.tiers.tenants.n_blocks("lab") == 6
+        await cluster.generate(prompt_of(64, salt=7), 1, tenant="shop")
+        await cluster.settled()
+        assert store.tiers.memory.n_stored > 6 and store.tiers.tenants.usage() == {"lab": 6}
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 512])
 async def test_sixteen_requests_at_once_in_two_by_two(
     local_cluster: LocalCluster, chunk_tokens: int

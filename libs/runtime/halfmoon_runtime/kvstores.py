@@ -91,6 +91,7 @@ class KvstoreClient:
         hashes: tuple[BlockHash, ...],
         parent: BlockHash | None,
         token_ids: tuple[int, ...],
+        tenant: str = "",
     ) -> BlocksReserved:
         """Get room for those of `hashes` that are not stored.
 
@@ -99,7 +100,12 @@ class KvstoreClient:
         """
         ticket = self._ticket()
         put = ReserveBlocks(
-            ticket=ticket, layout=layout, hashes=hashes, parent=parent, token_ids=token_ids
+            ticket=ticket,
+            layout=layout,
+            hashes=hashes,
+            parent=parent,
+            token_ids=token_ids,
+            tenant=tenant,
         )
         return await self._ask(put, ticket, BlocksReserved)
 

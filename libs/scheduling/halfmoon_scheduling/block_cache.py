@@ -393,6 +393,19 @@ class BlockCache:
         self._count_leases(lease.hashes, -1)
         return True
 
+    def has_reservation(self, key: tuple[str, Ticket]) -> bool:
+        """Whether this owner's reservation of this ticket goes on."""
+        return key in self._reservations
+
+    def is_reserved(self, block: BlockHash) -> bool:
+        """Whether somebody is about to write this block."""
+        return block in self._pending
+
+    def first_release_s(self, now: float) -> float:
+        """Seconds until a reservation or a lease runs out, at the latest."""
+        holds = [*self._reservations.values(), *self._leases.values()]
+        return min((hold.deadline_s - now for hold in holds if hold.hashes), default=RETRY_S)
+
     # -- clearing up -------------------------------------------------------------------------
 
     def forget_owner(self, owner: str) -> None:
@@ -530,8 +543,7 @@ class BlockCache:
         return key
 
     def _full(self, n_wanted: int, now: float) -> CacheFull:
-        holds = [*self._reservations.values(), *self._leases.values()]
-        first_s = min((hold.deadline_s - now for hold in holds if hold.hashes), default=RETRY_S)
+        first_s = self.first_release_s(now)
         return CacheFull(
             f"{n_wanted} blocks wanted; of {self.n_slots} slots {self.n_reserved} are reserved, "
             f"{self.n_leased} leased, {self.pins.n_held} held by hard pins, and the other stored "

@@ -240,6 +240,7 @@ class Conductor:
             store_in=None if home is None else self.cluster.address(home),
             stages=tuple(self.cluster.stage_address(stage) for stage in chosen.workers[1:]),
             priority=request.priority,
+            tenant=request.tenant,
         )
         return self._requests.send(chosen.worker_id, message_out)
 

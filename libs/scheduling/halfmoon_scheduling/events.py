@@ -33,7 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float | None = None
     #: Largest acceptable predicted time between tokens, seconds; None: no limit.
     tbt_slo_s: float | None = None
-    #: Who asks. No decision looks at it; it is there for those who read journals.
+    #: Who asks. No decision looks at it; kvstores count its blocks, and journals show it.
     tenant: str = ""
     #: Among those that wait, are held back, or are queued for prefill the largest goes first.
     priority: int = 0

@@ -29,6 +29,7 @@ from halfmoon_scheduling.block_cache import (
 )
 from halfmoon_scheduling.disk_map import BlockRecord, DiskMap, OnDisk
 from halfmoon_scheduling.pins import Pin, PinKind, PinRefused
+from halfmoon_scheduling.tenancy import Tenancy
 from halfmoon_scheduling.tier_commands import (
     Announce,
     Answer,
@@ -61,12 +62,19 @@ class _Waiting:
 class TieredCache:
     """One cache of two tiers; with a disk of no slots, a memory alone."""
 
-    def __init__(self, memory: BlockCache, disk: DiskMap, limits: TierLimits | None = None) -> None:
+    def __init__(
+        self,
+        memory: BlockCache,
+        disk: DiskMap,
+        limits: TierLimits | None = None,
+        tenants: Tenancy | None = None,
+    ) -> None:
         self.memory = memory
         self.disk = disk
         self.limits = limits or TierLimits()
         #: Of blocks of either tier.
         self.pins = memory.pins
+        self.tenants = tenants or Tenancy()
         self.counts = TierCounts()
         #: Blocks on their way to the disk, and to which slot. Stored in memory, leased by us.
         self._writing: dict[BlockHash, int] = {}
@@ -147,19 +155,29 @@ class TieredCache:
         now: float,
         *,
         ttl_s: float | None = None,
+        tenant: str = "",
+        within_quota: bool = True,
     ) -> Reserved:
         """See `BlockCache.reserve`. Blocks on the disk count as stored.
 
+        Blocks are a tenant's; unless they are copies, its quota holds: its own others are given
+        up for them, and what still is too much gets no slots.
+
         Raises:
             CacheFull: not even one fits now; soon, if write-backs are under way.
+            OverQuota: the tenant's blocks are all in use.
             DuplicateTicket: the owner uses this ticket already.
         """
         self._require_new(owner, ticket)
+        asked = hashes
+        if within_quota and self.tenants.quota(tenant) is not None:
+            hashes = self._within_quota(tenant, hashes, parent, now)
         depth = None if parent is None else self._depth(parent) + 1
         try:
             reserved = self.memory.reserve(
-                owner, ticket, hashes, parent, now, depth=depth, elsewhere=self.disk, ttl_s=ttl_s
-            )
+                owner, ticket, hashes, parent, now, depth=depth, elsewhere=self.disk, ttl_s=ttl_s,
+                ends_prompt=len(hashes) == len(asked),
+            )  # fmt: skip
         except CacheFull as full:
             self._pump(now)
             if not self._writing:
@@ -168,6 +186,7 @@ class TieredCache:
                 f"{full.reason}; {len(self._writing)} blocks are being written back first", _SOON_S
             ) from None
         self._gone_from_memory(reserved.evicted)
+        self.tenants.writes((owner, ticket), tenant, len(reserved.places))
         self._pump(now)
         return reserved
 
@@ -176,6 +195,7 @@ class TieredCache:
     ) -> list[BlockHash]:
         """See `BlockCache.commit`."""
         stored = self.memory.commit(owner, ticket, checksums, now)
+        self.tenants.written((owner, ticket), stored)
         self._pump(now)
         return stored
 
@@ -194,21 +214,8 @@ class TieredCache:
         """Give these up, children before parents; those in use, pinned or with other children
         stay."""
         for block in hashes:
-            if block in self.pins.soft:  # what a hard pin holds stays by itself
-                continue
-            was_in_memory = block in self.memory
-            if was_in_memory and not self.memory.evict(block):
-                continue
-            if block in self.disk:
-                if self._is_busy(block) or self.disk.has_children(block):
-                    self._gone_from_memory([block] if was_in_memory else [])
-                    continue
-                self._commands.append(Erase(self.disk.forget(block)))
-            elif not was_in_memory:
-                continue
-            self.counts.dropped += 1
-            tier: Tier = "memory" if was_in_memory else "disk"
-            self._commands.append(Announce(tier=tier, left=(block,)))
+            if block not in self.pins.soft:  # what a hard pin holds stays by itself
+                self._discard(block)
         self._pump(now)
 
     # -- reading -----------------------------------------------------------------------------
@@ -232,6 +239,7 @@ class TieredCache:
             prefix.append(block)
         for block in reversed(prefix):
             self.disk.touch(block)
+        self.tenants.touch(prefix)
         missing = [block for block in prefix if block not in self.memory]
         self.counts.hits_disk += len(missing)
         self.counts.hits_memory += len(prefix) - len(missing)
@@ -313,6 +321,7 @@ class TieredCache:
                 self.counts.corrupt += 1
                 self.pins.unpin(block)
                 if self.memory.evict(block):
+                    self._gone(block)
                     self._commands.append(Announce(tier="memory", left=(block,)))
         self._pump(now)
 
@@ -330,7 +339,7 @@ class TieredCache:
             self._arrived(block, now)
         else:
             self.counts.corrupt += 1
-            self.pins.unpin(block)
+            self._gone(block)
             self.memory.revoke(_DISK, _ticket(block))
             self._commands.append(Erase(self.disk.forget(block)))
             self._commands.append(Announce(tier="disk", left=(block,)))
@@ -358,6 +367,7 @@ class TieredCache:
         self.memory.check()
         self.disk.check()
         self.pins.check()
+        self.tenants.check(self.hashes())
         assert all(block in self for block in self.pins.blocks()), "a pin on what is not here"
         for block in self.memory.hashes():
             assert self.memory.is_saved(block) == (block in self.disk), "saved, but not on disk"
@@ -408,7 +418,7 @@ class TieredCache:
         if slot is None and self.pins.n_soft:
             slot, evicted = self.disk.allocate(self._is_busy)
         if evicted is not None:
-            self.pins.unpin(evicted)
+            self._gone(evicted)
             self.counts.dropped += 1
             self._commands.append(Announce(tier="disk", left=(evicted,)))
         stored, place = self.memory.get(block), self.memory.place_in_prompt(block)
@@ -443,7 +453,7 @@ class TieredCache:
         below = tuple(found.record for block in blocks if (found := self.disk.get(block)))
         for block in blocks:
             if block not in self.disk:
-                self.pins.unpin(block)
+                self._gone(block)
         if below:
             self._commands.append(Announce(tier="disk", came=below))
         self.counts.dropped += len(blocks) - len(below)
@@ -519,6 +529,47 @@ class TieredCache:
     def _answer(self, owner: str, ticket: Ticket, prefix: Sequence[BlockHash], now: float) -> None:
         places: Sequence[Stored] = self.memory.lease(owner, ticket, prefix, now)
         self._commands.append(Answer(owner, ticket, tuple(places)))
+
+    # -- what leaves ---------------------------------------------------------------------------
+
+    def _discard(self, block: BlockHash) -> bool:
+        """Give a block up in both tiers, unless it is in use, held or has children."""
+        in_memory, on_disk = block in self.memory, block in self.disk
+        if not (in_memory or on_disk) or self.disk.has_children(block):
+            return False
+        if not self.memory.evict(block) if in_memory else self._is_busy(block):
+            return False
+        if on_disk:
+            self._commands.append(Erase(self.disk.forget(block)))
+        self.counts.dropped += 1
+        tier: Tier = "memory" if in_memory else "disk"
+        self._commands.append(Announce(tier=tier, left=(block,)))
+        self._gone(block)
+        return True
+
+    def _gone(self, block: BlockHash) -> None:
+        """A block is in no tier any more."""
+        self.pins.unpin(block)
+        self.tenants.gone(block)
+
+    def _within_quota(
+        self, tenant: str, hashes: Sequence[BlockHash], parent: BlockHash | None, now: float
+    ) -> Sequence[BlockHash]:
+        """As many of these as a tenant may have, for which its own others are given up."""
+        self.memory.expire(now)
+        self.tenants.forget_writes(self.memory.has_reservation)
+        self.tenants.own(tenant, [block for block in hashes if block in self])
+        missing = [b for b in hashes if not (b in self or self.memory.is_reserved(b))]
+        n_over = self.tenants.excess(tenant, len(missing))
+        if n_over <= 0:
+            return hashes
+        keep = {*hashes, parent}
+        n_over -= self.tenants.give_up(
+            tenant, n_over, keep, self.pins.soft, self.place_in_prompt, self._discard
+        )
+        if n_over >= len(missing):
+            raise self.tenants.refusal(tenant, self.memory.first_release_s(now))
+        return hashes[: hashes.index(missing[-n_over])] if n_over else hashes
 
     # -- both --------------------------------------------------------------------------------
 

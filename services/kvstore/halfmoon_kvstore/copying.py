@@ -73,8 +73,9 @@ class Copying:
         tiers = await self._stock.tiers_for(put, tokens_unknown=not order.token_ids)
         # It ends with the read, however long that takes: until then bytes come in.
         reserved = tiers.reserve(
-            _COPIES, put.ticket, put.hashes, put.parent, self._clock.now(), ttl_s=_FOREVER_S
-        )
+            _COPIES, put.ticket, put.hashes, put.parent, self._clock.now(),
+            ttl_s=_FOREVER_S, tenant=order.tenant, within_quota=False,
+        )  # fmt: skip
         self._stock.heed()
         try:
             places = {place.hash: place for place in lease.places}

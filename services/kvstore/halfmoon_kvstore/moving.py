@@ -171,6 +171,7 @@ class Moving:
 
     def _message(self, order: Order, layout: KvLayout) -> ReplicateBlocks:
         self._n_orders += 1
+        tiers = self._stock.tiers
         return ReplicateBlocks(
             ticket=Ticket(f"move-{self._own.worker_id}-{self._own.generation}-{self._n_orders}"),
             source=self._own,
@@ -178,6 +179,7 @@ class Moving:
             hashes=order.hashes,
             parent=order.parent,
             token_ids=(),
+            tenant="" if tiers is None else tiers.tenants.owner(order.hashes[0]),
         )
 
     async def _pace(self, n_bytes: int) -> None:

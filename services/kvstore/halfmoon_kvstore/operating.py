@@ -78,6 +78,7 @@ class Operating:
             "bytes": layout.block_bytes,
             #: Since it came to memory; what is on the disk only has no age.
             "age_s": None if in_memory is None else now - in_memory.stored_s,
+            "tenant": tiers.tenants.owner(block),
             "leases": 0 if in_memory is None else in_memory.n_leases,
             "pin": _pin_of(tiers, block, now),
             "held": block in tiers.pins.held,
@@ -148,6 +149,7 @@ class Operating:
             "disk": [] if stock.disk is None else stock.disk.looks(),
             "disk_off": tiers is not None and tiers.disk_is_off,
             "pins": pins,
+            "tenants": {} if tiers is None else _tenants(tiers),
         }
 
 
@@ -156,6 +158,13 @@ def _pin_of(tiers: TieredCache, block: BlockHash, now: float) -> dict[str, objec
         return None
     remaining_s = pin.until_s - now
     return {"kind": pin.kind, "remaining_s": None if remaining_s == float("inf") else remaining_s}
+
+
+def _tenants(tiers: TieredCache) -> dict[str, object]:
+    return {
+        tenant: {"n_blocks": n_blocks, "quota_blocks": tiers.tenants.quota(tenant)}
+        for tenant, n_blocks in tiers.tenants.usage().items()
+    }
 
 
 def _not_found(block: BlockHash, worker: KvstoreWorker) -> Refused:

@@ -26,6 +26,10 @@ def readings(tiers: TieredCache) -> Readings:
             "Blocks with a soft and with a hard pin; held: those and what is before the latter.",
             {"soft": tiers.pins.n_soft, "hard": tiers.pins.n_hard, "held": tiers.pins.n_held},
         ),
+        "halfmoon_kvstore_tenant_blocks": (
+            "Blocks of tenants that have a quota, in both tiers.",
+            tiers.tenants.usage(),
+        ),
         "halfmoon_kvstore_lookups": (
             "Blocks asked for, by the tier that had them.",
             {

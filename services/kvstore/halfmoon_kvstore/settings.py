@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from halfmoon_runtime.settings import ServiceSettings
 
@@ -42,6 +42,11 @@ class KvstoreSettings(ServiceSettings):
     hard_pin_share: Annotated[float, Field(ge=0, le=0.9)] = Field(
         0.25, description="Share of the blocks that fit into memory that hard pins may hold"
     )
+    tenant_quotas_mib: str = Field(
+        "",
+        description="What tenants may have here in MiB, memory and disk together:"
+        " lab=4096,shop=512,*=256, where * is each tenant that is not named; empty: no limits",
+    )
     reservation_ttl_s: Annotated[float, Field(gt=0)] = Field(
         30.0, description="Seconds until a put that is not committed is discarded"
     )
@@ -58,6 +63,17 @@ class KvstoreSettings(ServiceSettings):
         1024.0, description="No more than so many MiB a second are moved to other kvstores"
     )
 
+    @field_validator("tenant_quotas_mib")
+    @classmethod
+    def _can_be_read(cls, text: str) -> str:
+        _quotas_bytes(text)
+        return text
+
+    @property
+    def tenant_quotas_bytes(self) -> dict[str, int]:
+        """Bytes of blocks by tenant."""
+        return _quotas_bytes(self.tenant_quotas_mib)
+
     @property
     def capacity_bytes(self) -> int:
         """Bytes of memory for blocks."""
@@ -67,3 +83,20 @@ class KvstoreSettings(ServiceSettings):
     def disk_bytes(self) -> int:
         """Bytes of files for blocks."""
         return self.disk_mib * 1024 * 1024
+
+
+def _quotas_bytes(text: str) -> dict[str, int]:
+    quotas: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, mib = part.partition("=")
+        name = name.strip()
+        if not equals or not name or name in quotas:
+            raise ValueError(f"{part!r} is not NAME=MIB, or names somebody twice")
+        try:
+            n_bytes = float(mib) * 1024 * 1024
+        except ValueError:
+            n_bytes = -1.0
+        if not 0 <= n_bytes < 2**60:
+            raise ValueError(f"{part!r}: {mib!r} is no number of MiB")
+        quotas[name] = int(n_bytes)
+    return quotas

@@ -25,6 +25,7 @@ from halfmoon_runtime.network import PeerId
 from halfmoon_scheduling.block_cache import BlockCache
 from halfmoon_scheduling.disk_map import DiskMap
 from halfmoon_scheduling.pins import Pins
+from halfmoon_scheduling.tenancy import Tenancy
 from halfmoon_scheduling.tier_commands import Announce, Answer, Erase, Promote, WriteBack
 from halfmoon_scheduling.tier_limits import TierLimits
 from halfmoon_scheduling.tiers import TieredCache
@@ -152,7 +153,14 @@ class Stock:
         if self.disk is not None:
             await asyncio.to_thread(self.disk.open, layout)
         n_disk_slots = 0 if self.disk is None else self.disk.n_slots
-        tiers = TieredCache(memory, DiskMap(n_disk_slots, policy=settings.eviction), self.limits)
+        quotas = Tenancy(
+            {
+                tenant: n_bytes // layout.block_bytes
+                for tenant, n_bytes in settings.tenant_quotas_bytes.items()
+            }
+        )
+        disk_map = DiskMap(n_disk_slots, policy=settings.eviction)
+        tiers = TieredCache(memory, disk_map, self.limits, quotas)
         if self.disk is not None:
             await asyncio.to_thread(lambda disk: tiers.restore(disk.blocks()), self.disk)
         self.tiers, self.layout = tiers, layout

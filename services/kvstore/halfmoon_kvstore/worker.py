@@ -207,7 +207,9 @@ class KvstoreWorker:
             return
         now = self._clock.now()
         try:
-            reserved = tiers.reserve(owner_of(peer), put.ticket, put.hashes, put.parent, now)
+            reserved = tiers.reserve(
+                owner_of(peer), put.ticket, put.hashes, put.parent, now, tenant=put.tenant
+            )
         except CacheFull as error:
             self._refuse(peer, put.ticket, str(error), error.retry_after_s)
         except CacheError as error:

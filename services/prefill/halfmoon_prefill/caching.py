@@ -135,6 +135,7 @@ class Caching:
                 hashes,
                 start.block_hashes[first - 1] if first else None,
                 start.token_ids[first * size : len(start.block_hashes) * size],
+                start.tenant,
             )
         except KvstoreUnavailable as error:
             self._replicas.went_wrong(start.store_in, error)

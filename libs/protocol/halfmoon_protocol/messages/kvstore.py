@@ -27,6 +27,8 @@ class ReserveBlocks(Message, frozen=True, tag="reserve_blocks"):
     parent: BlockHash | None
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events.
     token_ids: tuple[int, ...]
+    #: Whose blocks they are, where tenants have quotas; empty: nobody's.
+    tenant: str = ""
 
 
 class CommitBlocks(Message, frozen=True, tag="commit_blocks"):
@@ -80,6 +82,8 @@ class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events. Empty
     #: when who orders does not know them: a kvstore that moves its blocks elsewhere.
     token_ids: tuple[int, ...]
+    #: Whose blocks they are, if that is known. Copies count, and are not refused for a quota.
+    tenant: str = ""
 
 
 class DropBlocks(Message, frozen=True, tag="drop_blocks"):

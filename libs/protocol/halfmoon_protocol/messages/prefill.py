@@ -54,6 +54,8 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     cached: CachedPrefix | None = None
     #: Where to keep the blocks for reuse; none when no kvstore is there.
     store_in: KvstoreAddress | None = None
+    #: Who asks; told to the kvstore that keeps the blocks.
+    tenant: str = ""
     #: The stages after this one, in order, when a group is to compute it. Only for a worker
     #: whose record says that it is stage 0 of one; it answers for all of them.
     stages: tuple[StageAddress, ...] = ()
