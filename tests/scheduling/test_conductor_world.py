@@ -99,6 +99,7 @@ class Worker:
                 except KeyError as error:
                     self._fail_decode(message.request_id, str(error))
             case Cancel() if self.batch is not None:
+                self.queue.pop(message.request_id, None)
                 aside_until_s = now + 2.0 if message.landing_in_doubt else None
                 self.batch.cancel(message.request_id, aside_until_s=aside_until_s)
             case Cancel():
@@ -180,6 +181,7 @@ class World(RuleBasedStateMachine):
         max_deferred=st.sampled_from([0, 2]),
         absent=st.sets(st.sampled_from(NAMES), max_size=3),
         grouped=st.booleans(),
+        local=st.booleans(),
     )
     def begin(
         self,
@@ -189,8 +191,9 @@ class World(RuleBasedStateMachine):
         max_deferred: int,
         absent: set[str],
         grouped: bool,
+        local: bool,
     ) -> None:
-        self.grouped = grouped
+        self.grouped, self.local = grouped, local
         self.config = msgspec.convert(
             {
                 "placement": placement,
@@ -418,7 +421,12 @@ class World(RuleBasedStateMachine):
             if self.grouped and name.startswith("prefill"):
                 stage = Stage("both", int(name[-1]), 2, chunk_tokens=16)
             info = a_worker(
-                name, generation=self.generation, n_blocks=N_PAGES, host="host", stage=stage
+                name,
+                generation=self.generation,
+                n_blocks=N_PAGES,
+                host="host",
+                stage=stage,
+                local_prefill_tokens=20 if self.local and name.startswith("decode") else 0,
             )
             batch = None
             if info.role == "decode":
@@ -471,21 +479,21 @@ class World(RuleBasedStateMachine):
             # As a further stage it writes what the first one was told.
             self.cut_off += [
                 (start, head.may_write_until_s[rid])
-                for head in self.of_role("prefill")
+                for head in list(self.workers.values())
                 for rid, start in head.queue.items()
                 if any(stage.worker_id == worker_id for stage in start.stages)
             ]
         self.unnoticed = [(w, g) for w, g in self.unnoticed if w != worker_id]
         self.tell(WorkerLost(worker_id, "connection reset"))
 
-    @precondition(lambda self: any(w.queue for w in self.of_role("prefill")))
+    @precondition(lambda self: any(w.queue for w in self.workers.values()))
     @rule(
         data=st.data(),
         outcome=st.sampled_from(["", "", "", "stop", "fails", "is hopeless"]),
         culprit=st.sampled_from([None, *NAMES]),
     )
     def a_prefill_ends(self, data: st.DataObject, outcome: str, culprit: str | None) -> None:
-        busy = [w.info.worker_id for w in self.of_role("prefill") if w.queue]
+        busy = [worker_id for worker_id, w in sorted(self.workers.items()) if w.queue]
         self.end_prefill(data.draw(st.sampled_from(busy), "worker"), outcome, culprit)
 
     def end_prefill(self, worker_id: WorkerId, outcome: str, culprit: str | None = None) -> None:
@@ -613,10 +621,9 @@ class World(RuleBasedStateMachine):
             worker = self.workers[worker_id]
             while worker.inbox:
                 worker.read(self.now)
-            if worker.info.role == "prefill":
-                while worker.queue:
-                    self.end_prefill(worker_id, "")
-            elif worker.batch is not None:
+            while worker.queue:
+                self.end_prefill(worker_id, "")
+            if worker.batch is not None:
                 worker.step(self.now)
                 worker.outbox.append(worker.load())
             while worker.outbox:

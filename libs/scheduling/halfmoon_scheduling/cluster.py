@@ -13,9 +13,11 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress, Role, StageAddress, WorkerInfo
 from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.decode_pool import DecodePool
+from halfmoon_scheduling.forecast import Stay
 from halfmoon_scheduling.groups import Group, complete_groups
 from halfmoon_scheduling.limits import Crew
-from halfmoon_scheduling.placement import PrefillCandidate, choose_home
+from halfmoon_scheduling.local_prefill import LocalEstimate
+from halfmoon_scheduling.placement import Job, Placement, PrefillCandidate, choose_home
 from halfmoon_scheduling.prefill_pool import PrefillPool
 
 
@@ -56,6 +58,8 @@ class Cluster:
         self._crews: dict[Role, Crew] = {}
         #: Complete ones among them; None until asked for, likewise.
         self._groups: tuple[Group, ...] | None = None
+        #: Tokens of the longest rest that any decode worker prefills by itself.
+        self._local_tokens: int | None = None
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -144,6 +148,14 @@ class Cluster:
             self._groups = complete_groups(self.accepting("prefill"))
         return self._groups
 
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of the longest rest that any decode worker prefills by itself; 0: none does."""
+        if self._local_tokens is None:
+            decodes = self.accepting("decode")
+            self._local_tokens = max((i.local_prefill_tokens for i in decodes), default=0)
+        return self._local_tokens
+
     def stage_address(self, prefill: WorkerId) -> StageAddress:
         """A live prefill worker as the others of its group reach it."""
         info = self._infos[prefill]
@@ -157,6 +169,27 @@ class Cluster:
             for info in workers:
                 self.home_of(info.worker_id)
         return self.prefills.candidates(workers, self._homes, now)
+
+    def promise(
+        self,
+        placement: Placement,
+        decode: WorkerId,
+        job: Job,
+        stay: Stay,
+        now: float,
+        *,
+        tbt_slo_s: float | None,
+    ) -> None:
+        """A request is to run where it was placed: both sides keep their part of it in mind."""
+        chosen, local_s = placement.chosen, 0.0
+        if isinstance(chosen, LocalEstimate):
+            local_s = chosen.stalled_step_s
+        else:
+            self.prefills.plan(chosen, job, now)
+        n_pages = -(-job.n_tokens // job.block_size)
+        self.decodes.hold(
+            decode, job.request_id, n_pages, stay, tbt_slo_s=tbt_slo_s, local_s=local_s
+        )
 
     @property
     def transfers(self) -> dict[WorkerId, int]:
@@ -185,6 +218,7 @@ class Cluster:
     def _forget_crews(self) -> None:
         self._crews.clear()
         self._groups = None
+        self._local_tokens = None
 
     def _require_fit(self, info: WorkerInfo) -> None:
         if info.layout is None:

@@ -219,14 +219,15 @@ class Conductor:
         assert tracked.placement is not None
         chosen, request = tracked.placement.chosen, tracked.request
         self.cluster.decodes.landing(worker_id, request_id)
-        self.cluster.prefills.start(chosen.worker_id, request_id, now)
+        if chosen.workers:
+            self.cluster.prefills.start(chosen.worker_id, request_id, now)
         tracked.phase = Phase.PREFILLING
         self._requests.deadlines.set(tracked, now + self.config.request_timeout_s)
         cached = None
         if sources := self._placer.sources(tracked.placement, request):
             first, *others = map(self.cluster.address, sources)
             cached = CachedPrefix(first, chosen.n_blocks, tuple(others))
-        home = self._placer.store_for(request_id, chosen.worker_id)
+        home = self._placer.store_for(request_id, chosen)
         message_out = StartPrefill(
             request_id=request_id,
             token_ids=request.token_ids,
@@ -347,7 +348,7 @@ class Conductor:
                 self._requests.forget_landing(request_id)
             return []
         commands: list[AnyCommand] = []
-        if tracked.phase is Phase.PREFILLING and tracked.prefill is not None:
+        if tracked.phase is Phase.PREFILLING and tracked.prefill is not None and tracked.writers:
             commands = self._requests.send(tracked.prefill, Cancel(request_id=request_id))
         reason = f"decode at {worker_id} failed: {message.reason}"
         return commands + self._requests.again(tracked, reason, now, retryable=message.retryable)

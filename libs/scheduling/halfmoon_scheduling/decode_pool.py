@@ -7,11 +7,13 @@ what it runs now, from which the forecasts of admission set out.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import DecodeCost, DecodeLoad, WorkerInfo
+from halfmoon_protocol.messages import DecodeCost, DecodeLoad, PrefillCost, WorkerInfo
 from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.forecast import Starts, Stay, uniform_change
+from halfmoon_scheduling.local_prefill import LocalTerms
 from halfmoon_scheduling.placement import DecodeCandidate
 from halfmoon_scheduling.sample import Sample
 
@@ -26,6 +28,10 @@ class _Held:
 
     n_pages: int
     stay: Stay
+    #: Its limit of the time between tokens, seconds.
+    tbt_slo_s: float = inf
+    #: Predicted seconds of the step in which it is prefilled there; 0 when it is not, or was.
+    local_s: float = 0.0
     #: "asked": not in any load yet. "landing": counted as reserved. "running".
     state: str = "asked"
 
@@ -47,6 +53,8 @@ class _Decode:
     full_until_s: float = float("-inf")
     #: This worker as placement sees it; None when something has changed.
     candidate: DecodeCandidate | None = None
+    #: The same for prefilling there.
+    terms: LocalTerms | None = None
 
 
 class DecodePool:
@@ -83,7 +91,7 @@ class DecodePool:
             self._workers[info.worker_id] = _Decode(info, cost, free_pages=info.n_blocks)
         else:
             worker.info, worker.cost = info, cost
-            worker.candidate = None
+            worker.candidate = worker.terms = None
 
     def leave(self, worker_id: WorkerId) -> None:
         """A worker is gone, and with it all claims on it."""
@@ -99,16 +107,49 @@ class DecodePool:
             if (decode := self._workers[info.worker_id]).full_until_s <= now
         ]
 
+    def with_terms(
+        self, candidates: Iterable[DecodeCandidate]
+    ) -> list[tuple[DecodeCandidate, LocalTerms]]:
+        """Those of them that prefill by themselves, and what that takes there."""
+        made = []
+        for candidate in candidates:
+            worker = self._workers[candidate.worker_id]
+            if worker.info.local_prefill_tokens:
+                if worker.terms is None:
+                    worker.terms = self._terms(worker)
+                made.append((candidate, worker.terms))
+        return made
+
     # -- what is promised --------------------------------------------------------------------
 
-    def hold(self, worker_id: WorkerId, request_id: RequestId, n_pages: int, stay: Stay) -> None:
-        """A request is to decode there, from about `stay.start_s`."""
+    def hold(
+        self,
+        worker_id: WorkerId,
+        request_id: RequestId,
+        n_pages: int,
+        stay: Stay,
+        *,
+        tbt_slo_s: float | None = None,
+        local_s: float = 0.0,
+    ) -> None:
+        """A request is to decode there, from about `stay.start_s`.
+
+        Args:
+            worker_id: of a live worker.
+            request_id: not held there yet.
+            n_pages: pages of its prompt.
+            stay: when, and how much context.
+            tbt_slo_s: its limit of the time between tokens; None: no limit.
+            local_s: seconds of the step in which it is prefilled there; 0: it is not.
+        """
         worker = self._workers[worker_id]
-        worker.held[request_id] = _Held(n_pages, stay)
+        worker.held[request_id] = _Held(
+            n_pages, stay, inf if tbt_slo_s is None else tbt_slo_s, local_s
+        )
         worker.free_pages -= n_pages
         worker.n_requests += 1
         worker.context_tokens += stay.n_tokens
-        worker.candidate = None
+        worker.candidate = worker.terms = None
         self._pending.add(request_id, stay.start_s, stay.n_tokens)
 
     def landing(self, worker_id: WorkerId, request_id: RequestId) -> None:
@@ -124,6 +165,8 @@ class DecodePool:
         self._pending.remove(request_id, stay.start_s)
         self._running.add(request_id, now, stay.n_tokens)
         held.state, stay.running, stay.start_s = "running", True, now
+        if held.local_s:
+            held.local_s, worker.terms = 0.0, None
         worker.n_running += 1
         worker.running_tokens += stay.n_tokens
 
@@ -136,7 +179,7 @@ class DecodePool:
         worker.free_pages = min(worker.info.n_blocks, worker.free_pages + held.n_pages)
         worker.n_requests = max(0, worker.n_requests - 1)
         worker.context_tokens = max(0, worker.context_tokens - stay.n_tokens)
-        worker.candidate = None
+        worker.candidate = worker.terms = None
         if stay.running:
             worker.n_running = max(0, worker.n_running - 1)
             worker.running_tokens = max(0, worker.running_tokens - stay.n_tokens)
@@ -172,7 +215,7 @@ class DecodePool:
         worker.n_running = max(load.n_running, len(ours))
         worker.running_tokens = max(load.context_tokens, sum(h.stay.n_tokens for h in ours))
         worker.full_until_s = float("-inf")
-        worker.candidate = None
+        worker.candidate = worker.terms = None
         if load.n_running:
             self._costs.observe_step(
                 worker_id, worker.cost, load.n_running, load.context_tokens, load.step_s
@@ -244,6 +287,18 @@ class DecodePool:
             self._costs.per_token_s(worker_id, worker.cost),
         )
 
+    def _terms(self, worker: _Decode) -> LocalTerms:
+        worker_id, n_requests = worker.info.worker_id, worker.n_requests
+        step_s = self._costs.step_s(worker_id, worker.cost, n_requests, worker.context_tokens)
+        return LocalTerms(
+            worker_id,
+            worker.info.prefill_cost or PrefillCost(),
+            worker.info.local_prefill_tokens,
+            step_s if n_requests else 0.0,
+            sum(held.local_s for held in worker.held.values()),
+            min((held.tbt_slo_s for held in worker.held.values()), default=inf),
+        )
+
     def _step_s(self, worker_id: WorkerId, n_more: float, tokens_more: float) -> float:
         worker = self._workers[worker_id]
         n_requests = max(0.0, worker.n_running + n_more)
@@ -259,5 +314,6 @@ class DecodePool:
         assert len(self._pending) == sum(1 for one in held if not one.stay.running)
         for worker in self._workers.values():
             assert worker.candidate in (None, self._candidate(worker))
+            assert worker.terms in (None, self._terms(worker))
             for one in worker.held.values():
                 assert one.stay.running == (one.state == "running")

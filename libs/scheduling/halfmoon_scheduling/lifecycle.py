@@ -191,7 +191,7 @@ class Lifecycle:
         return Applicant(
             placement,
             len(request.token_ids),
-            self._slos.ttft_s(request, placement.prefill),
+            self._slos.ttft_s(request, placement.chosen.pool_worker),
             self._slos.tbt_s(request, placement.decode),
             now,
             now - tracked.arrived_s,
@@ -249,8 +249,8 @@ class Lifecycle:
         request = tracked.request
         tracked.first_token_s = now + placement.ttft_s
         stay = Stay(job.n_tokens, tracked.first_token_s)
-        self._cluster.prefills.plan(placement.chosen, job, now)
-        self._cluster.decodes.hold(decode, job.request_id, -(-job.n_tokens // job.block_size), stay)
+        tbt_slo_s = self._slos.tbt_s(request, decode)
+        self._cluster.promise(placement, decode, job, stay, now, tbt_slo_s=tbt_slo_s)
         tracked.phase = Phase.RESERVING
         tracked.placement = placement
         tracked.asked_s = now
@@ -338,7 +338,8 @@ class Lifecycle:
     def give_up(self, tracked: Tracked, now: float, *, because: str = "") -> list[AnyCommand]:
         """Cancel what a request holds on live workers, and end it; try again if `because`."""
         request_id, prefill, decode = tracked.request_id, tracked.prefill, tracked.decode
-        prefilling = tracked.phase is Phase.PREFILLING
+        # A decode worker that prefills by itself lets go of all at one word.
+        prefilling = tracked.phase is Phase.PREFILLING and bool(tracked.writers)
         commands: list[AnyCommand] = []
         keep_landing = False
         if prefilling and prefill is not None and prefill in self._cluster:
@@ -503,7 +504,8 @@ class Lifecycle:
             if tracked.phase in (Phase.DEFERRED, Phase.WAITING):
                 assert tracked.placement is None
                 continue
-            assert tracked.prefill is not None and tracked.decode is not None
+            assert tracked.writers or tracked.prefill == tracked.decode
+            assert tracked.decode is not None
             held.setdefault(tracked.decode, set()).add(request_id)
             if tracked.phase is not Phase.DECODING:
                 for writer in tracked.writers:

@@ -95,6 +95,11 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         """All who compute and write; the first one is told to, and answers."""
         return (self.worker_id,)
 
+    @property
+    def pool_worker(self) -> WorkerId:
+        """The prefill worker that a time on an idle worker is taken of."""
+        return self.worker_id
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -106,7 +111,8 @@ class Placement:
     decode: WorkerId | None
     #: Predicted seconds between tokens at `decode`, this request included; 0 without one.
     tbt_s: float
-    #: One row per prefill worker, in order of their ids; then one per group.
+    #: One row per prefill worker, in order of their ids; then one per group, and one
+    #: per decode worker that could prefill it by itself.
     estimates: tuple[Estimate, ...]
 
     @property

@@ -5,7 +5,7 @@ worker here. The choice itself is `placement.place`, a plain function.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
 from halfmoon_protocol.ids import RequestId, WorkerId, origin
@@ -16,10 +16,12 @@ from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.groups import GroupEstimate, with_group
 from halfmoon_scheduling.limits import able_workers
-from halfmoon_scheduling.placement import Job, Placement, place
+from halfmoon_scheduling.local_prefill import LocalEstimate, with_local
+from halfmoon_scheduling.placement import DecodeCandidate, Estimate, Job, Placement, place
 from halfmoon_scheduling.prefix_index import PrefixIndex
+from halfmoon_scheduling.slos import Slos
 
-#: Modes that compare times to the first token: there a group may be the choice.
+#: Modes that compare times to the first token: there a group, or a decode worker, may be chosen.
 LEAST_TTFT: tuple[PlacementMode, ...] = ("cache_aware", "kvcache_centric", "min_ttft")
 #: Requests whose failing workers are remembered at the most.
 MAX_AVOIDED = 1024
@@ -38,6 +40,7 @@ class Placer:
         self._cluster = cluster
         self._index = index
         self._costs = costs
+        self._slos = Slos(config, cluster)
         #: By the origin of the request, since its tries have different ids.
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
@@ -76,24 +79,27 @@ class Placer:
         if avoided:
             prefills, decodes = _others(prefills, avoided), _others(decodes, avoided)
         prefixes = self._index.longest_prefix(request.block_hashes)
+        prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided}
+        candidates = self._cluster.decodes.candidates(
+            [info for info in decodes if info.worker_id not in not_to_ask]
+            if not_to_ask
+            else decodes,
+            now,
+        )
         placement = place(
             self._config.placement,
             job,
             self._cluster.prefill_candidates(prefills, now),
-            self._cluster.decodes.candidates(
-                [info for info in decodes if info.worker_id not in not_to_ask]
-                if not_to_ask
-                else decodes,
-                now,
-            ),
-            {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided},
+            candidates,
+            prefixes,
             self._cluster.transfers,
             self._costs,
             threshold=self._config.kvcache_balancing_threshold,
             seed=self._config.seed,
         )
-        groups = self._cluster.groups
-        if groups and self._config.placement in LEAST_TTFT:
+        if self._config.placement not in LEAST_TTFT:
+            return placement, job
+        if groups := self._cluster.groups:
             source = placement.chosen.source
             placement = with_group(
                 placement,
@@ -103,7 +109,33 @@ class Placer:
                 n_active=0 if source is None else self._cluster.transfers.get(source, 0),
                 least_gain=self._config.group_least_gain,
             )
-        return placement, job
+        return self._at_decode(placement, job, request, candidates, prefixes), job
+
+    def _at_decode(
+        self,
+        placement: Placement,
+        job: Job,
+        request: Request,
+        candidates: Sequence[DecodeCandidate],
+        prefixes: Mapping[WorkerId, int],
+    ) -> Placement:
+        """Let a decode worker prefill by itself if one can and that is better."""
+        local_tokens = self._cluster.local_tokens
+        if not local_tokens or placement.decode is None:
+            return placement
+        longest = min(max(prefixes.values(), default=0), job.max_cached_blocks)
+        n_computed = job.n_tokens - longest * job.block_size
+        if n_computed > local_tokens:
+            return placement
+        return with_local(
+            placement,
+            job,
+            self._cluster.decodes.with_terms(candidates),
+            prefixes,
+            self._cluster.transfers,
+            self._costs,
+            lambda decode: self._slos.tbt_s(request, decode),
+        )
 
     def sources(self, placement: Placement, request: Request) -> list[WorkerId]:
         """Where its prefill worker may read the cached prefix, nearest first; perhaps nowhere.
@@ -128,16 +160,23 @@ class Placer:
             ranked.append((info.host != reader.host, kvstore != chosen.source, n_active, kvstore))
         return [kvstore for *_, kvstore in sorted(ranked)[: 1 + MAX_REPLICAS]]
 
-    def store_for(self, request_id: RequestId, prefill: WorkerId) -> WorkerId | None:
-        """The kvstore that a live prefill worker is to keep this request's blocks in."""
-        home = self._cluster.home_of(prefill)
+    def store_for(self, request_id: RequestId, chosen: Estimate) -> WorkerId | None:
+        """The kvstore that a live worker is to keep this request's blocks in.
+
+        A decode worker has none of its own: it keeps them where it has the others from.
+        """
+        if isinstance(chosen, LocalEstimate):
+            home = chosen.home
+            home = home if home is not None and home in self._cluster else None
+        else:
+            home = self._cluster.home_of(chosen.worker_id)
         return None if home in self._avoided.get(origin(request_id), ()) else home
 
     def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
         """Correct the predictions by what a prefill took; it still is in its worker's queue."""
         chosen = placement.chosen
-        if isinstance(chosen, GroupEstimate):
-            return  # what its stages took by themselves is not told
+        if isinstance(chosen, GroupEstimate | LocalEstimate):
+            return  # what its stages took, or a prompt's share of a step, is not told
         info = self._cluster.get(chosen.worker_id)
         # Computing and being busy are both at least what this request alone takes: forward
         # passes are shared, and bytes are on their way when the next one computes. Compute

@@ -76,7 +76,8 @@ class Tracked:
 
     @property
     def writers(self) -> tuple[WorkerId, ...]:
-        """The prefill worker and those that compute further stages with it."""
+        """The prefill worker and those that compute further stages with it; none when the
+        decode worker prefills by itself."""
         return self.placement.chosen.workers if self.placement else ()
 
     @property
