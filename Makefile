@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test native test-rdma test-clients e2e-compose check schema format bench bench-transfer bench-kvpool bench-rdma clean
+.PHONY: help up test test-soak native test-rdma test-clients e2e-compose check schema format bench bench-transfer bench-kvpool bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,13 @@ up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
 
 test: $(VENV)/.dev ## all tests
 	$(BIN)/pytest
+
+# Operations of the long soak; SEED repeats one.
+OPERATIONS ?= 4000
+
+test-soak: $(VENV)/.dev ## kvstore nodes under every misfortune, for long: OPERATIONS=4000 SEED=7
+	HALFMOON_SOAK_OPERATIONS=$(OPERATIONS) HALFMOON_SOAK_SEED=$(SEED) \
+		$(BIN)/pytest -s --timeout 7200 tests/kvstore/test_soak.py
 
 # What it is for: docs/transfer/native.md.
 native: $(VENV)/.installed ## build the optional extension in C (needs gcc, python3-dev, libxxhash-dev)
