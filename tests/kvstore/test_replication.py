@@ -36,6 +36,10 @@ def record(nodes: Any, name: str) -> WorkerInfo:
         store.close()
 
 
+def n_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 async def order(
     nodes: Any,
     target: BlockClient,
@@ -121,3 +125,47 @@ async def test_copies_are_dropped_on_order_and_those_in_use_stay(nodes: Any) -> 
         while await a.stored() != set(blocks[:3]):
             await asyncio.sleep(0.01)
         assert await a.get(blocks) == list(blocks[:3])
+
+
+async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes: Any) -> None:
+    """Replicas less one, whichever they are; nothing of it was on a disk."""
+    prompts = [prompt(i, 24) for i in range(1, 7)]
+    for name in ("a", "b", "c"):
+        nodes.start(name, capacity_mib=1)
+    async with nodes.client("a") as a, nodes.client("b") as b, nodes.client("c") as c:
+        for each in prompts:
+            await a.put(each)
+        for target in (b, c):
+            for each in prompts:
+                answer = await order(nodes, target, "a", each)
+                assert isinstance(answer, BlocksReplicated) and answer.n_blocks == len(each)
+        nodes.kill("a")
+        for each in prompts:
+            assert await b.get(each) == list(each)
+        nodes.kill("b")
+        for each in prompts:
+            assert await c.get(each) == list(each)
+        # And from what is left the others get it back.
+        nodes.start("a", capacity_mib=1)
+        async with nodes.client("a") as anew:
+            assert await anew.stored() == set()
+            for each in prompts:
+                assert isinstance(await order(nodes, anew, "c", each), BlocksReplicated)
+                assert await anew.get(each) == list(each)
+
+
+async def test_a_node_that_copies_from_one_that_is_restarted_keeps_nothing_of_its_earlier_starts(
+    nodes: Any,
+) -> None:
+    nodes.start("a", capacity_mib=1)
+    n_open: list[int] = []
+    async with nodes.client("a") as a:
+        for i in range(1, 5):
+            nodes.start("b", capacity_mib=1)
+            blocks = prompt(i, 10)
+            async with nodes.client("b") as b:
+                await b.put(blocks)
+                assert isinstance(await order(nodes, a, "b", blocks), BlocksReplicated)
+            nodes.kill("b")
+            n_open.append(n_files(nodes.processes["a"].pid))
+    assert max(n_open) <= n_open[0] + 3, n_open

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halfmoon_protocol import schema
 from halfmoon_protocol.errors import Malformed
@@ -12,6 +14,7 @@ from halfmoon_protocol.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    KvEvent,
     KvEventBatch,
     decode_payload,
     decode_sequence,
@@ -51,6 +54,45 @@ def test_positional_events_with_more_elements_than_we_know_are_read() -> None:
         ),
         AllBlocksCleared(),
     )
+
+
+def as_array(event: KvEvent, n_fields: int) -> list[object]:
+    """An event as vLLM wrote it before it wrote maps; earlier versions know fewer fields."""
+    fields = [getattr(event, name) for name in event.__struct_fields__]
+    return [type(event).__name__, *fields[:n_fields]]
+
+
+hashes = st.lists(st.integers(0, 2**64 - 1) | st.binary(max_size=32), max_size=4).map(tuple)
+media = st.sampled_from([None, "GPU", "CPU", "STORAGE"])
+events = st.one_of(
+    st.builds(
+        BlockStored,
+        block_hashes=hashes,
+        parent_block_hash=st.none() | st.integers(0, 2**64 - 1) | st.binary(max_size=32),
+        token_ids=st.lists(st.integers(0, 2**31), max_size=8).map(tuple),
+        block_size=st.integers(1, 64),
+        lora_id=st.none() | st.integers(0, 9),
+        medium=media,
+    ),
+    st.builds(BlockRemoved, block_hashes=hashes, medium=media),
+    st.just(AllBlocksCleared()),
+)
+
+
+@given(st.lists(events, max_size=5), st.integers(0, 2**62))
+def test_maps_and_arrays_say_the_same(batch: list[KvEvent], sequence: int) -> None:
+    rows = [as_array(event, n_fields=9) for event in batch]
+    arrays = msgspec.msgpack.encode([12.5, rows, None])
+    expected = KvEventBatch(sequence, 12.5, tuple(batch))
+    assert decode_payload(arrays, sequence) == expected
+    assert decode_payload(encode_payload(batch, 12.5), sequence) == expected
+
+
+def test_arrays_of_versions_that_know_no_medium_are_read() -> None:
+    payload = msgspec.msgpack.encode([1.0, [as_array(STORED, 4), ["BlockRemoved", [7]]]])
+    stored, removed = decode_payload(payload, 0).events
+    assert stored == msgspec.structs.replace(STORED, medium=None)
+    assert removed == BlockRemoved(block_hashes=(7,))
 
 
 def test_unknown_fields_and_unknown_events_are_left_out() -> None:

@@ -16,6 +16,7 @@ from halfmoon_protocol.messages import (
     DecodeRefused,
     DecodeReserved,
     KvstoreAddress,
+    KvstoreLoad,
     PrefillCost,
     PrefillDone,
     PrefillFailed,
@@ -1030,6 +1031,21 @@ def test_a_gap_in_a_kvstores_events_asks_for_a_snapshot_again_until_it_comes() -
     core.hear("kvstore-0", BlocksSnapshot(sequence=2, hashes=()))
     assert len(core.conductor.index) == len(a_request().block_hashes)
     assert core.handle(Tick(), 60.0) == []
+
+
+def test_an_event_that_nothing_follows_is_missed_once_the_kvstore_says_how_far_it_is() -> None:
+    core = Core("kvstore-0")
+    core.hold("kvstore-0", a_request(), 0)
+
+    def load(sequence: int) -> KvstoreLoad:
+        return KvstoreLoad(n_stored=1, n_reserved=0, n_leased=0, n_blocks=8, sequence=sequence)
+
+    assert core.hear("kvstore-0", load(-1)) == []
+    assert core.hear("kvstore-0", load(0)) == [Send(K0, SnapshotBlocks())]
+    assert core.hear("kvstore-0", load(0)) == []
+    hashes = a_request().block_hashes
+    core.hear("kvstore-0", BlocksSnapshot(sequence=0, hashes=hashes))
+    assert len(core.conductor.index) == len(hashes)
 
 
 # -- what the metrics show -----------------------------------------------------------------------

@@ -168,7 +168,7 @@ EXAMPLES: tuple[Message, ...] = (
     BlocksReplicated(ticket=TICKET, n_blocks=1),
     KvstoreRefused(ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0),
     BlocksSnapshot(sequence=41, hashes=HASHES),
-    KvstoreLoad(n_stored=50, n_reserved=2, n_leased=3, n_blocks=64),
+    KvstoreLoad(n_stored=50, n_reserved=2, n_leased=3, n_blocks=64, sequence=41),
     # With log probabilities.
     StartDecode(
         request_id=REQUEST,

@@ -23,6 +23,7 @@ from halfmoon_protocol.messages import (
     DecodeRefused,
     DecodeReserved,
     DropBlocks,
+    KvstoreLoad,
     KvstoreRefused,
     PrefillDone,
     PrefillFailed,
@@ -196,6 +197,8 @@ class Conductor:
             case KvstoreRefused() if self._replicator is not None:
                 until_s = now + max(message.retry_after_s, REFUSED_COPY_S)
                 self._replicator.refused(worker_id, message.ticket, until_s)
+            case KvstoreLoad() if self._follower.told(worker_id, message.sequence, now):
+                return self._requests.send(worker_id, SnapshotBlocks())
             case BlocksSnapshot():
                 return self._on_blocks_snapshot(worker_id, message, now)
             case _:

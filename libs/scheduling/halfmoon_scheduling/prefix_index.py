@@ -244,6 +244,18 @@ class KvFollower:
         self._apply(worker, stream, batch)
         return False
 
+    def told(self, worker: WorkerId, sequence: int, now: float) -> bool:
+        """A kvstore said that it has published this event, after it had.
+
+        So if it has not come, it was lost, and perhaps no further one will show that. An earlier
+        number than the newest says nothing: it may have been looked up before that one.
+        """
+        stream = self._streams.get(worker)
+        if stream is None or stream.awaits_snapshot or sequence <= stream.applied:
+            return False
+        stream.required = sequence
+        return self._await_snapshot(stream, now)
+
     def snapshot(
         self, worker: WorkerId, sequence: int, hashes: Iterable[BlockHash], now: float
     ) -> bool:

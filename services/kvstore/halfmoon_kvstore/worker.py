@@ -300,6 +300,7 @@ class KvstoreWorker:
                     n_reserved=tiers.memory.n_reserved,
                     n_leased=tiers.memory.n_leased,
                     n_blocks=tiers.memory.n_slots,
+                    sequence=self._outbox.sequence,
                 )
             )
 

@@ -177,9 +177,12 @@ class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
 
 
 class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):
-    """How full a kvstore is; published."""
+    """How full a kvstore is, and how far its KV events are; published."""
 
     n_stored: int
     n_reserved: int
     n_leased: int
     n_blocks: int
+    #: Number of a KV event that was published before this; -1: none, or not told. Events and
+    #: this come in order, so a listener who has not heard of it has missed it.
+    sequence: int = -1

@@ -141,7 +141,8 @@ class Listener:
                         self._on_event(event, n_kills)
                 case BlocksSnapshot(sequence=sequence, hashes=hashes):
                     ask |= self._follower.snapshot(self._name, sequence, hashes, now)
-                case KvstoreLoad():
+                case KvstoreLoad(sequence=sequence):
+                    ask |= self._follower.told(self._name, sequence, now)
                     self.n_held = heard.n_reserved + heard.n_leased
                 case _:
                     pass
