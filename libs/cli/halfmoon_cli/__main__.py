@@ -9,6 +9,7 @@ from rich.console import Console
 
 from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
+from halfmoon_cli.kv.commands import app as kv_app
 from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.paper import paper
 from halfmoon_cli.profile import profile
@@ -28,6 +29,7 @@ app = typer.Typer(
 transfer_app = typer.Typer(no_args_is_help=True, help="Look at the ways that bytes can take.")
 app.add_typer(transfer_app, name="transfer")
 app.add_typer(p2p_app, name="p2p")
+app.add_typer(kv_app, name="kv")
 console = Console()
 
 

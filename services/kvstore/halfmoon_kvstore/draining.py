@@ -8,6 +8,7 @@ Reads are served until the end.
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,8 @@ from halfmoon_runtime.operator_http import OperatorHttp, Question, Refused
 
 _DEADLINE_S = 600.0
 _LOOK_S = 0.05
+#: Seconds for whoever watches a drain to hear of its end.
+_TOLD_S = 2.0
 
 
 class _DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +43,8 @@ class Draining:
         self._service = service
         #: What was ordered by HTTP.
         self._ordered: asyncio.Task[None] | None = None
+        #: Set when somebody was told how it ended.
+        self._told = asyncio.Event()
 
     def register(self, http: OperatorHttp) -> None:
         """Answer operators there."""
@@ -48,6 +53,8 @@ class Draining:
 
     async def progress(self, question: Question) -> object:
         """How far it is."""
+        if self._moving.progress.state in ("done", "incomplete"):
+            self._told.set()
         return self._moving.progress
 
     async def order(self, question: Question) -> object:
@@ -88,6 +95,9 @@ class Draining:
         await self._move(deadline_s)
         if self._worker.stock.disk is not None and self._moving.progress.n_left:
             await self._worker.stock.save_all(self._settings.drain_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_TOLD_S):
+                await self._told.wait()
         self._service.stopping.set()
 
     async def _move(self, limit_s: float) -> None:

@@ -76,6 +76,8 @@ class Stock:
         #: then on, as is `layout`.
         self.tiers: TieredCache | None = None
         self.layout: KvLayout | None = None
+        #: Held while the disk is opened for a layout.
+        self._adopting = asyncio.Lock()
         #: Set when a write has ended and none is left to do.
         self._all_saved = asyncio.Event()
         #: Parent of all I/O, while the node serves.
@@ -131,7 +133,10 @@ class Stock:
             except LayoutMismatch as error:
                 raise LayoutMismatch(f"{error}{self.how_to_start_anew()}") from None
             return self.tiers
-        return await self._adopt(layout)
+        async with self._adopting:
+            if self.tiers is None:
+                return await self._adopt(layout)
+        return await self.tiers_for(put, tokens_unknown=tokens_unknown)  # somebody was quicker
 
     async def _adopt(self, layout: KvLayout) -> TieredCache:
         n_slots = self.region.length // layout.block_bytes

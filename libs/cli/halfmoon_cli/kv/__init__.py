@@ -1,0 +1,1 @@
+"""The KV pool from outside: its nodes, and bytes under keys."""
