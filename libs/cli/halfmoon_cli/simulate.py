@@ -25,7 +25,8 @@ Source = Annotated[
     str,
     typer.Argument(
         help="A trace in the published JSONL format; or conversation, synthetic, toolagent, arxiv;"
-        " or a data set: l-eval, arxiv-summarization, simulated-16k to -128k, hot-prefixes"
+        " or a data set: l-eval, arxiv-summarization, simulated-16k to -128k;"
+        " or hot-prefixes, swinging"
     ),
 ]
 
@@ -56,6 +57,9 @@ def simulate(
     replication_bytes_per_s: Annotated[
         float, typer.Option(min=0, help="Copy hot prefixes ahead of requests; 0: never")
     ] = 0.0,
+    role_changes: Annotated[
+        bool, typer.Option(help="Let workers change between prefill and decode")
+    ] = False,
     speedup: Annotated[float, typer.Option(help="Arrivals so many times as fast")] = 1.0,
     rate: Annotated[float, typer.Option(help="Requests per second of a data set")] = 1.0,
     requests: Annotated[int, typer.Option(min=0, help="The first so many; 0: all")] = 0,
@@ -112,6 +116,7 @@ def simulate(
             ttft_slo_s=ttft_slo or None,
             tbt_slo_s=tbt_slo or None,
             replication_bytes_per_s=replication_bytes_per_s,
+            role_changes=role_changes,
         )
         cluster: ClusterSpec | CoupledSpec = ClusterSpec(
             n_prefill=prefill, n_decode=decode, group_size=group_size

@@ -10,6 +10,7 @@ from halfmoon_protocol.messages import (
     BlocksSnapshot,
     CachedPrefix,
     Cancel,
+    ChangeRole,
     CommitBlocks,
     DecodeCost,
     DecodeFailed,
@@ -76,6 +77,7 @@ WORKER = WorkerInfo(
     prefill_cost=PrefillCost(0.01, 0.0001, 0.00000001),
     decode_cost=DecodeCost(0.01, 0.001, 0.000001),
     home_kvstore=WorkerId("kvstore-0"),
+    roles=("prefill", "decode"),
 )
 
 EXAMPLES: tuple[Message, ...] = (
@@ -83,6 +85,7 @@ EXAMPLES: tuple[Message, ...] = (
     Welcome(worker=WORKER),
     Unwelcome(reason="KV layouts differ: block_size is 16 at the cluster, 32 at decode-1"),
     Cancel(request_id=REQUEST, landing_in_doubt=True),
+    ChangeRole(role="decode", reason="decode has had a load of 1.30, the other side of 0.20"),
     ReserveDecode(request_id=REQUEST, n_tokens=20, stopping=STOPPING),
     StartDecode(
         request_id=REQUEST,

@@ -18,6 +18,7 @@ from halfmoon_protocol.messages import (
     BlocksSnapshot,
     CachedPrefix,
     Cancel,
+    ChangeRole,
     DecodeFailed,
     DecodeLoad,
     DecodeRefused,
@@ -57,6 +58,7 @@ from halfmoon_scheduling.placer import Placer
 from halfmoon_scheduling.prefix_index import KvFollower, PrefixIndex
 from halfmoon_scheduling.replication import Copy, Drop, Replicator
 from halfmoon_scheduling.request_state import Decision, Phase, Tracked
+from halfmoon_scheduling.role_changes import RoleChanges
 
 #: Seconds between two looks at what is hot.
 REPLICATION_PERIOD_S = 1.0
@@ -91,6 +93,7 @@ class Conductor:
                 config.replication_half_life_s,
             )
         self._replicated_s = float("-inf")
+        self._role_changes = RoleChanges(config, self.cluster) if config.role_changes else None
         self._requests = Lifecycle(config, self.cluster, self._placer, self._replicator)
 
     # -- what the metrics show ---------------------------------------------------------------
@@ -418,7 +421,15 @@ class Conductor:
         commands = self._requests.time_passed(now)
         for worker_id in self._follower.overdue(now, self.config.snapshot_timeout_s):
             commands += self._requests.send(worker_id, SnapshotBlocks())
-        return commands + self._replicate(now)
+        return commands + self._replicate(now) + self._change_roles(now)
+
+    def _change_roles(self, now: float) -> list[AnyCommand]:
+        """Tell a worker to change sides, if one side has been short of workers for long."""
+        change = None if self._role_changes is None else self._role_changes.propose(now)
+        if change is None:
+            return []
+        message = ChangeRole(role=change.to, reason=change.reason)
+        return self._requests.send(change.worker_id, message)
 
     def _replicate(self, now: float) -> list[AnyCommand]:
         """Ask for copies of what is hot, and for copies that are cold to be dropped."""

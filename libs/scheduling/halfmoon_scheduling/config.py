@@ -65,6 +65,14 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     replication_hot_uses: float = 8.0
     #: Seconds in which a use comes to count half.
     replication_half_life_s: float = 60.0
+    #: Whether workers that can are told to change between prefill and decode, see `roles`.
+    role_changes: bool = False
+    #: The busier side's load at the least, and how many times the other's.
+    role_busy_load: float = 0.8
+    role_ratio: float = 1.5
+    #: Seconds that it must stay so, and seconds after a change in which none follows.
+    role_lasting_s: float = 60.0
+    role_rest_s: float = 300.0
     #: Tries in a row at one request that bring no token. More than the workers that a rolling
     #: restart takes away at once.
     max_attempts: int = 4
@@ -116,6 +124,8 @@ _POSITIVE = (
     "decode_time_s",
     "replication_hot_uses",
     "replication_half_life_s",
+    "role_busy_load",
+    "role_ratio",
     "reserve_timeout_s",
     "request_timeout_s",
     "snapshot_timeout_s",
@@ -129,4 +139,6 @@ _NOT_NEGATIVE = (
     "kept_decisions",
     "landing_margin_s",
     "replication_bytes_per_s",
+    "role_lasting_s",
+    "role_rest_s",
 )

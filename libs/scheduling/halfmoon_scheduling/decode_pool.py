@@ -269,6 +269,13 @@ class DecodePool:
             for worker_id, worker in self._workers.items()
         }
 
+    def used_shares(self) -> dict[WorkerId, float]:
+        """Share of each worker's pages that are promised, by the last load and what came since."""
+        return {
+            worker_id: 1 - max(0, worker.free_pages) / max(1, worker.info.n_blocks)
+            for worker_id, worker in self._workers.items()
+        }
+
     def _renew(self, worker: _Decode) -> DecodeCandidate:
         worker.candidate = self._candidate(worker)
         return worker.candidate

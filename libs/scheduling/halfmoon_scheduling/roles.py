@@ -6,11 +6,10 @@ must finish what it has, and it may load other kernels. So the imbalance must la
 large, only one worker changes at a time, and then nothing happens for a while. What would only
 turn the imbalance round is not proposed, so that roles do not swing.
 
-The policy proposes; whoever runs the workers does it. No worker of ours can change its role
-while it runs yet, see `docs/scheduling.md`.
+The policy proposes (see `role_changes`); the worker, or whoever runs it, does it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,6 +56,8 @@ class RolePolicy:
         prefill_loads: Mapping[WorkerId, float],
         decode_loads: Mapping[WorkerId, float],
         now: float,
+        *,
+        movable: Container[WorkerId] | None = None,
     ) -> RoleChange | None:
         """Look at both sides' loads, and say who should change, if anybody.
 
@@ -64,6 +65,7 @@ class RolePolicy:
             prefill_loads: load of each prefill worker.
             decode_loads: load of each decode worker.
             now: seconds.
+            movable: those that can change; None: all can.
         """
         loads = {"prefill": prefill_loads, "decode": decode_loads}
         busier = self._busier_side(prefill_loads, decode_loads)
@@ -72,7 +74,10 @@ class RolePolicy:
         if busier is None or now < max(self._rests_until_s, self._since_s + self.limits.lasting_s):
             return None
         givers = loads["decode" if busier == "prefill" else "prefill"]
-        worker_id = min(givers, key=lambda worker: (givers[worker], worker))
+        able = [worker for worker in givers if movable is None or worker in movable]
+        if not able:
+            return None
+        worker_id = min(able, key=lambda worker: (givers[worker], worker))
         self._rests_until_s = now + self.limits.rest_s
         self._since_s = now
         return RoleChange(

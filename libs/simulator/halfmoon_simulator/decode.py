@@ -173,6 +173,11 @@ class SimDecode:
         weight = 1 - (1 - _STEP_WEIGHT) ** n_steps if self._step_s else 1.0
         return self._step_s + (mean_s - self._step_s) * weight
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is here, nor pages kept for one."""
+        return not (self.batch.n_running or self.batch.n_reserved or self._starts)
+
     def load(self) -> DecodeLoad:
         """What it reports."""
         return DecodeLoad(

@@ -146,6 +146,11 @@ class SimPrefill:
         running_s = self._agenda.now - self._pass_began_s if self._passing else 0.0
         return max(0.0, self._backlog_s + self.staging.backlog_s - running_s)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is here."""
+        return not self._jobs
+
     def load(self) -> PrefillLoad:
         """What it reports."""
         return PrefillLoad(

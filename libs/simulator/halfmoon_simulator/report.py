@@ -68,6 +68,7 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
         ("TBT tail p50 / p90 / p99", _quantiles(summary.tbt_tail_s)),
         ("prompt tokens reused", f"{summary.reused:.1%}"),
         ("copied ahead of requests", f"{summary.copied_bytes / 1e9:,.1f} GB"),
+        ("changes of roles", f"{summary.n_role_changes}"),
         ("output tokens/s", f"{summary.output_tokens_per_s:,.0f}"),
         ("good (within both SLOs)", f"{summary.n_good:,} ({share:.1%})"),
         ("good/s", f"{summary.goodput_per_s:.2f}"),

@@ -106,6 +106,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     decode_load_std: float
     #: Bytes of hot prefixes that were copied between kvstores ahead of requests.
     copied_bytes: int = 0
+    #: Workers that went over to the other side.
+    n_role_changes: int = 0
 
 
 @dataclass(eq=False)
@@ -122,6 +124,7 @@ class RunResult:
     n_decode: int = 1
     n_events: int = 0
     copied_bytes: int = 0
+    n_role_changes: int = 0
 
     def finished(self) -> list[Record]:
         """Requests that got all their tokens."""
@@ -166,6 +169,7 @@ class RunResult:
             prefill_load_std=deviation(loads),
             decode_load_std=deviation(steps),
             copied_bytes=self.copied_bytes,
+            n_role_changes=self.n_role_changes,
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from halfmoon_simulator.hot_prefixes import hot_prefixes
+from halfmoon_simulator.swinging import swinging
 from halfmoon_simulator.traces import KNOWN, BadTrace, TraceRequest, describe, read_trace
 from halfmoon_simulator.workloads import (
     DATASETS,
@@ -22,15 +23,15 @@ from halfmoon_simulator.workloads import (
 #: Lengths of the published synthetic trace, for its stand-in.
 _SYNTHETIC = Lengths(mean_input=15_325, mean_output=149, cache_ratio=0.78, spread=0.9)
 
-#: The name of `hot_prefixes`.
-HOT_PREFIXES = "hot-prefixes"
+#: Workloads that are made by a rate and a seed alone.
+_MADE = {"hot-prefixes": hot_prefixes, "swinging": swinging}
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which requests, how many of them, and how fast."""
 
     #: A file, or the name of a published trace, or of a data set in `workloads.DATASETS`,
-    #: or "hot-prefixes".
+    #: or "hot-prefixes", or "swinging".
     source: str
     #: Where published traces are looked for, by their published file names.
     folder: str = ""
@@ -70,9 +71,9 @@ def make_workload(spec: WorkloadSpec) -> Workload:
             f" (seed {spec.seed})"
         )
         return Workload(faster(requests, spec.speedup), text)
-    if spec.source == HOT_PREFIXES:
+    if (make := _MADE.get(spec.source)) is not None:
         n = spec.n_requests or 1000
-        requests = hot_prefixes(n_requests=n, rate_per_s=spec.rate_per_s, seed=spec.seed)
+        requests = make(n_requests=n, rate_per_s=spec.rate_per_s, seed=spec.seed)
         text = f"{spec.source}: Poisson at {spec.rate_per_s:g}/s (seed {spec.seed})"
         return Workload(faster(requests, spec.speedup), text)
     workload = _trace(spec)
@@ -105,7 +106,7 @@ def _trace(spec: WorkloadSpec) -> Workload:
             requests = synthetic(_SYNTHETIC, n_requests=3_993, rate_per_s=3.91, seed=spec.seed)
             return Workload(requests, missing + "Poisson, lengths and reuse as published")
         case _:
-            names = ", ".join([*(known.name for known in KNOWN), *DATASETS, HOT_PREFIXES])
+            names = ", ".join([*(known.name for known in KNOWN), *DATASETS, *_MADE])
             raise BadTrace(f"{spec.source!r} is no file and none of: {names}")
 
 

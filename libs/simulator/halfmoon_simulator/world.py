@@ -11,7 +11,14 @@ import msgspec
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
-from halfmoon_protocol.messages import AnyMessage, PrefillDone, Role, StartPrefill, WorkerInfo
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    ChangeRole,
+    PrefillDone,
+    Role,
+    StartPrefill,
+    WorkerInfo,
+)
 from halfmoon_scheduling.commands import (
     AnyCommand,
     Deliver,
@@ -103,6 +110,11 @@ class World:
         self._lost_copied_bytes = 0
         self._hosts: dict[str, str] = {}
         self._generations: dict[WorkerId, int] = {}
+        #: What each worker is, also while it is lost.
+        self._roles: dict[WorkerId, str] = {}
+        #: What live workers become once they have finished what they have.
+        self._changing: dict[WorkerId, Role] = {}
+        self._n_role_changes = 0
         self._last_loads: dict[WorkerId, AnyMessage] = {}
         n_kvstore = spec.n_prefill if spec.n_kvstore is None else spec.n_kvstore
         for i in range(n_kvstore):
@@ -112,6 +124,7 @@ class World:
         for i in range(spec.n_decode):
             self._hosts[f"decode-{i}"] = f"host-d{i}"
         for name in self._hosts:
+            self._roles[WorkerId(name)] = name.split("-")[0]
             self._join(WorkerId(name))
         self.clients = Clients(
             workload,
@@ -162,6 +175,7 @@ class World:
             n_prefill=self.spec.n_prefill,
             n_decode=self.spec.n_decode,
             n_events=self.agenda.n_made,
+            n_role_changes=self._n_role_changes,
             copied_bytes=self._lost_copied_bytes
             + sum(kvstore.copier.copied_bytes for kvstore in self.kvstores.values()),
         )
@@ -203,6 +217,9 @@ class World:
         """A message reaches its worker, if that start of it still is there."""
         if generation != self._generations[worker_id]:
             return
+        if isinstance(message, ChangeRole):
+            self._on_change_role(worker_id, message.role)
+            return
         worker = (
             self.prefills.get(worker_id)
             or self.decodes.get(worker_id)
@@ -234,7 +251,7 @@ class World:
     # -- workers -----------------------------------------------------------------------------
 
     def _join(self, worker_id: WorkerId) -> None:
-        role = worker_id.split("-")[0]
+        role = self._roles[worker_id]
         generation = self._generations[worker_id] = self._generations.get(worker_id, 0) + 1
         host = self._hosts[worker_id]
         spec, costs = self.spec, self.costs
@@ -288,6 +305,8 @@ class World:
 
     def _info(self, worker_id: WorkerId, role: str, generation: int) -> WorkerInfo:
         n_blocks = self.spec.slots(self.costs) if role == "kvstore" else self.spec.pages(self.costs)
+        born, number = worker_id.split("-")
+        stage = self.spec.stage(int(number), self.costs) if born == "prefill" else None
         return WorkerInfo(
             worker_id=worker_id,
             role=msgspec.convert(role, Role),
@@ -302,13 +321,33 @@ class World:
             prefill_cost=self.costs.prefill if role == "prefill" else None,
             decode_cost=self.costs.decode if role == "decode" else None,
             replicates=role == "kvstore",
-            stage=self.spec.stage(int(worker_id.split("-")[1]), self.costs)
-            if role == "prefill"
-            else None,
+            stage=stage,
+            # A stage of a group stays what it is.
+            roles=("prefill", "decode") if role != "kvstore" and stage is None else (),
         )
 
-    def _lose(self, worker_id: WorkerId, back_after_s: float | None) -> None:
-        """A worker dies; its socket tells the conductor after a message's time."""
+    def _on_change_role(self, worker_id: WorkerId, role: Role) -> None:
+        """A worker takes nothing new, and goes over once it has finished what it has."""
+        if worker_id in self._changing or self._roles[worker_id] == role:
+            return
+        self._changing[worker_id] = role
+        info = self._info(worker_id, self._roles[worker_id], self._generations[worker_id])
+        draining = WorkerJoined(msgspec.structs.replace(info, draining=True))
+        self.agenda.after(self.costs.message_s, self._post, draining)
+
+    def _change_roles(self) -> None:
+        for worker_id, role in list(self._changing.items()):
+            worker = self.prefills.get(worker_id) or self.decodes.get(worker_id)
+            if worker is not None and worker.idle:
+                self._roles[worker_id] = role
+                self._n_role_changes += 1
+                self._lose(worker_id, self.spec.role_change_s, "it changes its role")
+
+    def _lose(
+        self, worker_id: WorkerId, back_after_s: float | None, why: str = "lost by the scenario"
+    ) -> None:
+        """A worker is gone; its socket tells the conductor after a message's time."""
+        self._changing.pop(worker_id, None)
         if (prefill := self.prefills.pop(worker_id, None)) is not None:
             prefill.die()
             self._lost_prefill_s += prefill.busy_s
@@ -328,7 +367,7 @@ class World:
             return
         self._generations[worker_id] += 1  # what is under way to it is lost too
         self._last_loads.pop(worker_id, None)
-        lost = WorkerLost(worker_id, "lost by the scenario")
+        lost = WorkerLost(worker_id, why)
         self.agenda.after(self.costs.message_s, self._post, lost)
         if back_after_s is not None:
             self.agenda.after(back_after_s + self.costs.message_s, self._join, worker_id)
@@ -348,6 +387,7 @@ class World:
     def _tick(self) -> None:
         for decode in self.decodes.values():
             decode.expire()
+        self._change_roles()
         self._post(Tick())
         self.agenda.after(self.spec.tick_s, self._tick)
 

@@ -92,6 +92,17 @@ class ConductorSettings(ServiceSettings):
         SchedulingConfig().replication_half_life_s,
         description="Seconds in which a use comes to count half",
     )
+    role_changes: bool = Field(
+        False, description="Tell workers that can to change between prefill and decode"
+    )
+    role_lasting_s: Annotated[float, Field(ge=0)] = Field(
+        SchedulingConfig().role_lasting_s,
+        description="Seconds that one side must be the busier one before a worker changes",
+    )
+    role_rest_s: Annotated[float, Field(ge=0)] = Field(
+        SchedulingConfig().role_rest_s,
+        description="Seconds after a change in which none follows",
+    )
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(
         600.0, description="Seconds until a request that got no first token is given up"
     )
@@ -122,5 +133,8 @@ class ConductorSettings(ServiceSettings):
             replication_bytes_per_s=self.replication_bytes_per_s,
             replication_hot_uses=self.replication_hot_uses,
             replication_half_life_s=self.replication_half_life_s,
+            role_changes=self.role_changes,
+            role_lasting_s=self.role_lasting_s,
+            role_rest_s=self.role_rest_s,
             request_timeout_s=self.request_timeout_s,
         )

@@ -32,6 +32,7 @@ from halfmoon_protocol.messages.kvstore import (
 )
 from halfmoon_protocol.messages.membership import (
     Cancel,
+    ChangeRole,
     DecodeCost,
     Hello,
     PrefillCost,
@@ -62,6 +63,7 @@ __all__ = [
     "BlocksSnapshot",
     "CachedPrefix",
     "Cancel",
+    "ChangeRole",
     "CommitBlocks",
     "DecodeCost",
     "DecodeFailed",
@@ -105,6 +107,7 @@ AnyMessage = (
     | Welcome
     | Unwelcome
     | Cancel
+    | ChangeRole
     | ReserveDecode
     | StartDecode
     | DecodeReserved

@@ -72,6 +72,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     home_kvstore: WorkerId | None = None
     #: True when it finishes what it has and takes nothing new.
     draining: bool = False
+    #: Roles that it takes on when a conductor says `ChangeRole`, its present one among them;
+    #: empty: it stays what it is.
+    roles: tuple[Role, ...] = ()
     #: True when this kvstore knows `ReplicateBlocks` and `DropBlocks`.
     replicates: bool = False
     #: What this prefill worker does in a group, besides taking prompts by itself; None: nothing.
@@ -102,6 +105,16 @@ class Welcome(Message, frozen=True, tag="welcome"):
 class Unwelcome(Message, frozen=True, tag="unwelcome"):
     """A conductor will not use this worker; the worker logs the reason and stops."""
 
+    reason: str
+
+
+class ChangeRole(Message, frozen=True, tag="change_role"):
+    """Finish what you have, leave, and come back in this role. Only for workers whose record
+    lists it in `roles`. Nothing is answered: the worker's record says that it is draining, ends,
+    and is there again with a higher generation and the new role.
+    """
+
+    role: Role
     reason: str
 
 

@@ -1,0 +1,59 @@
+"""Which live worker is told to change sides: the roles' policy over the cluster's books.
+
+What a side's load is: at a prefill worker the predicted time until a new request would begin,
+over the limit for the time to first token; at a decode worker the time of a step over the limit
+for the time between tokens, or the share of its pages that are promised, whichever is more.
+Without a limit seconds count. Only workers that say so in their record are asked, and those
+that are on their way out belong to no side.
+"""
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_scheduling.cluster import Cluster
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.roles import RoleChange, RoleLimits, RolePolicy
+
+#: Seconds between two looks at the loads.
+ROLE_PERIOD_S = 1.0
+
+
+class RoleChanges:
+    """Looks at both sides now and then."""
+
+    def __init__(self, config: SchedulingConfig, cluster: Cluster) -> None:
+        self._ttft_s = config.ttft_slo_s or 1.0
+        self._tbt_s = config.tbt_slo_s or 1.0
+        self._cluster = cluster
+        self._looked_s = float("-inf")
+        self._policy = RolePolicy(
+            RoleLimits(
+                busy_load=config.role_busy_load,
+                ratio=config.role_ratio,
+                lasting_s=config.role_lasting_s,
+                rest_s=config.role_rest_s,
+            )
+        )
+
+    def propose(self, now: float) -> RoleChange | None:
+        """Who is to change now, if anybody."""
+        if now < self._looked_s + ROLE_PERIOD_S:
+            return None
+        self._looked_s = now
+        prefills, decodes = self._cluster.accepting("prefill"), self._cluster.accepting("decode")
+        queues_s = self._cluster.prefills.queues_s(now)
+        steps_s = self._cluster.decodes.loads_s()
+        used = self._cluster.decodes.used_shares()
+        return self._policy.observe(
+            {i.worker_id: queues_s[i.worker_id] / self._ttft_s for i in prefills},
+            {
+                i.worker_id: max(steps_s[i.worker_id] / self._tbt_s, used[i.worker_id])
+                for i in decodes
+            },
+            now,
+            movable=_movable((*prefills, *decodes)),
+        )
+
+
+def _movable(workers: tuple[WorkerInfo, ...]) -> set[WorkerId]:
+    """Those that can be told to change."""
+    return {info.worker_id for info in workers if {"prefill", "decode"} <= set(info.roles)}
