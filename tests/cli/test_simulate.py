@@ -83,6 +83,9 @@ def test_groups_of_prefill_workers_can_be_simulated() -> None:
     result = halfmoon(*quick, "--group-size", "2")
     assert result.exit_code == 0, result.output
     assert "groups of 2" in result.output
+    result = halfmoon(*quick, "--local-prefill", "256")
+    assert result.exit_code == 0, result.output
+    assert "local up to 256" in result.output
 
 
 def test_coupled_instances_can_be_simulated() -> None:

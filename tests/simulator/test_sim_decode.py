@@ -21,6 +21,7 @@ from halfmoon_simulator.decode import SimDecode
 from halfmoon_simulator.intervals import Intervals
 from halfmoon_simulator.prefill import STOP
 from halfmoon_simulator.testing import tiny_costs
+from halfmoon_simulator.wires import Wires
 
 D0 = WorkerId("decode-0")
 A, B = RequestId("a"), RequestId("b")
@@ -42,6 +43,8 @@ class Bench:
             ClusterSpec(block_tokens=16, n_pages=N_PAGES, **spec),
             costs,
             self.agenda,
+            Wires(self.agenda, network_bytes_per_s=1e15, local_bytes_per_s=1e15),
+            kvstores=lambda _: None,
             n_output=lambda _: n_output,
             answer=lambda worker_id, message: self.said.append((worker_id, message)),
             finished=self._finish,

@@ -38,6 +38,9 @@ def simulate(
     group_size: Annotated[
         int, typer.Option(min=1, help="Prefill workers that share long prompts in stages")
     ] = 1,
+    local_prefill: Annotated[
+        int, typer.Option(min=0, help="Uncached tokens that decode workers prefill in a step")
+    ] = 0,
     coupled: Annotated[
         int, typer.Option(min=0, help="Instead: so many instances that do both, as vLLM does")
     ] = 0,
@@ -119,11 +122,16 @@ def simulate(
             role_changes=role_changes,
         )
         cluster: ClusterSpec | CoupledSpec = ClusterSpec(
-            n_prefill=prefill, n_decode=decode, group_size=group_size
+            n_prefill=prefill,
+            n_decode=decode,
+            group_size=group_size,
+            local_prefill_tokens=local_prefill,
         )
         label = f"{prefill}P+{decode}D {placement}"
         if group_size > 1:
             label += f", groups of {group_size}"
+        if local_prefill:
+            label += f", local up to {local_prefill}"
         if coupled:
             label = f"{coupled} coupled"
             cluster = CoupledSpec(

@@ -36,6 +36,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     group_size: int = 1
     #: Tokens of a chunk that goes through a group's stages, at the most.
     group_chunk_tokens: int = 2048
+    #: Longest uncached rest of a prompt that decode workers prefill in a step; 0: none.
+    local_prefill_tokens: int = 0
     #: Requests held by a prefill worker at the most.
     max_requests: int = 100_000
     #: Requests in a decode batch at the most, landings included.

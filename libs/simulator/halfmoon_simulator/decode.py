@@ -24,6 +24,7 @@ from halfmoon_protocol.messages import (
     DecodeReserved,
     ReserveDecode,
     StartDecode,
+    StartPrefill,
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
@@ -32,7 +33,10 @@ from halfmoon_simulator.agenda import Agenda
 from halfmoon_simulator.cluster_spec import ClusterSpec
 from halfmoon_simulator.costs import CostFile
 from halfmoon_simulator.intervals import Intervals
+from halfmoon_simulator.kvstore import SimKvstore
+from halfmoon_simulator.local import LocalPrefills, LocalPrompt
 from halfmoon_simulator.prefill import STOP, TOKEN
+from halfmoon_simulator.wires import Wires
 
 #: Weight of the newest step in the smoothed step time, as live.
 _STEP_WEIGHT = 0.2
@@ -65,6 +69,8 @@ class _Run:
     #: Requests in it, and tokens of context at its start.
     n_requests: int
     context_tokens: int
+    #: A prompt that is prefilled in it; it has one step then.
+    local: LocalPrompt | None = None
 
     def after_s(self, n_steps: int) -> float:
         """Seconds from its start to the end of its first `n_steps` steps."""
@@ -92,6 +98,8 @@ class SimDecode:
         spec: ClusterSpec,
         costs: CostFile,
         agenda: Agenda,
+        wires: Wires,
+        kvstores: Callable[[WorkerId], SimKvstore | None],
         n_output: Callable[[RequestId], int],
         answer: Callable[[WorkerId, AnyMessage], None],
         finished: Callable[[RequestId, Intervals], None],
@@ -105,6 +113,8 @@ class SimDecode:
             spec: sizes.
             costs: times.
             agenda: the clock.
+            wires: moves bytes.
+            kvstores: a live kvstore by name.
             n_output: tokens that this try of a request will get in all.
             answer: says something to the conductor.
             finished: a request got its last token.
@@ -132,6 +142,10 @@ class SimDecode:
         size = self.pages.n_pages * self.layout.block_bytes
         self._region = Region(segment=worker_id, generation=1, key=bytes(16), length=size)
         self._generations: dict[RequestId, _Generation] = {}
+        #: What it prefills by itself.
+        self.local = LocalPrefills(
+            worker_id, host, self.layout, agenda, wires, kvstores, n_output, answer, self._cut
+        )
         self._run: _Run | None = None
         #: Counts runs; an end that was foreseen for an earlier plan is void.
         self._version = 0
@@ -196,6 +210,8 @@ class SimDecode:
                 self._on_reserve(message)
             case StartDecode():
                 self._on_start(message)
+            case StartPrefill():
+                self.local.begin(message)
             case Cancel():
                 self._on_cancel(message)
             case _:
@@ -204,6 +220,7 @@ class SimDecode:
     def die(self) -> None:
         """The process is gone; its clients keep what they have."""
         self.dead = True
+        self.local.die()
         run = self._run
         over = 0
         if run is not None and run.step is None:
@@ -216,6 +233,7 @@ class SimDecode:
     def expire(self) -> None:
         """Give back what rested long enough, and landings that nobody started."""
         for request_id in self.batch.expire(self._agenda.now):
+            self.local.cancel(request_id)
             failed = DecodeFailed(
                 request_id=request_id,
                 reason="its KV did not land before the deadline",
@@ -250,11 +268,13 @@ class SimDecode:
 
     def _on_cancel(self, cancel: Cancel) -> None:
         request_id = cancel.request_id
-        if request_id in self._generations:
+        in_step = self._run is not None and self._run.local is not None
+        if request_id in self._generations or (in_step and request_id in self.local):
             self._cancels.append(request_id)
             self._cut()
             return
         self._starts = [entry for entry in self._starts if entry[0].request_id != request_id]
+        self.local.cancel(request_id)
         aside_s = self._agenda.now + self._spec.quarantine_s if cancel.landing_in_doubt else None
         self.batch.cancel(request_id, aside_until_s=aside_s)
 
@@ -282,6 +302,9 @@ class SimDecode:
     def _begin(self) -> None:
         """At the border between two steps: who comes, who goes, and what is next."""
         self._border()
+        if (prompt := self.local.take()) is not None:
+            self._begin_with(prompt)
+            return
         n_requests = self.batch.n_running
         if not n_requests:
             return
@@ -310,9 +333,22 @@ class SimDecode:
         )
         self._plan_end(self._run)
 
+    def _begin_with(self, prompt: LocalPrompt) -> None:
+        """A step with a prompt in it: one pass, so that its fixed part is taken once."""
+        step = self.batch.next_step() if self.batch.n_running else Step((), ())
+        for request_id in step.preempted:
+            self._preempt(request_id)
+        n_requests, context = len(step.rows), self.batch.context_tokens
+        seconds = self._costs.prefill_s(prompt.n_tokens, prompt.n_cached)
+        if n_requests:
+            seconds += self._costs.step_s(n_requests, context) - self._costs.pass_s
+        self._run = _Run(self._agenda.now, 1, seconds, 0.0, step, n_requests, context, prompt)
+        self._plan_end(self._run)
+
     def _border(self) -> None:
         for request_id in self._cancels:
-            if self._generations.pop(request_id, None) is not None:
+            if self._generations.pop(request_id, None) is not None or request_id in self.local:
+                self.local.cancel(request_id)
                 self.batch.cancel(request_id)
         self._cancels.clear()
         starts, self._starts = self._starts, []
@@ -348,6 +384,8 @@ class SimDecode:
                 generation.n_new += run.n_steps
         else:
             self._produce(run.step)
+        if run.local is not None:
+            self.local.computed(run.local)
         self._begin()
 
     def _produce(self, step: Step) -> None:
@@ -375,7 +413,8 @@ class SimDecode:
             return
         mean_s = run.after_s(n_steps) / n_steps
         self._log.append((n_steps, mean_s))
-        self._step_s = self._smoothed(mean_s, n_steps)
+        if run.local is None:  # what decoding takes, without what it did besides
+            self._step_s = self._smoothed(mean_s, n_steps)
         self.busy_s += mean_s * n_steps
         self.n_steps += n_steps
 

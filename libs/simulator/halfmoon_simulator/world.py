@@ -276,6 +276,8 @@ class World:
                 spec,
                 costs,
                 self.agenda,
+                self.wires,
+                kvstores=self.kvstores.get,
                 n_output=self.clients_n_output,
                 answer=self._answer,
                 finished=self._decoded,
@@ -318,7 +320,8 @@ class World:
             model=self.costs.name,
             max_context=0 if role == "kvstore" else self.costs.max_context,
             n_blocks=n_blocks,
-            prefill_cost=self.costs.prefill if role == "prefill" else None,
+            prefill_cost=self.costs.prefill if role != "kvstore" else None,
+            local_prefill_tokens=self.spec.local_prefill_tokens if role == "decode" else 0,
             decode_cost=self.costs.decode if role == "decode" else None,
             replicates=role == "kvstore",
             stage=stage,
@@ -356,6 +359,8 @@ class World:
         elif (decode := self.decodes.pop(worker_id, None)) is not None:
             decode.die()
             self._lost_decode_s += decode.busy_s
+            self._lost_computed += decode.local.computed_tokens
+            self._lost_cached += decode.local.cached_tokens
         elif (kvstore := self.kvstores.pop(worker_id, None)) is not None:
             kvstore.copier.die()
             self._lost_copied_bytes += kvstore.copier.copied_bytes
@@ -363,6 +368,8 @@ class World:
                 other.copier.source_lost(kvstore)
             for reader in self.prefills.values():
                 reader.source_lost(kvstore)
+            for decode in self.decodes.values():
+                decode.local.source_lost(kvstore)
         else:
             return
         self._generations[worker_id] += 1  # what is under way to it is lost too
@@ -405,9 +412,11 @@ class World:
                 n_ended=self.clients.n_over,
                 n_rejected=self.clients.n_rejected,
                 computed_tokens=self._lost_computed
-                + sum(worker.computed_tokens for worker in self.prefills.values()),
+                + sum(worker.computed_tokens for worker in self.prefills.values())
+                + sum(worker.local.computed_tokens for worker in self.decodes.values()),
                 cached_tokens=self._lost_cached
-                + sum(worker.cached_tokens for worker in self.prefills.values()),
+                + sum(worker.cached_tokens for worker in self.prefills.values())
+                + sum(worker.local.cached_tokens for worker in self.decodes.values()),
             )
         )
         self.agenda.after(self.spec.sample_s, self._sample)
