@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from halfmoon_kvstore.copier import Copier
 from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
@@ -25,12 +26,14 @@ from halfmoon_protocol.messages import (
     BlocksSnapshot,
     CommitBlocks,
     Hello,
+    KvstoreAddress,
     KvstoreLoad,
     KvstoreRefused,
     LeaseBlocks,
     Message,
     PrefillLoad,
     ReleaseLease,
+    ReplicateBlocks,
     ReserveBlocks,
     RevokeBlocks,
     SnapshotBlocks,
@@ -38,6 +41,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_runtime.clock import FakeClock
+from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.memory_network import MemoryNetwork
 from halfmoon_runtime.network import Link
 from halfmoon_scheduling.eviction import POLICIES
@@ -240,6 +244,38 @@ async def test_a_lease_that_is_not_renewed_ends() -> None:
         await client.lease(hashes)
         node.clock.advance(4)
         assert len((await client.reserve(other, other_tokens)).places) == N_SLOTS
+
+
+async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> None:
+    hashes, tokens = chain(3)
+    async with open_node(lease_ttl_s=0.6) as node:
+        client = await node.client()
+        await client.put(hashes, tokens)
+        tiers = node.worker.tiers
+        assert tiers is not None
+        kvstores = Kvstores(node.network, timeout_s=10)
+        info = node.worker.info
+        order = ReplicateBlocks(
+            ticket=client.ticket(),
+            source=KvstoreAddress(info.worker_id, info.generation, info.commands),
+            layout=LAYOUT,
+            hashes=hashes,
+            parent=None,
+            token_ids=tokens,
+        )
+        copier = Copier(kvstores, client.transfer, client.transfer.allocate(1))
+        async with asyncio.timeout(60), copier.leased(order) as lease:
+            assert len(lease.places) == 3
+            for _ in range(4):
+                node.clock.advance(0.5)
+                while tiers.memory.first_release_s(node.clock.now()) < 0.6:
+                    await asyncio.sleep(0.01)
+            tiers.tick(node.clock.now())
+            assert tiers.memory.n_leased == 3
+        async with asyncio.timeout(60):
+            while tiers.memory.n_leased:
+                await asyncio.sleep(0.01)
+        await kvstores.close()
 
 
 async def test_stored_and_removed_blocks_are_announced_with_parents_and_tokens() -> None:

@@ -7,6 +7,8 @@ that does not answer is done without: blocks are then computed, not kept, or not
 import asyncio
 import itertools
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import structlog
@@ -128,6 +130,22 @@ class KvstoreClient:
     async def release(self, ticket: Ticket) -> None:
         """End a lease."""
         await self._tell(ReleaseLease(ticket=ticket))
+
+    @asynccontextmanager
+    async def holding(self, lease: BlocksLeased) -> AsyncIterator[None]:
+        """Keep a lease for the length of a `with` block, however long that is; then end it."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(lease.expires_s / 3)
+                await self.renew(lease.ticket)
+
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await self.release(lease.ticket)
 
     async def snapshot(self) -> BlocksSnapshot:
         """All that it stores, and how much room it has.

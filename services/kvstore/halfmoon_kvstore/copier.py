@@ -15,6 +15,9 @@ from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Corrupted, Piece
 from halfmoon_transfer.regions import Memory
 
+#: Seconds that one order's bytes may take; the lease is kept so long.
+_READ_S = 60.0
+
 
 class Copier:
     """Reads from any kvstore into one memory."""
@@ -40,10 +43,8 @@ class Copier:
         async with self._turn:
             source = await self._kvstores.at(order.source)
             lease = await source.lease(order.layout, order.hashes)
-            try:
+            async with source.holding(lease):
                 yield lease
-            finally:
-                await source.release(lease.ticket)
 
     async def read(
         self, lease: BlocksLeased, wanted: Sequence[tuple[Place, int]], block_bytes: int
@@ -51,7 +52,7 @@ class Copier:
         """Read leased blocks to places in our memory, and verify them.
 
         Args:
-            lease: on them, just taken.
+            lease: on them, and kept.
             wanted: each block's place at the source, and the byte in our memory to read it to.
             block_bytes: of each.
 
@@ -59,13 +60,13 @@ class Copier:
             Their checksums.
 
         Raises:
-            TransferError: they could not be read within the lease, or are not what was put.
+            TransferError: they could not be read in time, or are not what was put.
         """
         pieces = [
             Piece(self._memory.region, at, lease.region, place.offset, block_bytes)
             for place, at in wanted
         ]
-        await self._transfer.submit("read", pieces, deadline_s=lease.expires_s)
+        await self._transfer.submit("read", pieces, deadline_s=_READ_S)
         return await asyncio.to_thread(self._verify, wanted, block_bytes)
 
     def _verify(self, wanted: Sequence[tuple[Place, int]], block_bytes: int) -> list[int]:

@@ -20,7 +20,7 @@ import xxhash
 from halfmoon_metadata.store import MetadataStore
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import BlocksLeased, KvstoreAddress, WorkerInfo
+from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
 from halfmoon_protocol.objects import HEAD_BYTES, ObjectHead, object_hashes
 from halfmoon_runtime.kvstores import KvstoreClient, Kvstores, KvstoreUnavailable
 from halfmoon_runtime.membership import members
@@ -252,17 +252,14 @@ class Objects:
         if not lease.places:
             return bytearray()
         size = layout.block_bytes
-        try:
-            memory = self._scratch(len(lease.places) * size)
-            pieces = [
-                Piece(memory.region, i * size, lease.region, place.offset, size)
-                for i, place in enumerate(lease.places)
-            ]
-            async with _renewing(client, lease):
-                await self._transfer.submit("read", pieces)
-            data = bytearray(memory.view[: len(lease.places) * size])
-        finally:
-            await client.release(lease.ticket)
+        memory = self._scratch(len(lease.places) * size)
+        pieces = [
+            Piece(memory.region, i * size, lease.region, place.offset, size)
+            for i, place in enumerate(lease.places)
+        ]
+        async with client.holding(lease):
+            await self._transfer.submit("read", pieces)
+        data = bytearray(memory.view[: len(lease.places) * size])
         for i, place in enumerate(lease.places):
             if xxhash.xxh3_64_intdigest(memoryview(data)[i * size : (i + 1) * size]) != (
                 place.checksum
@@ -359,22 +356,6 @@ async def open_objects(
             )
         )
         yield Objects(store, kvstores, transfer, block_kib)
-
-
-@asynccontextmanager
-async def _renewing(client: KvstoreClient, lease: BlocksLeased) -> AsyncIterator[None]:
-    """Keep a lease for the length of a block, however long that is."""
-
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(lease.expires_s / 3)
-            await client.renew(lease.ticket)
-
-    task = asyncio.create_task(renew())
-    try:
-        yield
-    finally:
-        task.cancel()
 
 
 def _head_of(source: BinaryIO) -> ObjectHead:
