@@ -17,7 +17,6 @@ what must go meanwhile is dropped, as without a disk.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.block_cache import (
@@ -41,22 +40,13 @@ from halfmoon_scheduling.tier_commands import (
     WriteBack,
 )
 from halfmoon_scheduling.tier_limits import TierCounts, TierLimits
+from halfmoon_scheduling.waiting_leases import WaitingLeases
 
 #: The owner of leases and reservations that I/O holds; no client has this name.
 _DISK = ""
 _FOREVER_S = float("inf")
 #: Seconds that a refused put waits when a write-back is about to make room.
 _SOON_S = 0.05
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A lease that waits for promotions, and holds what is in memory."""
-
-    prefix: list[BlockHash]
-    #: Those of `prefix` that are not in memory yet; each is promoted, or queued.
-    missing: set[BlockHash]
-    deadline_s: float
 
 
 class TieredCache:
@@ -82,7 +72,7 @@ class TieredCache:
         self._promoting: set[BlockHash] = set()
         #: Blocks to promote next, in order.
         self._queue: dict[BlockHash, None] = {}
-        self._waiting: dict[tuple[str, Ticket], _Waiting] = {}
+        self._waiting = WaitingLeases()
         self._commands: list[TierCommand] = []
         #: Blocks that `save_all` has still to write, the next one last.
         self._to_save: list[BlockHash] = []
@@ -247,12 +237,11 @@ class TieredCache:
         if missing:
             if (cut := self._enqueue(missing)) is not None:
                 prefix = prefix[: prefix.index(cut)]
-            waiting = _Waiting(prefix, {*missing} & {*prefix}, now + self.limits.promotion_wait_s)
             for block in prefix:
-                if block not in waiting.missing:
+                if block in self.memory:
                     self.memory.add_to_lease(owner, ticket, block, now, _FOREVER_S)
-            self._waiting[owner, ticket] = waiting
-            if not waiting.missing:
+            until_s = now + self.limits.promotion_wait_s
+            if not self._waiting.add((owner, ticket), prefix, missing, until_s):
                 self._decide(owner, ticket, now)
         else:
             self._answer(owner, ticket, prefix, now)
@@ -266,15 +255,14 @@ class TieredCache:
 
     def release(self, owner: str, ticket: Ticket, now: float) -> bool:
         """See `BlockCache.release`; one that still waits is given up, without an answer."""
-        waited = self._waiting.pop((owner, ticket), None) is not None
+        waited = self._waiting.take((owner, ticket)) is not None
         held = self.memory.release(owner, ticket)
         self._pump(now)
         return waited or held
 
     def forget_owner(self, owner: str) -> None:
         """See `BlockCache.forget_owner`."""
-        for key in [key for key in self._waiting if key[0] == owner]:
-            del self._waiting[key]
+        self._waiting.forget_owner(owner)
         self.memory.forget_owner(owner)
 
     # -- pins --------------------------------------------------------------------------------
@@ -354,9 +342,8 @@ class TieredCache:
         """Time passes: what ran out ends, and who waited long enough gets what there is."""
         self.memory.expire(now)
         self.pins.expire(now)
-        for (owner, ticket), waiting in [*self._waiting.items()]:
-            if waiting.deadline_s <= now:
-                self._decide(owner, ticket, now)
+        for key in self._waiting.overdue(now):
+            self._decide(*key, now)
         if self.disk_is_off and self._off_until_s <= now:
             self.memory.saves_first = True
             self._n_failures = self.limits.max_failures - 1  # one more and it is off again
@@ -377,7 +364,7 @@ class TieredCache:
         assert len(self._queue) <= self.limits.max_queued
         assert all(block in self.disk and block not in self.memory for block in self._promoting)
         assert not self._promoting & self._queue.keys()
-        for waiting in self._waiting.values():
+        for waiting in self._waiting.all():
             assert waiting.missing, "a lease waits for nothing"
             assert waiting.missing <= self._promoting | self._queue.keys()
             assert all(b in self.memory for b in waiting.prefix if b not in waiting.missing)
@@ -504,27 +491,21 @@ class TieredCache:
             self._commands.append(Promote(record, on_disk.slot, memory_slot))
 
     def _arrived(self, block: BlockHash, now: float) -> None:
-        for (owner, ticket), waiting in [*self._waiting.items()]:
-            if block in waiting.missing:
-                waiting.missing.remove(block)
-                self.memory.add_to_lease(owner, ticket, block, now, _FOREVER_S)
-                if not waiting.missing:
-                    self._decide(owner, ticket, now)
+        for key, is_complete in self._waiting.arrived(block):
+            self.memory.add_to_lease(*key, block, now, _FOREVER_S)
+            if is_complete:
+                self._decide(*key, now)
 
     def _will_not_come(self, block: BlockHash, now: float) -> None:
-        """Whoever waits for it waits for the blocks before it only."""
-        for (owner, ticket), waiting in [*self._waiting.items()]:
-            if block in waiting.missing:
-                waiting.prefix = waiting.prefix[: waiting.prefix.index(block)]
-                waiting.missing &= {*waiting.prefix}
-                if not waiting.missing:
-                    self._decide(owner, ticket, now)
+        for key in self._waiting.will_not_come(block):
+            self._decide(*key, now)
 
     def _decide(self, owner: str, ticket: Ticket, now: float) -> None:
         """A waiting lease becomes one on the prefix that is in memory."""
-        waiting = self._waiting.pop((owner, ticket))
+        prefix = self._waiting.take((owner, ticket))
+        assert prefix is not None, "a lease is decided that does not wait"
         self.memory.release(owner, ticket)
-        self._answer(owner, ticket, waiting.prefix, now)
+        self._answer(owner, ticket, prefix, now)
 
     def _answer(self, owner: str, ticket: Ticket, prefix: Sequence[BlockHash], now: float) -> None:
         places: Sequence[Stored] = self.memory.lease(owner, ticket, prefix, now)

@@ -1,0 +1,79 @@
+"""Leases that wait for blocks on their way from the disk to memory.
+
+Each waits for a prefix, of which some blocks are missing. It is decided when the last of them has
+come, or will not come any more, or when its time is over: who decides is told, and makes it a
+lease on what is there.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+
+Key = tuple[str, Ticket]
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One lease that waits."""
+
+    prefix: list[BlockHash]
+    #: Those of `prefix` that are not in memory yet.
+    missing: set[BlockHash]
+    deadline_s: float
+
+
+class WaitingLeases:
+    """All of them, by owner and ticket."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, Waiting] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._waiting
+
+    def add(
+        self, key: Key, prefix: Sequence[BlockHash], missing: Collection[BlockHash], until_s: float
+    ) -> bool:
+        """Wait for the missing blocks of a prefix until then; whether there is anything to."""
+        waiting = Waiting(list(prefix), {*missing} & {*prefix}, until_s)
+        self._waiting[key] = waiting
+        return bool(waiting.missing)
+
+    def take(self, key: Key) -> list[BlockHash] | None:
+        """End the waiting of one: the prefix that it is left with; None if it did not wait."""
+        waiting = self._waiting.pop(key, None)
+        return None if waiting is None else waiting.prefix
+
+    def forget_owner(self, owner: str) -> None:
+        """A client is gone."""
+        for key in [key for key in self._waiting if key[0] == owner]:
+            del self._waiting[key]
+
+    def arrived(self, block: BlockHash) -> list[tuple[Key, bool]]:
+        """A block is in memory: who waited for it, and whether for nothing more."""
+        found: list[tuple[Key, bool]] = []
+        for key, waiting in self._waiting.items():
+            if block in waiting.missing:
+                waiting.missing.remove(block)
+                found.append((key, not waiting.missing))
+        return found
+
+    def will_not_come(self, block: BlockHash) -> list[Key]:
+        """Whoever waits for a block waits for those before it only; who has all these."""
+        complete: list[Key] = []
+        for key, waiting in self._waiting.items():
+            if block in waiting.missing:
+                waiting.prefix = waiting.prefix[: waiting.prefix.index(block)]
+                waiting.missing &= {*waiting.prefix}
+                if not waiting.missing:
+                    complete.append(key)
+        return complete
+
+    def overdue(self, now: float) -> list[Key]:
+        """Those whose time is over."""
+        return [key for key, waiting in self._waiting.items() if waiting.deadline_s <= now]
+
+    def all(self) -> Iterator[Waiting]:
+        """For audits."""
+        yield from self._waiting.values()
