@@ -10,7 +10,7 @@ MIB = 1024 * 1024
 #: Bytes of a client's memory, and at the most of one batch.
 ROOM = 256 * MIB
 #: Bytes that a store holds.
-CAPACITY = 3 * 1024 * MIB
+CAPACITY = 1024 * MIB
 
 
 def batch_of(size: int) -> int:

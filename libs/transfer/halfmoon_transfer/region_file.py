@@ -117,8 +117,11 @@ class RegionFile:
             FileShrunk: the file ends before.
             OSError: the device says so, or the file was closed.
         """
-        with self._in_use():
+        self._enter()
+        try:
             self._move(self.offset + offset, view, write=False)
+        finally:
+            self._leave()
 
     def store(self, offset: int, view: memoryview) -> None:
         """Write a view's bytes to this place of the region.
@@ -127,22 +130,21 @@ class RegionFile:
             FileShrunk: the file ends before; it is not made longer again.
             OSError: the device says so, or the file was closed.
         """
-        with self._in_use():
+        self._enter()
+        try:
             size = _size(self._cached)
             if self.offset + offset + len(view) > size:
                 raise FileShrunk(size)
             self._move(self.offset + offset, view, write=True)
+        finally:
+            self._leave()
 
-    @contextmanager
-    def _in_use(self) -> Generator[None]:
+    def _enter(self) -> None:
+        """Begin an access, which `_leave` ends."""
         with self._lock:
             if self._n_users == 0:
                 raise OSError(errno.EBADF, "the file was closed", str(self.path))
             self._n_users += 1
-        try:
-            yield
-        finally:
-            self._leave()
 
     def _move(self, at: int, view: memoryview, *, write: bool) -> None:
         through = self._write if write else self._read
@@ -159,9 +161,11 @@ class RegionFile:
                 if not write:
                     copy(view, room)
         else:
-            through(self._cached, view[:head], at)
+            if head:
+                through(self._cached, view[:head], at)
             through(direct, view[head:tail], at + head)
-            through(self._cached, view[tail:], at + tail)
+            if tail < len(view):
+                through(self._cached, view[tail:], at + tail)
 
     def _read(self, fd: int, view: memoryview, at: int) -> None:
         while view:
