@@ -200,6 +200,16 @@ def test_a_commit_with_the_wrong_number_of_checksums_can_be_made_good() -> None:
         cache.commit(ME, T1, [1, 2], now=0)
 
 
+@pytest.mark.parametrize("checksum", [-1, 2**64])
+def test_a_commit_with_a_checksum_of_more_than_64_bits_can_be_made_good(checksum: int) -> None:
+    cache = BlockCache(4)
+    cache.reserve(ME, T1, chain("ab"), None, now=0)
+    with pytest.raises(ValueError, match=f"checksum {checksum} of reservation 't1' is not one of"):
+        cache.commit(ME, T1, [0, checksum], now=0)
+    cache.check()
+    assert cache.commit(ME, T1, [0, 2**64 - 1], now=0) == chain("ab")
+
+
 def test_tickets_are_their_owners_own() -> None:
     cache = BlockCache(4)
     cache.reserve(ME, T1, chain("a"), None, now=0)

@@ -332,9 +332,10 @@ def test_a_file_is_closed_after_its_last_access(path: Path) -> None:
     inside, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with file._in_use():
-            inside.set()
-            let_go.wait(PATIENCE_S)
+        file._enter()
+        inside.set()
+        let_go.wait(PATIENCE_S)
+        file._leave()
 
     thread = threading.Thread(target=hold)
     thread.start()

@@ -16,13 +16,16 @@ Under `tiers` a slower tier may lie below: blocks that are there too are *saved*
 `saves_first` is set, only saved blocks are evicted.
 """
 
-from collections.abc import Container, Iterator, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_scheduling.block_order import BlockOrder
+from halfmoon_scheduling.block_table import MAX_CHECKSUM
 from halfmoon_scheduling.pins import Pins
+from halfmoon_scheduling.stored_blocks import StoredBlocks
 from halfmoon_scheduling.victims import choose_victims
 
 #: What a client waits when nothing tells when a slot will come free.
@@ -83,22 +86,6 @@ class Stored(NamedTuple):
     hash: BlockHash
     slot: int
     checksum: int
-
-
-@dataclass(slots=True)
-class _Block:
-    """A stored block."""
-
-    slot: int
-    checksum: int
-    parent: BlockHash | None
-    #: Blocks before it in its prompt, as far as they were here when it came.
-    depth: int
-    #: One number for all blocks of a commit.
-    stored_s: float
-    n_leases: int = 0
-    #: Whether a slower tier has it, too.
-    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +154,12 @@ class BlockCache:
         #: Whether only saved blocks may be evicted.
         self.saves_first = False
         #: Slots of no block. Disjoint from the slots in `_stored` and `_pending`.
-        self._free: list[int] = list(range(n_slots - 1, -1, -1))
-        self._stored: dict[BlockHash, _Block] = {}
+        self._free = array("i", range(n_slots - 1, -1, -1))
+        self._stored = StoredBlocks(policy)
         #: Reserved blocks; each is in exactly one reservation, and not in `_stored`.
         self._pending: dict[BlockHash, _Pending] = {}
-        #: Stored and reserved children of each block, whether or not that block is here.
-        self._n_children: dict[BlockHash, int] = {}
         self._reservations: dict[_Key, _Hold] = {}
         self._leases: dict[_Key, _Hold] = {}
-        #: Orders exactly the keys of `_stored`.
-        self._policy = BlockOrder(policy)
-        self._n_leased = 0
 
     # -- what is here ------------------------------------------------------------------------
 
@@ -194,7 +176,7 @@ class BlockCache:
     @property
     def n_leased(self) -> int:
         """Stored blocks with at least one reader."""
-        return self._n_leased
+        return self._stored.n_leased
 
     @property
     def n_used(self) -> int:
@@ -218,7 +200,7 @@ class BlockCache:
 
     def has_children(self, block: BlockHash) -> bool:
         """Whether a child of this block is stored or reserved, be the block here or not."""
-        return block in self._n_children
+        return self._stored.n_children(block) > 0
 
     def hashes(self) -> list[BlockHash]:
         """All stored blocks."""
@@ -268,7 +250,7 @@ class BlockCache:
         missing = [h for h in parents if not (h in self or h in self._pending or h in elsewhere)]
         evicted: list[BlockHash] = []
         if len(missing) > len(self._free):
-            keep = {h for h in (*parents, parent) if h in self._stored}
+            keep = {h for h in (*parents, parent) if h is not None and h in self._stored}
             evicted = self._choose(len(missing) - len(self._free), keep)
             if not evicted and not self._free:
                 raise self._full(len(missing), now)
@@ -281,7 +263,7 @@ class BlockCache:
         depths = {block: depth + i for i, block in enumerate(parents)}
         for block, slot in places:
             self._pending[block] = _Pending(slot, parents[block], depths[block])
-            self._add_child(parents[block])
+            self._stored.await_child(parents[block])
         self._touch([h for h in parents if h in self._stored])
         taken = [block for block, _ in places]
         tail = hashes[-1] if hashes and ends_prompt else None
@@ -305,7 +287,7 @@ class BlockCache:
 
         Raises:
             UnknownTicket: never reserved, revoked, or expired; write again.
-            ValueError: not one checksum per place; the reservation stays.
+            ValueError: not one checksum of 64 bits per place; the reservation stays.
         """
         self.expire(now)
         key = (owner, ticket)
@@ -319,12 +301,18 @@ class BlockCache:
                 f"{len(checksums)} checksums for the {len(reservation.hashes)} places of "
                 f"reservation {ticket!r}"
             )
+        wrong = next((c for c in checksums if not 0 <= c <= MAX_CHECKSUM), None)
+        if wrong is not None:
+            raise ValueError(f"checksum {wrong} of reservation {ticket!r} is not one of 64 bits")
         del self._reservations[key]
-        for block, checksum in zip(reservation.hashes, checksums, strict=True):
-            pending = self._pending.pop(block)  # its parent keeps counting it as a child
-            self._stored[block] = _Block(pending.slot, checksum, pending.parent, pending.depth, now)
-        for block in reversed(reservation.hashes):  # the last one is the first to be evicted
-            self._policy.insert(block, self._stored[block].depth, tail=block == reservation.tail)
+        pairs = list(zip(reservation.hashes, checksums, strict=True))
+        for block, checksum in reversed(pairs):  # the last one is the first to be evicted
+            pending = self._pending.pop(block)
+            self._stored.add(
+                block, pending.parent, pending.depth, checksum, pending.slot, now,
+                tail=block == reservation.tail,
+            )  # fmt: skip
+            self._stored.await_child_no_more(pending.parent)
         return reservation.hashes
 
     def revoke(self, owner: str, ticket: Ticket) -> bool:
@@ -334,7 +322,7 @@ class BlockCache:
         for block in reservation.hashes:
             pending = self._pending.pop(block)
             self._free.append(pending.slot)
-            self._remove_child(pending.parent)
+            self._stored.await_child_no_more(pending.parent)
         return True
 
     # -- reading -----------------------------------------------------------------------------
@@ -443,7 +431,7 @@ class BlockCache:
 
     def save(self, block: BlockHash) -> None:
         """A stored block is in a slower tier, too."""
-        self._stored[block].saved = True
+        self._stored.save(block)
 
     def is_saved(self, block: BlockHash) -> bool:
         """Whether a stored block is in a slower tier, too."""
@@ -464,26 +452,22 @@ class BlockCache:
         """Audit: every slot in one state, every count what it counts."""
         slots = [
             *self._free,
-            *(block.slot for block in self._stored.values()),
+            *(self._stored[block].slot for block in self._stored),
             *(pending.slot for pending in self._pending.values()),
         ]
         assert sorted(slots) == list(range(self.n_slots)), "a slot is lost or held twice"
-        assert not self._stored.keys() & self._pending.keys()
+        assert not any(block in self._stored for block in self._pending)
         reserved = [block for r in self._reservations.values() for block in r.hashes]
         assert sorted(reserved) == sorted(self._pending), "reservations and reserved blocks differ"
-        assert sorted(self._policy.candidates()) == sorted(self._stored), "policy differs"
-        children: dict[BlockHash, int] = {}
-        for parent in self._parents():
-            children[parent] = children.get(parent, 0) + 1
-        assert children == self._n_children, "children are miscounted"
+        parents = (pending.parent for pending in self._pending.values())
+        self._stored.check(awaited=Counter(p for p in parents if p is not None))
         leases: dict[BlockHash, int] = {}
         for lease in self._leases.values():
             for block in lease.hashes:
                 leases[block] = leases.get(block, 0) + 1
-        for block, stored in self._stored.items():
-            assert stored.n_leases == leases.pop(block, 0), "leases are miscounted"
+        for block in self._stored:
+            assert self._stored[block].n_leases == leases.pop(block, 0), "leases are miscounted"
         assert not leases, "a leased block is not stored"
-        assert self._n_leased == sum(1 for block in self._stored.values() if block.n_leases)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -492,49 +476,23 @@ class BlockCache:
     ) -> list[BlockHash]:
         """Up to `n` blocks to evict, children before parents; changes nothing."""
         return choose_victims(
-            self._policy.candidates,
-            n,
             self._stored,
-            self._n_children,
+            n,
             keep=keep,
             saved_only=self.saves_first and not unsaved_too,
             pins=self.pins,
         )
 
     def _drop(self, block: BlockHash) -> None:
-        stored = self._stored.pop(block)
-        self._policy.remove(block)
-        self._free.append(stored.slot)
-        self._remove_child(stored.parent)
+        self._free.append(self._stored.remove(block))
 
     def _touch(self, blocks: Sequence[BlockHash]) -> None:
         for block in reversed(blocks):  # parents are the last to be evicted
-            self._policy.touch(block)
+            self._stored.touch(block)
 
     def _count_leases(self, blocks: Sequence[BlockHash], change: int) -> None:
         for block in blocks:
-            stored = self._stored[block]
-            before = stored.n_leases > 0
-            stored.n_leases += change
-            self._n_leased += (stored.n_leases > 0) - before
-
-    def _add_child(self, parent: BlockHash | None) -> None:
-        if parent is not None:
-            self._n_children[parent] = self._n_children.get(parent, 0) + 1
-
-    def _remove_child(self, parent: BlockHash | None) -> None:
-        if parent is not None:
-            self._n_children[parent] -= 1
-            if not self._n_children[parent]:
-                del self._n_children[parent]
-
-    def _parents(self) -> Iterator[BlockHash]:
-        for stored in self._stored.values():
-            if stored.parent is not None:
-                yield stored.parent
-        for pending in self._pending.values():
-            if pending.parent is not None:
-                yield pending.parent
+            self._stored.lease(block, change)
 
     def _new_key(self, owner: str, ticket: Ticket) -> _Key:
         key = (owner, ticket)

@@ -5,7 +5,7 @@ row, too, wherever it is itself, and a child says which with four bytes.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.row_index import NONE, RowIndex
@@ -34,8 +34,8 @@ class BlockTable:
         """Blocks that are here."""
         return self._n_here
 
-    def __contains__(self, block: BlockHash) -> bool:
-        return self.row(block) != NONE
+    def __contains__(self, block: object) -> bool:
+        return isinstance(block, bytes) and self.row(BlockHash(block)) != NONE
 
     def __iter__(self) -> Iterator[int]:
         """The rows of all blocks that are here."""
@@ -130,7 +130,7 @@ class BlockTable:
             self._let_go(parent)
         return slot
 
-    def check(self, held: dict[BlockHash, int]) -> None:
+    def check(self, held: Mapping[BlockHash, int]) -> None:
         """Audit: each row has a reason to be.
 
         Args:
@@ -166,3 +166,8 @@ class BlockTable:
         self._n_children[row] -= 1
         if not self._n_children[row] and self._slots[row] == NONE:
             self._index.remove(row)
+
+
+def key_of(block: BlockHash) -> int:
+    """A number of the block's own, for policies that remember those that went."""
+    return int.from_bytes(block[-8:], "little")

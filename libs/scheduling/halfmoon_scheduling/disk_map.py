@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_scheduling.block_order import key_of
-from halfmoon_scheduling.block_table import BlockTable
+from halfmoon_scheduling.block_table import BlockTable, key_of
 from halfmoon_scheduling.eviction import open_policy
 from halfmoon_scheduling.row_index import NONE
 
@@ -63,7 +62,7 @@ class DiskMap:
         return len(self._table)
 
     def __contains__(self, block: object) -> bool:
-        return isinstance(block, bytes) and BlockHash(block) in self._table
+        return block in self._table
 
     def get(self, block: BlockHash) -> OnDisk | None:
         """A block, if it is here."""

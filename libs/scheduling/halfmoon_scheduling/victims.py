@@ -5,37 +5,16 @@ without it they could not be read. Soft-pinned ones go when nothing else can.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Collection
 
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.pins import Pins
-
-
-class Evictable(Protocol):
-    """What is looked at of a stored block."""
-
-    @property
-    def parent(self) -> BlockHash | None:
-        """The block before it in its prompt."""
-        ...
-
-    @property
-    def n_leases(self) -> int:
-        """How many read it."""
-        ...
-
-    @property
-    def saved(self) -> bool:
-        """Whether a slower tier has it, too."""
-        ...
+from halfmoon_scheduling.stored_blocks import StoredBlocks
 
 
 def choose_victims(
-    candidates: Callable[[], Iterator[BlockHash]],
+    stored: StoredBlocks,
     n: int,
-    stored: Mapping[BlockHash, Evictable],
-    n_children: Mapping[BlockHash, int],
     *,
     keep: Collection[BlockHash],
     saved_only: bool,
@@ -48,10 +27,8 @@ def choose_victims(
     later in the walk.
 
     Args:
-        candidates: all stored blocks in the policy's order, as often as it is asked.
-        n: so many at the most.
         stored: the blocks.
-        n_children: children of each block that has any, stored or about to be.
+        n: so many at the most.
         keep: blocks that must stay.
         saved_only: whether blocks that no slower tier has stay.
         pins: what is pinned.
@@ -63,7 +40,7 @@ def choose_victims(
     passed: set[BlockHash] = set()
     taken: set[BlockHash] = set()
     for spared in [pins.soft, ()] if pins.n_soft else [()]:
-        for candidate in candidates():
+        for candidate in stored.candidates():
             queue = deque([candidate])
             while queue and len(victims) < n:
                 block = queue.popleft()
@@ -72,7 +49,7 @@ def choose_victims(
                     continue
                 if block in held or block in taken:
                     continue
-                if children_gone.get(block, 0) < n_children.get(block, 0) or block in spared:
+                if children_gone.get(block, 0) < stored.n_children(block) or block in spared:
                     passed.add(block)
                     continue
                 victims.append(block)
