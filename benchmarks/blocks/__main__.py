@@ -37,8 +37,7 @@ PEERS: dict[str, tuple[list[str], list[str] | None, dict[str, str]]] = {
     "halfmoon, shared memory": (["ours.py", "shm"], None, {}),
     "halfmoon, no copy, verified": (["ours.py", "view"], None, {}),
     "halfmoon, no copy": (["ours.py", "unverified"], None, {}),
-    "O_DIRECT, 8 threads": (["raw_disk.py"], None, {}),
-    "halfmoon, disk tier": (["ours_disk.py"], None, {}),
+    "disk": (["disk.py"], None, {}),
 }
 #: What is printed: op, field, title, digits.
 TABLES = (
@@ -73,7 +72,7 @@ def measure(label: str, sizes: list[int], seconds: float, results: Results) -> s
             if "error" in result:
                 problem = f"{result['op']} of {result['size']}: {result['error']}"
             else:
-                results[label, result["op"], result["size"]].append(result)
+                results[result.get("label", label), result["op"], result["size"]].append(result)
     return problem
 
 
@@ -96,8 +95,9 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, ", end="")
     print(f"Python {platform.python_version()}; medians of {chosen.rounds} rounds\n")
     for op, field, title, digits in TABLES:
-        with_figures = [label for label in labels if any((label, op, s) in results for s in sizes)]
-        print(f"{title}\n\n{table(with_figures, op, field, digits, sizes, results)}\n")
+        with_figures = list(dict.fromkeys(label for label, an_op, _ in results if an_op == op))
+        if with_figures:
+            print(f"{title}\n\n{table(with_figures, op, field, digits, sizes, results)}\n")
     for label, problem in problems.items():
         print(f"{label}: {problem}")
     print_ratios(sizes, results)
@@ -118,7 +118,8 @@ def print_ratios(sizes: list[int], results: Results) -> None:
             for size in sizes
         ]  # fmt: skip
         shown = " / ".join(f"{a / b:.2f}" for a, b in (pair for pair in rates if len(pair) == 2))
-        print(f"get, {ours} to {other}: {shown or '–'}; the goal is {goal}")
+        if shown:
+            print(f"get, {ours} to {other}: {shown}; the goal is {goal}")
 
 
 if __name__ == "__main__":
