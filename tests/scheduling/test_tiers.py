@@ -431,6 +431,36 @@ def test_a_damaged_block_goes_whatever_pins_there_are() -> None:
     assert BlockHash(b"ab") not in world.tiers and world.tiers.pins.n_held == 0
 
 
+def test_a_block_damaged_in_memory_goes_before_its_children_and_comes_again_from_the_disk() -> None:
+    world = World(8, 8)
+    world.put("abc")
+    world.tiers.save_all(world.now)
+    world.heed()
+    world.settle()
+    a, b, c = chain("abc")
+    assert world.tiers.give_up(a, world.now)
+    world.heed()
+    world.settle()
+    assert (world.told[a], world.told[b], world.told[c]) == ("disk", "memory", "memory")
+    ticket = world.lease("abc")
+    world.settle()
+    assert world.answers[ME, ticket] == [a, b, c]
+    world.check()
+
+
+def test_a_block_damaged_in_memory_stays_as_long_as_somebody_reads_it() -> None:
+    world = World(4, 8)
+    world.put("ab")
+    ticket = world.lease("ab")
+    assert not world.tiers.give_up(BlockHash(b"a"), world.now)
+    world.tiers.release(ME, ticket, world.now)
+    assert world.tiers.give_up(BlockHash(b"a"), world.now)
+    world.heed()
+    assert world.told == {BlockHash(b"ab"): "memory"}
+    assert not world.tiers.give_up(BlockHash(b"a"), world.now), "it has gone"
+    world.check()
+
+
 PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
 
 
@@ -466,6 +496,13 @@ class TiersUnderAnyOrder(RuleBasedStateMachine):
     def drop(self, prompt: str) -> None:
         if self.may_fail:
             self.world.tiers.drop(chain(prompt)[::-1], self.world.now)
+            self.world.heed()
+
+    @rule(prompt=PROMPTS)
+    def bytes_in_memory_are_found_damaged(self, prompt: str) -> None:
+        block = chain(prompt)[-1]
+        if self.may_fail and self.world.tiers.give_up(block, self.world.now):
+            assert block not in self.world.tiers.memory
             self.world.heed()
 
     @rule(prompt=PROMPTS, kind=st.sampled_from(["soft", "hard", "hard"]), for_s=st.integers(1, 20))

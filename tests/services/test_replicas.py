@@ -178,6 +178,7 @@ async def test_damaged_bytes_are_said_to_come_from_the_one_that_gave_them(
         failed = await bench.prefill([dead, damaged])
         assert isinstance(failed, PrefillFailed) and failed.retryable
         assert failed.culprit == "kvstore-1"
+        await cluster.until(lambda: HASHES[0] not in cluster.worker("kvstore-1").tiers)
         assert set(bench.replicas.health.left_out(cluster.clock.now())) == {dead, damaged}
 
 

@@ -42,6 +42,7 @@ from halfmoon_protocol.messages import (
     StartPrefill,
     TokensProduced,
     Unwelcome,
+    VerifyBlocks,
     Welcome,
     WorkerInfo,
 )
@@ -157,6 +158,7 @@ EXAMPLES: tuple[Message, ...] = (
         token_ids=tuple(range(16)),
     ),
     DropBlocks(hashes=HASHES),
+    VerifyBlocks(hashes=HASHES),
     SnapshotBlocks(),
     BlocksReserved(
         ticket=TICKET,

@@ -32,6 +32,7 @@ from halfmoon_protocol.messages import (
     ReserveBlocks,
     RevokeBlocks,
     SnapshotBlocks,
+    VerifyBlocks,
 )
 from halfmoon_runtime.network import Link, Network, PeerUnreachable
 
@@ -163,6 +164,10 @@ class KvstoreClient:
             KvstoreUnavailable: it does not, or does not say so in time.
         """
         return await self._ask(order, order.ticket, BlocksReplicated, timeout_s)
+
+    async def verify(self, hashes: tuple[BlockHash, ...]) -> None:
+        """Say that these were found damaged; it looks for itself."""
+        await self._tell(VerifyBlocks(hashes=hashes))
 
     async def close(self) -> None:
         """Hang up."""

@@ -448,6 +448,15 @@ class BlockCache:
         self._drop(block)
         return True
 
+    def give_up(self, block: BlockHash) -> bool:
+        """Let a damaged block go, whatever its pins and children; False while it is leased, or
+        when it is not stored."""
+        stored = self._stored.get(block)
+        if stored is None or stored.n_leases:
+            return False
+        self._drop(block)
+        return True
+
     def check(self) -> None:
         """Audit: every slot in one state, every count what it counts."""
         slots = [

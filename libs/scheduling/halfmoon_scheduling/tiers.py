@@ -308,10 +308,22 @@ class TieredCache:
                 self.disk.release(slot)
                 self.counts.corrupt += 1
                 self.pins.unpin(block)
-                if self.memory.evict(block):
+                if self.memory.give_up(block):
                     self._gone(block)
                     self._commands.append(Announce(tier="memory", left=(block,)))
         self._pump(now)
+
+    def give_up(self, block: BlockHash, now: float) -> bool:
+        """A block's bytes in memory are damaged: it leaves, to be had from the disk if it is there.
+
+        False while somebody reads it.
+        """
+        if not self.memory.give_up(block):
+            return False
+        self.counts.corrupt += 1
+        self._gone_from_memory([block])
+        self._pump(now)
+        return True
 
     def promoted(self, block: BlockHash, outcome: Outcome, now: float) -> None:
         """A `Promote` has ended; bytes that are not good are forgotten, not served."""

@@ -44,7 +44,11 @@ class Copier:
             source = await self._kvstores.at(order.source)
             lease = await source.lease(order.layout, order.hashes)
             async with source.holding(lease):
-                yield lease
+                try:
+                    yield lease
+                except Corrupted:
+                    await source.verify(order.hashes)
+                    raise
 
     async def read(
         self, lease: BlocksLeased, wanted: Sequence[tuple[Place, int]], block_bytes: int

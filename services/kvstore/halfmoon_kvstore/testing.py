@@ -32,6 +32,7 @@ from halfmoon_protocol.messages import (
     ReplicateBlocks,
     ReserveBlocks,
     SnapshotBlocks,
+    VerifyBlocks,
     WorkerInfo,
 )
 from halfmoon_protocol.regions import Region
@@ -209,6 +210,10 @@ class BlockClient:
         if pieces:
             await self._transfer.submit("write", pieces)
         await self._link.send(ReleaseLease(ticket))
+
+    async def report(self, hashes: Sequence[BlockHash]) -> None:
+        """Say that these were found damaged."""
+        await self.tell(VerifyBlocks(hashes=tuple(hashes)))
 
     async def copy(self, source: WorkerInfo, hashes: Sequence[BlockHash]) -> int:
         """Have this kvstore copy these from another one; how many of the first are here then.

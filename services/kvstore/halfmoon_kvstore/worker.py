@@ -19,6 +19,7 @@ from halfmoon_kvstore.outbox import Outbox
 from halfmoon_kvstore.readings import readings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.stock import Stock, owner_of
+from halfmoon_kvstore.suspects import Suspects
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import ConductorId, Ticket
 from halfmoon_protocol.layout import KvLayout
@@ -42,6 +43,7 @@ from halfmoon_protocol.messages import (
     RevokeBlocks,
     SnapshotBlocks,
     Unwelcome,
+    VerifyBlocks,
     Welcome,
     WorkerInfo,
 )
@@ -104,6 +106,7 @@ class KvstoreWorker:
         self.stock = Stock(
             info.worker_id, memory, settings, clock, self._outbox, self._on_adopted, disk
         )
+        self._suspects = Suspects(self.stock, clock)
         self._copying = None if copier is None else Copying(copier, self.stock, self._outbox, clock)
         #: Parent of all that goes on beside commands, while `serve` runs.
         self._tasks: asyncio.TaskGroup | None = None
@@ -174,6 +177,8 @@ class KvstoreWorker:
                 if self.tiers is not None:
                     self.tiers.drop(hashes, self._clock.now())
                     self.stock.heed()
+            case VerifyBlocks(hashes=hashes):
+                self._suspects.add(hashes)
             case SnapshotBlocks(ticket=ticket):
                 # Events of what has changed since may follow: to hear of it twice does no harm.
                 stored = () if self.tiers is None else tuple(self.tiers.hashes())
@@ -292,6 +297,7 @@ class KvstoreWorker:
             now = self._clock.now()
             self._puts = {key: put for key, put in self._puts.items() if put.deadline_s > now}
             tiers.tick(now)
+            await self._suspects.look()
             self.stock.heed()
             await self._outbox.send()
             await self._port.publish(

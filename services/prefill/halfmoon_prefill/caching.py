@@ -155,10 +155,12 @@ class Caching:
             return
         lease, cached = job.lease, job.start.cached
         assert cached is not None, "a lease without a cached prefix"
-        wanted = lease.checksums
-        if await self._checksums(job.pages[: len(wanted)]) != wanted:
-            bad = BadBlock(f"a block from {lease.kvstore.name} is not what was stored there")
+        found = await self._checksums(job.pages[: len(lease.places)])
+        pairs = zip(lease.places, found, strict=True)
+        if damaged := tuple(place.hash for place, sum_ in pairs if sum_ != place.checksum):
+            bad = BadBlock(f"{len(damaged)} blocks of {lease.kvstore.name} are not what was stored")
             self._replicas.failed(lease.address, bad)
+            await lease.kvstore.verify(damaged)
             raise bad
         self._replicas.answered(lease.address)
         self._replicas.reads["first" if lease.address == cached.kvstore else "another"] += 1

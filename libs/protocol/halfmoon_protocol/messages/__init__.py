@@ -29,6 +29,7 @@ from halfmoon_protocol.messages.kvstore import (
     ReserveBlocks,
     RevokeBlocks,
     SnapshotBlocks,
+    VerifyBlocks,
 )
 from halfmoon_protocol.messages.membership import (
     Cancel,
@@ -98,6 +99,7 @@ __all__ = [
     "StartPrefill",
     "TokensProduced",
     "Unwelcome",
+    "VerifyBlocks",
     "Welcome",
     "WorkerInfo",
 ]
@@ -128,6 +130,7 @@ AnyMessage = (
     | ReleaseLease
     | ReplicateBlocks
     | DropBlocks
+    | VerifyBlocks
     | SnapshotBlocks
     | BlocksReserved
     | BlocksCommitted

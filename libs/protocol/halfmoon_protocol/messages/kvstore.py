@@ -97,6 +97,13 @@ class DropBlocks(Message, frozen=True, tag="drop_blocks"):
     hashes: tuple[BlockHash, ...]
 
 
+class VerifyBlocks(Message, frozen=True, tag="verify_blocks"):
+    """What was read of these is not what their checksums say: look at them. Nothing is
+    answered; KV events say what went."""
+
+    hashes: tuple[BlockHash, ...]
+
+
 class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
     """Tell all that is stored; answered by `BlocksSnapshot`."""
 

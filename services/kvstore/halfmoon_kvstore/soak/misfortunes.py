@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from halfmoon_kvstore.soak.files import flip, headers, tear
 from halfmoon_kvstore.soak.scene import N_PROMPTS, TROUBLE, Scene, until
+from halfmoon_kvstore.testing import DamagedBytes
 from halfmoon_protocol.ids import BlockHash
 
 
@@ -134,6 +135,25 @@ class Misfortunes:
             self._scene.ledger.damaged(name, chosen)
             with suppress(*TROUBLE):
                 await client.damage(chosen)
+        await self._scene.some_operations(40)
+
+        async def is_mended() -> bool:
+            """Said to be damaged, each is given up, or comes from the disk."""
+            try:
+                client = await self._scene.visitors.visit("damage", name)
+                await client.report(chosen)
+                for block in chosen:
+                    await client.get([block])
+            except DamagedBytes:
+                return False
+            except TROUBLE:
+                await self._scene.visitors.forget("damage", name)
+                return False
+            return True
+
+        await until(is_mended)
+        async with self._scene.all_turns():
+            self._scene.ledger.mended(name, chosen)
 
     async def _no_metadata(self) -> None:
         await asyncio.to_thread(self._scene.pool.stop_metadata)
