@@ -78,6 +78,16 @@ def test_decode_is_busy_when_its_pages_are_gone_though_steps_are_short() -> None
     assert [(name, role) for _, name, role in core.told_by(40.0)] == [("prefill-0", "decode")]
 
 
+def test_workers_with_short_queues_that_are_never_empty_are_not_spared() -> None:
+    core = Core()
+    core.prefill_load(1)
+    core.told_by(60.0)  # long enough to be known as busy; nobody is short of workers
+    core.decode_load(free_pages=2)
+    assert core.told_by(120.0) == []
+    core.prefill_load(0)
+    assert {role for _, _, role in core.told_by(240.0)} == {"decode"}
+
+
 @pytest.mark.parametrize("off", ["by its settings", "by the workers' records"])
 def test_nobody_is_told_unless_both_sides_want_it(off: str) -> None:
     core = Core(switched_on=False) if off == "by its settings" else Core(roles=())
