@@ -5,6 +5,7 @@ A prompt token takes 10 ms; groups cut prompts into chunks of 32 tokens.
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId
@@ -115,6 +116,15 @@ def test_long_prompts_take_the_group_and_short_ones_one_worker() -> None:
     assert core.chosen.workers == (P0,)
     core.arrive("cmpl-2", n_tokens=40)  # two: 0.4 s alone, 0.2 and 0.16 s together
     assert core.chosen.workers == (P1,)
+
+
+def test_the_explanation_names_the_group_and_its_members() -> None:
+    core = Core()
+    core.arrive()
+    (shown,) = msgspec.json.decode(msgspec.json.encode(list(core.conductor.decisions)))
+    chosen, rows = shown["placement"]["chosen"], shown["placement"]["estimates"]
+    assert (chosen["group"], chosen["members"]) == ("g", ["prefill-0", "prefill-1"])
+    assert [row["worker_id"] for row in rows] == ["prefill-0", "prefill-1", "prefill-0"]
 
 
 def test_a_group_must_be_faster_by_a_factor() -> None:

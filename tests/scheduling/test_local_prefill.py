@@ -5,6 +5,7 @@ A prefill token takes 10 ms everywhere, a decode step 40 ms; a block of 16 token
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
@@ -118,6 +119,16 @@ def test_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
     assert isinstance(go_on, Send)
     assert go_on.worker_id == D0
     assert isinstance(go_on.message, StartDecode)
+
+
+def test_the_explanation_names_who_does_it_and_who_would_have() -> None:
+    core = Core()
+    core.arrive(n_tokens=20)
+    (shown,) = msgspec.json.decode(msgspec.json.encode(list(core.conductor.decisions)))
+    chosen = shown["placement"]["chosen"]
+    assert (chosen["worker_id"], chosen["instead_of"]) == ("decode-0", "prefill-0")
+    assert chosen["stalled_step_s"] == pytest.approx(0.2)
+    assert chosen["tbt_slo_s"] is None  # nobody there has a limit
 
 
 def test_a_worker_that_does_not_say_so_is_never_asked_to() -> None:
