@@ -38,6 +38,8 @@ from halfmoon_protocol.messages import (
     ReserveDecode,
     RevokeBlocks,
     SnapshotBlocks,
+    Stage,
+    StageAddress,
     StartDecode,
     StartPrefill,
     TokensProduced,
@@ -79,6 +81,7 @@ WORKER = WorkerInfo(
     decode_cost=DecodeCost(0.01, 0.001, 0.000001),
     home_kvstore=WorkerId("kvstore-0"),
     roles=("prefill", "decode"),
+    stage=Stage("group-0", 0, 2, chunk_tokens=512, hop_s=0.002),
 )
 
 EXAMPLES: tuple[Message, ...] = (
@@ -117,6 +120,7 @@ EXAMPLES: tuple[Message, ...] = (
         cached=CachedPrefix(KVSTORE, 1, (REPLICA,)),
         store_in=KVSTORE,
         priority=2,
+        stages=(StageAddress(WorkerId("prefill-1"), 1, "tcp://127.0.0.1:7111"),),
     ),
     PrefillDone(
         request_id=REQUEST,
