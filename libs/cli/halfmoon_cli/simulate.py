@@ -1,13 +1,14 @@
 """`halfmoon simulate`: a workload on a cluster that is not there."""
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, get_args
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from halfmoon_cli.hit_rates import print_hit_rates
+from halfmoon_scheduling.config import AdmissionMode, PlacementMode
 from halfmoon_simulator.cluster_spec import ClusterSpec
 from halfmoon_simulator.costs import BadCosts, load_costs, profile_names
 from halfmoon_simulator.coupled import CoupledSpec
@@ -15,7 +16,7 @@ from halfmoon_simulator.report import NamedSummary, print_summaries, to_json
 from halfmoon_simulator.results import RunResult
 from halfmoon_simulator.scenario import Scenario, patient, run, run_all
 from halfmoon_simulator.sources import WorkloadSpec, find_traces, make_workload
-from halfmoon_simulator.sweep import Axis, BadSweep, parse_axis, rates_of, vary
+from halfmoon_simulator.sweep import Axis, BadSweep, parse_axis, varies_rate, vary
 from halfmoon_simulator.traces import BadTrace, statistics
 from halfmoon_simulator.world import BadScenario, Fault
 
@@ -51,10 +52,13 @@ def simulate(
     costs: Annotated[
         str, typer.Option(help="A cost file, or one of: " + ", ".join(profile_names()))
     ] = "llama3-70b-a800x8",
-    placement: Annotated[str, typer.Option(help="How prefill workers are chosen")] = (
-        "kvcache_centric"
-    ),
-    admission: Annotated[str, typer.Option(help="Who is let in")] = "none",
+    placement: Annotated[
+        str,
+        typer.Option(help="How prefill workers are chosen: " + ", ".join(get_args(PlacementMode))),
+    ] = "kvcache_centric",
+    admission: Annotated[
+        str, typer.Option(help="Who is let in: " + ", ".join(get_args(AdmissionMode)))
+    ] = "none",
     ttft_slo: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit")] = 0.1,
     replication_bytes_per_s: Annotated[
@@ -132,6 +136,8 @@ def simulate(
             label += f", groups of {group_size}"
         if local_prefill:
             label += f", local up to {local_prefill}"
+        if admission != "none":
+            label += f", {admission}"
         if coupled:
             label = f"{coupled} coupled"
             cluster = CoupledSpec(
@@ -155,7 +161,7 @@ def simulate(
         _give_up(str(error))
     runs = [(scenario.label, result) for scenario, result in zip(scenarios, results, strict=True)]
     print_summaries([NamedSummary(name, result.summary()) for name, result in runs], console)
-    _write(runs, scenarios, axes, json, plots, with_requests=with_requests)
+    _write(runs, axes, json, plots, with_requests=with_requests)
 
 
 def _describe(base: Scenario) -> None:
@@ -187,7 +193,6 @@ def _run(scenarios: list[Scenario], n_jobs: int | None) -> list[RunResult]:
 
 def _write(
     runs: list[tuple[str, RunResult]],
-    scenarios: list[Scenario],
     axes: list[Axis],
     json: Path | None,
     plots: Path | None,
@@ -200,7 +205,7 @@ def _write(
     if plots is not None:
         from halfmoon_simulator.plots import save_plots  # matplotlib takes a second to import
 
-        for path in save_plots(runs, plots, rates=rates_of(scenarios, axes)):
+        for path in save_plots(runs, plots, over_rates=varies_rate(axes)):
             console.print(f"wrote {path}", highlight=False)
 
 

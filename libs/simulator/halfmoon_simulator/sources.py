@@ -16,6 +16,7 @@ from halfmoon_simulator.workloads import (
     arxiv_surrogate,
     conversation_surrogate,
     faster,
+    longer_answers,
     spread_ticks,
     synthetic,
 )
@@ -41,6 +42,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speedup: float = 1.0
     #: Requests per second of a data set.
     rate_per_s: float = 1.0
+    #: Answers are so many times as long as the source says.
+    output_times: float = 1.0
     #: Spread the requests of one time stamp over the time to the next.
     spread: bool = False
     seed: int = 0
@@ -70,17 +73,21 @@ def make_workload(spec: WorkloadSpec) -> Workload:
             f" {lengths.cache_ratio:.0%} cached, Poisson at {spec.rate_per_s:g}/s"
             f" (seed {spec.seed})"
         )
-        return Workload(faster(requests, spec.speedup), text)
+        return Workload(_adjust(requests, spec), text)
     if (make := _MADE.get(spec.source)) is not None:
         n = spec.n_requests or 1000
         requests = make(n_requests=n, rate_per_s=spec.rate_per_s, seed=spec.seed)
         text = f"{spec.source}: Poisson at {spec.rate_per_s:g}/s (seed {spec.seed})"
-        return Workload(faster(requests, spec.speedup), text)
+        return Workload(_adjust(requests, spec), text)
     workload = _trace(spec)
     requests = workload.requests[: spec.n_requests]
     if spec.spread:
         requests = spread_ticks(requests)
-    return Workload(faster(requests, spec.speedup), workload.description)
+    return Workload(_adjust(requests, spec), workload.description)
+
+
+def _adjust(requests: list[TraceRequest], spec: WorkloadSpec) -> list[TraceRequest]:
+    return longer_answers(faster(requests, spec.speedup), spec.output_times)
 
 
 def _trace(spec: WorkloadSpec) -> Workload:

@@ -64,12 +64,9 @@ def vary(base: Scenario, axes: Sequence[Axis]) -> list[Scenario]:
 RATES = ("speedup", "rate_per_s")
 
 
-def rates_of(scenarios: Sequence[Scenario], axes: Sequence[Axis]) -> list[float] | None:
-    """The rate of each scenario, when an axis is one: requests per second, or the speed-up."""
-    names = [axis.name for axis in axes if axis.name in RATES]
-    if not names:
-        return None
-    return [float(getattr(scenario.workload, names[0])) for scenario in scenarios]
+def varies_rate(axes: Sequence[Axis]) -> bool:
+    """Whether an axis says how fast requests come."""
+    return any(axis.name in RATES for axis in axes)
 
 
 def _with(scenario: Scenario, name: str, text: str) -> Scenario:
