@@ -22,7 +22,7 @@ TIGHTER_S = (0.08, 0.06, 0.05)
 MEAN_TOKENS = 15_325 + 149
 #: (trace, replay speed, answers so many times as long): at the second one prefill is near its
 #: limit, at the third one decode has as much to do.
-LOADS = (("synthetic", 1.0, 1.0), ("synthetic", 1.5, 1.0), ("synthetic", 1.5, 8.0))
+LOADS = (("synthetic", 1.0, 1.0), ("synthetic", 1.5, 1.0), ("synthetic", 1.5, 10.0))
 
 
 def ratio(bench: Bench) -> PaperReport:
@@ -59,12 +59,11 @@ def ratio(bench: Bench) -> PaperReport:
             )
         )
     by_n = dict(zip(PREFILLS, results[-len(PREFILLS) :], strict=True))
-    tight_s = TIGHTER_S[1]
     checks.append(
         Check(
-            f"answers {LOADS[-1][2]:g} times as long: within {tight_s * 1e3:g} ms few decode"
-            " workers serve fewer requests (11P5D less than 9P7D, 13P3D less than 11P5D)",
-            _share(by_n[13], tight_s) < _share(by_n[11], tight_s) < _share(by_n[9], tight_s),
+            f"answers {LOADS[-1][2]:g} times as long: few decode workers serve fewer requests"
+            " (11P5D less than 9P7D, 13P3D less than 11P5D)",
+            _share(by_n[13], TBT_SLO_S) < _share(by_n[11], TBT_SLO_S) < _share(by_n[9], TBT_SLO_S),
         )
     )
     sources = dict.fromkeys(source for source, _, _ in LOADS)
@@ -88,9 +87,10 @@ def ratio(bench: Bench) -> PaperReport:
             " A decode worker then breaks the limit only by waiting for pages, and the trace's"
             " answers of 149 tokens on average leave it next to nothing to do. The paper's decode"
             " workers have less to spare than Figure 14 of the same paper says.",
-            "It appears where decode has work and a limit that a step can break: with answers 8"
-            " times as long (1,193 tokens on average) within 80 ms and more so within 60 ms. That"
-            " load and those limits are ours; the costs are those of all tables.",
+            "It appears where decode has that much to do: with answers 10 times as long (1,491"
+            " tokens on average) five decode workers run out of memory, and requests wait for"
+            " pages; within 80 or 60 ms it shows before. That load is ours; limits and costs are"
+            " those of the figure and of all tables.",
         ),
     )
 
