@@ -68,6 +68,17 @@ def test_an_eviction_policy_that_is_not_there_is_said_and_those_that_are() -> No
     assert "no eviction policy 'belady'" in result.output and "patience" in result.output
 
 
+def test_a_sweep_understands_the_names_of_options(tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    axes = ("--sweep", "prefill=1,2", "--sweep", "seed=3", "--jobs", "1")
+    result = halfmoon(*QUICK, *axes, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())
+    assert [row["label"] for row in rows] == ["n_prefill=1, seed=3", "n_prefill=2, seed=3"]
+    one, two = (row["summary"]["ttft_s"]["mean"] for row in rows)
+    assert two < one
+
+
 def test_processes_of_a_sweep_give_the_results_of_one(tmp_path: Path) -> None:
     texts = []
     for jobs in ("1", "2"):
@@ -105,6 +116,13 @@ def test_coupled_instances_can_be_simulated() -> None:
         ((*QUICK, "--sweep", "speedup=fast"), "speedup=fast"),
         ((*QUICK, "--fault", "decode-9@5"), "decode-9"),
         ((*QUICK, "--fault", "decode-0"), "WORKER@SECONDS"),
+        ((*QUICK, "--fault", "decode-0@-5"), "-5 s"),
+        ((*QUICK, "--fault", "decode-0@nan"), "nan s"),
+        ((*QUICK, "--coupled", "2", "--fault", "decode-0@5"), "coupled instances have none"),
+        ((*QUICK, "--rate", "nan"), "rate_per_s is nan"),
+        ((*QUICK, "--sweep", "speedup=1,0"), "speedup is 0"),
+        ((*QUICK, "--coupled", "2", "--sweep", "n_instances=0"), "n_instances is 0"),
+        ((*QUICK, "--json", "nowhere/run.json"), "nowhere"),
         (("paper", "waste"), "cache-policies"),
     ],
 )

@@ -54,6 +54,7 @@ def test_a_line_may_have_a_priority(tmp_path: Path) -> None:
         ({"hash_ids": [0, 1, 1]}, ["hash_ids", "[0, 1, 1]"]),
         ({"hash_ids": [0, 1, -2]}, ["hash_ids", "-2"]),
         ({"hash_ids": 7}, ["hash_ids", "7"]),
+        ({"hash_ids": [0, 1, 1 << 128]}, ["hash_ids", str(1 << 128), "below"]),
         ({"session_id": 7}, ["session_id", "7"]),
     ],
 )

@@ -51,6 +51,22 @@ def test_a_stand_in_is_near_the_published_statistics(
     assert facts.reuse == pytest.approx(reuse, abs=0.06)
 
 
+def test_answers_can_be_made_longer() -> None:
+    plain, longer = (
+        make_workload(spec("l-eval", n_requests=50, output_times=times)).requests
+        for times in (1.0, 2.5)
+    )
+    assert [r.n_output for r in longer] == [round(2.5 * r.n_output) for r in plain]
+    assert [(r.at_s, r.blocks) for r in longer] == [(r.at_s, r.blocks) for r in plain]
+
+
+@pytest.mark.parametrize("field", ["speedup", "rate_per_s", "output_times"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_factor_that_makes_no_workload_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{field} is"):
+        spec("l-eval", **{field: value})
+
+
 def test_a_data_set_has_its_lengths_rate_and_reuse() -> None:
     requests = synthetic(DATASETS["simulated-16k"], n_requests=2_000, rate_per_s=2.0, seed=1)
     facts = statistics(requests)

@@ -1,5 +1,6 @@
 """`halfmoon paper`: a table or figure of Mooncake's papers, run again."""
 
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,10 @@ def paper(
     if name not in PAPERS:
         console.print(f"[red]halfmoon:[/red] no paper {name!r}, there are: {', '.join(PAPERS)}")
         raise typer.Exit(2)
+    for path in (json, markdown):
+        if path is not None and not path.resolve().parent.is_dir():
+            console.print(f"[red]halfmoon:[/red] {path}: there is no folder to write it into")
+            raise typer.Exit(2)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=None)
@@ -49,6 +54,12 @@ def paper(
         except (BadTrace, OSError) as error:
             bar.stop()
             console.print(f"[red]halfmoon:[/red] {error}", highlight=False)
+            raise typer.Exit(2) from None
+        except BrokenProcessPool:
+            bar.stop()
+            console.print(
+                "[red]halfmoon:[/red] a process died, perhaps for want of memory; try --jobs 1"
+            )
             raise typer.Exit(2) from None
     print_report(report, console)
     if json is not None:

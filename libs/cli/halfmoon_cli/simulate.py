@@ -1,5 +1,6 @@
 """`halfmoon simulate`: a workload on a cluster that is not there."""
 
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Annotated, NoReturn, get_args
 
@@ -80,8 +81,9 @@ def simulate(
     sweep: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=VALUE,VALUE,… of any field of workload, scheduling, cluster or costs;"
-            " may be repeated: --sweep placement=random,min_ttft --sweep speedup=1,2,3"
+            help="NAME=VALUE,VALUE,… of an option above, or of any field of workload,"
+            " scheduling, cluster or costs; may be repeated: --sweep placement=random,min_ttft"
+            " --sweep threshold=1,1.5,2 --sweep speedup=1,2,3"
         ),
     ] = None,
     fault: Annotated[
@@ -153,12 +155,15 @@ def simulate(
             scheduling=scheduling,
             faults=tuple(_fault(text) for text in fault or ()),
         )
+        _check_folders(json, plots)
         axes = [parse_axis(text) for text in sweep or ()]
         scenarios = vary(base, axes)
         _describe(base)
         results = _run(scenarios, jobs or None)
     except (BadTrace, BadCosts, BadSweep, BadScenario, ValueError, OSError) as error:
         _give_up(str(error))
+    except BrokenProcessPool:
+        _give_up("a process of the sweep died, perhaps for want of memory; try --jobs 1")
     runs = [(scenario.label, result) for scenario, result in zip(scenarios, results, strict=True)]
     print_summaries([NamedSummary(name, result.summary()) for name, result in runs], console)
     _write(runs, axes, json, plots, with_requests=with_requests)
@@ -207,6 +212,14 @@ def _write(
 
         for path in save_plots(runs, plots, over_rates=varies_rate(axes)):
             console.print(f"wrote {path}", highlight=False)
+
+
+def _check_folders(json: Path | None, plots: Path | None) -> None:
+    """Before the work is done whose results they are for."""
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+    if json is not None and not json.resolve().parent.is_dir():
+        raise FileNotFoundError(f"--json {json}: there is no folder {json.resolve().parent}")
 
 
 def _fault(text: str) -> Fault:

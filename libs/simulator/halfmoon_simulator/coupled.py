@@ -37,6 +37,26 @@ class CoupledSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     n_pages: int | None = None
     sample_s: float = 5.0
 
+    def __post_init__(self) -> None:
+        """Check counts.
+
+        Raises:
+            ValueError: naming the field, the value and what is allowed.
+        """
+        for name in (
+            "n_instances",
+            "block_tokens",
+            "chunk_tokens",
+            "max_batched_tokens",
+            "max_running",
+            "n_pages",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, it is at least 1")
+        if not self.sample_s > 0:
+            raise ValueError(f"sample_s is {self.sample_s}, it must be more than 0")
+
     def pages(self, costs: CostFile) -> int:
         """Pages of one instance."""
         if self.n_pages is not None:

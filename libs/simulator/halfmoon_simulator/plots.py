@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from matplotlib import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,8 +14,9 @@ Runs = Sequence[tuple[str, RunResult]]
 
 #: Samples that hit rates and rejections are counted over.
 _WINDOW = 12
+_COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "gray", "olive", "cyan")
 #: More runs than colours go on with other dashes.
-_LINES = cycler(linestyle=["-", "--", "-.", ":"]) * cycler(color=[f"C{i}" for i in range(10)])
+_DASHES = ("-", "--", "-.", ":")
 
 
 def save_plots(runs: Runs, folder: Path, *, over_rates: bool = False) -> list[Path]:
@@ -55,7 +55,10 @@ def _axes(figure: Figure) -> Axes:
 
 
 def _ready(axes: Axes) -> Axes:
-    axes.set_prop_cycle(_LINES)
+    axes.set_prop_cycle(
+        color=[f"tab:{colour}" for _ in _DASHES for colour in _COLOURS],
+        linestyle=[dash for dash in _DASHES for _ in _COLOURS],
+    )
     axes.grid(alpha=0.3)
     return axes
 
@@ -120,7 +123,7 @@ def _load(figure: Figure, runs: Runs) -> None:
 
 def _hit_rate(axes: Axes, runs: Runs) -> None:
     for label, result in runs:
-        points = _changes(result.samples)
+        points = changes(result.samples)
         axes.plot([at_s for at_s, _, _ in points], [share for _, share, _ in points], label=label)
     axes.set(title=f"Prompt tokens found cached, {_window(runs)}")
     axes.set(xlabel="time, s", ylabel="share", ylim=(0, 1))
@@ -129,7 +132,7 @@ def _hit_rate(axes: Axes, runs: Runs) -> None:
 
 def _rejections(axes: Axes, runs: Runs) -> None:
     for label, result in runs:
-        points = _changes(result.samples)
+        points = changes(result.samples)
         axes.plot([at_s for at_s, _, _ in points], [rate for _, _, rate in points], label=label)
     axes.set(title=f"Rejected requests, {_window(runs)}")
     # With nobody rejected the line lies on the axis, and the picture says so.
@@ -144,7 +147,7 @@ def _window(runs: Runs) -> str:
     return f"over the last {_WINDOW * (samples[1].at_s - samples[0].at_s):g} s"
 
 
-def _changes(samples: Sequence[Sample]) -> list[tuple[float, float, float]]:
+def changes(samples: Sequence[Sample]) -> list[tuple[float, float, float]]:
     """(time, hit rate, rejections per second) over a sliding window, shorter at the start."""
     points: list[tuple[float, float, float]] = []
     for i, after in enumerate(samples[1:], 1):

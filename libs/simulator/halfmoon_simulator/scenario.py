@@ -17,7 +17,7 @@ from halfmoon_simulator.costs import CostFile
 from halfmoon_simulator.coupled import CoupledSpec, CoupledWorld
 from halfmoon_simulator.results import Progress, RunResult
 from halfmoon_simulator.sources import WorkloadSpec, make_workload
-from halfmoon_simulator.world import Fault, World
+from halfmoon_simulator.world import BadScenario, Fault, World
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +37,8 @@ def run(scenario: Scenario, progress: Progress | None = None) -> RunResult:
     requests = make_workload(scenario.workload).requests
     world: World | CoupledWorld
     if isinstance(scenario.cluster, CoupledSpec):
+        if scenario.faults:
+            raise BadScenario("faults are of disaggregated clusters; coupled instances have none")
         world = CoupledWorld(
             scenario.cluster,
             scenario.costs,

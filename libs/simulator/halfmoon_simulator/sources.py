@@ -3,6 +3,7 @@
 A published trace that is not at hand is replaced by its stand-in, and the description says so.
 """
 
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,18 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     spread: bool = False
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Check what an operator may have written.
+
+        Raises:
+            ValueError: naming the field, the value and what is allowed.
+        """
+        for name in ("speedup", "rate_per_s", "output_times"):
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} is {getattr(self, name):g}, it must be more than 0")
+        if self.n_requests is not None and self.n_requests < 1:
+            raise ValueError(f"n_requests is {self.n_requests}, it is at least 1; none: all")
+
 
 class Workload(msgspec.Struct, frozen=True):
     """Requests, and a line that says what they are."""
@@ -61,10 +74,7 @@ def make_workload(spec: WorkloadSpec) -> Workload:
 
     Raises:
         BadTrace: an unknown source, or a file that is no trace.
-        ValueError: a rate, number or speed that is not above 0.
     """
-    if spec.n_requests is not None and spec.n_requests < 1:
-        raise ValueError(f"n_requests is {spec.n_requests}, it is at least 1")
     if (lengths := DATASETS.get(spec.source)) is not None:
         n = spec.n_requests or 1000
         requests = synthetic(lengths, n_requests=n, rate_per_s=spec.rate_per_s, seed=spec.seed)

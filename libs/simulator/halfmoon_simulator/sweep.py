@@ -33,7 +33,8 @@ def parse_axis(text: str) -> Axis:
     parts = tuple(part.strip() for part in values.split(",") if part.strip())
     if not (name.strip() and equals and parts):
         raise BadSweep(f"--sweep {text!r} is not of the form NAME=VALUE,VALUE,…")
-    return Axis(name.strip().replace("-", "_"), parts)
+    name = name.strip().replace("-", "_")
+    return Axis(OPTIONS.get(name, name), parts)
 
 
 def vary(base: Scenario, axes: Sequence[Axis]) -> list[Scenario]:
@@ -60,6 +61,20 @@ def vary(base: Scenario, axes: Sequence[Axis]) -> list[Scenario]:
     return scenarios
 
 
+#: What options of the command are called where they are fields. "prefill" and "decode" are fields
+#: of a cost file too, which no text stands for.
+OPTIONS = {
+    "prefill": "n_prefill",
+    "decode": "n_decode",
+    "coupled": "n_instances",
+    "chunked": "chunk_tokens",
+    "ttft_slo": "ttft_slo_s",
+    "tbt_slo": "tbt_slo_s",
+    "rate": "rate_per_s",
+    "requests": "n_requests",
+    "traces": "folder",
+    "threshold": "kvcache_balancing_threshold",
+}
 #: Axes that say how fast requests come: what goodput is drawn over.
 RATES = ("speedup", "rate_per_s")
 
@@ -71,19 +86,27 @@ def varies_rate(axes: Sequence[Axis]) -> bool:
 
 def _with(scenario: Scenario, name: str, text: str) -> Scenario:
     parts = ("workload", "scheduling", "cluster", "costs")
-    for part in parts:
-        holder = getattr(scenario, part)
-        if name in holder.__struct_fields__:
-            try:
-                fields = msgspec.to_builtins(holder)
-                fields[name] = None if text == "none" and name != "admission" else text
-                changed = msgspec.convert(fields, type(holder), strict=False)
-            except (msgspec.ValidationError, ValueError) as error:
-                raise BadSweep(f"--sweep {name}={text}: {error}") from None
-            return msgspec.structs.replace(scenario, **{part: changed})
-    known = sorted(field for part in parts for field in getattr(scenario, part).__struct_fields__)
+    holders = {part: getattr(scenario, part) for part in parts}
+    changed = {
+        part: _changed(holder, name, text)
+        for part, holder in holders.items()
+        if name in holder.__struct_fields__
+    }
+    if changed:
+        return msgspec.structs.replace(scenario, **changed)
+    known = sorted({field for holder in holders.values() for field in holder.__struct_fields__})
     kind = "a coupled" if isinstance(scenario.cluster, CoupledSpec) else "a"
     assert isinstance(scenario.cluster, ClusterSpec | CoupledSpec)
     raise BadSweep(
         f"--sweep {name}: {kind} scenario has no such field; there are: {', '.join(known)}"
     )
+
+
+def _changed(holder: msgspec.Struct, name: str, text: str) -> msgspec.Struct:
+    """The same with one field read from text."""
+    try:
+        fields = msgspec.to_builtins(holder)
+        fields[name] = None if text == "none" and name != "admission" else text
+        return msgspec.convert(fields, type(holder), strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BadSweep(f"--sweep {name}={text}: {error}") from None

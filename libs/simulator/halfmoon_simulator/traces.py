@@ -19,6 +19,8 @@ import msgspec
 
 #: Tokens of one block in the published traces.
 TRACE_BLOCK_TOKENS = 512
+#: Ids are made into block hashes of 16 bytes.
+MAX_ID = 1 << 128
 
 
 class BadTrace(ValueError):
@@ -160,6 +162,8 @@ def _parse(line: bytes, where: str, block_tokens: int, sessions: set[str]) -> Tr
             f"{len(blocks)} ids",
             f"input_length {n_input} has {n_blocks} blocks of {block_tokens} tokens",
         )
+    if max(blocks) >= MAX_ID:
+        _bad(where, "hash_ids", max(blocks), f"ids are below {MAX_ID}")
     if len(set(blocks)) != len(blocks):
         _bad(where, "hash_ids", blocks, "an id stands for a whole prefix, none can come twice")
     priority = row.get("priority", 0)

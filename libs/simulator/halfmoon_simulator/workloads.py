@@ -81,7 +81,7 @@ def synthetic(
 
 def faster(requests: Iterable[TraceRequest], speedup: float) -> list[TraceRequest]:
     """The same requests, arriving `speedup` times as fast; pauses within sessions stay."""
-    if not 0 < speedup < math.inf:
+    if speedup <= 0:
         raise ValueError(f"speedup is {speedup}, it must be more than 0")
     return [
         request if speedup == 1 else replace(request, at_s=request.at_s / speedup)
@@ -91,8 +91,6 @@ def faster(requests: Iterable[TraceRequest], speedup: float) -> list[TraceReques
 
 def longer_answers(requests: Sequence[TraceRequest], times: float) -> list[TraceRequest]:
     """The same requests with answers `times` times as long, of one token at the least."""
-    if not 0 < times < math.inf:
-        raise ValueError(f"output_times is {times}, it must be more than 0")
     if times == 1:
         return list(requests)
     return [replace(r, n_output=max(1, round(r.n_output * times))) for r in requests]

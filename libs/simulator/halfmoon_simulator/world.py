@@ -5,6 +5,7 @@ and their answers back, each message on its way for `CostFile.message_s`, on one
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import assert_never
 
 import msgspec
@@ -137,6 +138,12 @@ class World:
             if fault.worker_id not in self._hosts:
                 raise BadScenario(
                     f"no worker {fault.worker_id!r} to lose, there are: {', '.join(self._hosts)}"
+                )
+            times_s = (fault.at_s, fault.back_after_s or 0.0)
+            if not all(0 <= seconds < inf for seconds in times_s):
+                raise BadScenario(
+                    f"the fault of {fault.worker_id} is at {fault.at_s:g} s, its end after"
+                    f" {times_s[1]:g} s: seconds are numbers from 0"
                 )
             self.agenda.at(fault.at_s, self._lose, WorkerId(fault.worker_id), fault.back_after_s)
         self.agenda.after(spec.report_s, self._report)

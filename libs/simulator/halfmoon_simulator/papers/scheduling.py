@@ -27,6 +27,9 @@ THRESHOLDS = (1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 16.0)
 THRESHOLD_TRACE, THRESHOLD_PROFILE, THRESHOLD_SPEED = "conversation", "llama3-70b-a800x8", 1.5
 CLUSTER = ClusterSpec(n_prefill=8, n_decode=8)
 
+#: (replay speed, scheduling settings)
+_Choices = list[tuple[float, dict[str, object]]]
+
 
 @dataclass(frozen=True)
 class _Outcome:
@@ -47,7 +50,7 @@ def scheduling(bench: Bench) -> PaperReport:
     for source, profile, speeds, where, published in EXPERIMENTS:
         costs = load_costs(profile)
         setup.append(f"{source}: {bench.load(source).description}; costs {profile}")
-        choices = [(speed, {"placement": mode}) for speed in speeds for mode in MODES]
+        choices: _Choices = [(speed, {"placement": mode}) for speed in speeds for mode in MODES]
         results = _run(bench, source, costs, choices)
         outcomes = [_outcome(result, costs) for result in results]
         for i, speed in enumerate(speeds):
@@ -82,10 +85,10 @@ def scheduling(bench: Bench) -> PaperReport:
             "The paper's 'local cache-aware' is cache_aware here, 'global' kvcache_centric.",
             "Random placement is punished less by the arXiv stand-in than by the paper's trace:"
             " its two agents' prefixes are soon everywhere.",
-            "arXiv at 2.5× is more than 8 prefill workers can compute, so queues grow to the end,"
-            " and means of the best two follow less from how much work they save, which is the"
-            " same, than from who waits: kvcache_centric keeps its queues less even, the few long"
-            " chats in the long ones, and so has the lower mean and the higher P99.",
+            "arXiv at 2.5× is more than 8 prefill workers can compute, so queues grow to the end."
+            " The best two save the same work there, and which has the lower mean is chance: the"
+            " estimate of a queue counts what prompts share in one forward pass for each of them,"
+            " so that queues predicted equal are up to twice as long as one another.",
             "The lower the threshold, the more is reused: a block takes 2 ms on these wires and 50"
             " to compute, and there is room for the copies. At threshold 1 kvcache_centric does"
             " what min_ttft does, which differs where wires are slow (see bandwidth).",
@@ -97,9 +100,9 @@ def _run(
     bench: Bench,
     source: str,
     costs: CostFile,
-    choices: list[tuple[float, dict[str, object]]],
+    choices: _Choices,
 ) -> list[RunResult]:
-    """One run per (speed, scheduling settings)."""
+    """One run per choice."""
     return bench.run(
         [
             Scenario(
@@ -196,7 +199,7 @@ def _checks(source: str, speed: float, outcomes: list[_Outcome]) -> list[Check]:
 def _thresholds(bench: Bench) -> PaperTable:
     """`kvcache_balancing_threshold`, which the paper says is set by hand."""
     costs = load_costs(THRESHOLD_PROFILE)
-    choices: list[tuple[float, dict[str, object]]] = [
+    choices: _Choices = [
         (THRESHOLD_SPEED, {"kvcache_balancing_threshold": threshold}) for threshold in THRESHOLDS
     ]
     outcomes = [_outcome(result, costs) for result in _run(bench, THRESHOLD_TRACE, costs, choices)]
