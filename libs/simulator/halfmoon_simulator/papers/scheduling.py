@@ -86,9 +86,10 @@ def scheduling(bench: Bench) -> PaperReport:
             "Random placement is punished less by the arXiv stand-in than by the paper's trace:"
             " its two agents' prefixes are soon everywhere.",
             "arXiv at 2.5× is more than 8 prefill workers can compute, so queues grow to the end."
-            " The best two save the same work there, and which has the lower mean is chance: the"
-            " estimate of a queue counts what prompts share in one forward pass for each of them,"
-            " so that queues predicted equal are up to twice as long as one another.",
+            " The best two save the same work there. That kvcache_centric has the lower mean and"
+            " min_ttft the lower P99 comes from queues that were predicted equal and are up to"
+            " twice as long as one another: estimates count what prompts share in one forward"
+            " pass for each of them. Why it favours the one in the mean is not settled.",
             "The lower the threshold, the more is reused: a block takes 2 ms on these wires and 50"
             " to compute, and there is room for the copies. At threshold 1 kvcache_centric does"
             " what min_ttft does, which differs where wires are slow (see bandwidth).",
