@@ -23,7 +23,7 @@ from halfmoon_runtime.operator_http import OperatorHttp, Question, Refused
 _DEADLINE_S = 600.0
 _LOOK_S = 0.05
 #: Seconds for whoever watches a drain to hear of its end.
-_TOLD_S = 2.0
+_TOLD_S = 1.0
 
 
 class _DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
