@@ -66,6 +66,7 @@ def test_an_eviction_policy_that_is_not_there_is_said_and_those_that_are() -> No
     result = halfmoon("simulate", "conversation", "--requests", "20", "--policy", "lru,belady")
     assert result.exit_code == 2
     assert "no eviction policy 'belady'" in result.output and "patience" in result.output
+    assert "blocks that fit" not in result.output, "it is said before anything is computed"
 
 
 def test_a_sweep_understands_the_names_of_options(tmp_path: Path) -> None:
