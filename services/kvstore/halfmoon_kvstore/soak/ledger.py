@@ -17,8 +17,10 @@ class _Account:
     """One node's."""
 
     owed: set[BlockHash] = field(default_factory=set)
-    #: Whose bytes were overwritten: a reader may find them damaged, or not find them.
+    #: Whose bytes were overwritten: a reader may not find them.
     damaged: set[BlockHash] = field(default_factory=set)
+    #: Those of them that were overwritten in memory, where readers read.
+    visible: set[BlockHash] = field(default_factory=set)
     #: What the node said to be on its disk, or was found there.
     saved: set[BlockHash] = field(default_factory=set)
     #: What it must have when it is back: it owed it when it was killed, and had it on its disk.
@@ -63,8 +65,11 @@ class Ledger:
         return self._accounts[name].is_good
 
     def may_be_damaged(self, name: str, block: BlockHash) -> bool:
-        """Whether this block's bytes at this node were overwritten on purpose."""
-        return block in self._accounts[name].damaged
+        """Whether a reader may find this block damaged: it was overwritten in memory.
+
+        What was overwritten on the disk the node itself must notice.
+        """
+        return block in self._accounts[name].visible
 
     # -- what happens ------------------------------------------------------------------------
 
@@ -97,14 +102,17 @@ class Ledger:
         account.saved -= {*blocks}
         account.must_return -= {*blocks}
 
-    def damaged(self, name: str, blocks: Iterable[BlockHash]) -> None:
-        """The bytes of these at a node are being overwritten: it may serve them or not."""
+    def damaged(self, name: str, blocks: Iterable[BlockHash], *, in_memory: bool) -> None:
+        """The bytes of these at a node are being overwritten: it may have them or not."""
         self.forget(name, blocks)
         self._accounts[name].damaged |= {*blocks}
+        if in_memory:
+            self._accounts[name].visible |= {*blocks}
 
     def mended(self, name: str, blocks: Iterable[BlockHash]) -> None:
         """No bytes of these are damaged there any more; whether it has them is open."""
         self._accounts[name].damaged -= {*blocks}
+        self._accounts[name].visible -= {*blocks}
 
     def down(self, name: str, *, killed: bool) -> None:
         """A node is killed, or its disk refuses writes: it promises nothing until `up`."""
@@ -115,6 +123,7 @@ class Ledger:
         if killed:
             account.saved.clear()
             account.damaged.clear()  # in memory, which is gone
+            account.visible.clear()
         account.stretch += 1
         account.owed.clear()
 

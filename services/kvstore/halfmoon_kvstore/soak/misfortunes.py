@@ -118,8 +118,10 @@ class Misfortunes:
             there = headers(path)
             some = self._dice.sample(sorted(there), min(len(there), 8))
             chosen = {block: there[block] for block in some}
-            self._scene.ledger.damaged(name, chosen)
+            self._scene.ledger.damaged(name, chosen, in_memory=False)
             flip(path, [found.slot for found in chosen.values()])
+        for block in chosen:
+            await self._scene.read_at_last("damage", name, [block])
         await self._scene.some_operations(80)
         async with self._scene.all_turns():
             now = headers(path)
@@ -132,7 +134,7 @@ class Misfortunes:
         chosen = self._scene.prompts[number][: self._dice.randrange(1, 6)]
         async with self._scene.turns[number]:
             client = await self._scene.visitors.visit("damage", name, anew=True)
-            self._scene.ledger.damaged(name, chosen)
+            self._scene.ledger.damaged(name, chosen, in_memory=True)
             with suppress(*TROUBLE):
                 await client.damage(chosen)
         await self._scene.some_operations(40)
