@@ -39,19 +39,19 @@ class Answers:
     """An outlook that says what it is told to, and remembers what it was asked."""
 
     running: float = 0.0
+    mean: float = 0.0
     uniform: float = 0.0
-    promised: float = 0.0
     asked: list[tuple[str, float]] = field(default_factory=list)
 
     def running_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
         return self.running
 
+    def mean_tbt_s(self, n_tokens: int) -> float:
+        return self.mean
+
     def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
         self.asked.append(("uniform", at_s))
         return self.uniform
-
-    def promised_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
-        return self.promised
 
 
 def verdict(
@@ -116,9 +116,9 @@ def test_time_spent_waiting_counts() -> None:
 @pytest.mark.parametrize(
     ("mode", "outlook"),
     [
-        ("early", Answers(running=0.2)),
+        ("early", Answers(mean=0.2)),
         ("predicted", Answers(uniform=0.2)),
-        ("lookahead", Answers(promised=0.2)),
+        ("lookahead", Answers(uniform=0.2)),
     ],
 )
 def test_slow_tokens_are_refused_by_the_load_that_the_mode_looks_at(
@@ -130,21 +130,22 @@ def test_slow_tokens_are_refused_by_the_load_that_the_mode_looks_at(
     assert "0.2 s at decode-0, the limit is 0.1 s" in refused.reason
     assert refused.retry_after_s >= 1
     others = Answers(0.2, 0.2, 0.2)
-    setattr(others, {"early": "running", "predicted": "uniform"}.get(mode, "promised"), 0.05)
+    setattr(others, "mean" if mode == "early" else "uniform", 0.05)
     assert not verdict(mode, placement(0, 1), others, tbt=0.1).misses
 
 
 def test_baseline_looks_at_decode_only_when_the_prefill_is_done() -> None:
-    busy = Answers(running=0.2, uniform=0.2, promised=0.2)
+    busy = Answers(running=0.2, mean=0.2, uniform=0.2)
     assert not verdict("baseline", placement(0, 1), busy, ttft=5, tbt=0.1).misses
     assert decide_late(D0, 100, 0.1, busy).misses == "tbt"
     assert not decide_late(D0, 100, 0.2, busy).misses
     assert not decide_late(D0, 100, None, busy).misses
 
 
-def test_predicted_looks_at_the_end_of_the_prefill() -> None:
+@pytest.mark.parametrize("mode", ["predicted", "lookahead"])
+def test_a_forecast_is_of_the_end_of_the_prefill(mode: AdmissionMode) -> None:
     outlook = Answers()
-    verdict("predicted", placement(2, 3), outlook, tbt=0.1, now=100.0)
+    verdict(mode, placement(2, 3), outlook, tbt=0.1, now=100.0)
     assert outlook.asked == [("uniform", 105.0)]
 
 

@@ -128,6 +128,18 @@ def test_early_looks_at_what_decodes_now_and_not_at_what_is_on_its_way() -> None
     assert (reject.kind, core.conductor.refusals) == ("overloaded", {"tbt": 1})
 
 
+def test_early_looks_at_the_mean_of_the_pool_with_the_request_in_it() -> None:
+    core = Core(admission="early")
+    core.handle(WorkerJoined(a_worker("decode-1", decode_cost=STEP, n_blocks=1000)))
+    busy = DecodeLoad(
+        n_running=3, n_reserved=0, context_tokens=0, free_pages=900, n_pages=1000, step_s=0.3
+    )
+    core.hear(D0, busy)  # 0.3 s and nothing: with one more 0.2 s on average
+    assert core.let_in(core.arrive("a"))
+    core.hear(WorkerId("decode-1"), msgspec.structs.replace(busy, n_running=1, step_s=0.1))
+    assert not core.let_in(core.arrive("b"))
+
+
 def test_early_counts_what_others_run_there_by_the_load_report() -> None:
     core = Core(admission="early")
     load = DecodeLoad(
@@ -202,16 +214,22 @@ def test_predicted_learns_the_decode_time_from_what_ends() -> None:
     assert core.let_in(core.arrive("e"))
 
 
-def test_lookahead_gives_a_place_in_decode_away_once() -> None:
-    core = Core(admission="lookahead")
-    core.decode("a")
-    assert core.let_in(core.arrive("b"))
-    assert not core.let_in(core.arrive("c"))  # b is on its way
-    core.finish("a")
-    assert core.let_in(core.arrive("d"))
-    assert not core.let_in(core.arrive("e"))
-    core.handle(RequestCancelled(RequestId("b")))
-    assert core.let_in(core.arrive("f"))
+def test_lookahead_holds_back_what_predicted_would_refuse_without_being_told_to() -> None:
+    refusing = Core(admission="predicted", decode_time_s=100.0)
+    refusing.decode("a", "b")
+    assert isinstance(refusing.arrive("c")[0], Reject)
+    waiting = Core(admission="lookahead", decode_time_s=100.0)
+    waiting.decode("a", "b")
+    assert waiting.arrive("c") == []
+    assert waiting.phase("c") is Phase.DEFERRED
+    waiting.finish("a")
+    assert reserved_for(waiting.tick(1.0)) == ["c"]
+
+
+def test_lookahead_holds_nobody_back_if_told_so() -> None:
+    core = Core(admission="lookahead", decode_time_s=100.0, max_deferred=0)
+    core.decode("a", "b")
+    assert isinstance(core.arrive("c")[0], Reject)
 
 
 # -- limits --------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Seconds and tokens here are chosen to be worked out by hand."""
 
+from random import Random
+
 from halfmoon_protocol.ids import RequestId
 from halfmoon_scheduling.forecast import Change, Starts, uniform_change
 
@@ -11,20 +13,47 @@ def starts(*entries: tuple[float, int]) -> Starts:
     return made
 
 
-def test_starts_are_counted_between_two_moments_with_their_tokens() -> None:
+def test_starts_are_counted_up_to_a_moment_with_their_tokens() -> None:
     book = starts((5.0, 50), (1.0, 10), (3.0, 30))
-    assert book.between(float("-inf"), 3.0) == (2, 40)
-    assert book.between(1.0, 5.0) == (2, 80)
-    assert book.between(5.0, 1.0) == (0, 0)
+    assert book.until(0.9) == (0, 0)
+    assert book.until(3.0) == (2, 40)
+    assert book.until(float("inf")) == (3, 90)
+    assert book.until(float("-inf")) == (0, 0)
     book.remove(RequestId("r2"), 3.0)
     book.check()
-    assert book.between(0.0, 9.0) == (2, 60)
+    assert book.until(9.0) == (2, 60)
 
 
 def test_equal_starts_are_told_apart() -> None:
-    book = starts((1.0, 10), (1.0, 20), (1.0, 30))
-    book.remove(RequestId("r1"), 1.0)
-    assert book.between(0.0, 1.0) == (2, 40)
+    book = starts(*[(1.0, 10)] * 300, (1.0, 20), *[(1.0, 10)] * 300)
+    book.remove(RequestId("r300"), 1.0)
+    book.check()
+    assert book.until(1.0) == (600, 6000)
+
+
+def test_thousands_come_and_go_in_any_order_and_the_counts_stay_true() -> None:
+    seed = 5
+    print(f"seed {seed}")
+    dice, book = Random(seed), Starts()
+    here: dict[RequestId, tuple[float, int]] = {}
+    for i in range(4000):
+        if i < 1500 or dice.random() < 0.4:
+            request_id, entry = RequestId(f"r{i}"), (float(dice.randrange(500)), dice.randrange(99))
+            here[request_id] = entry
+            book.add(request_id, *entry)
+        elif here:
+            request_id = dice.choice(list(here))
+            book.remove(request_id, here.pop(request_id)[0])
+        if i % 100 == 0:
+            book.check()
+            at_s = float(dice.randrange(500))
+            before = [n_tokens for start_s, n_tokens in here.values() if start_s <= at_s]
+            assert book.until(at_s) == (len(before), sum(before))
+            assert len(book) == len(here)
+    for request_id, (start_s, _) in here.items():
+        book.remove(request_id, start_s)
+    book.check()
+    assert book.until(1e9) == (0, 0)
 
 
 def test_with_a_uniform_decode_time_those_that_began_long_ago_are_gone() -> None:

@@ -11,6 +11,15 @@ def test_a_quantile_is_what_a_share_of_the_values_does_not_exceed() -> None:
     assert Sample().quantile(0.5) == 0
 
 
+def test_the_mean_is_of_the_values_that_count() -> None:
+    sample = Sample()
+    assert sample.mean == 0
+    for n in [100] * WINDOW + [2, 4] * (WINDOW // 2):
+        sample.observe(n)
+    sample.check()
+    assert sample.mean == 3
+
+
 def test_only_the_latest_values_count() -> None:
     sample, dice = Sample(), Random(7)
     for _ in range(WINDOW):

@@ -2,21 +2,21 @@
 
 A load is a predicted maximum over its limit: time to first token on the prefill side, time
 between tokens on the decode side. A request is let in while neither is over 1. The modes
-differ in the decode load that they look at when a request arrives:
+differ in the decode load that they look at, and when:
 
     none        no load at all
-    baseline    none; decode decides by itself when the prefill is done, and a refusal then
-                has wasted that prefill
-    early       what the chosen decode worker runs now, with the request added
-    predicted   the pool's mean at the time when the prefill will be done, if every request
+    baseline    the decode worker's, when the prefill is done: a refusal then has wasted it
+    early       the decode pool's now, when the request arrives
+    predicted   the decode pool's at the time when the prefill will be done, if every request
                 decodes for the same time
-    lookahead   the chosen worker's with all that is promised to it, be it running, in prefill
-                or on its way, and the request added
+    lookahead   the same; and a request waits rather than being refused, before its prefill and
+                after it, as long as its first token can still be in time
 
-The first four are Mooncake's (arXiv 2407.00079, section 7). `early` looks at a load that
-prefills under way have not reached yet, which makes both pools' loads swing. `predicted` guesses
-who will be gone when they have; `lookahead` counts them and lets nobody go before he is gone, so
-that a place in decode is given away once.
+The first four are Mooncake's (arXiv 2407.00079, section 7); a pool's load is the mean of its
+workers'. `early` looks at a load that prefills under way have not reached yet, so that it lets
+too many in and then nobody, and both pools' loads swing. `lookahead` uses the time that the
+limit leaves: decode's load goes up and down within seconds, and whoever can wait for a gap
+need not be sent away (see `door` for the wait after the prefill).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_scheduling.config import AdmissionMode
+from halfmoon_scheduling.config import AdmissionMode, SchedulingConfig
 from halfmoon_scheduling.placement import Placement
 
 #: Seconds that a refused client waits at the least.
@@ -38,12 +38,12 @@ class Outlook(Protocol):
         """Seconds per step of what runs at a worker now and a request of `n_tokens`."""
         ...
 
-    def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
-        """Mean over all workers at a later moment, if all decode for the same time."""
+    def mean_tbt_s(self, n_tokens: int) -> float:
+        """Mean over all workers of what runs there now, and a request of `n_tokens`."""
         ...
 
-    def promised_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
-        """Seconds per step of all that is promised to a worker and a request of `n_tokens`."""
+    def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
+        """Mean over all workers at a later moment, if all decode for the same time."""
         ...
 
 
@@ -82,7 +82,7 @@ _Expect = Callable[[Applicant, Outlook, WorkerId], float]
 
 
 def _early(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> float:
-    return outlook.running_tbt_s(decode, applicant.n_tokens)
+    return outlook.mean_tbt_s(applicant.n_tokens)
 
 
 def _predicted(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> float:
@@ -90,16 +90,12 @@ def _predicted(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> floa
     return outlook.uniform_tbt_s(applicant.n_tokens, at_s, applicant.now)
 
 
-def _lookahead(applicant: Applicant, outlook: Outlook, decode: WorkerId) -> float:
-    return outlook.promised_tbt_s(decode, applicant.n_tokens)
-
-
 #: What each mode expects of decode at arrival; None: it does not look.
 _EXPECTS: dict[AdmissionMode, _Expect | None] = {
     "baseline": None,
     "early": _early,
     "predicted": _predicted,
-    "lookahead": _lookahead,
+    "lookahead": _predicted,
 }
 
 
@@ -133,6 +129,11 @@ def decide(mode: AdmissionMode, applicant: Applicant, outlook: Outlook) -> Verdi
         return Verdict(prefill_load)
     tbt_s = expects(applicant, outlook, placement.decode)
     return _by_decode(prefill_load, tbt_s, applicant.tbt_slo_s, placement.decode)
+
+
+def refuses_late(config: SchedulingConfig) -> bool:
+    """Whether a request may be refused when its prefill is done, which was in vain then."""
+    return config.admission == "baseline" or (config.double_check and config.admission != "none")
 
 
 def decide_late(

@@ -148,6 +148,8 @@ class Conductor:
         """
         commands = self._dispatch(event, now)
         if self._requests.room_made:
+            for tracked, done in self._requests.doors.ready(now):
+                commands = commands + self._go_on(tracked, done, now)
             commands = commands + self._requests.place_waiting(now)
         return commands
 
@@ -192,6 +194,7 @@ class Conductor:
                 return self._on_decode_failed(worker_id, message, now)
             case DecodeLoad():
                 self.cluster.decodes.on_load(worker_id, message)
+                self._requests.doors.stir(worker_id)
                 self._requests.room_made = True
             case PrefillLoad():
                 self.cluster.prefills.on_load(worker_id, message)
@@ -229,6 +232,8 @@ class Conductor:
             self.cluster.prefills.start(chosen.worker_id, request_id, now)
         tracked.phase = Phase.PREFILLING
         self._requests.deadlines.set(tracked, now + self.config.request_timeout_s)
+        writing_s = self._writing_s(message.expires_s, now - tracked.asked_s)
+        tracked.landing_ends_s = now + writing_s
         cached = None
         if sources := self._placer.sources(tracked.placement, request):
             first, *others = map(self.cluster.address, sources)
@@ -240,7 +245,7 @@ class Conductor:
             n_prompt=request.n_prompt,
             block_hashes=request.block_hashes,
             landing=message.landing,
-            landing_expires_s=self._writing_s(message.expires_s, now - tracked.asked_s),
+            landing_expires_s=writing_s,
             sampling=request.sampling,
             stopping=request.stopping,
             cached=cached,
@@ -281,32 +286,37 @@ class Conductor:
         if tracked is None:
             return self._on_prefill_stopped(worker_id, message.request_id)
         assert tracked.placement is not None and tracked.placement.decode is not None
-        decode, request = tracked.placement.decode, tracked.request
-        self._placer.learn(tracked.placement, request, message, now)
+        self._placer.learn(tracked.placement, tracked.request, message, now)
         self._requests.accuracy.observe(
             "ttft", tracked.first_token_s - tracked.arrived_s, now - tracked.arrived_s
         )
         if not message.finish:
-            refused = self._requests.refused_late(tracked, now)
-            if refused is not None:
-                return refused
+            held_up = self._requests.held_up(tracked, message, now)
+            if held_up is not None:
+                return held_up
+        return self._go_on(tracked, message, now)
+
+    def _go_on(self, tracked: Tracked, done: PrefillDone, now: float) -> list[AnyCommand]:
+        """The first token is due, and what follows it."""
+        request, decode = tracked.request, tracked.decode
+        assert decode is not None
         commands: list[AnyCommand] = [
-            Deliver(request.request_id, message.first_token, message.finish, message.n_cached)
+            Deliver(request.request_id, done.first_token, done.finish, done.n_cached)
         ]
-        if message.finish:
+        if done.finish:
             self._requests.end(tracked, now)
             self._placer.forget(request.request_id)
             return commands + self._requests.send(decode, Cancel(request_id=request.request_id))
         self._requests.decoding(tracked, now)
-        message_out = StartDecode(
+        start = StartDecode(
             request_id=request.request_id,
-            first_token=message.first_token,
+            first_token=done.first_token,
             sampling=request.sampling,
             stopping=request.stopping,
             n_prompt=request.n_prompt,
             history=request.token_ids if request.sampling.needs_history else (),
         )
-        return commands + self._requests.send(decode, message_out)
+        return commands + self._requests.send(decode, start)
 
     def _on_prefill_failed(
         self, worker_id: WorkerId, message: PrefillFailed, now: float

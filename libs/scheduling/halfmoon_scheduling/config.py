@@ -9,6 +9,9 @@ from halfmoon_protocol.blocks import check_block_size
 PlacementMode = Literal["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
 AdmissionMode = Literal["none", "baseline", "early", "predicted", "lookahead"]
 
+#: Requests that mode "lookahead" holds back at the most, where nothing else is said.
+LOOKAHEAD_DEFERRED = 1000
+
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every choice of the scheduling core, with unit and reason."""
@@ -36,14 +39,15 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tbt_slo_multiple: float | None = None
     #: Whether decode's load is looked at once more when a prefill is done, in the modes that
     #: looked at it when the request arrived: a refusal then has wasted the prefill. Mode
-    #: "baseline" always does, mode "none" never.
+    #: "baseline" always does, mode "none" never; "lookahead" lets it wait before it refuses.
     double_check: bool = False
-    #: Seconds that every request decodes (t_d) by the forecast of mode "predicted"; None: what
-    #: 95 % of those seen lately did not exceed.
+    #: Seconds that every request decodes (t_d) by the forecast of modes "predicted" and
+    #: "lookahead"; None: the mean of those seen lately.
     decode_time_s: float | None = None
     #: Requests that are held back at the most, rather than refused, because decode is too
-    #: busy for the moment; 0: none is.
-    max_deferred: int = 0
+    #: busy for the moment; 0: none is. None: `LOOKAHEAD_DEFERRED` in mode "lookahead", which
+    #: counts on it, and 0 in the others.
+    max_deferred: int | None = None
     #: Seconds from arrival that a request which states none is held back at the most; its
     #: time to first token may end it sooner.
     defer_s: float = 10.0
@@ -85,6 +89,13 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: Placements that are kept to explain recent choices.
     kept_decisions: int = 256
 
+    @property
+    def deferred_at_most(self) -> int:
+        """Requests that are held back at the most, in this mode."""
+        if self.max_deferred is not None:
+            return self.max_deferred
+        return LOOKAHEAD_DEFERRED if self.admission == "lookahead" else 0
+
     def __post_init__(self) -> None:
         """Check ranges, since an operator wrote these.
 
@@ -110,8 +121,9 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}, it must be more than 0")
         for name in _NOT_NEGATIVE:
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 0")
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} is {value}, it must be at least 0")
         if self.block_size is not None:
             check_block_size(self.block_size)
 

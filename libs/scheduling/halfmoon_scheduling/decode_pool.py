@@ -14,12 +14,9 @@ from halfmoon_protocol.messages import DecodeCost, DecodeLoad, PrefillCost, Work
 from halfmoon_scheduling.cost_model import CostModel
 from halfmoon_scheduling.forecast import Starts, Stay, uniform_change
 from halfmoon_scheduling.local_prefill import LocalTerms
+from halfmoon_scheduling.mean_step import MeanStep
 from halfmoon_scheduling.placement import DecodeCandidate
 from halfmoon_scheduling.sample import Sample
-
-#: The uniform decode time, where none is given: what a share of those seen lately did not
-#: exceed. Not their mean: it would take the longer half of what runs for gone.
-DECODE_TIME_QUANTILE = 0.95
 
 
 @dataclass(slots=True)
@@ -65,8 +62,8 @@ class DecodePool:
 
         Args:
             costs: learns from loads.
-            decode_time_s: how long every request decodes, for the uniform forecast; None: a
-                high quantile of those that have ended, and for ever until one has.
+            decode_time_s: how long every request decodes, for the uniform forecast; None: the
+                mean of those that have ended lately, and for ever until one has.
         """
         self._costs = costs
         self._given_decode_time_s = decode_time_s
@@ -75,6 +72,8 @@ class DecodePool:
         #: Exactly the claims in state "running", by their start; the others in `_pending`.
         self._running = Starts()
         self._pending = Starts()
+        #: Over all workers, by what they run now.
+        self._mean = MeanStep(costs)
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -92,12 +91,14 @@ class DecodePool:
         else:
             worker.info, worker.cost = info, cost
             worker.candidate = worker.terms = None
+        self._runs(self._workers[info.worker_id])
 
     def leave(self, worker_id: WorkerId) -> None:
         """A worker is gone, and with it all claims on it."""
         for request_id in list(self._workers[worker_id].held):
             self.release(worker_id, request_id)
         del self._workers[worker_id]
+        self._mean.drop(worker_id)
 
     def candidates(self, workers: Iterable[WorkerInfo], now: float) -> list[DecodeCandidate]:
         """These workers as placement sees them; without those that said they are full."""
@@ -169,6 +170,7 @@ class DecodePool:
             held.local_s, worker.terms = 0.0, None
         worker.n_running += 1
         worker.running_tokens += stay.n_tokens
+        self._runs(worker)
 
     def release(self, worker_id: WorkerId, request_id: RequestId) -> None:
         """A request holds nothing there any more; if it did."""
@@ -183,6 +185,7 @@ class DecodePool:
         if stay.running:
             worker.n_running = max(0, worker.n_running - 1)
             worker.running_tokens = max(0, worker.running_tokens - stay.n_tokens)
+            self._runs(worker)
         (self._running if stay.running else self._pending).remove(request_id, stay.start_s)
         if held.state != "asked":
             worker.full_until_s = float("-inf")
@@ -220,6 +223,7 @@ class DecodePool:
             self._costs.observe_step(
                 worker_id, worker.cost, load.n_running, load.context_tokens, load.step_s
             )
+        self._runs(worker)
 
     def ended(self, seconds: float) -> None:
         """A request has decoded to its end, which took so long."""
@@ -231,7 +235,7 @@ class DecodePool:
         if self._given_decode_time_s is not None:
             return self._given_decode_time_s
         seen = self._seen_decode_times_s
-        return seen.quantile(DECODE_TIME_QUANTILE) if len(seen) else float("inf")
+        return seen.mean if len(seen) else float("inf")
 
     # -- what admission asks: see `admission.Outlook` ----------------------------------------
 
@@ -239,24 +243,14 @@ class DecodePool:
         """Seconds per step of what runs at a worker now and a request of `n_tokens`."""
         return self._step_s(decode, 1, n_tokens)
 
+    def mean_tbt_s(self, n_tokens: int) -> float:
+        """Mean seconds per step over all workers now, and a request of `n_tokens`."""
+        return self._mean.mean_s(1, n_tokens)
+
     def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
         """Mean seconds per step over all workers at a later moment, by the uniform forecast."""
         change = uniform_change(self._running, self._pending, now, at_s, self.decode_time_s)
-        n_workers = len(self._workers)
-        n_more = (change.n_requests + 1) / n_workers
-        tokens_more = (change.context_tokens + n_tokens) / n_workers
-        step_s, total_s = self._costs.step_s, 0.0
-        for worker_id, worker in self._workers.items():
-            n_requests, tokens = worker.n_running + n_more, worker.running_tokens + tokens_more
-            total_s += step_s(worker_id, worker.cost, max(n_requests, 0.0), max(tokens, 0.0))
-        return total_s / n_workers
-
-    def promised_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
-        """Seconds per step of all that is promised to a worker and a request of `n_tokens`."""
-        worker = self._workers[decode]
-        return self._costs.step_s(
-            decode, worker.cost, worker.n_requests + 1, worker.context_tokens + n_tokens
-        )
+        return self._mean.mean_s(change.n_requests + 1, change.context_tokens + n_tokens)
 
     def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
         """Seconds per step of a request that is alone there."""
@@ -275,6 +269,11 @@ class DecodePool:
             worker_id: 1 - max(0, worker.free_pages) / max(1, worker.info.n_blocks)
             for worker_id, worker in self._workers.items()
         }
+
+    def _runs(self, worker: _Decode) -> None:
+        """What a worker runs, or how fast, has changed."""
+        worker_id = worker.info.worker_id
+        self._mean.put(worker_id, worker.cost, worker.n_running, worker.running_tokens)
 
     def _renew(self, worker: _Decode) -> DecodeCandidate:
         worker.candidate = self._candidate(worker)
@@ -316,6 +315,7 @@ class DecodePool:
         """Audit: starts are those of the claims, and no candidate is out of date."""
         self._running.check()
         self._pending.check()
+        self._mean.check()
         held = [held for worker in self._workers.values() for held in worker.held.values()]
         assert len(self._running) == sum(1 for one in held if one.stay.running)
         assert len(self._pending) == sum(1 for one in held if not one.stay.running)

@@ -8,6 +8,7 @@ others (other conductors) run there is taken to stay.
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from halfmoon_protocol.ids import RequestId
@@ -30,39 +31,92 @@ class Stay:
     running: bool = False
 
 
+#: A run of starts is cut in two when it is as long.
+_LONG = 256
+
+
+@dataclass(slots=True)
+class _Run:
+    """A stretch of starts; the lists are in one order, sorted by time."""
+
+    times: list[float]
+    ids: list[RequestId]
+    tokens: list[int]
+
+
 class Starts:
-    """Requests by the time at which they start to decode; both lookups take a search."""
+    """Requests by the time at which they start to decode.
+
+    Sorted, in runs whose sums are kept, so that neither a change nor a count walks over all.
+    """
 
     def __init__(self) -> None:
-        #: Sorted. The other two lists are in the same order.
-        self._times: list[float] = []
-        self._ids: list[RequestId] = []
-        self._tokens: list[int] = []
+        #: None is empty, but the only one may be.
+        self._runs: list[_Run] = [_Run([], [], [])]
+        #: Of each run: its first time (of the first one: long ago), its length, its tokens.
+        self._firsts: list[float] = [-inf]
+        self._lengths: list[int] = [0]
+        self._sums: list[int] = [0]
 
     def __len__(self) -> int:
-        return len(self._times)
+        return sum(self._lengths)
 
     def add(self, request_id: RequestId, start_s: float, n_tokens: int) -> None:
         """Put a request in; it is not here."""
-        i = bisect_right(self._times, start_s)
-        self._times.insert(i, start_s)
-        self._ids.insert(i, request_id)
-        self._tokens.insert(i, n_tokens)
+        k = bisect_right(self._firsts, start_s) - 1
+        run = self._runs[k]
+        i = bisect_right(run.times, start_s)
+        run.times.insert(i, start_s)
+        run.ids.insert(i, request_id)
+        run.tokens.insert(i, n_tokens)
+        self._lengths[k] += 1
+        self._sums[k] += n_tokens
+        if self._lengths[k] >= _LONG:
+            self._cut(k)
 
     def remove(self, request_id: RequestId, start_s: float) -> None:
         """Take a request out; it is here, with this time."""
-        i = self._ids.index(request_id, bisect_left(self._times, start_s))
-        del self._times[i], self._ids[i], self._tokens[i]
+        k = max(0, bisect_left(self._firsts, start_s) - 1)
+        while request_id not in (run := self._runs[k]).ids:
+            k += 1  # others have the same time
+        i = run.ids.index(request_id)
+        self._lengths[k] -= 1
+        self._sums[k] -= run.tokens[i]
+        del run.times[i], run.ids[i], run.tokens[i]
+        if not run.times and len(self._runs) > 1:
+            for column in (self._runs, self._firsts, self._lengths, self._sums):
+                del column[k]
+            self._firsts[0] = -inf
 
-    def between(self, after_s: float, until_s: float) -> tuple[int, int]:
-        """How many start in ``(after_s, until_s]``, and their tokens."""
-        i, j = bisect_right(self._times, after_s), bisect_right(self._times, until_s)
-        return max(0, j - i), sum(self._tokens[i:j])
+    def until(self, at_s: float) -> tuple[int, int]:
+        """How many start at `at_s` or before, and their tokens."""
+        k = bisect_right(self._firsts, at_s) - 1
+        if k < 0:
+            return 0, 0
+        run = self._runs[k]
+        i = bisect_right(run.times, at_s)
+        return sum(self._lengths[:k]) + i, sum(self._sums[:k]) + sum(run.tokens[:i])
+
+    def _cut(self, k: int) -> None:
+        run, half = self._runs[k], self._lengths[k] // 2
+        later = _Run(run.times[half:], run.ids[half:], run.tokens[half:])
+        del run.times[half:], run.ids[half:], run.tokens[half:]
+        self._runs.insert(k + 1, later)
+        self._firsts.insert(k + 1, later.times[0])
+        self._lengths[k : k + 1] = [half, len(later.times)]
+        self._sums[k : k + 1] = [sum(run.tokens), sum(later.tokens)]
 
     def check(self) -> None:
-        """Audit: sorted, and three lists of one length."""
-        assert self._times == sorted(self._times)
-        assert len(self._times) == len(self._ids) == len(self._tokens)
+        """Audit: sorted throughout, and the sums are those of the runs."""
+        times = [time for run in self._runs for time in run.times]
+        assert times == sorted(times)
+        assert self._firsts[0] == -inf
+        for k, run in enumerate(self._runs):
+            assert len(run.times) == len(run.ids) == len(run.tokens) == self._lengths[k] < _LONG
+            assert self._sums[k] == sum(run.tokens)
+            assert run.times or len(self._runs) == 1, "an empty run is kept"
+            assert all(time >= self._firsts[k] for time in run.times)
+            assert all(time <= first for first in self._firsts[k + 1 :] for time in run.times)
 
 
 def uniform_change(
@@ -79,9 +133,9 @@ def uniform_change(
         at_s: a later moment, seconds.
         decode_time_s: t_d, seconds.
     """
-    gone, gone_tokens = running.between(float("-inf"), at_s - decode_time_s)
-    came, came_tokens = pending.between(float("-inf"), at_s)
+    gone, gone_tokens = running.until(at_s - decode_time_s)
+    came, came_tokens = pending.until(at_s)
     if at_s - decode_time_s >= now:  # so far ahead that some have come and gone
-        passed, passed_tokens = pending.between(float("-inf"), at_s - decode_time_s)
+        passed, passed_tokens = pending.until(at_s - decode_time_s)
         came, came_tokens = came - passed, came_tokens - passed_tokens
     return Change(came - gone, came_tokens - gone_tokens)

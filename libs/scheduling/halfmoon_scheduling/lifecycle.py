@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import AnyMessage, Cancel, ReserveDecode
+from halfmoon_protocol.messages import AnyMessage, Cancel, PrefillDone, ReserveDecode
 from halfmoon_scheduling import admission
 from halfmoon_scheduling.accuracy import Accuracy
 from halfmoon_scheduling.admission import Applicant, Verdict
@@ -24,13 +24,14 @@ from halfmoon_scheduling.cluster import Cluster
 from halfmoon_scheduling.commands import AnyCommand, Fail, Reject, Resubmit, Send
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.deadlines import Deadlines
+from halfmoon_scheduling.door import Doors
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.forecast import Stay
 from halfmoon_scheduling.limits import TooLong
 from halfmoon_scheduling.placement import Job, Placement
 from halfmoon_scheduling.placer import Placer
 from halfmoon_scheduling.replication import Replicator
-from halfmoon_scheduling.request_state import Decision, Outcome, Phase, Tracked
+from halfmoon_scheduling.request_state import PREFILLED, Decision, Outcome, Phase, Tracked
 from halfmoon_scheduling.slos import Slos
 from halfmoon_scheduling.stopping import Stopping, Stoppings
 
@@ -70,6 +71,8 @@ class Lifecycle:
         self._n_arrived = 0
         #: What to do at them depends on the phase.
         self.deadlines = Deadlines()
+        #: Those in phase LANDED.
+        self.doors = Doors(config, self._slos, cluster.decodes, self.deadlines)
         #: How requests ended that were not served: by the limit missed, or by what was lacking.
         self.refusals: Counter[str] = Counter()
         #: How true predictions came.
@@ -207,7 +210,7 @@ class Lifecycle:
         deferred = tracked.phase is Phase.DEFERRED
         defer_s = tracked.request.defer_s
         deadline_s = tracked.arrived_s + (self._config.defer_s if defer_s is None else defer_s)
-        has_room = deferred or len(self._deferred) < self._config.max_deferred
+        has_room = deferred or len(self._deferred) < self._config.deferred_at_most
         if verdict.misses == "tbt" and has_room and now < deadline_s:
             if not deferred:
                 self._stop_waiting(tracked)
@@ -288,31 +291,29 @@ class Lifecycle:
 
     # -- between prefill and decode ----------------------------------------------------------
 
-    def refused_late(self, tracked: Tracked, now: float) -> list[AnyCommand] | None:
+    def held_up(self, tracked: Tracked, done: PrefillDone, now: float) -> list[AnyCommand] | None:
         """What to do if decode is too busy for a request whose prefill is done; None: it
-        goes on. Its prefill was in vain then; nothing was delivered yet."""
-        config, request = self._config, tracked.request
-        looks = config.admission == "baseline" or (
-            config.double_check and config.admission != "none"
-        )
-        if not looks or tracked.is_retry:
-            return None
-        placement, decode = tracked.placement, tracked.decode
+        goes on. Nothing was delivered yet, so it may still wait or be refused."""
+        assert tracked.placement is not None
+        verdict = self.doors.verdict(tracked)
+        if self.doors.wait(tracked, verdict, done, now):
+            self._cluster.prefills.release(tracked.placement.prefill, tracked.request_id, now)
+            self.room_made = True
+            return []
+        if verdict.misses and self.doors.refuses:
+            return self._refuse_late(tracked, verdict, now)
+        return None
+
+    def _refuse_late(self, tracked: Tracked, verdict: Verdict, now: float) -> list[AnyCommand]:
+        """Its prefill was in vain."""
+        request_id, placement, decode = tracked.request_id, tracked.placement, tracked.decode
         assert placement is not None and decode is not None
-        verdict = admission.decide_late(
-            decode,
-            len(request.token_ids),
-            self._slos.tbt_s(request, decode),
-            self._cluster.decodes,
-        )
-        if not verdict.misses:
-            return None
         self._explain(tracked, placement, verdict, now, "refused_late")
         self.refusals["tbt_late"] += 1
         self.end(tracked, now)
-        self._placer.forget(request.request_id)
-        reject = Reject(request.request_id, "overloaded", verdict.reason, verdict.retry_after_s)
-        return [reject, *self.send(decode, Cancel(request_id=request.request_id))]
+        self._placer.forget(request_id)
+        reject = Reject(request_id, "overloaded", verdict.reason, verdict.retry_after_s)
+        return [reject, *self.send(decode, Cancel(request_id=request_id))]
 
     def decoding(self, tracked: Tracked, now: float) -> None:
         """Its prefill is done, and decode goes on with it."""
@@ -430,7 +431,7 @@ class Lifecycle:
         """A worker has left the cluster: what was on it is tried again elsewhere."""
         commands = self._stopping.worker_lost(worker_id)
         for tracked in self.all():
-            on_prefill = worker_id in tracked.writers and tracked.phase is not Phase.DECODING
+            on_prefill = worker_id in tracked.writers and tracked.phase not in PREFILLED
             if on_prefill or tracked.decode == worker_id:
                 commands += self.give_up(tracked, now, because=f"{worker_id} is lost: {reason}")
         # Nobody may be left who could serve those who wait: they are to hear it.
@@ -457,9 +458,14 @@ class Lifecycle:
             reason = f"decode was too busy for {waited_s:.3g} s"
             return self.overloaded(tracked, "tbt", reason)
         decode = tracked.decode
-        assert decode is not None, "it is reserving or prefilling"
+        assert decode is not None, "it is reserving, prefilling, or has landed"
         if tracked.phase is Phase.RESERVING:
             return self._on_silence(tracked, decode, now)
+        if tracked.phase is Phase.LANDED:
+            if self.doors.refuses:
+                return self._refuse_late(tracked, self.doors.verdict(tracked), now)
+            self.doors.due(tracked, now)
+            return []
         timeout_s = self._config.request_timeout_s
         because = f"{tracked.prefill} did not finish in {timeout_s:.3g} s"
         return self.give_up(tracked, now, because=because)
@@ -471,6 +477,7 @@ class Lifecycle:
         if tracked.prefill is not None:
             self._cluster.prefills.release(tracked.prefill, tracked.request_id, now)
         if tracked.decode is not None and not keep_landing:
+            self.doors.stir(tracked.decode)
             self._cluster.decodes.release(tracked.decode, tracked.request_id)
 
     def _stop_waiting(self, tracked: Tracked) -> None:
@@ -480,6 +487,8 @@ class Lifecycle:
                 i = bisect_left(queue, tracked.rank)
                 if i < len(queue) and queue[i] == tracked.rank:
                     del queue[i]
+        if tracked.phase is Phase.LANDED:
+            self.doors.leave(tracked)
 
     def _patience_s(self, tracked: Tracked) -> float:
         """How long it may wait for pages, from its arrival."""
@@ -495,7 +504,8 @@ class Lifecycle:
             ranks = {t.rank for t in self._requests.values() if t.phase is phase}
             assert set(queue) == ranks
             assert len(queue) == len(ranks), "a request waits twice"
-        assert len(self._deferred) <= self._config.max_deferred
+        assert len(self._deferred) <= self._config.deferred_at_most
+        self.doors.check([t for t in self._requests.values() if t.phase is Phase.LANDED])
         self.deadlines.check(self.all())
         assert not self._requests.keys() & set(self._stopping)
         planned: dict[WorkerId, set[RequestId]] = {}
@@ -507,7 +517,7 @@ class Lifecycle:
             assert tracked.writers or tracked.prefill == tracked.decode
             assert tracked.decode is not None
             held.setdefault(tracked.decode, set()).add(request_id)
-            if tracked.phase is not Phase.DECODING:
+            if tracked.phase not in PREFILLED:
                 for writer in tracked.writers:
                     planned.setdefault(writer, set()).add(request_id)
         for info in self._cluster.workers():

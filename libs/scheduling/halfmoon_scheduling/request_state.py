@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Literal
 
 from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import PrefillDone
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement import Placement
 
@@ -32,8 +33,14 @@ class Phase(Enum):
     RESERVING = "reserving"
     #: Pages are held, a prefill worker computes and writes.
     PREFILLING = "prefilling"
+    #: Prefill is done and its KV has landed; decode is too busy for the moment.
+    LANDED = "landed"
     #: The first token is out, a decode worker goes on.
     DECODING = "decoding"
+
+
+#: Phases in which the prefill worker is no more needed.
+PREFILLED = (Phase.LANDED, Phase.DECODING)
 
 
 @dataclass(slots=True)
@@ -53,6 +60,10 @@ class Tracked:
     first_token_s: float = 0.0
     #: When its decode worker was asked for pages.
     asked_s: float = 0.0
+    #: When the pages held for it fall to decode again, unless it goes on.
+    landing_ends_s: float = float("inf")
+    #: What prefill said; set in phase LANDED.
+    landed: PrefillDone | None = None
     #: Decode workers that refused it since it last waited.
     refused_by: set[WorkerId] = field(default_factory=set)
     #: Decode workers that did not answer. They are not asked again under this id: the answer

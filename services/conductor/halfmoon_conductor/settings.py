@@ -72,7 +72,7 @@ class ConductorSettings(ServiceSettings):
     double_check: bool = Field(
         False, description="Look at decode's load once more when a prefill is done"
     )
-    max_deferred: Annotated[int, Field(ge=0)] = Field(
+    max_deferred: Annotated[int, Field(ge=0)] | None = Field(
         SchedulingConfig().max_deferred,
         description="Requests held back at the most, rather than refused, while decode is busy",
     )
