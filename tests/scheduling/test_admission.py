@@ -78,9 +78,9 @@ def test_with_mode_none_everybody_is_let_in() -> None:
 
 
 def test_loads_are_predicted_times_over_their_limits_and_0_without_one() -> None:
-    both = verdict("early", placement(2, 3), Answers(running=0.05), ttft=10, tbt=0.1)
+    both = verdict("early", placement(2, 3), Answers(mean=0.05), ttft=10, tbt=0.1)
     assert (both.prefill_load, both.decode_load) == (0.5, 0.5)
-    neither = verdict("early", placement(2, 3), Answers(running=0.05))
+    neither = verdict("early", placement(2, 3), Answers(mean=0.05))
     assert (neither.prefill_load, neither.decode_load) == (0.0, 0.0)
 
 

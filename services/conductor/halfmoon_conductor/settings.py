@@ -51,7 +51,7 @@ class ConductorSettings(ServiceSettings):
         " is at most so many times as long (kvcache_centric)",
     )
     admission: AdmissionMode = Field(
-        "early",
+        "lookahead",
         description="By which predictions requests must keep their limits to be let in: none,"
         " baseline, early, predicted or lookahead",
     )
@@ -74,7 +74,8 @@ class ConductorSettings(ServiceSettings):
     )
     max_deferred: Annotated[int, Field(ge=0)] | None = Field(
         SchedulingConfig().max_deferred,
-        description="Requests held back at the most, rather than refused, while decode is busy",
+        description="Requests held back at the most, rather than refused, while decode is busy;"
+        " unset: 1,000 with admission lookahead, none otherwise",
     )
     defer_s: Annotated[float, Field(ge=0)] = Field(
         SchedulingConfig().defer_s, description="Seconds that a request is held back at the most"
