@@ -62,16 +62,23 @@ class Core:
         self.now = now
         return self.handle(Tick())
 
-    def land(self, name: str, expires_s: float = 60.0, **fields: Any) -> list[AnyCommand]:
+    def land(self, name: str, **fields: Any) -> list[AnyCommand]:
         """It arrives and is prefilled; what follows from that."""
+        self.arrive(name, **fields)
+        return self.prefill(name)
+
+    def arrive(self, name: str, expires_s: float = 60.0, **fields: Any) -> None:
+        """It arrives and gets its pages, for so long."""
         self.handle(RequestArrived(a_request(name, **{"max_new_tokens": 500, **fields})))
-        request_id = RequestId(name)
         reserved = DecodeReserved(
-            request_id=request_id, landing=a_landing("decode-0"), expires_s=expires_s
+            request_id=RequestId(name), landing=a_landing("decode-0"), expires_s=expires_s
         )
         self.handle(MessageReceived(D0, reserved))
+
+    def prefill(self, name: str) -> list[AnyCommand]:
+        """Its prefill is done."""
         done = PrefillDone(
-            request_id=request_id,
+            request_id=RequestId(name),
             first_token=7,
             finish="",
             n_cached=0,
@@ -132,6 +139,14 @@ def test_who_comes_later_does_not_go_past_those_who_wait() -> None:
     assert went_in(core.finish("a")) == ["c", "d"]
 
 
+def test_a_more_important_one_that_fits_by_its_own_limit_goes_past_them_at_once() -> None:
+    core = Core()
+    core.fill()
+    core.land("c")
+    assert went_in(core.land("d", tbt_slo_s=0.4, priority=1)) == ["d"]
+    assert core.phase("c") is Phase.LANDED
+
+
 def test_a_load_report_that_says_that_there_is_room_opens_the_door() -> None:
     core = Core()
     core.fill()
@@ -154,6 +169,14 @@ def test_what_can_wait_no_longer_for_its_first_token_goes_in_anyway() -> None:
     core.land("c")
     assert core.tick(19.9) == []
     assert went_in(core.tick(20.0)) == ["c"]
+
+
+def test_what_is_late_already_does_not_wait_at_all() -> None:
+    core = Core()
+    core.fill()
+    core.arrive("c")
+    core.now = 20.5
+    assert went_in(core.prefill("c")) == ["c"]
 
 
 def test_or_is_refused_if_decode_is_to_be_checked_twice() -> None:

@@ -231,6 +231,9 @@ _DIFFERENCES = (
     "Where decode alone is short (many prefill workers) baseline keeps decode full at no price,"
     " and early loses requests: it lets in too many, then none until those are through. Where"
     " prefill alone is short nothing is refused for decode's sake, and all modes are one.",
+    "Where the swings do not differ as published the differences are in the third digit: under so"
+    " much load prefill's queue is full, or still filling, in every mode. A Poisson run lasts four"
+    " and a half minutes, much of which the queue takes to fill, and that is most of its swing.",
     "lookahead is level with predicted where prefill's queue leaves no time to wait, and ahead"
     " of it where decode is what is short: it refuses nobody who can wait for a place.",
 )
