@@ -4,6 +4,9 @@
                    ▲            │              │
                    └──refused───┘              └── given up: stopping ──▶ over
 
+With admission `lookahead` a request may stand between prefilling and decoding for a while:
+landed, see `door`.
+
 A request begins in the first of these phases that has something to do for it.
 
 A request that is given up while prefill writes into its landing leaves a `stopping.Stopping`:
