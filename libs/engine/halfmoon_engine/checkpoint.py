@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from halfmoon_engine.architecture import check_config, max_context, probe
 from halfmoon_engine.errors import EngineError, ModelNotFound, UnsupportedModel
 from halfmoon_engine.fingerprint import fingerprint, weight_files
+from halfmoon_engine.grammar import Grammars
 from halfmoon_engine.load import Device
 from halfmoon_engine.pool import TORCH_DTYPES
 from halfmoon_engine.torch_engine import DTYPE_NAMES, TorchEngine
@@ -54,6 +55,7 @@ def load_torch_engine(
             f"{folder} holds weights of {model.dtype}; ask for one of {', '.join(TORCH_DTYPES)}"
         )
     model = model.eval().requires_grad_(False).to(_device(device))
+    eos_token_ids = _eos_token_ids(model)
     return TorchEngine(
         model,
         probe(model),
@@ -61,7 +63,10 @@ def load_torch_engine(
         fingerprint=fingerprint(folder),
         block_size=block_size,
         max_context=max_context(config),
-        eos_token_ids=_eos_token_ids(model),
+        eos_token_ids=eos_token_ids,
+        grammars=Grammars.of_model(
+            folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
+        ),
     )
 
 

@@ -242,7 +242,7 @@ class FakeEngine:
         prefix = self._chain(_mix_int(self.model.seed), prompt)
         digest = self._digest(prefix, 0)
         for _ in range(n):
-            history = tokens if sampling.needs_history else ()
+            history = tokens if sampling.penalises else ()
             draw = Draw(sampling, history, client_prompt if history else 0)
             tokens.append(self._choose(digest, len(tokens), draw))
             prefix = self._chain(int(prefix[-1]), tokens[-1:])
@@ -304,7 +304,7 @@ class FakeEngine:
         dice = 0
         if sampling.temperature > 0 and sampling.top_k != 1:
             dice = _mix_int(sampling.seed * _GOLDEN + position + 1)
-        if sampling.needs_history:
+        if sampling.penalises:
             history = np.asarray(draw.history, dtype=np.uint64)
             weights = self._position_weights[: len(history)]
             dice ^= _mix_int(int((_mix(history) * weights).sum(dtype=np.uint64)) + draw.n_prompt)

@@ -19,16 +19,29 @@ from halfmoon_protocol.scores import TokenScore
 Report = Callable[[Sequence[TokenScore]], None]
 
 
+#: What a request is told for which `Engine.forward` gave no token.
+NOT_FOLLOWED = "the grammar that the answer must keep to could not be followed by this worker"
+
+
+class Scratch(msgspec.Struct):
+    """One request's place on a worker, where an engine keeps things from draw to draw."""
+
+    #: The engine's own affair; None at first. Losing it costs time and nothing else.
+    value: object | None = None
+
+
 class Draw(msgspec.Struct, frozen=True):
     """Choose the token that follows a run."""
 
     sampling: Sampling
-    #: Tokens so far when penalties look at them (see `Sampling.needs_history`), else empty.
+    #: Tokens so far when choosing looks at them (see `Sampling.needs_history`), else empty.
     history: Sequence[int] = ()
     #: How many of `history` are the client's prompt.
     n_prompt: int = 0
     #: Told the chosen token's score when `sampling.logprobs` asks for it.
     report: Report | None = None
+    #: The same one for every draw of a request; None: nothing is kept.
+    scratch: Scratch | None = None
 
 
 class PromptScoring(msgspec.Struct, frozen=True):
@@ -119,7 +132,9 @@ class Engine(Protocol):
                 pool's bytes; must be quick. An exception from either ends the forward.
 
         Returns:
-            One entry per run: the token, or None where ``draw`` is None.
+            One entry per run: the token, or None where ``draw`` is None and where the
+            sampling's grammar could not be followed, which concerns that run alone. An engine
+            without text (the fake) draws as if there were no grammar.
         """
         ...
 

@@ -1,20 +1,28 @@
 """Choosing tokens from logits, row by row of a batch, each row by its own parameters.
 
-In this order, as vLLM has it: biases, penalties, temperature, min-p, top-k, top-p, draw. A row's
-draw takes one number from a counter-based generator keyed by (seed, position), so it is the
-same in any batch, on any worker, and when it is made again.
+In this order, as vLLM has it: biases, penalties, grammar, temperature, min-p, top-k, top-p, draw.
+A row's draw takes one number from a counter-based generator keyed by (seed, position), so it is
+the same in any batch, on any worker, and when it is made again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from halfmoon_engine.interface import Draw
 
+#: Whether each token may come: [vocab].
+Allowed = NDArray[np.bool_]
+
 
 def choose_tokens(
-    logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    positions: Sequence[int],
+    allowed: Mapping[int, Allowed] = MappingProxyType({}),
 ) -> list[int]:
     """One token per row.
 
@@ -22,20 +30,23 @@ def choose_tokens(
         logits: [n_rows, vocab], of any float type.
         draws: how to choose each.
         positions: of the token to choose, in its sequence: what its dice are keyed by.
+        allowed: by row, the tokens that its grammar allows; rows without one may draw any.
     """
     greedy = [draw.sampling.temperature == 0 or draw.sampling.top_k == 1 for draw in draws]
-    penalised = [i for i, draw in enumerate(draws) if draw.sampling.needs_history]
+    penalised = [i for i, draw in enumerate(draws) if draw.sampling.penalises]
     biased = [i for i, draw in enumerate(draws) if draw.sampling.logit_bias]
-    if all(greedy) and not penalised and not biased:
+    if all(greedy) and not penalised and not biased and not allowed:
         return [int(token) for token in logits.argmax(dim=-1).tolist()]
     scores = logits.float().cpu()
-    if (penalised or biased) and scores.data_ptr() == logits.data_ptr():
+    if (penalised or biased or allowed) and scores.data_ptr() == logits.data_ptr():
         scores = scores.clone()  # the caller's logits stay as they are
     for i in biased:
         tokens_of, biases = zip(*draws[i].sampling.logit_bias, strict=True)
         scores[i, torch.tensor(tokens_of)] += torch.tensor(biases)
     for i in penalised:
         scores[i] = penalise(scores[i], draws[i])
+    for i, may_come in allowed.items():
+        scores[i, torch.from_numpy(~may_come)] = -torch.inf
     tokens = scores.argmax(dim=-1)
     drawn = [i for i, is_greedy in enumerate(greedy) if not is_greedy]
     if drawn:

@@ -5,6 +5,7 @@ them apart. Only rows that draw a token go through the model's head.
 """
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,16 +16,19 @@ from halfmoon_engine.architecture import KvShape
 from halfmoon_engine.costs import measure_costs
 from halfmoon_engine.device_pool import DevicePool
 from halfmoon_engine.errors import PoolNotAttached
-from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine.grammar import GrammarNotFollowed, Grammars
+from halfmoon_engine.interface import Draw, LayerHook, Run
 from halfmoon_engine.paged_attention import attending
 from halfmoon_engine.plan import plan_forward
 from halfmoon_engine.pool import TORCH_DTYPES, HostPool, Pool
 from halfmoon_engine.runs import check_runs
-from halfmoon_engine.sampling import choose_tokens
+from halfmoon_engine.sampling import Allowed, choose_tokens
 from halfmoon_engine.scoring import report_scores, scored_rows
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
+
+log = logging.getLogger(__name__)
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -42,6 +46,7 @@ class TorchEngine:
         block_size: int,
         max_context: int,
         eos_token_ids: tuple[int, ...],
+        grammars: Grammars | None = None,
         mirror: bool = False,
     ) -> None:
         """Wrap a model that has our attention.
@@ -54,6 +59,7 @@ class TorchEngine:
             block_size: tokens per page.
             max_context: tokens of the longest sequence.
             eos_token_ids: tokens that end a generation.
+            grammars: compiles and follows them; None: requests with one get no token.
             mirror: keep a pool on the device beside the attached memory even where the
                 device could read that memory.
         """
@@ -72,6 +78,7 @@ class TorchEngine:
         )
         self._max_context = max_context
         self._eos_token_ids = eos_token_ids
+        self._grammars = grammars
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._pool: Pool | None = None
 
@@ -147,10 +154,15 @@ class TorchEngine:
         if drawing:
             draws = [draw for run in runs if (draw := run.draw) is not None]
             ends = [runs[i].start + lengths[i] for i in drawing]
-            chosen = choose_tokens(logits[: len(drawing)], draws, ends)
+            allowed, failed = self._allowed(draws)
+            chosen = choose_tokens(logits[: len(drawing)], draws, ends, allowed)
             for i, token in zip(drawing, chosen, strict=True):
                 result[i] = token
-        report_scores(logits, runs, result)
+            report_scores(logits, runs, result)
+            for row in failed:
+                result[drawing[row]] = None
+        else:
+            report_scores(logits, runs, result)
         return result
 
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
@@ -158,6 +170,22 @@ class TorchEngine:
         if self._pool is None:
             raise PoolNotAttached("measuring needs scratch pages; call attach(memory) first")
         return measure_costs(self, self._pool.n_pages)
+
+    def _allowed(self, draws: Sequence[Draw]) -> tuple[dict[int, Allowed], list[int]]:
+        """By row, the tokens that grammars allow; and the rows whose grammar can't be followed."""
+        allowed: dict[int, Allowed] = {}
+        failed: list[int] = []
+        for row, draw in enumerate(draws):
+            if not draw.sampling.grammar:
+                continue
+            try:
+                if self._grammars is None:
+                    raise GrammarNotFollowed("this model's tokenizer is none that grammars need")
+                allowed[row] = self._grammars.allowed(draw)
+            except GrammarNotFollowed as error:
+                log.warning("a grammar was not followed: %s", error)
+                failed.append(row)
+        return allowed, failed
 
     def _logits(
         self, tokens: "np.typing.NDArray[np.int64]", positions: Any, rows: Any

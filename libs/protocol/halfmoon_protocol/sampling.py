@@ -8,6 +8,10 @@ from msgspec import Meta
 #: Likeliest tokens whose log probabilities can be asked for, at each place.
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+#: Of a grammar; a JSON schema of that length has a thousand properties or so.
+MAX_GRAMMAR_CHARACTERS = 65_536
+#: Of the compiled grammar: a larger one would take the forward's thread for seconds.
+MAX_GRAMMAR_SYMBOLS = 50_000
 _Top = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 _Bias = Annotated[float, Meta(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 
@@ -36,10 +40,19 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: The same for the prompt's tokens. All of them are computed then, none come from a cache.
     prompt_logprobs: _Top | None = None
 
+    #: What the whole answer must be: a grammar in Lark's syntax with llguidance's additions
+    #: (``%json`` and a schema). Empty: anything.
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)] = ""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that were said before are less likely, or more."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
     @property
     def needs_history(self) -> bool:
         """Whether choosing a token looks at the tokens before it."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        return self.penalises or bool(self.grammar)
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,16 +6,24 @@ name, its tokenizer, its chat template and its context.
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
+from halfmoon_conductor import grammars
 from halfmoon_conductor.asking import Asker
 from halfmoon_conductor.chat_template import ChatTemplate
-from halfmoon_conductor.errors import InvalidRequest, ModelNotFound, TooLong, Unavailable
+from halfmoon_conductor.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    NotSupported,
+    TooLong,
+    Unavailable,
+)
 from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
+from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.openai_requests import (
     ChatMessage,
     ChatRequest,
@@ -115,7 +123,10 @@ class Intake:
                 "The prompt is empty, and this model has no token of its own to begin with.",
                 param="prompt",
             )
-        order = self._order("cmpl", body, prompts, card, asker, DEFAULT_COMPLETION_TOKENS, "prompt")
+        grammar = await self._grammar(body.wanted)
+        order = self._order(
+            "cmpl", body, prompts, card, asker, DEFAULT_COMPLETION_TOKENS, "prompt", grammar
+        )
         if not body.echo:
             return order
         echoes = tuple(
@@ -145,7 +156,23 @@ class Intake:
         )
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
-        return self._order("chatcmpl", body, [token_ids], card, asker, card.max_context, "messages")
+        grammar = await self._grammar(body.wanted)
+        return self._order(
+            "chatcmpl", body, [token_ids], card, asker, card.max_context, "messages", grammar
+        )
+
+    async def _grammar(self, wish: Callable[[], Wanted | None]) -> str:
+        """What the answer must be, known to compile; empty: anything."""
+        wanted = await asyncio.to_thread(_checked_wish, wish)
+        if wanted is None:
+            return ""
+        if not self._tokenizer.knows_grammars:
+            raise NotSupported(
+                f"{wanted.param} is not supported with this model, which has no texts for its "
+                "tokens or no token that ends an answer.",
+                param=wanted.param,
+            )
+        return wanted.grammar
 
     def encode_messages(
         self,
@@ -194,6 +221,7 @@ class Intake:
         asker: Asker,
         most_by_default: int,
         param: str,
+        grammar: str,
     ) -> Order:
         order_id, n = f"{prefix}-{uuid4().hex}", body.n or 1
         seed = secrets.randbits(63) if body.seed is None else body.seed
@@ -209,7 +237,7 @@ class Intake:
                         prompt_token_ids=tuple(token_ids),
                         # Drawn here, once: a request that is placed again goes on with the
                         # same dice.
-                        sampling=self._sampling(body, (seed + choice) & _SEED_MASK),
+                        sampling=self._sampling(body, (seed + choice) & _SEED_MASK, grammar),
                         stopping=stopping,
                         salt=asker.caller.salt(body.cache_salt),
                         tenant=asker.caller.name,
@@ -261,7 +289,7 @@ class Intake:
             min_new_tokens=body.min_tokens or 0,
         )
 
-    def _sampling(self, body: SharedFields, seed: int) -> Sampling:
+    def _sampling(self, body: SharedFields, seed: int, grammar: str) -> Sampling:
         """The client's wishes, with OpenAI's defaults for what it left out."""
         temperature = 1.0 if body.temperature is None else body.temperature
         return Sampling(
@@ -276,6 +304,7 @@ class Intake:
             logit_bias=self._biases(body),
             logprobs=body.n_top,
             prompt_logprobs=body.n_prompt_top,
+            grammar=grammar,
         )
 
     def _biases(self, body: SharedFields) -> tuple[tuple[int, float], ...]:
@@ -309,3 +338,10 @@ class Intake:
                 param=param,
             )
         return token_ids
+
+
+def _checked_wish(wish: Callable[[], Wanted | None]) -> Wanted | None:
+    wanted = wish()
+    if wanted is not None:
+        grammars.check(wanted)
+    return wanted

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from halfmoon_conductor.errors import InvalidRequest
+from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.request_fields import (
     MAX_CHOICES,
     MAX_STOP_TOKEN_IDS,
@@ -24,6 +26,13 @@ from halfmoon_conductor.request_fields import (
     one_of,
     refuse_unknown,
     text_or_list,
+)
+from halfmoon_conductor.structured_fields import (
+    Choices,
+    ResponseFormat,
+    SchemaOrText,
+    StructuredOutputs,
+    wishes,
 )
 from halfmoon_protocol.sampling import MAX_TOP_LOGPROBS
 
@@ -111,6 +120,17 @@ class SharedFields(Shape):
         None, description="Taken and not needed: equal prefixes find their cache by themselves."
     )
 
+    response_format: ResponseFormat | None = Field(
+        None, description="What the answer must be: any text, a JSON object, JSON of a schema."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="The same in vLLM's words: json, regex, choice, grammar, json_object."
+    )
+    guided_json: SchemaOrText | None = Field(None, description="vLLM's older name of json there.")
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+
     session_id: Text | None = Field(None, description="A label; changes nothing.")
 
     metadata: Annotated[Any, Neutral({})] = None
@@ -135,12 +155,6 @@ class SharedFields(Shape):
     include_stop_str_in_output: Annotated[Any, Neutral(False)] = None
     bad_words: Annotated[Any, Neutral([])] = None
     allowed_token_ids: Annotated[Any, Neutral()] = None
-    structured_outputs: Annotated[Any, Neutral()] = None
-    guided_json: Annotated[Any, Neutral()] = None
-    guided_regex: Annotated[Any, Neutral()] = None
-    guided_choice: Annotated[Any, Neutral()] = None
-    guided_grammar: Annotated[Any, Neutral()] = None
-    response_format: Annotated[Any, Neutral({"type": "text"})] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -165,6 +179,27 @@ class SharedFields(Shape):
     def n_new_tokens(self) -> int | None:
         """New tokens asked for at the most, under either name."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
+
+    def wanted(self) -> Wanted | None:
+        """What the answer must be, if anything.
+
+        Raises:
+            InvalidRequest: what was asked for can't be had; the text says which field and why.
+        """
+        guided = StructuredOutputs(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        wanted = wishes(self.response_format, self.structured_outputs, guided)
+        if wanted is not None and (self.ignore_eos or self.min_tokens):
+            raise InvalidRequest(
+                f"{wanted.param} ends the answer when it is complete; leave out ignore_eos and "
+                "min_tokens.",
+                param="ignore_eos" if self.ignore_eos else "min_tokens",
+            )
+        return wanted
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

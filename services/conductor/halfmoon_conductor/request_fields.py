@@ -161,8 +161,9 @@ class Shape(BaseModel):
 def refuse_unknown(shape: type[BaseModel], body: Any) -> Any:
     """One error for the first unknown field, where pydantic would make one for each."""
     if isinstance(body, dict):
+        known = {field.alias or name for name, field in shape.model_fields.items()}
         for name in body:
-            if name not in shape.model_fields:
+            if name not in known:
                 # A name with half of a surrogate pair could not be told.
                 told = name.encode(errors="replace").decode()
                 raise PydanticCustomError("unknown_field", "{field}", {"field": told})

@@ -51,6 +51,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def knows_grammars(self) -> bool:
+        """Whether tokens have texts and one ends an answer, as a grammar needs it."""
+        ...
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """Texts of the tokens with a role, such as ``bos_token``, for the chat template."""
         ...
@@ -128,6 +133,11 @@ class HubTokenizer:
         return self._eos_token_ids
 
     @property
+    def knows_grammars(self) -> bool:
+        """Whether there is a token that ends an answer."""
+        return bool(self._eos_token_ids)
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """Such as ``bos_token``."""
         return self._special_tokens
@@ -201,6 +211,9 @@ class FakeTokenizer:
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
+
+    #: The fake engine's tokens are no text.
+    knows_grammars = False
 
     def __init__(self, vocab_size: int = 997, eos_token_ids: tuple[int, ...] = ()) -> None:
         self.vocab_size = vocab_size

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from halfmoon_engine.interface import Draw, Run
+from halfmoon_engine.interface import Draw, Run, Scratch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import StartDecode
 from halfmoon_protocol.sampling import Sampling
@@ -21,6 +21,7 @@ class _Generation:
     stepped: bool = False
     #: Of the newest token, if it is wanted, until somebody takes it.
     scores: list[TokenScore] = field(default_factory=list)
+    scratch: Scratch = field(default_factory=Scratch)
 
 
 class Generations:
@@ -54,6 +55,7 @@ class Generations:
                 generation.history or (),
                 generation.n_prompt,
                 generation.scores.extend,
+                generation.scratch,
             )
             runs.append(
                 Run((row.token,), row.position, row.pages, draw, continues=generation.stepped)

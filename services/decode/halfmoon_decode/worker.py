@@ -16,7 +16,7 @@ import structlog
 
 from halfmoon_decode.generations import Generations
 from halfmoon_decode.settings import DecodeSettings
-from halfmoon_engine.interface import Engine
+from halfmoon_engine.interface import NOT_FOLLOWED, Engine
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -230,9 +230,13 @@ class DecodeWorker:
         """Record a step's tokens and tell each conductor of its own, in one message each."""
         self._n_steps += 1
         produced: dict[RequestId, Produced] = {}
+        stuck: list[RequestId] = []
         for row, token in zip(step.rows, tokens, strict=True):
             # Those that are missing were let go while the pass was running.
-            if token is None or row.request_id not in self._generations:
+            if row.request_id not in self._generations:
+                continue
+            if token is None:
+                stuck.append(row.request_id)
                 continue
             self._generations.add(row.request_id, token)
             finish = self.batch.produced(row.request_id, token)
@@ -250,13 +254,16 @@ class DecodeWorker:
         for request_id, outcome in produced.items():
             if outcome.finish:
                 self._forget(request_id)
+        for request_id in stuck:
+            self.batch.cancel(request_id)
+            await self._fail(request_id, NOT_FOLLOWED, retryable=False)
 
-    async def _fail(self, request_id: RequestId, reason: str) -> None:
+    async def _fail(self, request_id: RequestId, reason: str, *, retryable: bool = True) -> None:
         """Tell the owner that a request, which the batch holds no more, is gone."""
         peer = self.conductors.owners.of(request_id)
         self._forget(request_id)
         if peer is not None:
-            failed = DecodeFailed(request_id=request_id, reason=reason, retryable=True)
+            failed = DecodeFailed(request_id=request_id, reason=reason, retryable=retryable)
             await self.conductors.answer(peer, failed)
 
     # -- housekeeping ------------------------------------------------------------------------

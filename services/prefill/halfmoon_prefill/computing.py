@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
+from halfmoon_engine.interface import NOT_FOLLOWED
 from halfmoon_prefill.forward import PrefillForward
-from halfmoon_prefill.job import Job
+from halfmoon_prefill.job import Job, Refused
 from halfmoon_protocol.ids import RequestId
 from halfmoon_scheduling.prefill_queue import Chunk, PrefillQueue
 
@@ -70,8 +71,12 @@ class Computing:
     def _hand_out(self, chunks: Sequence[Chunk], tokens: Sequence[int | None]) -> None:
         for chunk, token in zip(chunks, tokens, strict=True):
             future = self._jobs[chunk.request_id][1]
-            if token is not None and not future.done():
+            if future.done():
+                continue
+            if token is not None:
                 future.set_result(token)
+            elif chunk.last:
+                future.set_exception(Refused(NOT_FOLLOWED, retryable=False))
 
     def _give_up(self, chunks: Sequence[Chunk], error: Exception) -> None:
         for chunk in chunks:

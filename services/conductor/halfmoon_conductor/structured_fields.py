@@ -1,0 +1,155 @@
+"""Fields that ask for an answer of a given form: OpenAI's `response_format`, and vLLM's."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, Tag
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor import grammars
+from halfmoon_conductor.errors import InvalidRequest
+from halfmoon_conductor.grammars import Wanted
+from halfmoon_conductor.request_fields import MAX_CHOICES, Neutral, Shape, Text, one_of
+
+Schema = dict[str, JsonValue]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+
+
+def _schema_form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    return "object" if isinstance(value, dict) else None
+
+
+#: vLLM takes a schema as an object or as its text.
+SchemaOrText = Annotated[
+    Annotated[Schema, Tag("object")] | Annotated[Text, Tag("text")],
+    one_of("must be a JSON schema, as an object or as its text", _schema_form),
+]
+
+
+class JsonSchema(Shape):
+    """A schema with a name, as OpenAI wraps it."""
+
+    name: Text = Field(description="A label; changes nothing.")
+    description: Text | None = Field(None, description="A label; changes nothing.")
+    # Its name in requests is one that pydantic's models have already.
+    schema_: Schema | None = Field(None, alias="schema", description="Left out: any object.")
+    strict: bool | None = Field(None, description="The schema is kept to either way.")
+
+
+def _format_form(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+def _known_format(value: Any) -> Any:
+    if _format_form(value) in (None, "text", "json_object", "json_schema"):
+        return value
+    raise PydanticCustomError(
+        "not_supported",
+        'is not supported with this type; "text", "json_object" and "json_schema" are',
+    )
+
+
+class TextFormat(Shape):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Shape):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Shape):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("text")]
+    | Annotated[ObjectFormat, Tag("json_object")]
+    | Annotated[SchemaFormat, Tag("json_schema")],
+    one_of("must be an object with a type", _format_form),
+    BeforeValidator(_known_format),
+]
+
+
+class StructuredOutputs(Shape):
+    """vLLM's wishes for an answer's form; exactly one of them."""
+
+    json_: SchemaOrText | None = Field(None, alias="json")
+    regex: Text | None = Field(None, description="The whole answer matches it.")
+    choice: Choices | None = None
+    grammar: Text | None = Field(None, description="Lark, or GBNF.")
+    json_object: bool | None = None
+
+    disable_any_whitespace: Annotated[Any, Neutral(False)] = None
+    disable_additional_properties: Annotated[Any, Neutral(False)] = None
+    disable_fallback: Annotated[Any, Neutral(False)] = None
+    whitespace_pattern: Annotated[Any, Neutral()] = None
+    structural_tag: Annotated[Any, Neutral()] = None
+
+
+def wishes(
+    response_format: TextFormat | ObjectFormat | SchemaFormat | None,
+    structured: StructuredOutputs | None,
+    guided: StructuredOutputs,
+) -> Wanted | None:
+    """The grammar that a request's fields ask for together; None: any text will do.
+
+    Raises:
+        InvalidRequest: two of them ask, or one can't be made a grammar of.
+    """
+    asked: list[tuple[str, Callable[[], str]]] = []
+    if isinstance(response_format, ObjectFormat):
+        asked.append(("response_format", grammars.any_object))
+    elif isinstance(response_format, SchemaFormat):
+        schema = response_format.json_schema.schema_
+        asked.append(("response_format", lambda: grammars.of_schema(schema or {"type": "object"})))
+    if structured is not None:
+        parts = _parts(structured)
+        if len(parts) != 1:
+            raise InvalidRequest(
+                "structured_outputs must have exactly one of json, regex, choice, grammar and "
+                f"json_object; it has {len(parts)}.",
+                param="structured_outputs",
+            )
+        asked += [("structured_outputs", make) for _, make in parts]
+    asked += [(f"guided_{name}", make) for name, make in _parts(guided)]
+    if not asked:
+        return None
+    param, make = asked[0]
+    if len(asked) > 1:
+        raise InvalidRequest(
+            f"{param} and {asked[1][0]} both say what the answer must be; send one of them.",
+            param=asked[1][0],
+        )
+    try:
+        return Wanted(make(), param)
+    except ValueError as error:
+        raise InvalidRequest(f"{param} can't be used: {error}", param=param) from None
+
+
+def _parts(wish: StructuredOutputs) -> list[tuple[str, Callable[[], str]]]:
+    parts: list[tuple[str, Callable[[], str]]] = []
+    if (schema := wish.json_) is not None:
+        parts.append(("json", lambda: grammars.of_schema(_read(schema))))
+    if (regex := wish.regex) is not None:
+        parts.append(("regex", lambda: grammars.of_regex(regex)))
+    if (choice := wish.choice) is not None:
+        parts.append(("choice", lambda: grammars.of_choices(choice)))
+    if (grammar := wish.grammar) is not None:
+        parts.append(("grammar", lambda: grammars.of_own(grammar)))
+    if wish.json_object:
+        parts.append(("json_object", grammars.any_object))
+    return parts
+
+
+def _read(schema: Schema | str) -> Schema:
+    return grammars.read_schema(schema) if isinstance(schema, str) else schema

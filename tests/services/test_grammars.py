@@ -1,0 +1,114 @@
+"""Answers of a given form, through prefill, transfer and decode, and through a worker's death."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from halfmoon_conductor import grammars
+from halfmoon_conductor.errors import ApiError
+from halfmoon_engine.interface import Engine
+from halfmoon_engine.load import open_engine
+from halfmoon_engine.testing import make_tiny_model
+from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS
+from halfmoon_protocol.sampling import Sampling, Stopping
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "numbers": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 9},
+            "minItems": 3,
+            "maxItems": 5,
+        },
+        "note": {"type": "string", "maxLength": 12},
+    },
+    "required": ["colour", "numbers", "note"],
+    "additionalProperties": False,
+}
+STOPPING = Stopping(max_new_tokens=600, stop_token_ids=EOS_TOKEN_IDS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("llama"), seed=3)
+
+
+@pytest.fixture
+def make_engine(folder: Path) -> Callable[[], Engine]:
+    return lambda: open_engine(str(folder), block_size=16, dtype="float32", device="cpu", threads=2)
+
+
+@pytest.fixture
+def text_of(folder: Path) -> Callable[[list[int]], str]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda tokens: str(tokenizer.decode(tokens))
+
+
+def asking(seed: int, temperature: float = 1.0) -> Sampling:
+    return Sampling(temperature=temperature, seed=seed, grammar=grammars.of_schema(SCHEMA))
+
+
+async def test_json_of_a_schema_beside_requests_that_say_what_they_like(
+    local_cluster: Callable[..., Any],
+    make_engine: Callable[[], Engine],
+    text_of: Callable[[list[int]], str],
+) -> None:
+    prompts = [[30 + i] * (5 + 9 * i) for i in range(4)]
+    async with local_cluster(make_engine, n_prefill=2, n_decode=2) as cluster:
+        alone = [await cluster.generate(prompt, 30) for prompt in prompts]
+        bound = [
+            cluster.generate(prompt, 0, sampling=asking(i, i % 2), stopping=STOPPING)
+            for i, prompt in enumerate(prompts)
+        ]
+        free = [cluster.generate(prompt, 30) for prompt in prompts]
+        *answers, free_0, free_1, free_2, free_3 = await asyncio.gather(*bound, *free)
+        assert [free_0, free_1, free_2, free_3] == alone
+        for answer in answers:
+            assert answer[-1] in EOS_TOKEN_IDS
+            jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
+        await cluster.settled()
+
+
+async def test_a_retry_goes_on_within_the_grammar_where_the_dead_worker_stopped(
+    local_cluster: Callable[..., Any],
+    make_engine: Callable[[], Engine],
+    text_of: Callable[[list[int]], str],
+) -> None:
+    prompt = list(range(20, 90))
+    async with local_cluster(make_engine, n_decode=2) as cluster:
+        expected = await cluster.generate(prompt, 0, sampling=asking(8), stopping=STOPPING)
+        jsonschema.validate(json.loads(text_of(expected)), SCHEMA)
+        said: list[int] = []
+        async for event in cluster.events(prompt, 0, asking(8), stopping=STOPPING):
+            said.append(event.token)
+            if len(said) == 6:
+                (name,) = (
+                    name
+                    for name, member in cluster.members.items()
+                    if name.startswith("decode") and member.worker.batch.n_running
+                )
+                await cluster.kill(name)
+        assert said == expected
+
+
+@pytest.mark.parametrize("lost_at", ["prefill-0", "decode-0"])
+async def test_a_grammar_that_a_worker_can_not_follow_fails_its_request_alone(
+    local_cluster: Callable[..., Any], make_engine: Callable[[], Engine], lost_at: str
+) -> None:
+    async with local_cluster(make_engine) as cluster:
+        cluster.members[lost_at].engine._grammars = None  # as of a model without a usable tokenizer
+        failing = cluster.generate([5, 6, 7], 0, sampling=asking(1), stopping=STOPPING)
+        others = cluster.generate([8, 9], 20)
+        outcomes: Any = await asyncio.gather(failing, others, return_exceptions=True)
+        assert isinstance(outcomes[0], ApiError)
+        assert "grammar" in str(outcomes[0])
+        assert len(outcomes[1]) == 20
+        await cluster.settled()
