@@ -154,7 +154,6 @@ async def test_no_json_makes_the_front_fail(client: httpx.AsyncClient, data: st.
         (COMPLETIONS, {"best_of": 3}),
         (CHAT, {"echo": True}),
         (COMPLETIONS, {"suffix": "end"}),
-        (COMPLETIONS, {"response_format": {"type": "structural_tag"}}),
         (CHAT, {"tools": [{"type": "function"}]}),
         (CHAT, {"tool_choice": "required"}),
         (CHAT, {"modalities": ["audio"]}),
