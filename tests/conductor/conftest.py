@@ -17,12 +17,15 @@ from halfmoon_conductor.testing import ScriptedGateway
 from halfmoon_conductor.tokenizer import HubTokenizer
 
 CHAT_TEMPLATE = """\
+{%- if tools %}{{ '<tool_call>' + tools | tojson }}{% endif %}
 {%- if mood %}{{ '(' + mood + ')' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'system' and not loop.first %}
 {{- raise_exception('a system message must be the first one') }}
 {%- endif %}
-{{- '<|turn|>' + message.role + ':' + message.content + '<|end|>' }}
+{{- '<|turn|>' + message.role + ':' + message.content }}
+{%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
+{{- '<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- '<|turn|>assistant:' }}

@@ -79,7 +79,7 @@ CHAT_CHANGES: list[dict[str, Any]] = [
     {"messages": [{"role": "bot", "content": "a"}]},
     {"messages": [{"role": "assistant", "content": None}]},
     {"messages": [{"role": "assistant", "content": "a", "refusal": None, "tool_calls": []}]},
-    {"tool_choice": "auto"}, {"tool_choice": "required"}, {"chat_template_kwargs": {"a": [1]}},
+    {"tool_choice": "auto"}, {"tool_choice": "none"}, {"chat_template_kwargs": {"a": [1]}},
 ]  # fmt: skip
 BODIES = [
     *(("CompletionRequest", change) for change in COMPLETION_CHANGES),

@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 from pydantic import BaseModel
 
 from halfmoon_conductor import sse
 from halfmoon_conductor.answering import Answer, Piece
 from halfmoon_conductor.logprob_shapes import LogprobWriter, Scored
-from halfmoon_conductor.openai_requests import SharedFields
+from halfmoon_conductor.openai_requests import ChatRequest, SharedFields
 from halfmoon_conductor.openai_responses import (
     AssistantMessage,
     ChatChoice,
@@ -26,8 +27,11 @@ from halfmoon_conductor.openai_responses import (
     CompletionLogprobs,
     FinishReason,
     PromptTokensDetails,
+    ToolCall,
+    ToolFunction,
     Usage,
 )
+from halfmoon_conductor.tool_calls import Call, CallReader
 
 Chunk = CompletionChunk | ChatChunk
 
@@ -215,6 +219,10 @@ class CompletionShape(AnswerShape):
 class ChatShape(AnswerShape):
     """``chat.completion`` and its chunks."""
 
+    def __init__(self, answer: Answer, body: SharedFields, logprobs: LogprobWriter) -> None:
+        super().__init__(answer, body, logprobs)
+        self._readers: dict[int, CallReader] = {}
+
     def _whole(self, written: Sequence[_Written]) -> ChatCompletion:
         completion = ChatCompletion(
             id=self.id,
@@ -231,11 +239,21 @@ class ChatShape(AnswerShape):
         return completion
 
     def _choice(self, index: int, written: _Written) -> ChatChoice:
+        message = AssistantMessage(role="assistant", content=written.text, refusal=None)
+        finish = written.finish
+        if (reader := self._reader(index)) is not None:
+            words, calls = reader.feed(written.text)
+            rest, last = reader.finish()
+            message.content = words + rest
+            if calls + last:
+                message.content = message.content.strip() or None
+                message.tool_calls = [_tool_call(call) for call in calls + last]
+                finish = "tool_calls" if finish == "stop" else finish
         choice = ChatChoice(
             index=index,
-            message=AssistantMessage(role="assistant", content=written.text, refusal=None),
+            message=message,
             logprobs=self._told(written.tokens),
-            finish_reason=written.finish,
+            finish_reason=finish,
         )
         if self._body.return_token_ids:
             choice.token_ids = written.token_ids
@@ -249,16 +267,36 @@ class ChatShape(AnswerShape):
 
     def _chunks(self, piece: Piece) -> list[Chunk]:
         chunks: list[Chunk] = []
-        if piece.text or self._tells_tokens:
-            chunk = self._chunk(piece.index, ChatDelta(content=piece.text))
+        text, calls, finish = piece.text, list[Call](), _finish_of(piece)
+        if (reader := self._reader(piece.index)) is not None:
+            n_before = reader.n_calls
+            text, calls = reader.feed(piece.text)
+            if piece.finish:
+                rest, last = reader.finish()
+                text, calls = text + rest, calls + last
+                finish = "tool_calls" if reader.n_calls and finish == "stop" else finish
+            for number, call in enumerate(calls, n_before):
+                delta = ChatDelta(tool_calls=[_tool_call(call, number)])
+                chunks.append(self._chunk(piece.index, delta))
+        if text or self._tells_tokens:
+            chunk = self._chunk(piece.index, ChatDelta(content=text))
             (choice,) = chunk.choices
             choice.logprobs = self._told([(piece.token, piece.score)])
             if self._body.return_token_ids:
                 choice.token_ids = [piece.token]
             chunks.append(chunk)
         if piece.finish:
-            chunks.append(self._chunk(piece.index, ChatDelta(), piece.finish))
+            chunks.append(self._chunk(piece.index, ChatDelta(), finish))
         return chunks
+
+    def _reader(self, index: int) -> CallReader | None:
+        """The one that takes a choice's text apart, if the model has tools."""
+        parser = self.answer.order.tool_parser
+        if parser is None or not isinstance(self._body, ChatRequest):
+            return None
+        if index not in self._readers:
+            self._readers[index] = CallReader(parser, self._body.most_calls)
+        return self._readers[index]
 
     def _told(self, tokens: list[Scored]) -> ChatLogprobs | None:
         return None if self._body.n_top is None else self._logprobs.chat(tokens)
@@ -279,3 +317,16 @@ class ChatShape(AnswerShape):
             model=self.model,
             choices=choices,
         )
+
+
+def _finish_of(piece: Piece) -> FinishReason | None:
+    return piece.finish or None
+
+
+def _tool_call(call: Call, index: int | None = None) -> ToolCall:
+    """With an id of its own; in a stream with its place."""
+    function = ToolFunction(name=call.name, arguments=call.arguments)
+    made = ToolCall(id=f"call_{uuid4().hex}", type="function", function=function)
+    if index is not None:
+        made.index = index
+    return made

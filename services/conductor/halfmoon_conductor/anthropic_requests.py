@@ -107,7 +107,7 @@ class MessagesRequest(CountTokensRequest):
         """The same wishes as a chat completion."""
         return ChatRequest(
             model=self.model,
-            messages=self.chat_messages(),
+            messages=[*self.chat_messages()],
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             temperature=self.temperature,

@@ -86,6 +86,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             ),
             tenants=tenants,
             extra_mounts=mounts,
+            tool_call_parser=settings.tool_call_parser,
         )
         listener = _listen(settings.host, settings.http_port)
         stack.callback(listener.close)

@@ -53,6 +53,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt of a conversation, BOS included where the template writes one.
 
@@ -60,6 +61,7 @@ class ChatTemplate:
             messages: each with a role and a content, which is a string.
             add_generation_prompt: end with what begins an assistant's turn.
             variables: more names for the template (``enable_thinking`` and such).
+            tools: that the model may call, as OpenAI writes them.
 
         Raises:
             InvalidRequest: the template refuses the conversation; the text is its own.
@@ -72,7 +74,7 @@ class ChatTemplate:
                     "messages": messages,
                     "add_generation_prompt": add_generation_prompt,
                     # Templates ask whether these are none; an undefined name is not.
-                    "tools": None,
+                    "tools": list(tools) or None,
                     "documents": None,
                 }
             )

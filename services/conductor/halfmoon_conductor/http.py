@@ -6,7 +6,7 @@ by `answering` and written by `answer_shapes`; errors are `error_responses`.
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -43,6 +43,7 @@ from halfmoon_conductor.openai_responses import (
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_conductor.tokenizing import tokenizing_router
+from halfmoon_conductor.tool_calls import Parser
 
 
 class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,7 @@ def create_app(
     limits: FrontLimits | None = None,
     tenants: Tenants | None = None,
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
+    tool_call_parser: Parser | Literal["auto"] = "auto",
 ) -> FastAPI:
     """The app to serve. It owns nothing that must be closed.
 
@@ -74,12 +76,13 @@ def create_app(
         limits: what is accepted.
         tenants: who may ask; None: anybody.
         extra_mounts: other apps, each at its path and below.
+        tool_call_parser: how the model writes calls; "auto": as its chat template shows.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
     metrics = HttpMetrics(registry)
-    intake = Intake(gateway, tokenizer)
+    intake = Intake(gateway, tokenizer, tool_call_parser)
     front = Front(gateway, tokenizer, intake, metrics)
     app = FastAPI(
         title="Halfmoon",

@@ -7,7 +7,7 @@ name, its tokenizer, its chat template and its context.
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
@@ -25,12 +25,15 @@ from halfmoon_conductor.errors import (
 from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
 from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.openai_requests import (
+    CallingMessage,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     SharedFields,
 )
 from halfmoon_conductor.tokenizer import Tokenizer
+from halfmoon_conductor.tool_calls import Parser, grammar_of, parser_of
+from halfmoon_conductor.tool_fields import NamedTool
 from halfmoon_protocol.sampling import Sampling, Stopping
 
 #: New tokens of a completion that doesn't say how many, as OpenAI has it.
@@ -57,6 +60,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     echoes: tuple[str, ...] = ()
     #: False when a client wants scores of its prompt and no new token: one is made in vain.
     shows_new: bool = True
+    #: How calls of tools are written, if there are tools; None: text is text.
+    tool_parser: Parser | None = None
 
     @property
     def n_prompt(self) -> int:
@@ -79,10 +84,18 @@ class Intake:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
 
-    def __init__(self, gateway: Gateway, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        tokenizer: Tokenizer,
+        tool_call_parser: Parser | Literal["auto"] = "auto",
+    ) -> None:
         self._gateway = gateway
         self._tokenizer = tokenizer
         source = tokenizer.chat_template
+        self._tool_parser = (
+            parser_of(source or "") if tool_call_parser == "auto" else tool_call_parser
+        )
         self._template = ChatTemplate(source, tokenizer.special_tokens) if source else None
 
     def card(self, name: str | None) -> ModelCard:
@@ -148,18 +161,37 @@ class Intake:
             TooLong: conversation and new tokens don't fit into the context.
         """
         card = self.card(body.model)
+        parser = self._parser(body)
         token_ids = await asyncio.to_thread(
             self.encode_messages,
             body.messages,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=body.chat_template_kwargs,
+            tools=[tool.model_dump(exclude_none=True) for tool in body.offered],
         )
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
-        grammar = await self._grammar(body.wanted)
-        return self._order(
+        grammar = await self._grammar(lambda: _wanted_of_chat(body, parser))
+        order = self._order(
             "chatcmpl", body, [token_ids], card, asker, card.max_context, "messages", grammar
         )
+        return msgspec.structs.replace(order, tool_parser=parser)
+
+    def _parser(self, body: ChatRequest) -> Parser | None:
+        """How this model calls tools, if it is offered some.
+
+        Raises:
+            NotSupported: nobody knows.
+        """
+        if not body.offered:
+            return None
+        if self._tool_parser is None:
+            raise NotSupported(
+                "tools is not supported with this model: how it writes calls is not known from "
+                "its chat template; start the conductor with --tool-call-parser.",
+                param="tools",
+            )
+        return self._tool_parser
 
     async def _grammar(self, wish: Callable[[], Wanted | None]) -> str:
         """What the answer must be, known to compile; empty: anything."""
@@ -176,10 +208,11 @@ class Intake:
 
     def encode_messages(
         self,
-        messages: Sequence[ChatMessage],
+        messages: Sequence[ChatMessage | CallingMessage],
         *,
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """A conversation as tokens. Takes a while when it is long: not for the event loop.
 
@@ -192,6 +225,7 @@ class Intake:
             [message.for_template() for message in messages],
             add_generation_prompt=add_generation_prompt,
             variables=variables,
+            tools=tools,
         )
         # The template has written BOS where the model wants one.
         return self._encode(text, False, "messages")
@@ -345,3 +379,24 @@ def _checked_wish(wish: Callable[[], Wanted | None]) -> Wanted | None:
     if wanted is not None:
         grammars.check(wanted)
     return wanted
+
+
+def _wanted_of_chat(body: ChatRequest, parser: Parser | None) -> Wanted | None:
+    """What the answer must be, tools that must be called included."""
+    wanted = body.wanted()
+    choice = body.tool_choice
+    if parser is None or choice in (None, "auto"):
+        return wanted
+    if wanted is not None:
+        raise InvalidRequest(
+            f"{wanted.param} and tool_choice both say what the answer must be; send one of them.",
+            param="tool_choice",
+        )
+    name = choice.function.name if isinstance(choice, NamedTool) else None
+    called = [tool.function for tool in body.offered if name in (None, tool.function.name)]
+    schemas = [(each.name, dict(each.parameters or {"type": "object"})) for each in called]
+    try:
+        most = 1 if name else body.most_calls
+        return Wanted(grammar_of(parser, schemas, most), "tools")
+    except ValueError as error:
+        raise InvalidRequest(f"tools can't be used: {error}", param="tools") from None

@@ -6,7 +6,15 @@ Of what kinds fields are, and what becomes of those that are not supported: `req
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.errors import InvalidRequest
@@ -34,6 +42,7 @@ from halfmoon_conductor.structured_fields import (
     StructuredOutputs,
     wishes,
 )
+from halfmoon_conductor.tool_fields import CalledTool, Tool, ToolChoice, Tools, check_choice
 from halfmoon_protocol.sampling import MAX_TOP_LOGPROBS
 
 
@@ -326,34 +335,72 @@ Content = Annotated[
 class ChatMessage(Shape):
     """One turn. An assistant's may be handed back just as it was answered."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="developer is another name for system."
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="developer is another name for system; tool says what a call gave."
     )
     content: Content
     name: Text | None = None
+    tool_call_id: Text | None = Field(None, description="Of role tool: whose result this is.")
 
     refusal: Annotated[Any, Neutral()] = None
     annotations: Annotated[Any, Neutral([])] = None
     audio: Annotated[Any, Neutral()] = None
     tool_calls: Annotated[Any, Neutral([])] = None
-    tool_call_id: Annotated[Any, Neutral()] = None
     function_call: Annotated[Any, Neutral()] = None
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         """As chat templates read it: one text, its parts on lines of their own."""
-        content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        message = {
+        message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": text,
+            "content": _text_of(self.content),
         }
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message if self.name is None else message | {"name": self.name}
+
+
+class CallingMessage(Shape):
+    """An assistant's turn that calls tools, handed back."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: Text | None = None
+    tool_calls: list[CalledTool] = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+
+    refusal: Annotated[Any, Neutral()] = None
+    annotations: Annotated[Any, Neutral([])] = None
+    audio: Annotated[Any, Neutral()] = None
+    function_call: Annotated[Any, Neutral()] = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it, calls with their arguments as objects."""
+        return {
+            "role": self.role,
+            "content": "" if self.content is None else _text_of(self.content),
+            "tool_calls": [call.for_template() for call in self.tool_calls],
+        }
+
+
+def _text_of(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _message_form(value: Any) -> str:
+    if isinstance(value, dict):
+        return "calling" if value.get("tool_calls") else "plain"
+    return "calling" if isinstance(value, CallingMessage) else "plain"
+
+
+AnyMessage = Annotated[
+    Annotated[ChatMessage, Tag("plain")] | Annotated[CallingMessage, Tag("calling")],
+    Discriminator(_message_form),
+]
 
 
 class ChatRequest(SharedFields):
     """Answer a conversation."""
 
-    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
+    messages: list[AnyMessage] = Field(min_length=1, fail_fast=True)
     add_generation_prompt: bool | None = Field(
         None, description="Default true: let the model begin a turn of its own."
     )
@@ -369,9 +416,9 @@ class ChatRequest(SharedFields):
         description="With logprobs: so many likeliest tokens at each place.",
     )
 
-    tools: Annotated[Any, Neutral([])] = None
-    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
+    tools: Tools | None = Field(None, description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(None, description="Default auto.")
+    parallel_tool_calls: bool | None = Field(None, description="Default true; false: one call.")
     functions: Annotated[Any, Neutral([])] = None
     function_call: Annotated[Any, Neutral("none")] = None
     modalities: Annotated[Any, Neutral(["text"])] = None
@@ -396,6 +443,7 @@ class ChatRequest(SharedFields):
     def _some_tokens(self) -> Self:
         if self.n_new_tokens == 0:
             raise PydanticCustomError("contradiction", "max_tokens is 0; ask for 1 or more")
+        check_choice(self.tools or (), self.tool_choice)
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError(
                 "contradiction", "top_logprobs is only for requests with logprobs: true"
@@ -406,3 +454,13 @@ class ChatRequest(SharedFields):
     def n_top(self) -> int | None:
         """As `logprobs` and `top_logprobs` say together."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """Tools that the model is to know of."""
+        return [] if self.tool_choice == "none" else (self.tools or [])
+
+    @property
+    def most_calls(self) -> int:
+        """Calls in one answer, at the most."""
+        return 1 if self.parallel_tool_calls is False else MAX_CHOICES

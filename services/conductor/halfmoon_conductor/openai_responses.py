@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -118,12 +118,31 @@ class ChatLogprobs(BaseModel):
     refusal: None
 
 
+class ToolFunction(BaseModel):
+    """What is called; the arguments are a JSON object's text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """One call of a tool."""
+
+    #: In a stream: which of the answer's calls.
+    index: int | None = None
+    id: str
+    type: Literal["function"]
+    function: ToolFunction
+
+
 class AssistantMessage(BaseModel):
     """The model's turn."""
 
     role: Literal["assistant"]
-    content: str
+    #: null when it only calls.
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -156,6 +175,8 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    #: Each call comes whole.
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):

@@ -125,7 +125,7 @@ class ResponsesRequest(Shape):
             turns.insert(0, ChatMessage(role="system", content=self.instructions))
         return ChatRequest(
             model=self.model,
-            messages=turns,
+            messages=[*turns],
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,

@@ -1,6 +1,6 @@
 """Settings of a conductor."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,10 @@ class ConductorSettings(ServiceSettings):
     )
     served_model_name: str = Field(
         "", description="Name of the model as clients write it; empty: what the workers say"
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = Field(
+        "auto",
+        description="How the model writes calls of tools; auto: as its chat template shows",
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         8 * 1024 * 1024, description="Bytes of a request's body at the most"

@@ -1,0 +1,102 @@
+"""Fields about tools: those on offer, which to use, and calls handed back with their results."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, JsonValue, Tag
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor.request_fields import MAX_CHOICES, Neutral, Shape, Text, one_of
+
+Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Function(Shape):
+    """What a tool does and what it takes."""
+
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, JsonValue] | None = Field(None, description="A JSON schema.")
+    strict: Annotated[Any, Neutral(False)] = None
+
+
+class Tool(Shape):
+    """Something that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Shape):
+    """Of one of the tools."""
+
+    name: Name
+
+
+class NamedTool(Shape):
+    """The one to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def _object_text(text: str) -> str:
+    try:
+        if isinstance(json.loads(text or "{}"), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass
+    raise PydanticCustomError("not_an_object", "must be the text of a JSON object")
+
+
+class CalledFunction(Shape):
+    """What an earlier answer called."""
+
+    name: Name
+    arguments: Annotated[Text, AfterValidator(_object_text)] = Field(
+        description="A JSON object, as its text."
+    )
+
+
+class CalledTool(Shape):
+    """A call of an earlier answer, handed back."""
+
+    id: Text
+    type: Literal["function"]
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it, with the arguments as an object."""
+        arguments = json.loads(self.function.arguments or "{}")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def _choice_form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "word"
+    return "named" if isinstance(value, dict | NamedTool) else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("named")],
+    one_of("must be none, auto, required, or an object that names a function", _choice_form),
+]
+Tools = Annotated[list[Tool], Field(max_length=MAX_CHOICES, fail_fast=True)]
+
+
+def check_choice(tools: Sequence[Tool], choice: Any) -> None:
+    """That what must be called is on offer.
+
+    Raises:
+        PydanticCustomError: it is not, or a name is there twice.
+    """
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise PydanticCustomError("contradiction", "two of the tools have the same name")
+    if choice == "required" and not names:
+        raise PydanticCustomError("contradiction", "tool_choice is required without tools")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise PydanticCustomError("contradiction", "tool_choice names none of the tools")

@@ -1,0 +1,203 @@
+"""Tools are shown to the model, and what it writes is read back as calls."""
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import llguidance
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from halfmoon_conductor.generation import ModelCard
+from halfmoon_conductor.testing import ScriptedGateway
+from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.tool_calls import Call, CallReader, parser_of
+
+MOON = {
+    "type": "function",
+    "function": {
+        "name": "moon_phase",
+        "parameters": {
+            "type": "object",
+            "properties": {"day": {"type": "integer"}},
+            "required": ["day"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIDE = {"type": "function", "function": {"name": "tide"}}
+CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}], "tools": [MOON, TIDE]}
+CALL = '<tool_call>\n{"name": "moon_phase", "arguments": {"day": 3}}\n</tool_call>'
+Events = Callable[[str], list[Any]]
+
+
+@pytest.fixture
+def card() -> ModelCard:
+    """One with room for tools in its context."""
+    return ModelCard(name="lab/moon", max_context=4000, created=1_700_000_000)
+
+
+async def ask(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    return await client.post("/v1/chat/completions", json={**CHAT, **fields})
+
+
+def says(gateway: ScriptedGateway, tokenizer: HubTokenizer, text: str) -> None:
+    gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
+
+
+async def test_calls_are_read_out_of_an_answer(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer
+) -> None:
+    says(gateway, tokenizer, f"Let me see.\n{CALL}\n{CALL.replace('3', '4')}")
+    (choice,) = (await ask(client)).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] == "Let me see."
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "moon_phase", "arguments": '{"day": 3}'},
+        {"name": "moon_phase", "arguments": '{"day": 4}'},
+    ]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+
+
+async def test_a_stream_says_words_and_then_whole_calls(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    events_of: Events,
+) -> None:
+    says(gateway, tokenizer, f"See:{CALL}{CALL}")
+    *chunks, done = events_of((await ask(client, stream=True)).text)
+    assert done == "[DONE]"
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "See:"
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert [call["function"]["arguments"] for call in calls] == ['{"day": 3}'] * 2
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_without_a_call_an_answer_is_as_ever(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer
+) -> None:
+    says(gateway, tokenizer, "<tool_call>not JSON</tool_call> <tool")
+    (choice,) = (await ask(client)).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == "<tool_call>not JSON</tool_call> <tool"
+    assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken", "refused"),
+    [
+        ({"tool_choice": "required"}, f"{CALL}\n{CALL}", "Hello"),
+        ({"tool_choice": "required"}, CALL, CALL.replace("3", '"x"')),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, CALL, f"{CALL}\n{CALL}"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "tide"}}},
+            '<tool_call>\n{"name": "tide", "arguments": {}}\n</tool_call>',
+            CALL,
+        ),
+    ],
+)
+async def test_a_choice_constrains_the_answer(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    bpe: Tokenizer,
+    fields: dict[str, Any],
+    taken: str,
+    refused: str,
+) -> None:
+    answer = await ask(client, **fields)
+    assert answer.status_code == 200, answer.text
+    tokens = llguidance.LLTokenizer(bpe.to_str(), eos_token=[0])
+    for text, fits in ((taken, True), (refused, False)):
+        grammar = gateway.requests[0].sampling.grammar
+        matcher = llguidance.LLMatcher(tokens, grammar, log_level=0)
+        ends = matcher.consume_tokens(bpe.encode(text).ids) and matcher.is_accepting()
+        assert ends == fits
+
+
+async def test_the_template_sees_tools_calls_and_results(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer
+) -> None:
+    called = {"name": "tide", "arguments": '{"at": "Cork"}'}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": called}]},
+        {"role": "tool", "tool_call_id": "c", "content": "high"},
+    ]
+    answer = await ask(client, messages=messages, max_tokens=1)
+    assert answer.status_code == 200, answer.text
+    prompt = tokenizer.decode(gateway.requests[-1].prompt_token_ids)
+    assert '"arguments": {"at": "Cork"}' in prompt
+    assert "tool:high" in prompt
+    assert '"name": "moon_phase"' in prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": "required", "tools": []}, "without tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "sun"}}}, "none of the tools"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "id": "c",
+                                "type": "function",
+                                "function": {"name": "f", "arguments": "[1"},
+                            }
+                        ],
+                    }
+                ]
+            },
+            "text of a JSON object",
+        ),
+        ({"tools": [TIDE, TIDE]}, "same name"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "send one of them"),
+        ({"messages": [{"role": "assistant"}]}, "content is required"),
+    ],
+)
+async def test_what_can_not_be_had_is_refused(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, fields: dict[str, Any], words: str
+) -> None:
+    answer = await ask(client, **fields)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert not gateway.requests
+
+
+@given(cuts=st.lists(st.integers(0, 200), max_size=12))
+def test_however_the_text_is_cut_the_same_comes_out(cuts: list[int]) -> None:
+    text = f"a <b {CALL} {CALL} <tool_call>x</tool_call> c<tool_"
+    at = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    reader, words, calls = CallReader("hermes", 9), "", list[Call]()
+    parts = [text[i:j] for i, j in itertools.pairwise(at)]
+    for got, made in [*(reader.feed(part) for part in parts), reader.finish()]:
+        words, calls = words + got, calls + made
+    assert calls == [Call("moon_phase", '{"day": 3}')] * 2
+    assert "".join(words.split()) == "a<b<tool_call>x</tool_call>c<tool_"
+
+
+def test_llama_s_calls_are_whole_answers() -> None:
+    reader = CallReader("llama3_json", 9)
+    assert reader.feed('{"name": "tide", ') == ("", [])
+    assert reader.feed('"parameters": {"at": "Cork"}}') == ("", [])
+    assert reader.finish() == ("", [Call("tide", json.dumps({"at": "Cork"}))])
+    talking = CallReader("llama3_json", 9)
+    assert talking.feed("Hi {") == ("Hi {", [])
+    assert talking.finish() == ("", [])
+
+
+def test_a_template_without_tools_knows_none() -> None:
+    assert parser_of("{{ messages }}") is None
+    assert parser_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert parser_of("""{% if tools %}{"name": …, "parameters": …}{% endif %}""") == "llama3_json"
