@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from halfmoon_conductor import grammars
 from halfmoon_conductor.errors import ApiError
+from halfmoon_conductor.tool_calls import CallReader, Parser, grammar_of
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.testing import make_tiny_model
@@ -75,6 +76,25 @@ async def test_json_of_a_schema_beside_requests_that_say_what_they_like(
             assert answer[-1] in EOS_TOKEN_IDS
             jsonschema.validate(json.loads(text_of(answer)), SCHEMA)
         await cluster.settled()
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
+async def test_random_weights_call_a_tool_that_they_must_call(
+    local_cluster: Callable[..., Any],
+    make_engine: Callable[[], Engine],
+    text_of: Callable[[list[int]], str],
+    parser: Parser,
+) -> None:
+    grammar = grammar_of(parser, [("paint", SCHEMA)], 1)
+    async with local_cluster(make_engine) as cluster:
+        sampling = Sampling(temperature=0.0, grammar=grammar)
+        answer = await cluster.generate([40] * 20, 0, sampling=sampling, stopping=STOPPING)
+    reader = CallReader(parser, 1)
+    _, calls = reader.feed(text_of(answer))
+    words, more = reader.finish()
+    (call,) = [*calls, *more]
+    assert (words, call.name) == ("", "paint")
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
 
 
 async def test_a_retry_goes_on_within_the_grammar_where_the_dead_worker_stopped(

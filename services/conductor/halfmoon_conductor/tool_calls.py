@@ -92,7 +92,7 @@ class CallReader:
                 words, self._held = words + self._held[:at], self._held[at:]
                 return self._visible(words), calls
             body = self._held[at + len(_OPEN) : end]
-            call = _read(body, "arguments")
+            call = _read(body)
             if call is None:
                 words += self._held[: end + len(_CLOSE)]
             else:
@@ -104,7 +104,7 @@ class CallReader:
         """The rest, at the end of the answer."""
         held, self._held = self._held, ""
         if self._parser == "llama3_json" and not self._spoke:
-            call = _read(held, "parameters") or _read(held, "arguments")
+            call = _read(held)
             if call is not None:
                 return "", self._count(call)
         return self._visible(held), []
@@ -128,14 +128,14 @@ def _n_begun(text: str) -> int:
     return next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)
 
 
-def _read(body: str, key: str) -> Call | None:
+def _read(body: str) -> Call | None:
     try:
         call = json.loads(body)
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
         return None
-    arguments = call.get(key, {})
+    arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, dict):
         return None
     return Call(name, json.dumps(arguments, ensure_ascii=False))
