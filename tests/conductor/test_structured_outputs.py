@@ -111,7 +111,7 @@ def nested(n: int) -> dict[str, Any]:
         ({"guided_regex": "("}, "guided_regex", "unclosed"),
         ({"guided_regex": "a(?=b)"}, "guided_regex", "look-"),
         ({"guided_grammar": "start: ("}, "guided_grammar", "does not compile"),
-        ({"guided_grammar": "start: " + '"a" ' * 4000}, "guided_grammar", "over the 8192"),
+        ({"guided_grammar": "start: " + '"a" ' * 4000}, "guided_grammar", "over the 3000"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "has 2"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "send one of them"),
