@@ -12,15 +12,29 @@ from typing import Any
 import httpx
 import pytest
 
+from halfmoon_cli.cluster import free_port, is_free
+
 ROOT = Path(__file__).parents[2]
 BUILT_WITHIN_S = 1500.0
 READY_WITHIN_S = 600.0
+
+
+def two_free_ports() -> tuple[int, int]:
+    """One after the other."""
+    while True:
+        first = free_port()
+        if first < 65535 and is_free(first + 1):
+            return first, first + 1
+
+
+#: One for each conductor; a restarted one takes the one that it left.
+PORTS = two_free_ports()
 SMALL = {
     "HALFMOON_POOL_MIB": "256",
     "HALFMOON_CAPACITY_MIB": "128",
     "HALFMOON_DISK_MIB": "256",
     "HALFMOON_THREADS": "1",
-    "HTTP_PORT": "",  # a free one for each conductor
+    "HTTP_PORT": f"{PORTS[0]}-{PORTS[1]}",
     "CONTROL_SUBNET": "172.30.18.0/24",
     "PAYLOAD_SUBNET": "172.30.19.0/24",
 }

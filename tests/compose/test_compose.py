@@ -221,6 +221,7 @@ def test_every_service_restarts_under_load_without_a_failed_request(
                 return
             seed = 20 + turn % 4
             body = {"model": "demo", "prompt": prompt(seed, 200), "max_tokens": N_NEW}
+            answer: httpx.Response | None = None
             for url in itertools.islice(itertools.cycle(urls), turn % 2, turn % 2 + 40):
                 try:
                     answer = httpx.post(
@@ -231,10 +232,12 @@ def test_every_service_restarts_under_load_without_a_failed_request(
                     continue
                 except (httpx.RemoteProtocolError, httpx.ReadError):
                     next(unanswered)
+                    time.sleep(0.25)
                     continue
                 if answer.status_code != 503:
                     break
                 time.sleep(0.25)
+            assert answer is not None, "nobody listened"
             assert answer.status_code == 200, answer.text
             assert text_of(answer.json()) == wanted[seed]
             next(answered)
