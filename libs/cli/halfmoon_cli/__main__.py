@@ -7,6 +7,7 @@ import httpx
 import typer
 from rich.console import Console
 
+from halfmoon_cli.chat.command import chat
 from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
 from halfmoon_cli.kv.commands import app as kv_app
@@ -140,6 +141,7 @@ def topology(
 
 transfer_app.command()(bench)
 transfer_app.command()(target)
+app.command()(chat)
 app.command()(simulate)
 app.command()(paper)
 app.command()(profile)

@@ -1,0 +1,1 @@
+"""`halfmoon chat`: talk to a model from the terminal."""

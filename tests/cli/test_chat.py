@@ -1,0 +1,373 @@
+"""`halfmoon chat`: one answer for a pipe, a conversation for a terminal."""
+
+import json
+import os
+import pty
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from halfmoon_cli.__main__ import app
+from halfmoon_cli.chat.answer import Answer, figures
+from halfmoon_cli.chat.conversation import Conversation, Turn, Wishes
+from halfmoon_cli.chat.lines import COMMANDS, Command, help_text, understand
+from halfmoon_cli.chat.screen import printable
+from halfmoon_cli.endpoint.chunks import PromptDetails, Usage
+from halfmoon_cli.testing import Script, ScriptedEndpoint
+
+BUSY = Script(
+    status=429,
+    headers={"Retry-After": "0.01"},
+    body={"error": {"message": "too busy", "code": "overloaded"}},
+)
+
+
+def chat(*arguments: str, said: str = "", **environment: str) -> Result:
+    return CliRunner().invoke(app, ["chat", *arguments], input=said, env=environment)
+
+
+# One answer
+
+
+def test_a_question_gets_its_answer_and_nothing_else(endpoint: ScriptedEndpoint) -> None:
+    result = chat("What is it?", "--url", endpoint.url)
+    assert (result.stdout, result.stderr, result.exit_code) == ("one two three\n", "", 0)
+    (path, body), *_ = endpoint.asked
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [{"role": "user", "content": "What is it?"}]
+    assert body["model"] == "scripted"
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_what_nobody_asked_for_is_not_sent(endpoint: ScriptedEndpoint) -> None:
+    chat("hi", "--url", endpoint.url)
+    assert endpoint.asked[0][1].keys() == {"model", "messages", "stream", "stream_options"}
+    chat("hi", "--url", endpoint.url, "--priority", "-2", "--max-tokens", "9", "--system", "Short.")
+    body = endpoint.asked[1][1]
+    assert (body["priority"], body["max_tokens"]) == (-2, 9)
+    assert body["messages"][0] == {"role": "system", "content": "Short."}
+
+
+def test_standard_input_is_the_question_when_there_is_no_other(endpoint: ScriptedEndpoint) -> None:
+    assert chat("--url", endpoint.url, said="From a pipe?\n").stdout == "one two three\n"
+    assert endpoint.asked[0][1]["messages"][0]["content"] == "From a pipe?"
+
+
+def test_files_and_input_go_before_the_question(endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a fact\n")
+    wanted = ("--file", str(tmp_path / "notes.txt"), "--file", "-")
+    assert chat("Which?", "--url", endpoint.url, *wanted, said="another").exit_code == 0
+    content = endpoint.asked[0][1]["messages"][0]["content"]
+    assert content == "notes.txt:\na fact\n\ninput:\nanother\n\nWhich?"
+
+
+def test_figures_are_told_apart_from_the_answer(endpoint: ScriptedEndpoint) -> None:
+    result = chat("hi", "--url", endpoint.url, "--stats")
+    assert result.stdout == "one two three\n"
+    assert "3 tokens · 4 of 10 prompt tokens cached" in result.stderr
+
+
+def test_url_and_key_come_from_the_environment(endpoint: ScriptedEndpoint) -> None:
+    endpoint.key = "secret"
+    named = {"OPENAI_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": "secret"}
+    assert chat("hi", **named).stdout == "one two three\n"
+    first = chat("hi", **{**named, "HALFMOON_URL": "http://127.0.0.1:9"})
+    assert "http://127.0.0.1:9/v1" in first.stderr
+
+
+def test_no_question_is_said_so(endpoint: ScriptedEndpoint) -> None:
+    result = chat("--url", endpoint.url)
+    assert result.exit_code == 2 and "no question" in result.stderr
+    assert not endpoint.asked
+
+
+def test_a_missing_key_is_named_with_its_flag(endpoint: ScriptedEndpoint) -> None:
+    endpoint.key = "secret"
+    result = chat("hi", "--url", endpoint.url)
+    assert result.exit_code == 1
+    assert "(401): give a key with --api-key or OPENAI_API_KEY" in result.stderr
+
+
+def test_a_wrong_model_is_told_with_those_that_are_served(endpoint: ScriptedEndpoint) -> None:
+    endpoint.models = ("a", "b")
+    result = chat("hi", "--url", endpoint.url, "--model", "c")
+    assert result.exit_code == 1
+    assert "--model; served here: a, b" in result.stderr
+
+
+def test_an_endpoint_that_lists_no_model_wants_one_named(endpoint: ScriptedEndpoint) -> None:
+    endpoint.models = ()
+    assert "name one with --model" in chat("hi", "--url", endpoint.url).stderr
+
+
+def test_nobody_there_is_said_with_a_way_out() -> None:
+    result = chat("hi", "--url", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "nothing answers at http://127.0.0.1:9/v1" in result.stderr
+    assert "halfmoon up" in result.stderr
+
+
+def test_a_refusal_ends_it_unless_retries_were_wished_for(endpoint: ScriptedEndpoint) -> None:
+    endpoint.scripts = [BUSY, BUSY, Script()]
+    result = chat("hi", "--url", endpoint.url)
+    assert result.exit_code == 1 and "too busy (429)" in result.stderr
+    assert chat("hi", "--url", endpoint.url, "--retry", "2").stdout == "one two three\n"
+    assert len(endpoint.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (Script(cut_after=2), "cut off"),
+        (Script(error="worker died"), "given up: worker died"),
+        (Script(end_after=2), "without a reason"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_shown_and_is_a_failure(
+    endpoint: ScriptedEndpoint, script: Script, told: str
+) -> None:
+    endpoint.scripts = [script]
+    result = chat("hi", "--url", endpoint.url)
+    assert result.exit_code == 1 and told in result.stderr
+    assert result.stdout.startswith("one two") and result.stdout.endswith("\n")
+
+
+# What a conversation is
+
+
+def test_each_request_has_all_that_was_said() -> None:
+    conversation = Conversation("m", "Be kind.", Wishes(temperature=0.0))
+    first = conversation.ask("one?")
+    conversation.answered("1")
+    body = conversation.request(conversation.ask("two?"))
+    assert first == "one?"
+    assert [m["content"] for m in body["messages"]] == ["Be kind.", "one?", "1", "two?"]
+    assert body["temperature"] == 0.0 and "seed" not in body
+
+
+def test_asking_again_sends_what_was_sent_before() -> None:
+    conversation = Conversation("m")
+    before = conversation.request(conversation.ask("one?"))
+    conversation.answered("1")
+    assert conversation.request(conversation.ask_again()) == before
+    # Not answered this time: asking once more changes nothing.
+    assert conversation.request(conversation.ask_again()) == before
+
+
+def test_a_reset_keeps_the_system_prompt_alone() -> None:
+    conversation = Conversation("m", "Be kind.", files=[("f", "text")])
+    conversation.ask("one?")
+    conversation.answered("1")
+    conversation.reset()
+    assert conversation.ask_again() == ""
+    assert conversation.messages() == [{"role": "system", "content": "Be kind."}]
+
+
+def test_a_saved_conversation_is_a_request_that_lacks_its_question() -> None:
+    conversation = Conversation("m", turns=[Turn("one?", "1 \N{CRESCENT MOON}")])
+    assert json.loads(conversation.saved()) == {
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": "one?"},
+            {"role": "assistant", "content": "1 \N{CRESCENT MOON}"},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("/file a b.txt", Command("file", "a b.txt")),
+        ("/again", Command("again")),
+        ("//usr/bin", "/usr/bin"),
+        ("what about /this", "what about /this"),
+    ],
+)
+def test_a_slash_at_the_start_commands(line: str, meant: object) -> None:
+    assert understand(line) == meant
+
+
+def test_the_help_names_every_command() -> None:
+    assert all(f"/{name}" in help_text() for name, _, _ in COMMANDS)
+
+
+@given(st.text())
+def test_no_word_of_a_model_commands_the_terminal(text: str) -> None:
+    shown = printable(text)
+    assert all(c.isprintable() or c in "\t\n" or ord(c) > 0x9F for c in shown)
+
+
+def test_plain_text_and_line_ends_stay_as_they_are() -> None:
+    assert printable("é 月\r\n\tx") == "é 月\n\tx"
+    assert printable("\x1b[2J") == "␛[2J"
+
+
+def test_a_rate_leaves_the_first_token_out_and_is_not_made_up() -> None:
+    usage = Usage(10, 5, PromptDetails(8))
+    assert figures(Answer("x", "stop", usage, 5, 0.25, 1.25)) == (
+        "TTFT 250 ms · 4.0 tokens/s · 5 tokens · 8 of 10 prompt tokens cached"
+    )
+    assert figures(Answer("x", "length", None, 1, 2.0, 2.0)) == (
+        "TTFT 2.00 s · 1 token · cut at max_tokens"
+    )
+    assert figures(Answer("x", "stop", Usage(10, 1), 1, 2.0, 2.0)).endswith("10 prompt tokens")
+
+
+# On a terminal
+
+
+class Terminal:
+    """A program on a terminal of its own, and what it has shown since the last look."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._seen = ""
+
+    def until(self, words: str, within_s: float = 60) -> str:
+        """What it showed up to these words, and these words."""
+        deadline = time.monotonic() + within_s
+        while words not in self._seen:
+            assert time.monotonic() < deadline, f"no {words!r} in {self._seen!r}"
+            self._read()
+        end = self._seen.index(words) + len(words)
+        seen, self._seen = self._seen[:end], self._seen[end:]
+        return seen
+
+    def _read(self) -> None:
+        if select.select([self._fd], [], [], 0.1)[0]:
+            try:
+                self._seen += os.read(self._fd, 1 << 16).decode(errors="replace")
+            except OSError:
+                pytest.fail(f"it ended: {self._seen!r}")
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def interrupt(self, words: str) -> str:
+        """Ctrl-C, until these words are shown.
+
+        One that comes in the moment before readline waits for keys is seen at the next key.
+        """
+        while True:
+            self.type("\x03")
+            deadline = time.monotonic() + 2
+            while time.monotonic() < deadline:
+                self._read()
+                if words in self._seen:
+                    return self.until(words)
+
+    def ask(self, line: str) -> str:
+        """Type a line, and what came before the next prompt."""
+        self.type(line + "\n")
+        # The line's own echo ends with a line feed.
+        self.until("\n")
+        return self.until("> ")
+
+
+@contextmanager
+def conversation(url: str, home: Path, *arguments: str) -> Iterator[Terminal]:
+    """A conversation that has come to its first prompt, and must end well after Ctrl-D."""
+    command = [sys.executable, "-m", "halfmoon_cli", "chat", "--url", url, *arguments]
+    environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home), "COLUMNS": "300"}
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, command, environment)
+    terminal = Terminal(fd)
+    status: int | None = None
+    try:
+        terminal.until("> ")
+        yield terminal
+        terminal.type("\x04")
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        if status is None:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        os.close(fd)
+    assert status == 0
+
+
+def test_a_conversation_remembers_shows_figures_and_obeys(
+    endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("a fact")
+    with conversation(endpoint.url, tmp_path) as terminal:
+        shown = terminal.ask("first?")
+        assert "one two three" in shown
+        assert "3 tokens · 4 of 10 prompt tokens cached" in shown
+        terminal.ask("/system Be kind.")
+        assert "6 characters" in terminal.ask(f"/file {tmp_path / 'notes.txt'}")
+        terminal.ask("second?")
+        assert "one two three" in terminal.ask("/again")
+        assert "wrote" in terminal.ask(f"/save {tmp_path / 'saved.json'}")
+        assert "there is no /nonsense" in terminal.ask("/nonsense")
+        assert "No such file" in terminal.ask("/file nowhere")
+        terminal.ask("/reset")
+        assert "nothing was asked" in terminal.ask("/again")
+    bodies = [body["messages"] for _, body in endpoint.asked]
+    assert [m["content"] for m in bodies[1]] == [
+        "Be kind.",
+        "first?",
+        "one two three",
+        "notes.txt:\na fact\n\nsecond?",
+    ]
+    assert bodies[2] == bodies[1]
+    assert json.loads((tmp_path / "saved.json").read_text())["messages"][:4] == bodies[1]
+    assert len(json.loads((tmp_path / "saved.json").read_text())["messages"]) == 5
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    endpoint.scripts = [Script(hold_after=2), Script()]
+    with conversation(endpoint.url, tmp_path) as terminal:
+        terminal.type("first?\n")
+        terminal.until("one two")
+        assert "stopped" in terminal.interrupt("> ")
+        assert endpoint.client_gone.wait(60)
+        terminal.type("never mind")
+        assert "Ctrl-D ends" in terminal.interrupt("> ")
+        assert "three" in terminal.ask("second?")
+    # What was seen of the first answer is part of what was said.
+    assert [m["content"] for m in endpoint.asked[1][1]["messages"]] == [
+        "first?",
+        "one two",
+        "second?",
+    ]
+
+
+def test_a_refusal_is_shown_and_tried_again_when_the_user_says_so(
+    endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    endpoint.scripts = [BUSY, BUSY, Script()]
+    with conversation(endpoint.url, tmp_path) as terminal:
+        terminal.type("first?\n")
+        assert "too busy (429)" in terminal.until("Ctrl-C: no")
+        terminal.interrupt("> ")
+        terminal.type("/again\n")
+        terminal.until("Ctrl-C: no")
+        terminal.type("\n")
+        assert "one two three" in terminal.until("cached")
+        terminal.until("> ")
+
+
+def test_lines_come_back_in_the_next_conversation_for_their_owner_alone(
+    endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    with conversation(endpoint.url, tmp_path) as terminal:
+        terminal.ask("first?")
+    with conversation(endpoint.url, tmp_path) as terminal:
+        terminal.type("\x1b[A\x1b[A\n")
+        terminal.until("cached")
+        terminal.until("> ")
+    assert endpoint.asked[1][1]["messages"][-1]["content"] == "first?"
+    history = tmp_path / "halfmoon" / "chat_history"
+    assert history.stat().st_mode & 0o777 == 0o600
