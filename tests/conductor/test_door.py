@@ -162,3 +162,21 @@ def test_a_limit_is_over_when_its_time_has_passed() -> None:
     with caller.entered():
         assert caller.n_running == 1
     assert caller.n_running == 0
+
+
+async def test_what_is_for_operators_needs_an_operators_key_where_there_are_tenants(
+    open_front: Open,
+) -> None:
+    moon = Tenant("moon", (hash_of("hm-moon"),), operator=True, requests_per_minute=1)
+    client = open_front(lab(), moon)
+    assert error_of(await client.get("/debug/cluster"), 401)["code"] == "invalid_api_key"
+    refused = error_of(await client.get("/debug/cluster", headers=LAB), 403)
+    assert refused["code"] == "not_permitted"
+    assert "lab is none" in refused["message"]
+    for _ in range(3):  # not counted: nothing is there, and it is the routes that say so
+        assert (await client.get("/debug/cluster", headers=MOON)).status_code == 404
+    assert (await client.post(COMPLETIONS, json=PROMPT, headers=MOON)).status_code == 200
+
+
+async def test_without_tenants_anybody_is_an_operator(open_front: Open) -> None:
+    assert (await open_front().get("/debug/cluster")).status_code == 404

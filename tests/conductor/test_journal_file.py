@@ -16,7 +16,7 @@ CONFIG = SchedulingConfig()
 
 def journal_of(path: Path, n_ticks: int, max_bytes: int = 1 << 20) -> None:
     journal = JournalFile(path, CONFIG, max_bytes=max_bytes)
-    shell = Shell(Conductor(CONFIG), FakeClock(), record=journal.record)
+    shell = Shell(Conductor(CONFIG), FakeClock(), recorders=[journal.record])
     shell.post(WorkerJoined(a_worker("prefill-0")))
     for _ in range(n_ticks):
         shell.post(Tick())

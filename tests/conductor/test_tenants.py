@@ -74,6 +74,17 @@ def test_the_command_prints_the_key_and_says_what_is_wrong(
     assert main(["add", str(tmp_path), "lab"]) == 1
 
 
+def test_an_operator_is_made_by_the_command_and_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.toml"
+    plain, operator = add(path, "lab"), add(path, "lab", operator=True)
+    third, other = add(path, "lab"), add(path, "moon")
+    assert main(["add", str(path), "ops", "--operator"]) == 0
+    tenants = Tenants.read(path)
+    found = [tenants.of(key) for key in (plain, operator, third, other)]
+    assert [tenant and tenant.operator for tenant in found] == [True, True, True, False]
+    assert path.read_text().count("operator = true") == 2
+
+
 @given(st.text(max_size=5), st.text(max_size=5))
 def test_no_salt_of_one_tenant_gives_anothers_blocks(mine: str, theirs: str) -> None:
     tokens = list(range(16))

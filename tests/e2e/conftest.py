@@ -22,6 +22,8 @@ class LiveCluster:
     """A cluster that is ready, and what tests ask of it."""
 
     cluster: Cluster
+    #: Of an operator, where there are tenants.
+    key: str = ""
 
     @property
     def url(self) -> str:
@@ -31,12 +33,16 @@ class LiveCluster:
         return self.cluster.processes[name]
 
     def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.url}{path}", timeout=10)
+        answer = httpx.get(f"{self.url}{path}", timeout=10, headers=self._headers)
         answer.raise_for_status()
         return answer.json()
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=60)
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60, headers=self._headers)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def complete(self, **body: Any) -> dict[str, Any]:
         answer = self.post("/v1/completions", model=self.model, **body)
@@ -73,10 +79,10 @@ class LiveCluster:
 
 
 @contextmanager
-def _cluster(folder: Path, model: str, **more: Any) -> Iterator[LiveCluster]:
+def _cluster(folder: Path, model: str, key: str, **more: Any) -> Iterator[LiveCluster]:
     plan = ClusterPlan(model=model, http_port=free_port(), **more)
     with Cluster(plan, folder) as cluster:
-        live = LiveCluster(cluster)
+        live = LiveCluster(cluster, key)
 
         def answers() -> bool:
             assert not cluster.dead(), live.logs()
@@ -96,12 +102,12 @@ StartCluster = Callable[..., AbstractContextManager[LiveCluster]]
 
 @pytest.fixture(scope="session")
 def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> StartCluster:
-    """``with start_cluster(model, n_decode=2) as cluster``."""
+    """``with start_cluster(model, n_decode=2) as cluster``; `key` is an operator's."""
     numbers = itertools.count()
 
-    def start(model: str, **more: Any) -> AbstractContextManager[LiveCluster]:
+    def start(model: str, *, key: str = "", **more: Any) -> AbstractContextManager[LiveCluster]:
         folder = tmp_path_factory.mktemp(f"cluster-{next(numbers)}")
-        return _cluster(folder, model, **more)
+        return _cluster(folder, model, key, **more)
 
     return start
 

@@ -22,12 +22,15 @@ def test_an_urgent_prompt_is_computed_before_what_came_earlier_and_the_core_know
 ) -> None:
     journal, tenants = tmp_path / "conductor.journal", tmp_path / "tenants.toml"
     keys = {name: add(tenants, name) for name in ("lab", "shop")}
+    operator = add(tenants, "ops", operator=True)
     extra = {
         "conductor": ["--journal-path", str(journal), "--tenants", str(tenants)],
         "prefill": ["--chunk-tokens", "16"],
     }
     with (
-        start_cluster("fake://slow?step_s=0.01&max_context=8192", n_kvstore=0, extra=extra) as live,
+        start_cluster(
+            "fake://slow?step_s=0.01&max_context=8192", key=operator, n_kvstore=0, extra=extra
+        ) as live,
         ThreadPoolExecutor(3) as clients,
     ):
 

@@ -177,7 +177,18 @@ EXAMPLES: tuple[Message, ...] = (
     BlocksReplicated(ticket=TICKET, n_blocks=1),
     KvstoreRefused(ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0),
     BlocksSnapshot(sequence=41, hashes=HASHES),
-    KvstoreLoad(n_stored=50, n_reserved=2, n_leased=3, n_blocks=64, sequence=41),
+    KvstoreLoad(
+        n_stored=50,
+        n_reserved=2,
+        n_leased=3,
+        n_blocks=64,
+        sequence=41,
+        n_disk_stored=70,
+        n_disk_blocks=256,
+        n_found_in_memory=900,
+        n_found_on_disk=80,
+        n_missing=20,
+    ),
     # With log probabilities.
     StartDecode(
         request_id=REQUEST,

@@ -155,10 +155,12 @@ class _Choice:
         if self.n_generated == 0:
             self.n_cached, self.prompt_scores = event.n_cached, event.prompt_scores
             self._metrics.time_to_first_token_s.observe(now_s - self._began_s)
+            self._metrics.latencies.first_token(now_s - self._began_s, now_s)
             self._metrics.prompt_tokens.inc(len(self._generation.prompt_token_ids))
             self._metrics.prompt_tokens_cached.inc(event.n_cached)
         else:
             self._metrics.inter_token_latency_s.observe(now_s - self._last_token_s)
+            self._metrics.latencies.next_token(now_s - self._last_token_s, now_s)
         self._last_token_s = now_s
         self.n_generated += 1
         self._metrics.generation_tokens.inc()

@@ -10,12 +10,15 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from halfmoon_conductor.cluster_view import About
 from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.debug import debug_app
 from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.http import FrontLimits, create_app
 from halfmoon_conductor.hub import Hub
 from halfmoon_conductor.journal_file import JournalFile
+from halfmoon_conductor.observed.latencies import Latencies
+from halfmoon_conductor.observed.observer import Observer
 from halfmoon_conductor.prediction_metrics import PredictionMetrics
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
@@ -59,26 +62,27 @@ async def run(settings: ConductorSettings, service: Service) -> None:
                 max_bytes=settings.journal_max_mib * 1024 * 1024,
             )
             stack.callback(journal.close)
-        shell = Shell(
-            Conductor(settings.scheduling),
-            SystemClock(),
-            record=None if journal is None else journal.record,
-        )
+        core, clock = Conductor(settings.scheduling), SystemClock()
+        observer = Observer(core, Latencies())
+        recorders = [observer.record] if journal is None else [journal.record, observer.record]
+        shell = Shell(core, clock, recorders=recorders)
         gateway = Gateway(shell, served_model_name=settings.served_model_name)
         registry = CollectorRegistry()
-        metrics = CoreMetrics(shell.core, registry)
-        PredictionMetrics(shell.core, registry)
+        metrics = CoreMetrics(core, registry)
+        PredictionMetrics(core, registry)
         hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
         shell.connect(hub, gateway)
         await stack.enter_async_context(service.running(hub.run()))
 
-        mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(shell.core, hub))]
+        about = About(settings.worker_id, settings.metadata.partition(":")[0])
+        mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, hub, clock, about))]
         if embedded:
             mounts.append(("/metadata", metadata_app(store)))
         app = create_app(
             gateway,
             tokenizer,
             registry=registry,
+            latencies=observer.latencies,
             limits=FrontLimits(
                 max_body_bytes=settings.max_body_bytes,
                 max_concurrent=settings.max_concurrent,

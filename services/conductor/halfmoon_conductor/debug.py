@@ -1,10 +1,11 @@
-"""What the conductor knows, for operators: `/debug/cluster` and `/debug/decisions`.
+"""What the conductor knows, for operators: the routes below `/debug`.
 
 Read-only. Decisions are the last placements, deferrals and refusals with every candidate's
-estimates, so that "why there?" and "why not?" have an answer; beside them how true predictions
-came.
+estimates, so that "why there?" and "why not?" have an answer, each with what came of it; beside
+them how true predictions came.
 """
 
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -13,32 +14,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from halfmoon_conductor.cluster_view import About, cluster_view
+from halfmoon_conductor.error_responses import error_response
+from halfmoon_conductor.errors import InvalidRequest
+from halfmoon_conductor.explaining import why, why_not
 from halfmoon_conductor.hub import Hub
-from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_conductor.observed.observer import Observer
+from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.accuracy import BOUNDS, ErrorHistogram
-from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.request_state import Decision
+
+#: Of a number in a query.
+_MAX_DIGITS = 18
 
 
-def debug_app(core: Conductor, hub: Hub) -> Starlette:
-    """The app to mount at ``/debug``."""
+def debug_app(observer: Observer, hub: Hub, clock: Clock, about: About) -> Starlette:
+    """The app to mount at ``/debug``; `clock` is that of the shell."""
+    core = observer.core
 
     async def cluster(request: Request) -> Response:
-        refusals = hub.refusals()
-        workers = [_worker(info, "") for info in core.cluster.workers()]
-        workers += [_worker(info, refusals[info.worker_id]) for info in hub.refused()]
-        return _json(
-            {
-                "model": core.cluster.model,
-                "layout": core.cluster.layout,
-                "requests": core.n_requests,
-                "workers": workers,
-            }
-        )
+        return _json(cluster_view(observer, hub, about, clock.now()))
 
     async def decisions(request: Request) -> Response:
+        try:
+            last = int(_number(request, "last", len(core.decisions)))
+        except InvalidRequest as error:
+            return error_response(error, request.url.path)
+        newest_first = islice(reversed(core.decisions), last)
         return _json(
             {
-                "decisions": list(core.decisions),
+                "now_s": clock.now(),
+                "decisions": [_decision(observer, each) for each in newest_first][::-1],
                 "errors": {
                     quantity: _errors(histogram)
                     for quantity, histogram in core.accuracy.histograms.items()
@@ -47,20 +53,40 @@ def debug_app(core: Conductor, hub: Hub) -> Starlette:
             }
         )
 
-    return Starlette(routes=[Route("/cluster", cluster), Route("/decisions", decisions)])
+    async def latencies(request: Request) -> Response:
+        try:
+            after_s = _number(request, "after_s", 0.0)
+        except InvalidRequest as error:
+            return error_response(error, request.url.path)
+        seen = observer.latencies
+        return _json(
+            {
+                "now_s": seen.now(),
+                "ttft_slo_s": core.config.ttft_slo_s,
+                "tbt_slo_s": core.config.tbt_slo_s,
+                "seconds": seen.since(after_s),
+            }
+        )
+
+    return Starlette(
+        routes=[
+            Route("/cluster", cluster),
+            Route("/decisions", decisions),
+            Route("/latencies", latencies),
+        ]
+    )
 
 
-def _worker(info: WorkerInfo, refused: str) -> dict[str, Any]:
-    return {
-        "worker_id": info.worker_id,
-        "role": info.role,
-        "generation": info.generation,
-        "host": info.host,
-        "n_blocks": info.n_blocks,
-        "max_context": info.max_context,
-        "draining": info.draining,
-        "refused": refused,
-    }
+def _decision(observer: Observer, decision: Decision) -> dict[str, Any]:
+    """One decision, in words too, and what came of it."""
+    mode, chosen = observer.core.config.placement, decision.placement.chosen
+    told: dict[str, Any] = msgspec.to_builtins(decision)
+    told["why"] = why(decision, mode)
+    rows = zip(told["placement"]["estimates"], decision.placement.estimates, strict=True)
+    for row, estimate in rows:
+        row["why_not"] = why_not(estimate, chosen, mode)
+    told["course"] = observer.requests.get(decision.request_id)
+    return told
 
 
 def _errors(histogram: ErrorHistogram) -> dict[str, Any]:
@@ -73,6 +99,18 @@ def _errors(histogram: ErrorHistogram) -> dict[str, Any]:
         "bounds": BOUNDS,
         "counts": histogram.counts,
     }
+
+
+def _number(request: Request, name: str, default: float) -> float:
+    """A number of at least 0 out of the query.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    text = request.query_params.get(name, str(default))
+    if len(text) > _MAX_DIGITS or not text.replace(".", "", 1).isdecimal():
+        raise InvalidRequest(f"{name} is {text[:40]!r}, it is a number from 0 on.", param=name)
+    return float(text)
 
 
 def _json(data: object) -> Response:

@@ -1,8 +1,10 @@
 """Who gets in: API keys, and limits on how often and how many at once.
 
 In front of all routes that cost something. A request without a valid key is refused before
-its body is read. `/health`, `/ready`, `/metrics`, the schema and what operators and workers use
-stay open: they are for the network that the cluster is in.
+its body is read. `/debug` tells of everybody's requests: where there are tenants it needs the
+key of one that is an operator, and is neither counted nor limited. `/health`, `/ready`,
+`/metrics`, the schema and what workers use stay open: they are for the network that the cluster
+is in. So is the page at `/`, which has nothing in it but what it asks of the others.
 """
 
 import time
@@ -14,12 +16,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halfmoon_conductor import error_responses
-from halfmoon_conductor.errors import ApiError, InvalidKey, Overloaded, RateLimited
+from halfmoon_conductor.errors import ApiError, InvalidKey, NotPermitted, Overloaded, RateLimited
 from halfmoon_conductor.tenants import Tenant, Tenants
 from halfmoon_conductor.token_bucket import TokenBucket
 
 #: What needs a key; all below these too.
 _GUARDED = ("/v1", "/tokenize", "/detokenize")
+#: What needs an operator's, likewise.
+_FOR_OPERATORS = ("/debug",)
 #: Nobody knows when one of many requests will end; soon is likely.
 _RETRY_WHEN_FULL_S = 1.0
 _SCOPE_KEY = "halfmoon.caller"
@@ -109,7 +113,10 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
-        if scope["type"] != "http" or not _is_guarded(scope["path"]):
+        if scope["type"] == "http" and _is_below(_FOR_OPERATORS, scope["path"]):
+            await self._serve_operator(scope, receive, send)
+            return
+        if scope["type"] != "http" or not _is_below(_GUARDED, scope["path"]):
             await self._app(scope, receive, send)
             return
         with ExitStack() as stack:
@@ -125,6 +132,20 @@ class Door:
                 stack.enter_context(structlog.contextvars.bound_contextvars(tenant=caller.name))
             scope[_SCOPE_KEY] = caller
             await self._app(scope, receive, send)
+
+    async def _serve_operator(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            tenant = self._identify(Headers(scope=scope)).tenant
+            if tenant is not None and not tenant.operator:
+                raise NotPermitted(
+                    f"This is for operators, and {tenant.name} is none: see 'operator' in the "
+                    "file of tenants."
+                )
+        except ApiError as error:
+            response = error_responses.error_response(error, scope["path"])
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
     def _identify(self, headers: Headers) -> Caller:
         if self._tenants is None:
@@ -162,8 +183,8 @@ def caller_of(scope: Scope) -> Caller:
     return caller
 
 
-def _is_guarded(path: str) -> bool:
-    return any(path == each or path.startswith(f"{each}/") for each in _GUARDED)
+def _is_below(tops: tuple[str, ...], path: str) -> bool:
+    return any(path == each or path.startswith(f"{each}/") for each in tops)
 
 
 def _bucket(per_minute: float | None) -> TokenBucket | None:

@@ -37,6 +37,7 @@ from halfmoon_conductor.openai_responses import (
 _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -5,6 +5,7 @@ ApiError
 │   ├── NotSupported     400  a known field that asks for what Halfmoon does not do
 │   └── TooLong          400  more tokens than the model, or any worker, can hold
 ├── InvalidKey           401  no API key, or none that is valid here
+├── NotPermitted         403  a valid key, and no operator's
 ├── ModelNotFound        404  another model than the one served here
 ├── BodyTooLarge         413  more bytes than the front accepts
 ├── Overloaded           429  refused now so that others keep their latency; retry later
@@ -62,6 +63,14 @@ class InvalidKey(ApiError):
     status = 401
     kind = "invalid_request_error"
     code = "invalid_api_key"
+
+
+class NotPermitted(ApiError):
+    """A valid API key, and this is for operators alone."""
+
+    status = 403
+    kind = "invalid_request_error"
+    code = "not_permitted"
 
 
 class ModelNotFound(ApiError):

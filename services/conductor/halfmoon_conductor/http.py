@@ -29,6 +29,7 @@ from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Intake
 from halfmoon_conductor.logprob_shapes import LogprobWriter
 from halfmoon_conductor.message_routes import messages_router, responses_router
+from halfmoon_conductor.observed.latencies import Latencies
 from halfmoon_conductor.openai_requests import ChatRequest, CompletionRequest, SharedFields
 from halfmoon_conductor.openai_responses import (
     AnthropicError,
@@ -62,6 +63,7 @@ def create_app(
     tokenizer: Tokenizer,
     *,
     registry: CollectorRegistry,
+    latencies: Latencies | None = None,
     limits: FrontLimits | None = None,
     tenants: Tenants | None = None,
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
@@ -73,6 +75,7 @@ def create_app(
         gateway: where tokens come from.
         tokenizer: the model's.
         registry: where the front's metrics go, and what ``/metrics`` shows.
+        latencies: where latencies go besides, for operators.
         limits: what is accepted.
         tenants: who may ask; None: anybody.
         extra_mounts: other apps, each at its path and below.
@@ -81,7 +84,7 @@ def create_app(
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
-    metrics = HttpMetrics(registry)
+    metrics = HttpMetrics(registry, latencies)
     intake = Intake(gateway, tokenizer, tool_call_parser)
     front = Front(gateway, tokenizer, intake, metrics)
     app = FastAPI(

@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from halfmoon_conductor.observed.latencies import Latencies
+
 _TTFT_BUCKETS_S = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
@@ -17,7 +19,9 @@ _LONG_E2E_BUCKETS_S = (40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
 class HttpMetrics:
     """The front's metrics in one registry, which must not have them yet."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, latencies: Latencies | None = None) -> None:
+        #: The same two latencies second by second.
+        self.latencies = latencies or Latencies()
         self.requests = Counter(
             "halfmoon_http_requests",
             "Requests answered, by route and status (499: the client was gone).",

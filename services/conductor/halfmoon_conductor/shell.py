@@ -5,7 +5,7 @@ a command leads to comes back as a further event.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
 import structlog
@@ -66,16 +66,18 @@ Recorder = Callable[[float, AnyEvent, list[AnyCommand]], None]
 class Shell:
     """Feeds the core. Used from one event loop."""
 
-    def __init__(self, core: Conductor, clock: Clock, *, record: Recorder | None = None) -> None:
+    def __init__(
+        self, core: Conductor, clock: Clock, *, recorders: Sequence[Recorder] = ()
+    ) -> None:
         """A shell without hands: see `connect`.
 
         Args:
             core: decides.
             clock: says when.
-            record: is told of every event, its time, and the commands that it led to.
+            recorders: each is told of every event, its time, and the commands that it led to.
         """
         self.core = core
-        self._record = record
+        self._recorders = tuple(recorders)
         self._clock = clock
         self._events: deque[AnyEvent] = deque()
         self._draining = False
@@ -100,8 +102,8 @@ class Shell:
             while self._events:
                 event, now = self._events.popleft(), self._clock.now()
                 commands = self.core.handle(event, now)
-                if self._record is not None:
-                    self._record(now, event, commands)
+                for record in self._recorders:
+                    record(now, event, commands)
                 for command in commands:
                     self._perform(command)
         finally:

@@ -6,10 +6,11 @@
     requests_per_minute = 600      # left out: no limit
     tokens_per_minute = 200000
     max_concurrent = 32
+    operator = true                # may look at /debug, and so at what all tenants do
 
 The file has hashes only. A key is 256 random bits, so a plain hash of it can't be turned back.
 
-    python -m halfmoon_conductor.tenants add tenants.toml lab
+    python -m halfmoon_conductor.tenants add tenants.toml lab [--operator]
 
 makes a key, adds its tenant to the file, and prints the key: the only time it is to be seen.
 """
@@ -43,6 +44,8 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
     #: Requests being answered at once.
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
+    #: Whether its keys open what is for operators.
+    operator: bool = False
 
     def salt(self, cache_salt: str) -> str:
         """What enters the block hashes: no tenant can make another's."""
@@ -97,8 +100,13 @@ def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def add(path: Path, name: str) -> str:
+def add(path: Path, name: str, *, operator: bool = False) -> str:
     """Add a tenant without limits, or one more key to one that is there; the key.
+
+    Args:
+        path: the file.
+        name: of the tenant.
+        operator: whether it may see what is for operators; one that may already, still may.
 
     Raises:
         BadTenants: the name or the file can't be used.
@@ -109,11 +117,14 @@ def add(path: Path, name: str) -> str:
     for index, tenant in enumerate(tenants):
         if tenant.name == name:
             hashes = (*tenant.key_sha256, *hashes)
-            tenants[index] = msgspec.structs.replace(tenant, key_sha256=hashes)
+            tenants[index] = msgspec.structs.replace(
+                tenant, key_sha256=hashes, operator=operator or tenant.operator
+            )
             break
     else:
         try:
-            tenants.append(msgspec.convert({"name": name, "key_sha256": hashes}, Tenant))
+            new = {"name": name, "key_sha256": hashes, "operator": operator}
+            tenants.append(msgspec.convert(new, Tenant))
         except msgspec.ValidationError:
             raise BadTenants(
                 f"{name!r} can't be a tenant's name: letters, digits, '.', '_' and '-', 64 at most"
@@ -137,20 +148,23 @@ def _written(tenant: Tenant) -> str:
     for name in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
         if (value := getattr(tenant, name)) is not None:
             lines.append(f"{name} = {value}")
+    if tenant.operator:
+        lines.append("operator = true")
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str]) -> int:
     """The command line; the exit status."""
-    match arguments:
+    operator = "--operator" in arguments
+    match [argument for argument in arguments if argument != "--operator"]:
         case ["add", path, name]:
             try:
-                print(add(Path(path), name))
+                print(add(Path(path), name, operator=operator))
             except BadTenants as error:
                 print(error, file=sys.stderr)
                 return 1
             return 0
-    print("usage: python -m halfmoon_conductor.tenants add FILE NAME", file=sys.stderr)
+    print("usage: python -m halfmoon_conductor.tenants add FILE NAME [--operator]", file=sys.stderr)
     return 2
 
 

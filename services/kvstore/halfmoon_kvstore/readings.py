@@ -1,5 +1,6 @@
-"""A kvstore's metrics, by tier."""
+"""How full a kvstore is and what it was asked for, by tier: its metrics, and its load message."""
 
+from halfmoon_protocol.messages import KvstoreLoad
 from halfmoon_runtime.gauges import Readings
 from halfmoon_scheduling.tiers import TieredCache
 
@@ -50,3 +51,25 @@ def readings(tiers: TieredCache) -> Readings:
             },
         ),
     }
+
+
+def load(tiers: TieredCache, sequence: int) -> KvstoreLoad:
+    """What conductors are told.
+
+    Args:
+        tiers: memory and disk.
+        sequence: number of the newest KV event that was published.
+    """
+    memory, disk, counts = tiers.memory, tiers.disk, tiers.counts
+    return KvstoreLoad(
+        n_stored=memory.n_stored,
+        n_reserved=memory.n_reserved,
+        n_leased=memory.n_leased,
+        n_blocks=memory.n_slots,
+        sequence=sequence,
+        n_disk_stored=len(disk),
+        n_disk_blocks=disk.n_slots,
+        n_found_in_memory=counts.hits_memory,
+        n_found_on_disk=counts.hits_disk,
+        n_missing=counts.misses,
+    )

@@ -16,7 +16,7 @@ from halfmoon_kvstore.copying import Copying
 from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.journal import stored_events
 from halfmoon_kvstore.outbox import Outbox
-from halfmoon_kvstore.readings import readings
+from halfmoon_kvstore.readings import load, readings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.stock import Stock, owner_of
 from halfmoon_kvstore.suspects import Suspects
@@ -31,7 +31,6 @@ from halfmoon_protocol.messages import (
     CommitBlocks,
     DropBlocks,
     Hello,
-    KvstoreLoad,
     KvstoreRefused,
     LeaseBlocks,
     Message,
@@ -300,15 +299,7 @@ class KvstoreWorker:
             await self._suspects.look()
             self.stock.heed()
             await self._outbox.send()
-            await self._port.publish(
-                KvstoreLoad(
-                    n_stored=tiers.memory.n_stored,
-                    n_reserved=tiers.memory.n_reserved,
-                    n_leased=tiers.memory.n_leased,
-                    n_blocks=tiers.memory.n_slots,
-                    sequence=self._outbox.sequence,
-                )
-            )
+            await self._port.publish(load(tiers, self._outbox.sequence))
 
     def readings(self) -> Readings:
         """What the metrics show."""

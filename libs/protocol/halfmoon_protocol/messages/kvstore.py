@@ -193,3 +193,10 @@ class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):
     #: Number of a KV event that was published before this; -1: none, or not told. Events and
     #: this come in order, so a listener who has not heard of it has missed it.
     sequence: int = -1
+    #: The same of the disk; 0 without one.
+    n_disk_stored: int = 0
+    n_disk_blocks: int = 0
+    #: Blocks asked for since the start, by where they were.
+    n_found_in_memory: int = 0
+    n_found_on_disk: int = 0
+    n_missing: int = 0

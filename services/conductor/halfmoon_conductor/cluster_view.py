@@ -1,0 +1,153 @@
+"""The cluster as operators are shown it: `/debug/cluster`.
+
+Times on a clock of the conductor's own are given as so long ago; what is predicted, and what
+was reported, stand beside each other under names of their own.
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from halfmoon_conductor.hub import Hub
+from halfmoon_conductor.observed.observer import Observer
+from halfmoon_conductor.observed.workers import AnyLoad
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import DecodeLoad, KvstoreLoad, PrefillLoad, WorkerInfo
+from halfmoon_scheduling.conductor import Conductor
+
+#: Hot prefixes that are shown at the most.
+MAX_HOT = 16
+
+
+class About(NamedTuple):
+    """Who is asked."""
+
+    conductor_id: str
+    #: Kind of its metadata server: embedded, redis, etcd or http.
+    metadata: str = "embedded"
+
+
+class _Queues(NamedTuple):
+    """What the core predicts of the pools now, by worker."""
+
+    prefills_s: dict[WorkerId, float]
+    decodes_s: dict[WorkerId, float]
+
+
+def cluster_view(observer: Observer, hub: Hub, about: About, now: float) -> dict[str, Any]:
+    """All of it, ready to be written as JSON."""
+    core = observer.core
+    refusals = hub.refusals()
+    queues = _Queues(core.cluster.prefills.queues_s(now), core.cluster.decodes.loads_s())
+    workers = [
+        _record(info) | _lately(observer, info, queues, now) for info in core.cluster.workers()
+    ]
+    workers += [_record(info, refusals[info.worker_id]) for info in hub.refused()]
+    layout, pools = core.cluster.layout, core.loads(now)
+    return {
+        "conductor": about._asdict(),
+        "now_s": now,
+        "model": core.cluster.model,
+        "layout": layout,
+        "block_bytes": 0 if layout is None else layout.block_bytes,
+        "scheduling": msgspec.to_builtins(core.config),
+        "requests": core.n_requests,
+        "revision": observer.requests.revision,
+        "pools": pools._asdict(),
+        "reuse": observer.requests.reuse,
+        "workers": workers,
+        "gone": [
+            _record(gone.info) | {"reason": gone.reason, "s_ago": now - gone.at_s}
+            for gone in observer.workers.gone(now)
+        ],
+        "hot_prefixes": _hot_prefixes(observer, now),
+    }
+
+
+def _record(info: WorkerInfo, refused: str = "") -> dict[str, Any]:
+    return {
+        "worker_id": info.worker_id,
+        "role": info.role,
+        "generation": info.generation,
+        "host": info.host,
+        "n_blocks": info.n_blocks,
+        "max_context": info.max_context,
+        "draining": info.draining,
+        "refused": refused,
+    }
+
+
+def _lately(observer: Observer, info: WorkerInfo, queues: _Queues, now: float) -> dict[str, Any]:
+    heard = observer.workers.last(info.worker_id)
+    return {
+        "heard_s_ago": None if heard is None else now - heard.at_s,
+        "home": observer.core.cluster.home_of(info.worker_id) if info.role == "prefill" else None,
+        "load": _load(observer.core, info, None if heard is None else heard.load, queues),
+    }
+
+
+def _load(
+    core: Conductor, info: WorkerInfo, reported: AnyLoad | None, queues: _Queues
+) -> dict[str, Any]:
+    """What it said last, what this conductor has there, and what is predicted of it."""
+    worker_id = info.worker_id
+    match info.role:
+        case "prefill":
+            load = reported if isinstance(reported, PrefillLoad) else None
+            return {
+                "n_requests": len(core.cluster.prefills.requests(worker_id)),
+                "queue_s": queues.prefills_s[worker_id],
+                "n_queued": load.n_queued if load else 0,
+                "queued_tokens": load.queued_tokens if load else 0,
+                "free_pages": load.free_pages if load else info.n_blocks,
+                "n_pages": load.n_pages if load else info.n_blocks,
+            }
+        case "decode":
+            running = reported if isinstance(reported, DecodeLoad) else None
+            return {
+                "n_requests": len(core.cluster.decodes.requests(worker_id)),
+                "tbt_s": queues.decodes_s[worker_id],
+                "n_running": running.n_running if running else 0,
+                "n_reserved": running.n_reserved if running else 0,
+                "context_tokens": running.context_tokens if running else 0,
+                "step_s": running.step_s if running else 0.0,
+                "free_pages": running.free_pages if running else info.n_blocks,
+                "n_pages": running.n_pages if running else info.n_blocks,
+            }
+        case "kvstore":
+            told = reported if isinstance(reported, KvstoreLoad) else None
+            return {
+                "n_readers": core.cluster.transfers.get(worker_id, 0),
+                "n_indexed": core.index.n_blocks(worker_id),
+                "memory": {
+                    "n_stored": told.n_stored if told else 0,
+                    "n_reserved": told.n_reserved if told else 0,
+                    "n_leased": told.n_leased if told else 0,
+                    "n_blocks": told.n_blocks if told else info.n_blocks,
+                },
+                "disk": {
+                    "n_stored": told.n_disk_stored if told else 0,
+                    "n_blocks": told.n_disk_blocks if told else 0,
+                },
+                "lookups": {
+                    "memory": told.n_found_in_memory if told else 0,
+                    "disk": told.n_found_on_disk if told else 0,
+                    "missing": told.n_missing if told else 0,
+                },
+            }
+
+
+def _hot_prefixes(observer: Observer, now: float) -> list[dict[str, Any]]:
+    index, layout = observer.core.index, observer.core.cluster.layout
+    block_size = 0 if layout is None else layout.block_size
+    return [
+        {
+            "prefix": hot.block.hex(),
+            "n_blocks": hot.n_blocks,
+            "n_tokens": hot.n_blocks * block_size,
+            "uses": hot.uses,
+            "last_request_id": hot.last,
+            "holders": sorted(index.holders(hot.block)),
+        }
+        for hot in observer.prefixes.hottest(MAX_HOT, now)
+    ]
