@@ -71,17 +71,17 @@ def timed(client: httpx.Client, url: str, prompt: list[int], n_new: int) -> Timi
 
 
 def stage_seconds(client: httpx.Client, url: str) -> dict[str, tuple[float, int]]:
-    """Seconds and observations of each prefill stage so far, from the conductor's metrics."""
+    """Seconds and observations of each stage of first tokens so far, from `/metrics`."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for line in client.get(f"{url}/metrics").text.splitlines():
-        if not line.startswith("halfmoon_prefill_stage_seconds_"):
+        if not line.startswith("halfmoon_ttft_stage_seconds_"):
             continue
         stage = line.split('stage="', 1)[1].split('"', 1)[0]
         value = float(line.rsplit(" ", 1)[1])
-        if line.startswith("halfmoon_prefill_stage_seconds_sum"):
+        if line.startswith("halfmoon_ttft_stage_seconds_sum"):
             sums[stage] = value
-        elif line.startswith("halfmoon_prefill_stage_seconds_count"):
+        elif line.startswith("halfmoon_ttft_stage_seconds_count"):
             counts[stage] = int(value)
     return {stage: (sums[stage], counts[stage]) for stage in sums}
 

@@ -30,7 +30,7 @@ def run(console: Console, n_requests: int = 300) -> None:
             before = stage_seconds(client, url)
             seconds, timings = _drive(url, n_at_once, n_requests)
             after = stage_seconds(client, url)
-            stages = ("queue", "compute", "drain")
+            stages = ("queue", "fetch", "prefill", "transfer")
             spent_s = sum(after[s][0] - before[s][0] for s in stages) / n_requests
             ttfts = sorted(t.ttft_s for t in timings)
             table.add_row(

@@ -20,6 +20,7 @@ from halfmoon_protocol.messages import (
     Message,
     PrefillDone,
     PrefillFailed,
+    PrefillTimes,
     ReserveDecode,
     StartDecode,
     StartPrefill,
@@ -29,7 +30,13 @@ from halfmoon_protocol.scores import TokenScore
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_scheduling.conductor import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.events import MessageReceived, RequestFinished, WorkerJoined, WorkerLost
+from halfmoon_scheduling.events import (
+    MessageReceived,
+    RequestFinished,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
 from halfmoon_scheduling.testing import a_landing, a_worker
 
 PREFILL, DECODE = WorkerId("prefill-0"), WorkerId("decode-0")
@@ -59,11 +66,16 @@ class Script:
     def last(self, kind: type[Any]) -> Any:
         return [message for _, message in self.told if isinstance(message, kind)][-1]
 
+    def wait(self, seconds: float) -> None:
+        self.shell.clock.advance(seconds)  # type: ignore[attr-defined]
+
     def reserve(self, rid: str) -> None:
         landing = a_landing("decode-0")
         self.say(DECODE, DecodeReserved(request_id=RequestId(rid), landing=landing, expires_s=60.0))
 
-    def prefill(self, rid: str, token: int, n_cached: int = 0) -> None:
+    def prefill(
+        self, rid: str, token: int, n_cached: int = 0, times: PrefillTimes | None = None
+    ) -> None:
         done = PrefillDone(
             request_id=RequestId(rid),
             first_token=token,
@@ -72,6 +84,7 @@ class Script:
             queue_s=0.0,
             compute_s=0.0,
             drain_s=0.0,
+            times=times,
         )
         self.say(PREFILL, done)
 
@@ -276,3 +289,69 @@ async def test_scores_reach_the_client_with_their_tokens_and_a_prompts_only_once
         await client.task
     assert [event.score for event in client.events] == [first, second, first, None]
     assert [event.prompt_scores for event in client.events] == [prompt, (), (), ()]
+
+
+async def test_the_stages_of_a_first_token_add_up_to_the_time_from_arrival_to_delivery() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.wait(1.0)
+        script.reserve("cmpl-1")
+        script.wait(16.0)
+        times = PrefillTimes(queue_s=1.5, fetch_s=2.5, compute_s=8.0, transfer_s=3.0)
+        script.prefill("cmpl-1", 50, times=times)
+        script.wait(32.0)
+        script.decode("cmpl-1", 51, "stop")
+        await client.task
+    first, second = client.events
+    assert first.stages == {
+        "retry": 0.0,
+        "place": 0.0,
+        "reserve": 1.0,
+        "messages": 1.0,
+        "queue": 1.5,
+        "fetch": 2.5,
+        "prefill": 8.0,
+        "transfer": 3.0,
+    }
+    assert second.stages is None
+
+
+async def test_time_that_earlier_tries_took_is_a_stage_of_its_own() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.wait(1.0)
+        script.reserve("cmpl-1")
+        script.wait(4.0)
+        script.lose(PREFILL)
+        script.wait(2.0)
+        script.reserve("cmpl-1")  # of the first try: late
+        script.reserve("cmpl-1~2")
+        script.wait(8.0)
+        script.prefill("cmpl-1~2", 50)
+        script.decode("cmpl-1~2", 51, "stop")
+        await client.task
+    stages = client.events[0].stages
+    assert stages is not None
+    assert {stage: s for stage, s in stages.items() if s} == {
+        "retry": 5.0,
+        "reserve": 2.0,
+        "messages": 8.0,
+    }
+
+
+async def test_a_request_that_waits_for_room_waits_in_its_place_stage() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.wait(1.0)
+        full = DecodeRefused(
+            request_id=RequestId("cmpl-1"), reason="full", retryable=True, retry_after_s=2.0
+        )
+        script.say(DECODE, full)
+        script.wait(2.0)
+        script.shell.post(Tick())
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.decode("cmpl-1", 51, "stop")
+        await client.task
+    stages = client.events[0].stages
+    assert stages is not None and stages["place"] == 3.0

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.first_token import STAGES
 from halfmoon_conductor.generation import ModelCard
 from halfmoon_conductor.http import create_app
 from halfmoon_conductor.testing import ScriptedGateway
@@ -328,8 +329,25 @@ async def test_metrics_count_requests_and_tokens(
         "halfmoon_time_to_first_token_seconds_count 2.0",
         f"halfmoon_inter_token_latency_seconds_count {float(n_new - 2)}",
         "halfmoon_e2e_request_latency_seconds_count 2.0",
+        "halfmoon_first_decode_seconds_count 2.0",
     ):
         assert line in lines
+
+
+async def test_the_stages_of_first_tokens_add_up_to_the_times_to_them(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, registry: CollectorRegistry
+) -> None:
+    gateway.stages = {"queue": 0.0, "prefill": 1e-5}
+    await post(client, COMPLETIONS, {**PROMPT, "max_tokens": 2})
+    await post(client, COMPLETIONS, {**PROMPT, "max_tokens": 2})
+    sums = [
+        registry.get_sample_value("halfmoon_ttft_stage_seconds_sum", {"stage": stage})
+        for stage in STAGES
+    ]
+    whole = registry.get_sample_value("halfmoon_time_to_first_token_seconds_sum")
+    assert whole and sum(each or 0 for each in sums) == pytest.approx(whole)
+    n = registry.get_sample_value("halfmoon_ttft_stage_seconds_count", {"stage": "deliver"})
+    assert n == 2
 
 
 async def test_another_app_is_served_at_its_path_and_below(

@@ -30,6 +30,7 @@ from halfmoon_protocol.messages import (
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
+    PrefillTimes,
     Produced,
     ReleaseLease,
     RenewLease,
@@ -208,5 +209,6 @@ EXAMPLES: tuple[Message, ...] = (
         drain_s=0.003,
         score=SCORE,
         prompt_scores=(TokenScore(-3.5, 9), TokenScore(-0.125, 1)),
+        times=PrefillTimes(queue_s=0.011, fetch_s=0.001, compute_s=0.2, transfer_s=0.003),
     ),
 )

@@ -111,11 +111,13 @@ class _Choice:
         self._metrics = metrics
         self._spend = spend
         self._began_s = began_s
+        self._asked_s = began_s
         self._last_token_s = began_s
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """See `Answer.pieces`."""
         outcome, last = "abort", None
+        self._asked_s = time.perf_counter()
         try:
             async with aclosing(self._gateway.generate(self._generation)) as events:
                 async for event in events:
@@ -154,13 +156,16 @@ class _Choice:
         now_s = time.perf_counter()
         if self.n_generated == 0:
             self.n_cached, self.prompt_scores = event.n_cached, event.prompt_scores
-            self._metrics.time_to_first_token_s.observe(now_s - self._began_s)
+            tokenize_s = self._asked_s - self._began_s
+            self._metrics.on_first_token(now_s - self._began_s, tokenize_s, event.stages)
             self._metrics.latencies.first_token(now_s - self._began_s, now_s)
             self._metrics.prompt_tokens.inc(len(self._generation.prompt_token_ids))
             self._metrics.prompt_tokens_cached.inc(event.n_cached)
         else:
             self._metrics.inter_token_latency_s.observe(now_s - self._last_token_s)
             self._metrics.latencies.next_token(now_s - self._last_token_s, now_s)
+            if self.n_generated == 1:
+                self._metrics.first_decode_s.observe(now_s - self._last_token_s)
         self._last_token_s = now_s
         self.n_generated += 1
         self._metrics.generation_tokens.inc()

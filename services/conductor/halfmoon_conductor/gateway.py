@@ -19,6 +19,7 @@ from halfmoon_conductor.errors import (
     TooLong,
     Unavailable,
 )
+from halfmoon_conductor.first_token import FirstTokens, Moments
 from halfmoon_conductor.generation import Finish, GenerationRequest, ModelCard, TokenEvent
 from halfmoon_conductor.shell import Shell
 from halfmoon_protocol.blocks import block_hashes
@@ -51,6 +52,8 @@ class _Stream:
     fruitless: int = 0
     #: Whether the last token or an error is in `out`.
     over: bool = False
+    #: Its way to its first token.
+    moments: Moments = field(default_factory=Moments)
 
     @property
     def current(self) -> RequestId:
@@ -74,6 +77,7 @@ class Gateway:
         self._created = int(time.time())
         #: By the client's request id, `origin` of every try's id.
         self._streams: dict[str, _Stream] = {}
+        shell.watch(FirstTokens(self._moments).watch)
 
     @property
     def model(self) -> ModelCard | None:
@@ -150,7 +154,8 @@ class Gateway:
         told, prompt_scores = (n_cached, stream.prompt_scores) if first else (0, ())
         if score is None:
             score, stream.first_score = stream.first_score, None
-        stream.out.put_nowait(TokenEvent(token, ending, told, score, prompt_scores))
+        stages = stream.moments.stages() if first else None
+        stream.out.put_nowait(TokenEvent(token, ending, told, score, prompt_scores, stages))
         return True
 
     def n_produced(self, request_id: RequestId) -> int:
@@ -187,6 +192,10 @@ class Gateway:
         stream = self._streams.get(origin(request_id))
         if stream is not None and stream.current == request_id:
             stream.end(GenerationFailed(reason))
+
+    def _moments(self, request_id: RequestId) -> Moments | None:
+        stream = self._streams.get(origin(request_id))
+        return stream.moments if stream is not None and stream.current == request_id else None
 
     # -- tries -------------------------------------------------------------------------------
 

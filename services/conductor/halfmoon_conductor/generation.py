@@ -4,7 +4,7 @@ The front knows HTTP, texts and token ids; the gateway knows workers and the sch
 Neither knows the other's inside: only what is here, and the errors of `errors`.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -60,6 +60,9 @@ class TokenEvent(msgspec.Struct, frozen=True):
     #: If `Sampling.prompt_logprobs` asks for them, of all tokens of the prompt but the first;
     #: said by the first event.
     prompt_scores: tuple[TokenScore, ...] = ()
+    #: Where the time from the request to the first token went, in seconds by
+    #: `first_token.Stage`; said by the first event, where it is known.
+    stages: Mapping[str, float] | None = None
 
 
 class Gateway(Protocol):

@@ -1,12 +1,20 @@
 """What the front measures, under the names that vLLM's dashboards know, with our prefix."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Mapping
 
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from halfmoon_conductor.first_token import STAGES
 from halfmoon_conductor.observed.latencies import Latencies
+from halfmoon_runtime.histograms import Histogram
 
 _TTFT_BUCKETS_S = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+)
+_STAGE_BUCKETS_S = (
+    *(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    *(3.0, 10.0, 30.0, 100.0),
 )
 _TOKEN_BUCKETS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05),
@@ -36,20 +44,36 @@ class HttpMetrics:
         self.time_to_first_token_s = Histogram(
             "halfmoon_time_to_first_token_seconds",
             "From the request, read, to its first token.",
-            buckets=_TTFT_BUCKETS_S,
-            registry=registry,
+            _TTFT_BUCKETS_S,
+            registry,
+        )
+        self.ttft_stage_s = Histogram(
+            "halfmoon_ttft_stage_seconds",
+            "What the first token was waited for, by stage; a request's stages add up to its"
+            " time to first token.",
+            _STAGE_BUCKETS_S,
+            registry,
+            label="stage",
+            values=STAGES,
+        )
+        self.first_decode_s = Histogram(
+            "halfmoon_first_decode_seconds",
+            "From a request's first token, which is prefill's, to its second: the wait for the"
+            " next step of decode, and that step.",
+            _TOKEN_BUCKETS_S,
+            registry,
         )
         self.inter_token_latency_s = Histogram(
             "halfmoon_inter_token_latency_seconds",
             "Between two tokens of a request.",
-            buckets=_TOKEN_BUCKETS_S,
-            registry=registry,
+            _TOKEN_BUCKETS_S,
+            registry,
         )
         self.e2e_request_latency_s = Histogram(
             "halfmoon_e2e_request_latency_seconds",
             "From the request, read, to its last token.",
-            buckets=_E2E_BUCKETS_S + _LONG_E2E_BUCKETS_S,
-            registry=registry,
+            _E2E_BUCKETS_S + _LONG_E2E_BUCKETS_S,
+            registry,
         )
         self.prompt_tokens = Counter(
             "halfmoon_prompt_tokens", "Tokens of prompts that got a first token.", registry=registry
@@ -68,3 +92,22 @@ class HttpMetrics:
             ("finished_reason",),
             registry=registry,
         )
+
+    def on_first_token(
+        self, ttft_s: float, tokenize_s: float, stages: Mapping[str, float] | None
+    ) -> None:
+        """A request has its first token.
+
+        Args:
+            ttft_s: from the request, read, to here.
+            tokenize_s: of those, until it was handed to the gateway.
+            stages: what the gateway knows of the rest; None: nothing.
+        """
+        self.time_to_first_token_s.observe(ttft_s)
+        if stages is None:
+            return
+        for stage, seconds in stages.items():
+            self.ttft_stage_s.observe(seconds, stage)
+        self.ttft_stage_s.observe(tokenize_s, "tokenize")
+        rest_s = ttft_s - tokenize_s - sum(stages.values())
+        self.ttft_stage_s.observe(max(0.0, rest_s), "deliver")

@@ -74,11 +74,12 @@ class Shell:
         Args:
             core: decides.
             clock: says when.
-            recorders: each is told of every event, its time, and the commands that it led to.
+            recorders: each is told of every event, its time, and the commands that it led to,
+                before these are carried out.
         """
         self.core = core
-        self._recorders = tuple(recorders)
-        self._clock = clock
+        self.clock = clock
+        self._recorders = list(recorders)
         self._events: deque[AnyEvent] = deque()
         self._draining = False
         self._workers: Workers
@@ -88,6 +89,10 @@ class Shell:
         """Say who carries out commands; once, before the first event."""
         self._workers = workers
         self._clients = clients
+
+    def watch(self, recorder: Recorder) -> None:
+        """Tell one more of everything from now on; it must be quick, and change nothing."""
+        self._recorders.append(recorder)
 
     def post(self, event: AnyEvent) -> None:
         """Let the core handle an event, after those posted before.
@@ -100,7 +105,7 @@ class Shell:
         self._draining = True
         try:
             while self._events:
-                event, now = self._events.popleft(), self._clock.now()
+                event, now = self._events.popleft(), self.clock.now()
                 commands = self.core.handle(event, now)
                 for record in self._recorders:
                     record(now, event, commands)

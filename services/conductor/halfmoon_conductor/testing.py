@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
+
 from halfmoon_conductor.generation import Finish, GenerationRequest, ModelCard, TokenEvent
 from halfmoon_protocol.scores import TokenScore
 
@@ -43,6 +45,8 @@ class ScriptedGateway:
         self.resume = asyncio.Event()
         #: Break the contract: end after the first token without a finish.
         self.falls_silent = False
+        #: What the first event says of its stages.
+        self.stages: dict[str, float] | None = None
         #: All requests so far.
         self.requests: list[GenerationRequest] = []
         #: Ids of those that are being generated.
@@ -88,7 +92,8 @@ class ScriptedGateway:
                 token = self.script[index % len(self.script)]
                 finish = _finish(request, token, index + 1)
                 self.n_said += 1
-                yield _event(request, token, finish, self.n_cached, first=index == 0)
+                event = _event(request, token, finish, self.n_cached, first=index == 0)
+                yield event if index else msgspec.structs.replace(event, stages=self.stages)
                 if finish or self.falls_silent:
                     return
                 await asyncio.sleep(0)

@@ -40,16 +40,20 @@ class PrefillForward:
         """Compute these chunks; one entry each: the next token where the chunk is the last."""
         blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
         began = self.clock.now()
+        waited = 0.0
         for job, _ in batch:
             job.computing_since_s = job.computing_since_s or began
 
         def before_layer(layer: int) -> None:
+            nonlocal waited
+            since = self.clock.now()
             for job, _ in batch:
                 if job.loads and job.failure is None:
                     try:
                         job.loads[layer].result()
                     except TransferError as error:
                         job.failure = error
+            waited += self.clock.now() - since
 
         def after_layer(layer: int) -> None:
             for (job, _), complete in zip(batch, blocks, strict=True):
@@ -65,6 +69,7 @@ class PrefillForward:
         for (job, _), complete in zip(batch, blocks, strict=True):
             job.n_streamed = complete.stop
             job.compute_s += took
+            job.layers_wait_s += waited
         return tokens
 
     def _hand_on(self, job: Job, layer: int, blocks: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import KvstoreAddress, Place, StartPrefill
+from halfmoon_protocol.messages import KvstoreAddress, Place, PrefillTimes, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_protocol.scores import TokenScore
 from halfmoon_runtime.kvstores import KvstoreClient
@@ -97,6 +97,10 @@ class Job:
     compute_s: float = 0.0
     fetch_s: float = 0.0
     drain_s: float = 0.0
+    #: Seconds that it waited for kvstores' answers, before its first forward.
+    asking_s: float = 0.0
+    #: Of `compute_s`, those in which a forward waited for cached layers, its own or another's.
+    layers_wait_s: float = 0.0
 
     @property
     def request_id(self) -> RequestId:
@@ -116,6 +120,13 @@ class Job:
         if self.start.sampling.prompt_logprobs is not None:
             return 0
         return (self.n_tokens - 1) // layout.block_size * layout.block_size
+
+    def times(self, now: float) -> PrefillTimes:
+        """Where the time since its arrival went; what is nothing else is waiting for its turn."""
+        fetch_s = self.asking_s + self.layers_wait_s
+        compute_s = self.compute_s - self.layers_wait_s
+        queue_s = now - self.arrived_s - fetch_s - compute_s - self.drain_s
+        return PrefillTimes(max(0.0, queue_s), fetch_s, compute_s, self.drain_s)
 
     def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
         """One layer of the cached blocks: from the kvstore into this pool."""

@@ -205,8 +205,10 @@ class PrefillWorker:
 
     async def _compute(self, job: Job) -> int:
         """Fetch what is cached, make room for what is not, compute; the first token."""
+        asking_since_s = self.clock.now()
         await self.caching.fetch(job, job.most_cached(self.layout))
         await self.caching.make_room(job)
+        job.asking_s = self.clock.now() - asking_since_s
         self.queue.rebase(job.request_id, job.n_cached)
         token = self.computing.admit(job)
         while True:
@@ -237,6 +239,7 @@ class PrefillWorker:
             fetched_from=job.fetched_from,
             score=job.first_scores[-1] if job.first_scores else None,
             prompt_scores=tuple(job.prompt_scores),
+            times=job.times(self.clock.now()),
         )
 
     async def _give_back(self, job: Job) -> None:

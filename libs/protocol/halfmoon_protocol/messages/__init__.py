@@ -50,6 +50,7 @@ from halfmoon_protocol.messages.prefill import (
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
+    PrefillTimes,
     StageAddress,
     StartPrefill,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "PrefillFailed",
     "PrefillLoad",
     "PrefillStopped",
+    "PrefillTimes",
     "Produced",
     "ReleaseLease",
     "RenewLease",

@@ -67,6 +67,20 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
 # prefill -> conductor
 
 
+class PrefillTimes(msgspec.Struct, frozen=True):
+    """What a request waited for at its prefill worker, from the command's arrival to the answer,
+    by the worker's clock: each moment is in one of these, so they add up to the whole."""
+
+    #: Its turn: for pages, for its first forward, and between its chunks for those of others.
+    queue_s: float
+    #: Kvstores: for their answers, and in forward passes for cached layers that were not there.
+    fetch_s: float
+    #: Forward passes that it was in, without those waits.
+    compute_s: float
+    #: The last bytes: from its last forward's end until all were acknowledged and verified.
+    transfer_s: float
+
+
 class PrefillDone(Message, frozen=True, tag="prefill_done"):
     """All KV is in the landing, acknowledged, and the first token is chosen."""
 
@@ -91,6 +105,8 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
     score: TokenScore | None = None
     #: Of the client's prompt from its second token on, if it asks for `prompt_logprobs`.
     prompt_scores: tuple[TokenScore, ...] = ()
+    #: Where the time went, for people to see; nothing is decided by it.
+    times: PrefillTimes | None = None
 
 
 class PrefillFailed(Message, frozen=True, tag="prefill_failed"):

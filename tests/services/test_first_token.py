@@ -1,0 +1,93 @@
+"""Where the time to a first token goes, told by real workers: it is what was slow."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_engine.interface import Run
+from halfmoon_transfer.backends.faults import FaultPlan, Faults
+
+LocalCluster = Callable[..., Any]
+PROMPT = [(i * 7) % 990 for i in range(200)]
+SLOW_S = 0.2
+
+
+async def stages_of_first(cluster: Any, prompt: list[int]) -> dict[str, float]:
+    """One request's; they are no more than the time from asking until its first token was read."""
+    began = time.monotonic()
+    took_s = 0.0
+    stages: dict[str, float] | None = None
+    async for event in cluster.events(prompt, 2):
+        if stages is None:
+            took_s = time.monotonic() - began
+            stages = event.stages
+    assert stages is not None
+    assert sum(stages.values()) <= took_s
+    return stages
+
+
+async def test_the_stages_are_no_more_than_the_time_that_passed(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster() as cluster:
+        for _ in range(2):
+            stages = await stages_of_first(cluster, PROMPT)
+            assert min(stages.values()) >= 0
+            await cluster.settled()
+
+
+async def test_a_slow_forward_is_in_the_prefill_stage(local_cluster: LocalCluster) -> None:
+    model = FakeModel(step_s=SLOW_S)
+    async with local_cluster(lambda: FakeEngine(model), chunk_tokens=100) as cluster:
+        stages = await stages_of_first(cluster, PROMPT)
+        assert stages["prefill"] >= 2 * SLOW_S
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_slow_bytes_are_in_the_stages_that_wait_for_them(
+    local_cluster: LocalCluster, cached: bool
+) -> None:
+    slow = Faults("memory", FaultPlan())
+    async with local_cluster(backends=(slow,)) as cluster:
+        if cached:
+            await cluster.generate(PROMPT, 1)
+            await cluster.settled()
+        slow.plan = FaultPlan(delay_s=SLOW_S)
+        stages = await stages_of_first(cluster, PROMPT)
+        # The cached layers are waited for in the forward, the new ones when it is over.
+        assert (stages["fetch"] >= SLOW_S / 2) == cached
+        assert stages["transfer"] >= SLOW_S / 2
+        await cluster.settled()
+
+
+class GatedEngine(FakeEngine):
+    """Stands still before a forward pass while its gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[int | None]:
+        assert self.gate.wait(30)
+        return super().forward(runs, **hooks)
+
+
+async def test_who_comes_second_waits_in_the_queue(local_cluster: LocalCluster) -> None:
+    async with local_cluster(GatedEngine, n_kvstore=0) as cluster:
+        for name in ("prefill-0", "decode-0"):
+            cluster.members[name].engine.gate.set()
+        prefill = cluster.members["prefill-0"]
+        prefill.engine.gate.clear()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stages_of_first(cluster, PROMPT))
+            await cluster.until(lambda: len(prefill.worker.jobs) == 1)
+            second = tasks.create_task(stages_of_first(cluster, PROMPT[1:]))
+            await cluster.until(lambda: len(prefill.worker.jobs) == 2)
+            await asyncio.sleep(SLOW_S)
+            prefill.engine.gate.set()
+        assert second.result()["queue"] >= SLOW_S
