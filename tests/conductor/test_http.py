@@ -1,5 +1,6 @@
 """What a client reads when all is well."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -337,9 +338,15 @@ async def test_metrics_count_requests_and_tokens(
 async def test_the_stages_of_first_tokens_add_up_to_the_times_to_them(
     client: httpx.AsyncClient, gateway: ScriptedGateway, registry: CollectorRegistry
 ) -> None:
-    gateway.stages = {"queue": 0.0, "prefill": 1e-5}
-    await post(client, COMPLETIONS, {**PROMPT, "max_tokens": 2})
-    await post(client, COMPLETIONS, {**PROMPT, "max_tokens": 2})
+    gateway.stages = {"queue": 0.0, "prefill": 0.01}
+    gateway.n_before_pause = 0
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(post(client, COMPLETIONS, {**PROMPT, "max_tokens": 2}))
+        while len(gateway.live) < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)  # more than the stages say, as it is
+        gateway.resume.set()
     sums = [
         registry.get_sample_value("halfmoon_ttft_stage_seconds_sum", {"stage": stage})
         for stage in STAGES
