@@ -11,7 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.e2e
-DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/dashboards/halfmoon.json"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = DEPLOY / "grafana/dashboards/halfmoon.json"
+#: What asks for metrics in order to start and stop pods.
+SCALERS = ("halfmoon/templates/autoscaling.yaml", "values/prometheus-adapter.yaml")
 #: What Prometheus adds, and the bounds of histograms.
 ADDED = {"instance", "le"}
 
@@ -35,6 +38,10 @@ def test_every_metric_of_the_dashboard_is_served(start_cluster: Callable[..., An
         live.complete(prompt=list(range(300)), max_tokens=4)
         operators = [f"{p.status['operators']}/metrics" for p in live.cluster.processes.values()]
         served = scraped([f"{live.url}/metrics", *operators])
+    for scaler in SCALERS:
+        asked = re.findall(r"halfmoon_\w+", (DEPLOY / "helm" / scaler).read_text())
+        assert asked
+        assert set(asked) <= served.keys(), scaler
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     assert len(expressions) > 20

@@ -1,0 +1,79 @@
+{{/* Environment variables of a service: what the chart knows, then what the values set. */}}
+
+{{/* {root, role} */}}
+{{- define "halfmoon.environment" -}}
+{{- $values := .root.Values }}
+{{- $role := index $values .role }}
+# A pod's name is its worker's: a node of the StatefulSet finds its disk by it.
+- name: HALFMOON_WORKER_ID
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: HALFMOON_HOST
+{{- if eq .role "conductor" }}
+  value: 0.0.0.0
+{{- else }}
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+# Pods share no memory, even on one node.
+- name: HALFMOON_HOST_ID
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end }}
+- name: HALFMOON_METADATA
+{{- if $values.metadata.secret.name }}
+  valueFrom: {secretKeyRef: {name: {{ $values.metadata.secret.name }}, key: {{ $values.metadata.secret.key }}}}
+{{- else if $values.metadata.url }}
+  value: {{ $values.metadata.url | quote }}
+{{- else if $values.trialRedis.enabled }}
+  value: redis://{{ include "halfmoon.name" (dict "root" .root "role" "redis") }}:6379/0
+{{- else }}
+{{- fail "no metadata server: set metadata.url (redis://host:6379/0 or etcd://host:2379) or metadata.secret.name, or trialRedis.enabled=true for a trial" }}
+{{- end }}
+- {name: HALFMOON_METRICS_PORT, value: {{ $role.metricsPort | int | quote }}}
+- {name: HALFMOON_DRAIN_S, value: {{ $role.drainSeconds | int | quote }}}
+{{- if eq .role "conductor" }}
+- {name: HALFMOON_HTTP_PORT, value: "8000"}
+{{- if $values.tenants.secret }}
+- {name: HALFMOON_TENANTS, value: /etc/halfmoon/{{ $values.tenants.key }}}
+{{- end }}
+{{- end }}
+{{- if eq .role "kvstore" }}
+{{- with $values.kvstore.disk }}
+{{- if .enabled }}
+- {name: HALFMOON_DISK_PATH, value: /var/lib/halfmoon/blocks}
+# The file system keeps some for itself.
+- {name: HALFMOON_DISK_MIB, value: {{ div (mul .sizeGiB 1024 9) 10 | quote }}}
+{{- end }}
+{{- end }}
+{{- else }}
+- {name: HALFMOON_MODEL, value: {{ $values.model.source | quote }}}
+{{- with $values.model.servedName }}
+- {name: HALFMOON_SERVED_MODEL_NAME, value: {{ . | quote }}}
+{{- end }}
+{{- if ne .role "conductor" }}
+- {name: HALFMOON_DTYPE, value: {{ $values.model.dtype | quote }}}
+- {name: HALFMOON_BLOCK_SIZE, value: {{ $values.model.blockSize | int | quote }}}
+{{- end }}
+{{- with $values.model.hubToken }}
+{{- if .secret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $values.clusterKey }}
+{{- if .secret }}
+- name: HALFMOON_CLUSTER_KEY
+  valueFrom: {secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}}
+{{- end }}
+{{- end }}
+{{- $settings := dict }}
+{{- range list $values.settings $role.settings }}
+{{- range $name, $value := . }}{{ $_ := set $settings $name $value }}{{ end }}
+{{- end }}
+{{- range $name, $value := $settings }}
+- {name: HALFMOON_{{ upper $name }}, value: {{ include "halfmoon.number" $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* A value as text: helm reads every number as a float, and writes 8388608 as 8.388608e+06. */}}
+{{- define "halfmoon.number" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end }}

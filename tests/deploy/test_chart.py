@@ -1,0 +1,241 @@
+"""The chart: what Kubernetes would be sent is valid, agrees with itself, and is closed."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from halfmoon_conductor.settings import ConductorSettings
+from halfmoon_decode.settings import DecodeSettings
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_prefill.settings import PrefillSettings
+from halfmoon_runtime.settings import ServiceSettings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+ROLES: dict[str, type[ServiceSettings]] = {
+    "conductor": ConductorSettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+    "kvstore": KvstoreSettings,
+}
+#: Settings that the chart gives itself, from its other values.
+GIVEN = {
+    *("worker_id", "host", "host_id", "advertise_host", "metadata", "cluster_key", "metrics_port"),
+    *("http_port", "model", "served_model_name", "dtype", "block_size", "tenants", "drain_s"),
+    *("disk_path", "disk_mib"),
+}
+#: The oldest Kubernetes that Chart.yaml allows, and the newest whose schemas are there.
+KUBERNETES = ("1.27", "1.37")
+
+
+def pod(workload: dict[str, Any]) -> dict[str, Any]:
+    spec = workload["spec"]["template"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def labels(workload: dict[str, Any]) -> dict[str, str]:
+    found = workload["spec"]["template"]["metadata"]["labels"]
+    assert isinstance(found, dict)
+    return found
+
+
+def selects(selector: dict[str, Any], workload: dict[str, Any]) -> bool:
+    return selector.items() <= labels(workload).items()
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_is_valid_and_has_no_unknown_field(release: Any, version: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    assert len(release.objects) >= 15
+    for each in release.objects:
+        schemas.validate(each, version, strict=True)
+
+
+def test_helm_finds_nothing_wrong(helm: Any, values_of: Callable[[str], Any]) -> None:
+    report = helm.lint(str(ROOT / "deploy/helm/halfmoon"), values_of("trial"), strict=True)
+    assert report["errors"] == []
+    # 1: information, such as that there is no icon.
+    assert [m for m in report["messages"] if m["severity"] > 1] == []
+
+
+def test_without_a_metadata_server_nothing_is_installed(helm: Any, chart: Any) -> None:
+    with pytest.raises(helm.HelmError, match=r"no metadata server: set metadata\.url"):
+        chart.render({}, name="hm")
+
+
+def test_settings_are_those_of_the_services_and_no_others(helm: Any, chart: Any) -> None:
+    properties = chart.schema["properties"]
+    listed = {
+        role: set(properties[role]["properties"]["settings"]["propertyNames"]["enum"])
+        for role in ROLES
+    }
+    listed["all"] = set(properties["settings"]["propertyNames"]["enum"])
+    services: dict[str, type[ServiceSettings]] = {**ROLES, "all": ServiceSettings}
+    for role, settings in services.items():
+        assert listed[role] == settings.model_fields.keys() - GIVEN, f"{role}: values.schema.json"
+    with pytest.raises(helm.HelmValuesError, match="chunk_token"):
+        chart.validate_schema({"prefill": {"settings": {"chunk_token": 256}}})
+
+
+def test_images_are_those_of_the_compose_file(chart: Any) -> None:
+    built = {service["image"] for service in COMPOSE["services"].values()}
+    assert {chart.values[role]["image"] for role in ROLES} <= built
+    assert chart.values["trialRedis"]["image"] in built
+
+
+def test_the_demo_model_is_made_as_the_compose_file_makes_it(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    trial = render(values_of("trial"))
+    for role in ("conductor", "prefill", "decode"):
+        (container,) = pod(trial.workloads[role])["initContainers"]
+        assert container["command"] == COMPOSE["services"]["demo-model"]["entrypoint"]
+
+
+def test_everything_that_selects_pods_finds_those_of_one_role(release: Any) -> None:
+    assert set(release.workloads) == set(ROLES)
+    for role, workload in release.workloads.items():
+        assert selects(workload["spec"]["selector"]["matchLabels"], workload)
+        for kind in ("PodDisruptionBudget", "NetworkPolicy"):
+            spec = release.of(kind)[f"hm-{role}"]["spec"]
+            selector = (spec.get("selector") or spec["podSelector"])["matchLabels"]
+            found = [r for r, w in release.workloads.items() if selects(selector, w)]
+            assert found == [role], kind
+        service = release.of("Service")[f"hm-{role}"]["spec"]
+        assert service["clusterIP"] == "None"
+        found = [r for r, w in release.workloads.items() if selects(service["selector"], w)]
+        assert found == [role]
+    api = release.of("Service")["hm"]["spec"]
+    assert [r for r, w in release.workloads.items() if selects(api["selector"], w)] == ["conductor"]
+    assert release.workloads["kvstore"]["spec"]["serviceName"] == "hm-kvstore"
+
+
+def test_ports_are_named_where_they_are_opened(release: Any) -> None:
+    for role, workload in release.workloads.items():
+        (container,) = pod(workload)["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        probes = [container[p] for p in ("startupProbe", "readinessProbe", "livenessProbe")]
+        assert {probe["httpGet"]["port"] for probe in probes} <= set(ports)
+        for service in release.of("Service").values():
+            if selects(service["spec"]["selector"], workload):
+                assert {p["targetPort"] for p in service["spec"]["ports"]} <= set(ports)
+        policy = release.of("NetworkPolicy")[f"hm-{role}"]["spec"]
+        opened = {p["port"] for rule in policy["ingress"] for p in rule["ports"]}
+        assert {p for p in opened if isinstance(p, str)} == set(ports)
+
+
+def test_a_drained_node_leaves_one_of_each(release: Any) -> None:
+    for role, workload in release.workloads.items():
+        scaling = release.of("HorizontalPodAutoscaler").get(f"hm-{role}")
+        least = scaling["spec"]["minReplicas"] if scaling else workload["spec"]["replicas"]
+        assert ("replicas" in workload["spec"]) == (scaling is None)
+        budget = release.of("PodDisruptionBudget")[f"hm-{role}"]["spec"]["maxUnavailable"]
+        # A trial has one of each, and a budget that would never let it go would hold its node.
+        assert least == 1 or least - budget >= 1, role
+
+
+def test_containers_are_nobody_and_write_only_where_they_are_told(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    for example in ("defaults", "trial", "production", "gpu"):
+        release = render(values_of(example))
+        for workload in [*release.workloads.values(), *release.of("Deployment").values()]:
+            spec = pod(workload)
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["runAsUser"] > 0
+            assert spec["automountServiceAccountToken"] is False
+            assert spec["enableServiceLinks"] is False
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
+                context = container["securityContext"]
+                assert context["readOnlyRootFilesystem"] is True
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert "memory" in container["resources"]["limits"]
+
+
+def test_rdma_workers_may_lock_memory_and_see_the_fabric(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    release = render(values_of("rdma"))
+    for role in ("prefill", "decode", "kvstore"):
+        spec = pod(release.workloads[role])
+        (container,) = spec["containers"]
+        assert spec["hostNetwork"] is True
+        assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+        assert container["resources"]["limits"]["rdma/hca"] == 1
+    ports = {
+        pod(w)["containers"][0]["ports"][-1]["containerPort"] for w in release.workloads.values()
+    }
+    # The conductor is on a network of its own, and may have the number of another.
+    assert len(ports) == 3
+
+
+def reached(release: Any) -> set[tuple[str, str]]:
+    """Who may dial whose free ports: both ends' policies let it through."""
+    policies = {role: release.of("NetworkPolicy")[f"hm-{role}"]["spec"] for role in ROLES}
+
+    def named(rules: list[dict[str, Any]], side: str) -> set[str]:
+        free = [r for r in rules if any("endPort" in port for port in r["ports"])]
+        return {
+            role
+            for rule in free
+            for peer in rule[side]
+            for role, workload in release.workloads.items()
+            if selects(peer["podSelector"]["matchLabels"], workload)
+        }
+
+    into = {(c, role) for role, p in policies.items() for c in named(p["ingress"], "from")}
+    out = {(role, c) for role, p in policies.items() for c in named(p["egress"], "to")}
+    assert into == out, "one end's policy closes what the other's opens"
+    return into
+
+
+def test_policies_open_the_ways_that_the_protocol_names_and_no_others(release: Any) -> None:
+    told = (ROOT / "docs/protocol.md").read_text()
+    assert "Conductors connect; prefill workers connect to kvstores." in re.sub(r"\s+", " ", told)
+    assert reached(release) == {
+        ("conductor", "prefill"),
+        ("conductor", "decode"),
+        ("conductor", "kvstore"),
+        ("prefill", "decode"),  # the landing
+        ("prefill", "kvstore"),
+        ("kvstore", "kvstore"),  # replicas, and what a node that leaves hands on
+    }
+    for role in ROLES:
+        policy = release.of("NetworkPolicy")[f"hm-{role}"]["spec"]
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        named = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
+        # Names, the metadata server, workers; nothing else.
+        assert named <= {53, 6379, 32768}, role
+
+
+def test_a_hub_can_be_reached_where_the_model_comes_from_one(render: Callable[[Any], Any]) -> None:
+    release = render({"model": {"source": "org/model"}, "metadata": {"url": "redis://r:6379/0"}})
+    opened = {
+        role
+        for role in ROLES
+        for rule in release.of("NetworkPolicy")[f"hm-{role}"]["spec"]["egress"]
+        if {"protocol": "TCP", "port": 443} in rule["ports"]
+    }
+    assert opened == {"conductor", "prefill", "decode"}
+
+
+def test_autoscaling_asks_for_metrics_that_the_adapter_hands_on(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    adapter = yaml.safe_load((ROOT / "deploy/helm/values/prometheus-adapter.yaml").read_text())
+    handed_on = {rule["seriesQuery"].partition("{")[0] for rule in adapter["rules"]["custom"]}
+    scalers = render(values_of("production")).of("HorizontalPodAutoscaler")
+    asked = {
+        metric["pods"]["metric"]["name"]
+        for scaler in scalers.values()
+        for metric in scaler["spec"]["metrics"]
+        if metric["type"] == "Pods"
+    }
+    assert set(scalers) == {"hm-conductor", "hm-prefill", "hm-decode"}
+    assert asked == handed_on
