@@ -96,14 +96,14 @@ async def test_a_streams_events_are_numbered_and_say_what_the_whole_answer_says(
         ({"store": True}, "store", "not supported"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools", "not supported"),
-        ({"text": {"format": {"type": "json_object"}}}, "text", "not supported"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format", "not supported"),
         ({"background": True}, "background", "not supported"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "not supported"),
         ({"input": [{"type": "function_call_output", "role": "user", "content": "a"}]},
          "input[0].type", "only message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "text": ""}]}]},
          "input[0].content[0].type", "not supported"),
-        ({"stop": "a"}, "stop", "not known"),
+        ({"mood": "a"}, "mood", "not known"),
     ],
 )  # fmt: skip
 async def test_what_is_not_supported_is_refused_by_name(
@@ -129,3 +129,43 @@ async def test_an_error_in_mid_stream_is_the_last_event(
     assert last["type"] == "error"
     assert last["error"]["type"] == "server_error"
     assert "swordfish" not in answer.text
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("text_format", "response_format"),
+    [
+        (
+            {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True},
+            {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+        ),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        ({"type": "text"}, {"type": "text"}),
+    ],
+)
+async def test_a_format_is_what_chats_have_under_another_name_and_the_answer_repeats_it(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    text_format: dict[str, Any],
+    response_format: dict[str, Any],
+) -> None:
+    answer = await post(client, {**HELLO, "text": {"format": text_format}})
+    assert answer["text"]["format"] == text_format
+    chat = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hello"}]}
+    body = {**chat, "response_format": response_format}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    as_response, as_chat = (each.sampling.grammar for each in gateway.requests)
+    assert as_response == as_chat
+    assert bool(as_chat) == (text_format["type"] != "text")
+
+
+async def test_a_format_that_can_not_be_had_is_refused_under_its_name_here(
+    client: httpx.AsyncClient,
+) -> None:
+    broken = {"type": "json_schema", "name": "s", "schema": {"type": "moon"}}
+    answer = await client.post(RESPONSES, json={**HELLO, "text": {"format": broken}})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "text")
+    assert error["message"].startswith("text does not compile")

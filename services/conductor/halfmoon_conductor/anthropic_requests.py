@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, JsonValue, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest, TextPart
@@ -54,6 +54,9 @@ class CountTokensRequest(Shape):
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
     messages: list[Turn] = Field(min_length=1, fail_fast=True)
     system: Blocks | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+        None, description="vLLM's: more names for the model's chat template."
+    )
 
     tools: Annotated[Any, Neutral([])] = None
     tool_choice: Annotated[Any, Neutral({"type": "none"}, {"type": "auto"})] = None
@@ -102,6 +105,12 @@ class MessagesRequest(CountTokensRequest):
     service_tier: Annotated[Any, Neutral("auto", "standard_only")] = None
     container: Annotated[Any, Neutral()] = None
     inference_geo: Annotated[Any, Neutral()] = None
+    ec_transfer_params: Annotated[Any, Neutral()] = None
+    kv_transfer_params: Annotated[Any, Neutral()] = None
+    mm_payload: Annotated[Any, Neutral("tensors")] = None
+    return_mm_kwargs: Annotated[Any, Neutral(True)] = None
+    vllm_xargs: Annotated[Any, Neutral({})] = None
+    watermarking: Annotated[Any, Neutral(False)] = None
 
     def as_chat(self) -> ChatRequest:
         """The same wishes as a chat completion."""
@@ -113,6 +122,7 @@ class MessagesRequest(CountTokensRequest):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            chat_template_kwargs=self.chat_template_kwargs,
             cache_salt=self.cache_salt,
         )
 

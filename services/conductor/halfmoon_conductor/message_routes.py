@@ -46,7 +46,7 @@ def messages_router(front: Front, generation: Responses, counting: Responses) ->
             front.intake.encode_messages,
             body.chat_messages(),
             add_generation_prompt=True,
-            variables=None,
+            variables=body.chat_template_kwargs,
         )
         return TokenCount(input_tokens=len(tokens))
 

@@ -4,7 +4,7 @@ Of what kinds fields are, and what becomes of those that are not supported: `req
 """
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,20 +21,17 @@ from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.request_fields import (
     MAX_CHOICES,
-    MAX_STOP_TOKEN_IDS,
     MAX_TOKEN_ID,
-    LogitBias,
     Neutral,
     Prompt,
     Salt,
     Shape,
-    Stop,
     Text,
-    TokenId,
     one_of,
     refuse_unknown,
     text_or_list,
 )
+from halfmoon_conductor.sampling_fields import SamplingFields
 from halfmoon_conductor.structured_fields import (
     Choices,
     ResponseFormat,
@@ -57,8 +54,11 @@ class StreamOptions(Shape):
     )
 
 
-class SharedFields(Shape):
+class SharedFields(SamplingFields):
     """What completions and chat completions have in common."""
+
+    #: What a client calls `response_format`, for errors about it.
+    format_field: ClassVar[str] = "response_format"
 
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
     max_tokens: int | None = Field(
@@ -67,35 +67,11 @@ class SharedFields(Shape):
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_TOKEN_ID, description="The newer name of max_tokens."
     )
-    temperature: float | None = Field(
-        None, ge=0, le=2, allow_inf_nan=False, description="Default 1. 0 is greedy."
-    )
-    top_p: float | None = Field(None, gt=0, le=1, description="Default 1.")
-    top_k: int | None = Field(
-        None, ge=-1, le=MAX_TOKEN_ID, description="Keep so many likeliest tokens; 0 or -1: all."
-    )
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    seed: int | None = Field(
-        None, ge=-(2**63), le=2**63 - 1, description="Left out: another one for each request."
-    )
-    stop: Stop | None = Field(
-        None, description="The text ends before the first of these that it would say."
-    )
-    stop_token_ids: list[TokenId] | None = Field(
-        None, max_length=MAX_STOP_TOKEN_IDS, fail_fast=True
-    )
     min_tokens: int | None = Field(
         None, ge=0, le=MAX_TOKEN_ID, description="Nothing stops the answer before so many tokens."
     )
-    ignore_eos: bool | None = Field(None, description="Go on after an end-of-text token.")
     n: int | None = Field(
         None, ge=1, le=MAX_CHOICES, description="Answers to each prompt, drawn independently."
-    )
-    logit_bias: LogitBias | None = Field(
-        None, description="Token ids, as strings, and what is added to their logits."
     )
     prompt_logprobs: int | None = Field(
         None,
@@ -153,6 +129,7 @@ class SharedFields(Shape):
     routed_experts_prompt_start: Annotated[Any, Neutral(0)] = None
     return_token_offsets: Annotated[Any, Neutral(False)] = None
     return_mm_kwargs: Annotated[Any, Neutral(True)] = None
+    mm_payload: Annotated[Any, Neutral("tensors")] = None
     kv_transfer_params: Annotated[Any, Neutral()] = None
     ec_transfer_params: Annotated[Any, Neutral()] = None
     vllm_xargs: Annotated[Any, Neutral({})] = None
@@ -201,7 +178,9 @@ class SharedFields(Shape):
             choice=self.guided_choice,
             grammar=self.guided_grammar,
         )
-        wanted = wishes(self.response_format, self.structured_outputs, guided)
+        wanted = wishes(
+            self.response_format, self.structured_outputs, guided, format_field=self.format_field
+        )
         if wanted is not None and (self.ignore_eos or self.min_tokens):
             raise InvalidRequest(
                 f"{wanted.param} ends the answer when it is complete; leave out ignore_eos and "

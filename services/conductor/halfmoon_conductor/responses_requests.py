@@ -1,8 +1,8 @@
 """What clients of OpenAI's Responses API may ask, as far as it is of text and keeps no state."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest
@@ -14,6 +14,16 @@ from halfmoon_conductor.request_fields import (
     Text,
     one_of,
     text_or_list,
+)
+from halfmoon_conductor.sampling_fields import SamplingFields
+from halfmoon_conductor.structured_fields import (
+    JsonSchema,
+    ObjectFormat,
+    SchemaFormat,
+    StructuredOutputs,
+    TextFormat,
+    format_kind,
+    known_format,
 )
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -70,7 +80,44 @@ class InputMessage(Shape):
         return ChatMessage(role=self.role, content=text)
 
 
-class ResponsesRequest(Shape):
+class NamedSchema(JsonSchema):
+    """A schema, whose wrapping this API leaves out."""
+
+    type: Literal["json_schema"]
+
+    def as_chat(self) -> SchemaFormat:
+        """Wrapped, as chat completions have it."""
+        schema = JsonSchema(name=self.name, schema=self.schema_)
+        return SchemaFormat(type="json_schema", json_schema=schema)
+
+
+class TextConfig(Shape):
+    """What the answer's text must be."""
+
+    format: (
+        Annotated[
+            Annotated[TextFormat, Tag("text")]
+            | Annotated[ObjectFormat, Tag("json_object")]
+            | Annotated[NamedSchema, Tag("json_schema")],
+            one_of("must be an object with a type", format_kind),
+            BeforeValidator(known_format),
+        ]
+        | None
+    ) = None
+    verbosity: Annotated[Any, Neutral()] = None
+
+    def as_chat(self) -> TextFormat | ObjectFormat | SchemaFormat | None:
+        """The same as chat completions ask for it."""
+        return self.format.as_chat() if isinstance(self.format, NamedSchema) else self.format
+
+
+class _ChatOfResponse(ChatRequest):
+    """A chat whose client speaks this API."""
+
+    format_field: ClassVar[str] = "text"
+
+
+class ResponsesRequest(SamplingFields):
     """Answer an input."""
 
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
@@ -81,11 +128,15 @@ class ResponsesRequest(Shape):
     ]
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0, le=1)
+    text: TextConfig | None = Field(None, description="Any text, a JSON object, JSON of a schema.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="As in vLLM's chats.")
+    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+        None, description="More names for the model's chat template."
+    )
     stream: bool | None = None
     user: Text | None = Field(None, description="A label; changes nothing.")
     safety_identifier: Text | None = Field(None, description="A label; changes nothing.")
+    session_id: Text | None = Field(None, description="A label; changes nothing.")
     prompt_cache_key: Text | None = Field(None, description="Taken and not needed.")
     cache_salt: Salt | None = Field(
         None, description="Share cached prefixes only with the same salt."
@@ -97,22 +148,35 @@ class ResponsesRequest(Shape):
     background: Annotated[Any, Neutral(False)] = None
     conversation: Annotated[Any, Neutral()] = None
     context_management: Annotated[Any, Neutral()] = None
+    ec_transfer_params: Annotated[Any, Neutral()] = None
+    enable_response_messages: Annotated[Any, Neutral(False)] = None
     include: Annotated[Any, Neutral([])] = None
+    include_reasoning: Annotated[Any, Neutral(True)] = None
+    include_stop_str_in_output: Annotated[Any, Neutral(False)] = None
+    kv_transfer_params: Annotated[Any, Neutral()] = None
     max_tool_calls: Annotated[Any, Neutral()] = None
+    media_io_kwargs: Annotated[Any, Neutral({})] = None
     metadata: Annotated[Any, Neutral({})] = None
+    mm_payload: Annotated[Any, Neutral("tensors")] = None
+    mm_processor_kwargs: Annotated[Any, Neutral({})] = None
     parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
+    previous_input_messages: Annotated[Any, Neutral([])] = None
     previous_response_id: Annotated[Any, Neutral()] = None
     prompt: Annotated[Any, Neutral()] = None
     prompt_cache_retention: Annotated[Any, Neutral()] = None
     reasoning: Annotated[Any, Neutral({})] = None
+    request_id: Annotated[Any, Neutral()] = None
+    return_mm_kwargs: Annotated[Any, Neutral(True)] = None
     service_tier: Annotated[Any, Neutral("auto", "default")] = None
+    skip_special_tokens: Annotated[Any, Neutral(True)] = None
     store: Annotated[Any, Neutral(False)] = None
     stream_options: Annotated[Any, Neutral({})] = None
-    text: Annotated[Any, Neutral({}, {"format": {"type": "text"}})] = None
     tool_choice: Annotated[Any, Neutral("none", "auto")] = None
     tools: Annotated[Any, Neutral([])] = None
     top_logprobs: Annotated[Any, Neutral(0)] = None
     truncation: Annotated[Any, Neutral("disabled")] = None
+    vllm_xargs: Annotated[Any, Neutral({})] = None
+    watermarking: Annotated[Any, Neutral(False)] = None
 
     def as_chat(self) -> ChatRequest:
         """The same wishes as a chat completion."""
@@ -123,12 +187,14 @@ class ResponsesRequest(Shape):
         )
         if self.instructions is not None:
             turns.insert(0, ChatMessage(role="system", content=self.instructions))
-        return ChatRequest(
+        return _ChatOfResponse(
             model=self.model,
             messages=[*turns],
             max_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            response_format=None if self.text is None else self.text.as_chat(),
+            structured_outputs=self.structured_outputs,
+            chat_template_kwargs=self.chat_template_kwargs,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            **self.sampling_fields(),
         )

@@ -11,7 +11,7 @@ from halfmoon_conductor import error_responses, sse
 from halfmoon_conductor.answering import Answer
 from halfmoon_conductor.generation import Finish
 from halfmoon_conductor.openai_responses import PromptTokensDetails
-from halfmoon_conductor.responses_requests import ResponsesRequest
+from halfmoon_conductor.responses_requests import ResponsesRequest, TextConfig
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -193,7 +193,7 @@ class ResponsesShape:
             previous_response_id=None,
             store=False,
             temperature=1.0 if body.temperature is None else body.temperature,
-            text={"format": {"type": "text"}},
+            text=_text_config(body.text),
             tool_choice="none",
             tools=[],
             top_p=1.0 if body.top_p is None else body.top_p,
@@ -211,6 +211,11 @@ class ResponsesShape:
             output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
             total_tokens=n_prompt + n_generated,
         )
+
+
+def _text_config(asked: TextConfig | None) -> dict[str, Any]:
+    told = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
+    return {"format": {"type": "text"}, **told}
 
 
 def _status_of(finish: Finish) -> Status:

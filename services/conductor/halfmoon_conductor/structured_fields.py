@@ -38,13 +38,15 @@ class JsonSchema(Shape):
     strict: bool | None = Field(None, description="The schema is kept to either way.")
 
 
-def _format_form(value: Any) -> str | None:
+def format_kind(value: Any) -> str | None:
+    """The type that a format says it has."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
 
-def _known_format(value: Any) -> Any:
-    if _format_form(value) in (None, "text", "json_object", "json_schema"):
+def known_format(value: Any) -> Any:
+    """Refuse, by name, the types that are none of ours."""
+    if format_kind(value) in (None, "text", "json_object", "json_schema"):
         return value
     raise PydanticCustomError(
         "not_supported",
@@ -75,8 +77,8 @@ ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("text")]
     | Annotated[ObjectFormat, Tag("json_object")]
     | Annotated[SchemaFormat, Tag("json_schema")],
-    one_of("must be an object with a type", _format_form),
-    BeforeValidator(_known_format),
+    one_of("must be an object with a type", format_kind),
+    BeforeValidator(known_format),
 ]
 
 
@@ -100,18 +102,26 @@ def wishes(
     response_format: TextFormat | ObjectFormat | SchemaFormat | None,
     structured: StructuredOutputs | None,
     guided: StructuredOutputs,
+    *,
+    format_field: str = "response_format",
 ) -> Wanted | None:
     """The grammar that a request's fields ask for together; None: any text will do.
+
+    Args:
+        response_format: OpenAI's wish.
+        structured: vLLM's.
+        guided: the same under its older names.
+        format_field: what the client calls the first one, for errors.
 
     Raises:
         InvalidRequest: two of them ask, or one can't be made a grammar of.
     """
     asked: list[tuple[str, Callable[[], str]]] = []
     if isinstance(response_format, ObjectFormat):
-        asked.append(("response_format", grammars.any_object))
+        asked.append((format_field, grammars.any_object))
     elif isinstance(response_format, SchemaFormat):
         schema = response_format.json_schema.schema_
-        asked.append(("response_format", lambda: grammars.of_schema(schema or {"type": "object"})))
+        asked.append((format_field, lambda: grammars.of_schema(schema or {"type": "object"})))
     if structured is not None:
         parts = _parts(structured)
         if len(parts) != 1:
