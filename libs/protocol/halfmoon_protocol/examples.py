@@ -52,6 +52,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_protocol.scores import TokenScore
+from halfmoon_protocol.traces import TraceContext
 
 REQUEST = RequestId("cmpl-7f3a")
 TICKET = Ticket("prefill-0/17")
@@ -63,6 +64,7 @@ LANDING = Landing(REGION, (4, 7), LAYOUT)
 HASHES = (BlockHash(bytes(range(16))), BlockHash(bytes(range(16, 32))))
 SCORE = TokenScore(-0.25, 1, ((302, -0.25), (7, -1.75)))
 SCORED_SAMPLING = Sampling(logit_bias=((7, -4.0),), logprobs=2, prompt_logprobs=0)
+TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "vendor=1")
 STOPPING = Stopping(max_new_tokens=32, stop_token_ids=(2,))
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=11)
 KVSTORE = KvstoreAddress(WorkerId("kvstore-0"), 2, "tcp://127.0.0.1:7301")
@@ -91,7 +93,7 @@ EXAMPLES: tuple[Message, ...] = (
     Unwelcome(reason="KV layouts differ: block_size is 16 at the cluster, 32 at decode-1"),
     Cancel(request_id=REQUEST, landing_in_doubt=True),
     ChangeRole(role="decode", reason="decode has had a load of 1.30, the other side of 0.20"),
-    ReserveDecode(request_id=REQUEST, n_tokens=20, stopping=STOPPING),
+    ReserveDecode(request_id=REQUEST, n_tokens=20, stopping=STOPPING, trace=TRACE),
     StartDecode(
         request_id=REQUEST,
         first_token=301,
@@ -122,6 +124,7 @@ EXAMPLES: tuple[Message, ...] = (
         store_in=KVSTORE,
         priority=2,
         stages=(StageAddress(WorkerId("prefill-1"), 1, "tcp://127.0.0.1:7111"),),
+        trace=TRACE,
     ),
     PrefillDone(
         request_id=REQUEST,

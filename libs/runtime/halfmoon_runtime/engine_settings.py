@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.tracing import TracedSettings
 
 
-class EngineSettings(ServiceSettings):
+class EngineSettings(TracedSettings):
     """Which model a worker runs, in what precision, over how much KV memory."""
 
     model: str = Field(

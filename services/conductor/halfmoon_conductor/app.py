@@ -24,11 +24,13 @@ from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import open_tokenizer
+from halfmoon_conductor.traced import Traced
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.server import metadata_app
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_scheduling.conductor import Conductor
 
@@ -46,6 +48,8 @@ async def run(settings: ConductorSettings, service: Service) -> None:
     """Be a conductor until told to stop, then finish the requests that are here."""
     async with AsyncExitStack() as stack:
         service.announce("loading", worker_id=settings.worker_id, model=settings.model)
+        if tracer := open_tracer(settings, "halfmoon-conductor"):
+            stack.push_async_callback(tracer.close)
         tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
         tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
         embedded = settings.metadata == EMBEDDED
@@ -64,14 +68,17 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             stack.callback(journal.close)
         core, clock = Conductor(settings.scheduling), SystemClock()
         observer = Observer(core, Latencies())
-        recorders = [observer.record] if journal is None else [journal.record, observer.record]
+        traced = Traced(tracer, core, clock)
+        recorders = [*traced.recorders, observer.record]
+        if journal is not None:
+            recorders.insert(0, journal.record)
         shell = Shell(core, clock, recorders=recorders)
         gateway = Gateway(shell, served_model_name=settings.served_model_name)
         registry = CollectorRegistry()
         metrics = CoreMetrics(core, registry)
         PredictionMetrics(core, registry)
         hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
-        shell.connect(hub, gateway)
+        shell.connect(traced.workers(hub), gateway)
         await stack.enter_async_context(service.running(hub.run()))
 
         about = About(settings.worker_id, settings.metadata.partition(":")[0])
@@ -79,7 +86,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         if embedded:
             mounts.append(("/metadata", metadata_app(store)))
         app = create_app(
-            gateway,
+            traced.gateway(gateway),
             tokenizer,
             registry=registry,
             latencies=observer.latencies,
@@ -96,7 +103,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         stack.callback(listener.close)
         server = _Server(
             uvicorn.Config(
-                app,
+                traced.app(app),
                 log_config=None,
                 log_level="warning",  # its comings and goings are ours to announce
                 access_log=False,

@@ -116,7 +116,7 @@ class Door:
         if scope["type"] == "http" and _is_below(_FOR_OPERATORS, scope["path"]):
             await self._serve_operator(scope, receive, send)
             return
-        if scope["type"] != "http" or not _is_below(_GUARDED, scope["path"]):
+        if scope["type"] != "http" or not is_guarded(scope["path"]):
             await self._app(scope, receive, send)
             return
         with ExitStack() as stack:
@@ -181,6 +181,11 @@ def caller_of(scope: Scope) -> Caller:
     caller = scope[_SCOPE_KEY]
     assert isinstance(caller, Caller)
     return caller
+
+
+def is_guarded(path: str) -> bool:
+    """Whether a path is one of the API's, rather than for probes and operators."""
+    return _is_below(_GUARDED, path)
 
 
 def _is_below(tops: tuple[str, ...], path: str) -> bool:

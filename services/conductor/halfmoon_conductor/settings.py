@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.tracing import TracedSettings
 from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
 
 #: `metadata` says this when the conductor is to serve the metadata store itself.
 EMBEDDED = "embedded"
 
 
-class ConductorSettings(ServiceSettings):
+class ConductorSettings(TracedSettings):
     """One conductor: where it listens, which model it speaks for, how it decides."""
 
     worker_id: str = Field("conductor-0", description="Stable name of this conductor")

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from halfmoon_decode.settings import DecodeSettings
+from halfmoon_decode.tracing import DecodeTraces
 from halfmoon_decode.worker import DecodeWorker
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
@@ -15,6 +16,7 @@ from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_scheduling.pages import PageAllocator
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
@@ -25,6 +27,8 @@ async def run(settings: DecodeSettings, service: Service) -> None:
     async with AsyncExitStack() as stack:
         worker_id = WorkerId(settings.worker_id)
         service.announce("loading", worker_id=worker_id, model=settings.model)
+        if tracer := open_tracer(settings, "halfmoon-decode"):
+            stack.push_async_callback(tracer.close)
         engine = await asyncio.to_thread(
             open_engine,
             settings.model,
@@ -81,6 +85,7 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             settings=settings,
             clock=SystemClock(),
             pages=PageAllocator(n_pages),
+            traces=DecodeTraces(tracer),
         )
         async with in_service(worker, Membership(store, info), service):
             service.announce("ready", worker_id=worker_id, n_pages=n_pages)

@@ -16,6 +16,7 @@ import structlog
 
 from halfmoon_decode.generations import Generations
 from halfmoon_decode.settings import DecodeSettings
+from halfmoon_decode.tracing import DecodeTraces
 from halfmoon_engine.interface import NOT_FOLLOWED, Engine
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId
@@ -60,6 +61,7 @@ class DecodeWorker:
     settings: DecodeSettings
     clock: Clock
     pages: PageAllocator
+    traces: DecodeTraces = field(default_factory=DecodeTraces)
     batch: DecodeBatch = field(init=False)
     conductors: Conductors = field(init=False)
     #: Running requests; its keys are the batch's running ones.
@@ -149,6 +151,7 @@ class DecodeWorker:
             return
         self._idle.clear()
         self.conductors.owners.add(request_id, peer)
+        self.traces.reserved(wanted, len(pages), self.clock.now())
         landing = Landing(self.region, tuple(pages), self.engine.layout)
         await self.conductors.answer(
             peer,
@@ -162,13 +165,14 @@ class DecodeWorker:
         try:
             self.batch.start(request_id, start.first_token, self.clock.now())
         except KeyError as error:
-            self._forget(request_id)
             reason = str(error.args[0])
+            self._forget(request_id, error=reason)
             await self.conductors.answer(
                 peer, DecodeFailed(request_id=request_id, reason=reason, retryable=True)
             )
             return
         self._generations.start(start)
+        self.traces.started(request_id, self.clock.now())
         self._wake.set()
 
     def _on_orphan(self, request_id: RequestId) -> None:
@@ -184,7 +188,8 @@ class DecodeWorker:
         self.batch.cancel(request_id, aside_until_s=aside_until_s)
         self._forget(request_id)
 
-    def _forget(self, request_id: RequestId) -> None:
+    def _forget(self, request_id: RequestId, *, finish: str = "", error: str = "") -> None:
+        self.traces.ended(request_id, self.clock.now(), finish=finish, error=error)
         self._generations.drop(request_id)
         self.conductors.owners.drop(request_id)
         if self.batch.n_running + self.batch.n_reserved == 0:
@@ -214,6 +219,7 @@ class DecodeWorker:
                 log.exception("step_failed", n_rows=len(step.rows))
                 tokens = []
             took = self.clock.now() - began
+            self.traces.stepped(self._in_step, began, began + took)
             self._step_s += (took - self._step_s) * (_STEP_WEIGHT if self._step_s else 1.0)
             self._in_step = set()
             for request_id in self._to_cancel:
@@ -253,7 +259,7 @@ class DecodeWorker:
             )
         for request_id, outcome in produced.items():
             if outcome.finish:
-                self._forget(request_id)
+                self._forget(request_id, finish=outcome.finish)
         for request_id in stuck:
             self.batch.cancel(request_id)
             await self._fail(request_id, NOT_FOLLOWED, retryable=False)
@@ -261,7 +267,7 @@ class DecodeWorker:
     async def _fail(self, request_id: RequestId, reason: str, *, retryable: bool = True) -> None:
         """Tell the owner that a request, which the batch holds no more, is gone."""
         peer = self.conductors.owners.of(request_id)
-        self._forget(request_id)
+        self._forget(request_id, error=reason)
         if peer is not None:
             failed = DecodeFailed(request_id=request_id, reason=reason, retryable=retryable)
             await self.conductors.answer(peer, failed)

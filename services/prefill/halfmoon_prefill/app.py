@@ -17,6 +17,7 @@ from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_scheduling.pages import PageAllocator
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
@@ -28,6 +29,8 @@ async def run(settings: PrefillSettings, service: Service) -> None:
         worker_id = WorkerId(settings.worker_id)
         clock = SystemClock()
         service.announce("loading", worker_id=worker_id, model=settings.model)
+        if tracer := open_tracer(settings, "halfmoon-prefill"):
+            stack.push_async_callback(tracer.close)
         engine = await asyncio.to_thread(
             open_engine,
             settings.model,
@@ -89,6 +92,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             settings=settings,
             clock=clock,
             pages=PageAllocator(n_pages),
+            tracer=tracer,
         )
         async with in_service(worker, Membership(store, info), service):
             service.announce("ready", worker_id=worker_id, n_pages=n_pages)

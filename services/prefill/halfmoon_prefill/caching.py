@@ -61,13 +61,14 @@ class Caching:
         hashes = job.start.block_hashes[:n_blocks]
         if not hashes:
             return
+        job.fetching_since_s = self._clock.now()
         sources = [cached.kvstore, *cached.replicas]
         job.lease = await self._replicas.lease(sources, hashes)
+        job.leased_s = began_s = self._clock.now()
         if job.lease is None:
             self._replicas.reads["none"] += 1
             return
         job.n_cached = len(job.lease.places) * self._layout.block_size
-        began_s = self._clock.now()
 
         def submit(layer: int) -> Transfer:
             return self._transfer.submit(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run
-from halfmoon_prefill.job import Job
+from halfmoon_prefill.job import Job, Pass
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.prefill_queue import Chunk
@@ -65,19 +65,23 @@ class PrefillForward:
             before_layer=before_layer,
             after_layer=after_layer,
         )
-        took = self.clock.now() - began
-        for (job, _), complete in zip(batch, blocks, strict=True):
+        ended = self.clock.now()
+        for (job, chunk), complete in zip(batch, blocks, strict=True):
             job.n_streamed = complete.stop
-            job.compute_s += took
+            job.compute_s += ended - began
             job.layers_wait_s += waited
+            if job.start.trace is not None:
+                job.passes.append(Pass(began, ended, chunk.start, chunk.stop, len(batch)))
         return tokens
 
     def _hand_on(self, job: Job, layer: int, blocks: Sequence[int]) -> None:
         layout = self.engine.layout
-        left_s = job.write_until_s - self.clock.now()
+        now = self.clock.now()
+        left_s = job.write_until_s - now
         if left_s <= 0:
             job.failure = TimeoutError("the landing's time ran out before its KV was computed")
             return
+        job.landing_since_s = job.landing_since_s or now
         landing = job.landing_pieces(self.pool, layout, layer, blocks)
         job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
         if put := job.put_pieces(self.pool, layout, layer, blocks):

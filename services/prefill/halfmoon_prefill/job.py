@@ -53,6 +53,17 @@ class Put:
     offsets: dict[int, int]
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass over one chunk of it, with those of others."""
+
+    began_s: float
+    ended_s: float
+    start: int
+    stop: int
+    n_requests: int
+
+
 class Refused(Exception):
     """This worker can't do the request, now or ever."""
 
@@ -101,6 +112,15 @@ class Job:
     asking_s: float = 0.0
     #: Of `compute_s`, those in which a forward waited for cached layers, its own or another's.
     layers_wait_s: float = 0.0
+    #: When it asked for cached blocks and when a kvstore held them; when the first of its KV went
+    #: to the landing, when all of it was there, and when that was said. 0: not yet.
+    fetching_since_s: float = 0.0
+    leased_s: float = 0.0
+    landing_since_s: float = 0.0
+    settled_s: float = 0.0
+    done_s: float = 0.0
+    #: Its forward passes, kept only when it is traced.
+    passes: list[Pass] = field(default_factory=list)
 
     @property
     def request_id(self) -> RequestId:

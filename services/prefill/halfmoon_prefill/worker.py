@@ -24,6 +24,7 @@ from halfmoon_prefill.reading import quiet
 from halfmoon_prefill.replicas import Replicas
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.settling import settle
+from halfmoon_prefill.tracing import trace
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -44,6 +45,7 @@ from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.telemetry import bind_request
+from halfmoon_runtime.tracing import Tracer
 from halfmoon_scheduling.decode_batch import finish_reason
 from halfmoon_scheduling.pages import PageAllocator
 from halfmoon_scheduling.prefill_queue import PrefillQueue
@@ -68,6 +70,8 @@ class PrefillWorker:
     settings: PrefillSettings
     clock: Clock
     pages: PageAllocator
+    #: None: no traces.
+    tracer: Tracer | None = None
     queue: PrefillQueue = field(init=False)
     computing: Computing = field(init=False)
     replicas: Replicas = field(init=False)
@@ -181,6 +185,7 @@ class PrefillWorker:
         await self._give_back(job)
         if ending is not None:
             await self.conductors.answer(job.owner, ending)
+        trace(job, ending, self.tracer, self.clock.now())
 
     async def _work(self, job: Job) -> Message | None:
         """A request from start to `PrefillDone`; what to tell of any other end."""
@@ -189,6 +194,7 @@ class PrefillWorker:
             await self.entry.take_pages(job)
             token = await self._compute(job)
             await self._settle(job)
+            job.done_s = self.clock.now()
             await self.conductors.answer(job.owner, self._done(job, token))
             await self.caching.keep(job)
         except Refused as refused:
@@ -222,7 +228,8 @@ class PrefillWorker:
     async def _settle(self, job: Job) -> None:
         settling_since_s = self.clock.now()
         await settle(job, self.caching)
-        job.drain_s = self.clock.now() - settling_since_s
+        job.settled_s = self.clock.now()
+        job.drain_s = job.settled_s - settling_since_s
 
     def _done(self, job: Job, token: int) -> PrefillDone:
         n_new = 1  # of this try; `stopping` counts from here

@@ -7,6 +7,7 @@ from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_protocol.scores import TokenScore
+from halfmoon_protocol.traces import TraceContext
 
 # conductor -> decode
 
@@ -18,6 +19,8 @@ class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
     #: Tokens whose KV will land.
     n_tokens: int
     stopping: Stopping
+    #: Whose child the worker's span is, from here to the last token; none: not traced.
+    trace: TraceContext | None = None
 
 
 class StartDecode(Message, frozen=True, tag="start_decode"):

@@ -7,6 +7,7 @@ from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_protocol.scores import TokenScore
+from halfmoon_protocol.traces import TraceContext
 
 # conductor -> prefill
 
@@ -62,6 +63,8 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     #: Of those that are queued the largest goes first; how it is kept from starving the others
     #: is the worker's to say.
     priority: int = 0
+    #: Whose child the worker's span is; none: not traced.
+    trace: TraceContext | None = None
 
 
 # prefill -> conductor

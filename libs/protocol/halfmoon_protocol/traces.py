@@ -1,0 +1,15 @@
+"""Where a request's trace goes on: W3C Trace Context, as messages carry it."""
+
+import msgspec
+
+
+class TraceContext(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The span that the receiver's spans are children of (https://www.w3.org/TR/trace-context/).
+
+    Only requests that are sampled carry one. Who makes no traces ignores it.
+    """
+
+    #: ``00-<trace id, 32 hex digits>-<span id, 16>-01``
+    traceparent: str
+    #: What tracing systems add, as they wrote it.
+    tracestate: str = ""

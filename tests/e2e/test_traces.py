@@ -1,0 +1,287 @@
+"""Traces of real processes, as a collector gets them over OTLP/HTTP."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+pytestmark = pytest.mark.e2e
+
+SLOW = "fake://slow?step_s=0.004&max_context=8192"
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT_ID = "00f067aa0ba902b7"
+StartCluster = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    trace_id: str
+    span_id: str
+    parent_id: str
+    tracestate: str
+    name: str
+    service: str
+    worker: str
+    began_ns: int
+    ended_ns: int
+    failed: bool
+    attributes: dict[str, Any]
+    events: dict[str, dict[str, Any]]
+
+
+@dataclass
+class Collector:
+    """Keeps all spans that it is sent."""
+
+    url: str
+    spans: list[Span] = field(default_factory=list)
+
+    def trace(self, trace_id: str) -> list[Span]:
+        return [span for span in list(self.spans) if span.trace_id == trace_id]
+
+    def whole(self, trace_id: str, *, worked: bool = True) -> list[Span]:
+        """A trace's spans, once the roots of its services' parts are there: they come last."""
+        roots = {"POST /v1/completions"} | ({"prefill", "decode"} if worked else set())
+        self.until(lambda: roots <= by_name(self.trace(trace_id)).keys())
+        return self.trace(trace_id)
+
+    def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            names = [(span.service, span.name) for span in self.spans]
+            assert time.monotonic() < deadline, f"not within {within_s} s, spans: {names}"
+            time.sleep(0.02)
+
+
+def value_of(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [value_of(each) for each in value.array_value.values]
+    return getattr(value, kind)
+
+
+def attributes_of(pairs: Any) -> dict[str, Any]:
+    return {pair.key: value_of(pair.value) for pair in pairs}
+
+
+def spans_of(request: ExportTraceServiceRequest) -> Iterator[Span]:
+    for resource in request.resource_spans:
+        service = attributes_of(resource.resource.attributes)
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                yield Span(
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.trace_state,
+                    span.name,
+                    service["service.name"],
+                    service["service.instance.id"],
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    span.status.code == span.status.STATUS_CODE_ERROR,
+                    attributes_of(span.attributes),
+                    {event.name: attributes_of(event.attributes) for event in span.events},
+                )
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            kept.spans.extend(spans_of(ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        kept = Collector(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield kept
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster, collector: Collector) -> Iterator[Any]:
+    """One whose processes export to the collector, soon."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HALFMOON_TRACES", "true")
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        with start_cluster(SLOW, n_decode=2) as cluster:
+            yield cluster
+
+
+def complete(cluster: Any, prompt: list[int], n_new: int, **headers: str) -> httpx.Response:
+    body = {"model": cluster.model, "prompt": prompt, "max_tokens": n_new, "temperature": 0}
+    return httpx.post(f"{cluster.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+
+def reused(cluster: Any, prompt: list[int]) -> int:
+    usage = cluster.complete(prompt=prompt, max_tokens=1)["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def trace_id_of(answer: httpx.Response) -> str:
+    version, trace_id, _, flags = answer.headers["traceresponse"].split("-")
+    assert version == "00"
+    assert int(flags, 16) & 1, "it is sampled"
+    return str(trace_id)
+
+
+def by_name(spans: list[Span]) -> dict[str, Span]:
+    return {span.name: span for span in spans}
+
+
+def tree(spans: list[Span], of: str = "") -> dict[str, Any]:
+    """Names by parentage, from the spans whose parent is none of these."""
+    known = {span.span_id for span in spans}
+    return {
+        span.name: tree(spans, span.span_id)
+        for span in spans
+        if span.parent_id == of or (not of and span.parent_id not in known)
+    }
+
+
+WORKED = {
+    "place": {},
+    "reserve": {},
+    "prefill": {"queue": {}, "compute": {"chunk": {}}, "landing": {}},
+    "decode": {"wait for the landing": {}, "first step": {}, "steps": {}},
+}
+
+
+def test_a_request_is_one_trace_from_http_to_the_last_token(
+    cluster: Any, collector: Collector
+) -> None:
+    prompt = list(range(600))
+    first = complete(cluster, prompt, 5)
+    cluster.until(lambda: reused(cluster, prompt) == 576)
+    again = complete(cluster, [*prompt[:576], 7, 8, 9], 5)
+    spans = collector.whole(trace_id_of(first))
+    assert tree(spans) == {"POST /v1/completions": {"text_completion slow": {"try": WORKED}}}
+    named = by_name(spans)
+    assert (named["try"].service, named["try"].worker) == ("halfmoon-conductor", "conductor-0")
+    assert (named["queue"].service, named["queue"].worker) == ("halfmoon-prefill", "prefill-0")
+    assert named["steps"].service == "halfmoon-decode"
+    assert named["steps"].worker == named["place"].attributes["halfmoon.decode"]
+    # One machine, one clock: what is done for a stage is done within it.
+    at = {span.span_id: span for span in spans}
+    for span in spans:
+        assert span.began_ns <= span.ended_ns
+        if parent := at.get(span.parent_id):
+            assert parent.began_ns <= span.began_ns <= span.ended_ns <= parent.ended_ns, (
+                f"{span.name} is not within {parent.name}"
+            )
+    generation = named["text_completion slow"].attributes
+    assert generation["gen_ai.usage.input_tokens"] == 600
+    assert generation["gen_ai.usage.output_tokens"] == 5
+    assert generation["gen_ai.response.finish_reasons"] == ["length"]
+    assert named["POST /v1/completions"].attributes["http.response.status_code"] == 200
+    assert named["place"].attributes["halfmoon.prefill"] == "prefill-0"
+    assert named["place"].attributes["halfmoon.estimate.ttft_s"] > 0
+    assert named["compute"].attributes["halfmoon.tokens"] == 600
+    assert named["compute"].attributes["halfmoon.chunks"] == 2
+    assert named["landing"].attributes["halfmoon.bytes"] > 0
+    assert named["landing"].attributes["halfmoon.path"] == ["shm"]
+    assert named["steps"].attributes["halfmoon.new_tokens"] == 3
+    # The second time most of it came from the kvstore.
+    named = by_name(collector.whole(trace_id_of(again)))
+    assert named["fetch"].attributes["halfmoon.blocks"] == 9
+    assert named["fetch"].attributes["halfmoon.source"] == "kvstore-0"
+    assert named["fetch"].attributes["halfmoon.bytes"] > 0
+    assert named["prefill"].attributes["halfmoon.cached_tokens"] == 576
+    assert named["compute"].attributes["halfmoon.tokens"] == 3
+    asked = named["text_completion slow"].attributes
+    assert asked["gen_ai.usage.cache_read.input_tokens"] == 576
+
+
+def test_a_clients_trace_goes_on_here_and_its_word_on_sampling_is_obeyed(
+    cluster: Any, collector: Collector
+) -> None:
+    sampled = f"00-{TRACE_ID}-{PARENT_ID}-01"
+    unsampled = f"00-{'ab' * 16}-{PARENT_ID}-00"
+    left_out = complete(cluster, [1, 2, 3], 3, traceparent=unsampled)
+    malformed = complete(cluster, [1, 2, 3], 3, traceparent=f"00-{'cd' * 16}-xyz-01")
+    answer = complete(cluster, [1, 2, 3], 3, traceparent=sampled, tracestate="vendor=1")
+    assert trace_id_of(answer) == TRACE_ID
+    spans = by_name(collector.whole(TRACE_ID))
+    assert spans["POST /v1/completions"].parent_id == PARENT_ID
+    assert {span.tracestate for span in spans.values()} == {"vendor=1"}
+    # Malformed: as if there had been no header.
+    assert by_name(collector.whole(trace_id_of(malformed)))["POST /v1/completions"].parent_id == ""
+    assert not collector.trace("cd" * 16)
+    # Not sampled: answered as always, and nobody made a span, though it was the first to ask.
+    assert (left_out.status_code, left_out.headers.get("traceresponse")) == (200, None)
+    assert not collector.trace("ab" * 16)
+
+
+def test_each_choice_is_a_generation_and_a_stop_string_no_failure(
+    cluster: Any, collector: Collector
+) -> None:
+    body = {"model": cluster.model, "prompt": [1, 2, 3], "max_tokens": 500}
+    answer = cluster.post("/v1/completions", **body, n=2, seed=5, stop=" t")
+    trace_id = trace_id_of(answer)
+    collector.until(lambda: [s.name for s in collector.trace(trace_id)].count("decode") == 2)
+    spans = collector.whole(trace_id)
+    request = by_name(spans)["POST /v1/completions"]
+    generations = [span for span in spans if span.name == "text_completion slow"]
+    assert [span.parent_id for span in generations] == [request.span_id] * 2
+    assert not any(span.failed for span in spans)
+    assert all("closed by the reader" in span.events for span in generations)
+    assert all("cancelled" in span.events for span in spans if span.name in ("try", "decode"))
+
+
+def test_a_refused_request_says_why(cluster: Any, collector: Collector) -> None:
+    answer = complete(cluster, list(range(900)), 5, **{"x-ttft-slo-s": "0.000001"})
+    assert answer.status_code == 429
+    spans = by_name(collector.whole(trace_id_of(answer), worked=False))
+    reason = answer.json()["error"]["message"]
+    assert spans["try"].attributes["halfmoon.reject.kind"] == "overloaded"
+    assert spans["try"].attributes["halfmoon.reject.reason"] == reason
+    assert spans["place"].attributes["halfmoon.outcome"] == "refused"
+    assert spans["text_completion slow"].failed
+    assert not spans["POST /v1/completions"].failed  # 429 is the client's to handle
+
+
+def test_a_killed_decode_shows_and_the_trace_goes_on_with_the_next_try(
+    cluster: Any, collector: Collector
+) -> None:
+    body = {"model": cluster.model, "prompt": [1, 2, 3], "max_tokens": 120, "stream": True}
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
+        trace_id = answer.headers["traceresponse"].split("-")[1]
+        for n_lines, line in enumerate(answer.iter_lines()):
+            if n_lines == 40:
+                decode = str(cluster.decisions()[-1]["placement"]["decode"])
+                cluster.process(decode).signal(signal.SIGKILL)
+            assert "error" not in line
+    collector.until(lambda: [s.name for s in collector.trace(trace_id)].count("prefill") == 2)
+    spans = collector.whole(trace_id)
+    lost, after = sorted((s for s in spans if s.name == "try"), key=lambda span: span.began_ns)
+    assert lost.failed
+    assert not after.failed
+    assert decode in lost.events["lost"]["halfmoon.reason"]
+    generation = by_name(spans)["text_completion slow"]
+    assert "placed again" in generation.events
+    assert generation.attributes["gen_ai.usage.output_tokens"] == 120
+    assert (lost.parent_id, after.parent_id) == (generation.span_id, generation.span_id)
+    # Who was killed told nothing; who went on did.
+    (went_on,) = (span for span in spans if span.name == "decode")
+    assert went_on.parent_id == after.span_id
+    assert went_on.worker != decode
+    prefills = [span.parent_id for span in spans if span.name == "prefill"]
+    assert sorted(prefills) == sorted([lost.span_id, after.span_id])
