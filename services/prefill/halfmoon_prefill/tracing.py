@@ -69,6 +69,7 @@ def _compute(job: Job, span: Span) -> None:
         "halfmoon.chunks": len(job.passes),
         "halfmoon.tokens": last.stop - first.start,
         "halfmoon.forward_s": job.compute_s,
+        "halfmoon.layers_wait_s": job.layers_wait_s,
     }
     stage = span.child("compute", first.began_s, said)
     for each in islice(job.passes, _MAX_CHUNKS):
