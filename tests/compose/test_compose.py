@@ -8,9 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -20,6 +19,8 @@ from openai import OpenAI
 pytestmark = pytest.mark.timeout(2400)
 
 N_NEW = 24
+#: So many that something can be done before they are there.
+N_LONG = 400
 ROLES = ("conductor", "prefill", "decode", "kvstore-0", "kvstore-1")
 
 
@@ -37,13 +38,13 @@ def expected(compose: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
     prefill = compose.containers("prefill")[0]
     compose.docker("cp", f"{prefill.name}:/models/demo", str(folder))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "demo")
+    # As ignore_eos has it.
+    model.generation_config.eos_token_id = None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "demo")
 
     def text(prompt: list[int], n_new: int = N_NEW) -> str:
         with torch.no_grad():
-            made = model.generate(
-                torch.tensor([prompt]), max_new_tokens=n_new, min_new_tokens=n_new, do_sample=False
-            )
+            made = model.generate(torch.tensor([prompt]), max_new_tokens=n_new, do_sample=False)
         return str(tokenizer.decode(made[0][len(prompt) :], skip_special_tokens=True))
 
     return text
@@ -85,6 +86,20 @@ def test_a_client_streams_a_chat(compose: Any) -> None:
     assert chunks[-1].usage.completion_tokens == 16
 
 
+def test_a_client_of_anthropics_streams_a_message(compose: Any) -> None:
+    body = {
+        "model": "demo",
+        "max_tokens": 8,
+        "stream": True,
+        "messages": [{"role": "user", "content": "What is a half moon?"}],
+    }
+    answer = httpx.post(f"{compose.urls[0]}/v1/messages", json=body, timeout=240)
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("event: ") for line in answer.text.splitlines() if "event:" in line]
+    assert (events[0], events[-1]) == ("message_start", "message_stop")
+    assert "content_block_delta" in events
+
+
 def test_a_prefix_is_reused_by_another_prefill_container(
     compose: Any, expected: Callable[..., str]
 ) -> None:
@@ -105,60 +120,103 @@ def test_a_prefix_is_reused_by_another_prefill_container(
     compose.until(lambda: worker in compose.live())
 
 
-@contextmanager
-def answer_begun(compose: Any, tokens: list[int], n_new: int) -> Iterator[Callable[[], str]]:
-    """A streamed completion whose first tokens have come; the callable waits for the rest."""
-    begun = threading.Event()
+class Answer:
+    """A streamed completion, read in a thread of its own."""
 
-    def read() -> str:
-        body = {"model": "demo", "prompt": tokens, "max_tokens": n_new, "temperature": 0}
-        client = OpenAI(base_url=f"{compose.urls[0]}/v1", api_key="none", max_retries=0)
-        pieces = []
-        for chunk in client.completions.create(stream=True, timeout=240, **body):  # type: ignore[call-overload]
-            pieces.append(chunk.choices[0].text if chunk.choices else "")
-            if len(pieces) == 3:
-                begun.set()
-        return "".join(pieces)
+    def __init__(self, url: str, tokens: list[int], n_new: int) -> None:
+        self._n_new = n_new
+        self._pieces: list[str] = []
+        self._begun = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._text = self._pool.submit(self._read, url, tokens)
 
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(read)
-        assert begun.wait(120) or answer.result(1) is None
-        yield lambda: answer.result(timeout=300)
+    def _read(self, url: str, tokens: list[int]) -> str:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
+        chunks = client.completions.create(
+            model="demo",
+            prompt=tokens,
+            max_tokens=self._n_new,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        try:
+            for chunk in chunks:
+                self._pieces.append(chunk.choices[0].text if chunk.choices else "")
+                if len(self._pieces) == 3:
+                    self._begun.set()
+        finally:
+            self._begun.set()
+        return "".join(self._pieces)
+
+    def wait_until_begun(self) -> None:
+        assert self._begun.wait(300), "no token came"
+        self.require_under_way()
+
+    def require_under_way(self) -> None:
+        """What has just been done to the cluster was done while it answered."""
+        if self._text.done():
+            self._text.result()
+            pytest.fail(f"the answer was over too soon to be disturbed: ask for over {self._n_new}")
+
+    def text(self) -> str:
+        """All of it, when it is there."""
+        return self._text.result(timeout=400)
+
+
+@pytest.fixture
+def ask(compose: Any) -> Callable[[list[int], int], Answer]:
+    """Ask for an answer, and return when its first tokens have come."""
+
+    def begun(tokens: list[int], n_new: int) -> Answer:
+        answer = Answer(compose.urls[0], tokens, n_new)
+        answer.wait_until_begun()
+        return answer
+
+    return begun
 
 
 def test_a_killed_worker_costs_no_token_and_is_replaced(
-    compose: Any, expected: Callable[..., str]
+    compose: Any, expected: Callable[..., str], ask: Callable[..., Answer]
 ) -> None:
-    with answer_begun(compose, prompt(2), 120) as rest:
-        _, worker = compose.last_placement()
-        decode = compose.container_of(worker)
-        os.kill(decode.pid, signal.SIGKILL)
-        assert rest() == expected(prompt(2), 120)
-    assert decode.inspect()["RestartCount"] == 1
+    workers = {c.worker_id: (c, c.pid) for c in compose.containers("decode")}
+    answer = ask(prompt(2), N_LONG)
+    _, worker = compose.last_placement()
+    decode, pid = workers[worker]
+    os.kill(pid, signal.SIGKILL)
+    answer.require_under_way()
+    assert answer.text() == expected(prompt(2), N_LONG)
+    compose.until(lambda: decode.inspect()["RestartCount"] == 1)
     compose.until(lambda: worker in compose.live())
 
 
 def test_a_decode_worker_cut_off_the_network_costs_no_token(
-    compose: Any, expected: Callable[..., str]
+    compose: Any, expected: Callable[..., str], ask: Callable[..., Answer]
 ) -> None:
-    with answer_begun(compose, prompt(3), 120) as rest:
-        _, worker = compose.last_placement()
-        decode = compose.container_of(worker)
-        networks = [f"{compose.project}_{name}" for name in ("control", "payload")]
-        addresses = {
-            n: decode.inspect()["NetworkSettings"]["Networks"][n]["IPAddress"] for n in networks
-        }
+    workers = {c.worker_id: (c, c.pid) for c in compose.containers("decode")}
+    answer = ask(prompt(3), N_LONG)
+    _, worker = compose.last_placement()
+    decode, pid = workers[worker]
+    networks = [f"{compose.project}_{name}" for name in ("control", "payload")]
+    # It stands still until it is alone, however quick it is.
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        answer.require_under_way()
+        found = decode.inspect()["NetworkSettings"]["Networks"]
+        addresses = {network: found[network]["IPAddress"] for network in networks}
         for network in networks:
             compose.docker("network", "disconnect", network, decode.name)
-        try:
-            assert rest() == expected(prompt(3), 120)
-            compose.until(lambda: worker not in compose.live())
-        finally:
-            for network in networks:
-                # Back at the address that it told its peers.
-                compose.docker(
-                    *("network", "connect", "--ip", addresses[network], network, decode.name)
-                )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    try:
+        assert answer.text() == expected(prompt(3), N_LONG)
+        compose.until(lambda: worker not in compose.live())
+    finally:
+        for network in networks:
+            # Back at the address that it told its peers.
+            compose.docker(
+                *("network", "connect", "--ip", addresses[network], network, decode.name)
+            )
     compose.until(lambda: worker in compose.live())
 
 
@@ -221,12 +279,11 @@ def test_every_service_restarts_under_load_without_a_failed_request(
                 return
             seed = 20 + turn % 4
             body = {"model": "demo", "prompt": prompt(seed, 200), "max_tokens": N_NEW}
+            body |= {"temperature": 0, "ignore_eos": True}
             answer: httpx.Response | None = None
             for url in itertools.islice(itertools.cycle(urls), turn % 2, turn % 2 + 40):
                 try:
-                    answer = httpx.post(
-                        f"{url}/v1/completions", json={**body, "temperature": 0}, timeout=240
-                    )
+                    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=240)
                 except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError):
                     # Docker's proxy opens connections to who does not listen, and resets them.
                     time.sleep(0.25)
