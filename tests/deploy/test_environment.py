@@ -115,6 +115,7 @@ def test_numbers_reach_a_service_as_they_were_written(render: Callable[[Any], An
         "metadata": {"url": "redis://redis:6379/0"},
         "conductor": {"settings": {"max_body_bytes": 33554432, "tbt_slo_s": 0.05}},
         "prefill": {"settings": {"measure": False, "log_format": "console"}},
+        "environment": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318"},
     }
     release = render(values)
     conductor = environment(container_of(release, "conductor"), "c", "127.0.0.1")
@@ -125,6 +126,7 @@ def test_numbers_reach_a_service_as_they_were_written(render: Callable[[Any], An
     # A role's own setting wins over that for all.
     assert prefill["HALFMOON_LOG_FORMAT"] == "console"
     assert conductor["HALFMOON_LOG_FORMAT"] == "json"
+    assert conductor["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel:4318"
 
 
 @pytest.fixture

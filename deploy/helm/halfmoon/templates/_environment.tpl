@@ -71,6 +71,9 @@
 {{- range $name, $value := $settings }}
 - {name: HALFMOON_{{ upper $name }}, value: {{ include "halfmoon.number" $value | quote }}}
 {{- end }}
+{{- range $name, $value := $values.environment }}
+- {name: {{ $name }}, value: {{ include "halfmoon.number" $value | quote }}}
+{{- end }}
 {{- end }}
 
 {{/* A value as text: helm reads every number as a float, and writes 8388608 as 8.388608e+06. */}}
