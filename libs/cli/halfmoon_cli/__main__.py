@@ -7,6 +7,7 @@ import httpx
 import typer
 from rich.console import Console
 
+from halfmoon_cli.bench.command import bench_command
 from halfmoon_cli.chat.command import chat
 from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
 from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
@@ -142,6 +143,7 @@ def topology(
 transfer_app.command()(bench)
 transfer_app.command()(target)
 app.command()(chat)
+app.command("bench")(bench_command)
 app.command()(simulate)
 app.command()(paper)
 app.command()(profile)

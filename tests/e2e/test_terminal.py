@@ -1,0 +1,88 @@
+"""What a terminal shows of a cluster of real processes: `halfmoon chat`, `bench`."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from halfmoon_cli.__main__ import app
+
+pytestmark = pytest.mark.e2e
+
+StartCluster = Callable[..., Any]
+#: Tokens of the cluster's blocks, and of the trace's.
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster) -> Iterator[Any]:
+    blocks = {role: ["--block-size", str(BLOCK)] for role in ("prefill", "decode")}
+    with start_cluster("fake://tiny", n_prefill=2, extra=blocks) as running:
+        yield running
+
+
+def halfmoon(cluster: Any, *arguments: str) -> Result:
+    command, *rest = arguments
+    result = CliRunner().invoke(app, [command, "--url", cluster.url, *rest], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output + cluster.logs()
+    return result
+
+
+def test_asking_the_same_again_shows_what_was_reused(cluster: Any) -> None:
+    asked = ("chat", "--max-tokens", "4", "--stats", "--temperature", "0", "a question " * 9)
+    first, second = halfmoon(cluster, *asked), halfmoon(cluster, *asked)
+    assert first.stdout == second.stdout != ""
+    n_cached = [int(re.findall(r"(\d+) of \d+ prompt", each.stderr)[0]) for each in (first, second)]
+    assert n_cached[0] == 0 and n_cached[1] >= 5 * BLOCK
+
+
+def test_a_trace_finds_the_prefixes_cached_that_its_hash_ids_say(
+    cluster: Any, tmp_path: Path
+) -> None:
+    # Six prompts of three whole blocks and a bit: the first two blocks are those of the one before.
+    rows = [
+        {
+            "timestamp": 200 * i,
+            "input_length": 3 * BLOCK + 5,
+            "output_length": 4,
+            "hash_ids": [0, 1, 10 + i, 20 + i],
+        }
+        for i in range(6)
+    ]
+    trace, path = tmp_path / "trace.jsonl", tmp_path / "run.json"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    halfmoon(
+        cluster,
+        *("bench", "--trace", str(trace), "--block-tokens", str(BLOCK), "--concurrency", "1"),
+        *("--ttft-slo", "60", "--json", str(path)),
+    )
+    (run,) = json.loads(path.read_text())["runs"]
+    summary = run["summary"]
+    assert (summary["n_finished"], summary["n_good"]) == (6, 6)
+    assert run["written_in"] == "token ids"
+    assert summary["n_prompt_tokens"] == 6 * (3 * BLOCK + 5)
+    assert summary["n_output_tokens"] == 6 * 4
+    # All but the first one's: never more than what is shared, and that at once or a moment later.
+    assert 0 < summary["n_cached_tokens"] <= 5 * 2 * BLOCK
+    assert summary["bundled"] == 0.0
+
+
+@pytest.mark.parametrize("form", [("--api", "chat"), ("--prompt", "text"), ("--vocab", "900")])
+def test_each_form_of_prompt_is_answered(
+    cluster: Any, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    path = tmp_path / "run.json"
+    halfmoon(
+        cluster,
+        *("bench", "--rate", "50", "--requests", "8", "--input-tokens", "60", "--json", str(path)),
+        *("--shared-prefix", "40", "--output-tokens", "3", *form),
+    )
+    (run,) = json.loads(path.read_text())["runs"]
+    summary = run["summary"]
+    assert (summary["n_finished"], summary["n_output_tokens"]) == (8, 24)
+    # Words are as many as make the tokens, which a tokenizer of bytes takes by their mean.
+    assert summary["n_prompt_tokens"] / 8 == pytest.approx(100, rel=0.5)
