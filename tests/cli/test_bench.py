@@ -91,7 +91,7 @@ def test_a_trace_is_replayed_with_its_prefixes(endpoint: ScriptedEndpoint, tmp_p
     ]
     trace.write_text("\n".join(map(json.dumps, rows)))
     wanted = ("--block-tokens", "8", "--vocab", "500")
-    result = bench(endpoint, "--trace", str(trace), *wanted)
+    result = bench(endpoint, "--trace", str(trace), "--concurrency", "1", *wanted)
     assert result.exit_code == 0, result.output
     first, second = (body for _, body in endpoint.asked)
     assert len(first["prompt"]) == 20 and len(second["prompt"]) == 24

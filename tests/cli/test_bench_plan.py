@@ -91,8 +91,9 @@ def test_the_same_seed_gives_the_same_load_and_another_one_another() -> None:
 
 def test_another_rate_changes_arrivals_and_nothing_else() -> None:
     slow, fast = made_up(rate_per_s=1.0), made_up(rate_per_s=10.0)
-    for (a,), (b,) in zip(slow, fast, strict=True):
-        assert (a.parts, a.n_output) == (b.parts, b.n_output)
+    at_once = made_up(rate_per_s=None)
+    for (a,), (b,), (c,) in zip(slow, fast, at_once, strict=True):
+        assert (a.parts, a.n_output) == (b.parts, b.n_output) == (c.parts, c.n_output)
         assert a.at_s == pytest.approx(10 * b.at_s)
 
 
