@@ -131,6 +131,8 @@ def run_service(
     name: str,
     settings: ServiceSettings,
     main: Callable[[Service], Coroutine[Any, Any, None]],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
     """Be this service until it has stopped, then exit.
 
@@ -139,11 +141,12 @@ def run_service(
         settings: what configures logs and metrics here.
         main: builds and runs the service; returns when it has stopped, some time after
             `Service.stopping` is set, or raises.
+        loop_factory: makes the event loop; None: asyncio's own.
     """
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     announce("starting", worker_id=settings.worker_id)
     run = _Run(settings, main)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         code = runner.run(run.to_the_end())
         if run.was_cancelled or code != 0:
             # What main had put into a thread (loading a model, say) can't be cancelled, and

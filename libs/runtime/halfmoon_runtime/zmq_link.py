@@ -12,7 +12,6 @@ import asyncio
 
 import structlog
 import zmq
-import zmq.asyncio
 
 from halfmoon_protocol.codec import decode, encode
 from halfmoon_protocol.errors import ProtocolError
@@ -25,11 +24,10 @@ from halfmoon_runtime.zmq_sockets import (
     HANDSHAKE_FAILED,
     Frames,
     SocketSettings,
+    Wire,
     close_sockets,
     configure,
     monitor_event,
-    read_until,
-    send_now,
 )
 
 _SCHEMES = ("tcp://", "ipc://")
@@ -48,7 +46,7 @@ class ZmqLink:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: zmq.Context[zmq.Socket[bytes]],
         commands: str,
         events: str | None,
         settings: SocketSettings,
@@ -92,7 +90,7 @@ class ZmqLink:
         if self.is_down:
             raise PeerUnreachable(self._reason)
         try:
-            await send_now(self._dealer.socket, [frame])
+            self._dealer.wire.send_now([frame])
         except zmq.Again:
             limit = self._settings.send_queue_messages
             raise PeerUnreachable(
@@ -128,8 +126,8 @@ class ZmqLink:
                 for line in self._lines:
                     line.open()
                     take = self._take_answer if line is self._dealer else self._take_published
-                    tasks.create_task(read_until(line.monitor, line.on_event, self._gone))
-                    tasks.create_task(read_until(line.socket, take, self._gone))
+                    tasks.create_task(Wire(line.monitor).read_until(line.on_event, self._gone))
+                    tasks.create_task(line.wire.read_until(take, self._gone))
         except ExceptionGroup:
             _log.exception("link failed", endpoint=self._commands)
         finally:
@@ -176,11 +174,11 @@ class _Line:
     def __init__(
         self,
         link: ZmqLink,
-        socket: zmq.asyncio.Socket,
+        socket: "zmq.Socket[bytes]",
         endpoint: str,
         settings: SocketSettings,
     ) -> None:
-        self.socket = socket
+        self.socket, self.wire = socket, Wire(socket)
         self.monitor = socket.get_monitor_socket(_WATCHED)
         self.endpoint = endpoint
         #: Whether the handshake is done; stays true when the connection is lost.

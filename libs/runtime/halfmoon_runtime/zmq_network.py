@@ -7,7 +7,7 @@ Published are two frames, topic and codec frame, or three, which is vLLM's forma
 
 import asyncio
 
-import zmq.asyncio
+import zmq
 
 from halfmoon_runtime.zmq_link import ZmqLink
 from halfmoon_runtime.zmq_port import ZmqPort
@@ -27,7 +27,7 @@ class ZmqNetwork:
     ) -> None:
         self._settings = settings or SocketSettings()
         self._advertise_host = advertise_host
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._open: set[ZmqPort | ZmqLink] = set()
 
     async def bind(self, name: str, *, host: str = "127.0.0.1") -> ZmqPort:

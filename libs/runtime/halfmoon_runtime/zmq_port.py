@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import structlog
 import zmq
-import zmq.asyncio
 
 from halfmoon_protocol.codec import decode, encode
 from halfmoon_protocol.errors import MessageTooLarge, ProtocolError
@@ -19,12 +18,11 @@ from halfmoon_runtime.zmq_sockets import (
     HANDSHAKE_FAILED,
     Frames,
     SocketSettings,
+    Wire,
     bind_to_free_port,
     close_sockets,
     configure,
     monitor_event,
-    read_until,
-    send_now,
 )
 
 #: First frame of published messages that are no KV events.
@@ -38,7 +36,7 @@ class ZmqPort:
 
     def __init__(
         self,
-        context: zmq.asyncio.Context,
+        context: zmq.Context[zmq.Socket[bytes]],
         name: str,
         host: str,
         advertise_host: str,
@@ -53,6 +51,7 @@ class ZmqPort:
         # A send to a caller that is gone is an error, where the default drops it in silence.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._pub = context.socket(zmq.PUB)
+        self._commands_wire, self._events_wire = Wire(self._router), Wire(self._pub)
         sockets = (self._router, self._pub)
         self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILED) for socket in sockets]
         try:
@@ -88,7 +87,7 @@ class ZmqPort:
         frame = encode(message)
         self._require_open()
         try:
-            await send_now(self._router, [peer, frame])
+            self._commands_wire.send_now([peer, frame])
         except zmq.Again:
             limit = self._settings.send_queue_messages
             raise PeerUnreachable(
@@ -103,7 +102,7 @@ class ZmqPort:
         """See `Port.publish`."""
         frame = encode(message)
         self._require_open()
-        await send_now(self._pub, [LOAD_TOPIC, frame])
+        self._events_wire.send_now([LOAD_TOPIC, frame])
 
     async def publish_kv(self, events: Sequence[KvEvent]) -> int:
         """See `Port.publish_kv`.
@@ -118,7 +117,7 @@ class ZmqPort:
         sequence = self._kv_sequence
         self._kv_sequence += 1
         topic = b"kv@" + self._name.encode()
-        await send_now(self._pub, [topic, encode_sequence(sequence), payload])
+        self._events_wire.send_now([topic, encode_sequence(sequence), payload])
         return sequence
 
     async def close(self) -> None:
@@ -135,9 +134,11 @@ class ZmqPort:
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(read_until(self._router, self._take, self._closing))
+                tasks.create_task(self._commands_wire.read_until(self._take, self._closing))
                 for monitor in self._monitors:
-                    tasks.create_task(read_until(monitor, self._on_bad_handshake, self._closing))
+                    tasks.create_task(
+                        Wire(monitor).read_until(self._on_bad_handshake, self._closing)
+                    )
         except ExceptionGroup:
             _log.exception("port failed", port=self._name)
         finally:

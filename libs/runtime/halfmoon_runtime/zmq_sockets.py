@@ -1,8 +1,8 @@
 """ZeroMQ sockets as we set them up, read them and watch them; nothing about messages.
 
-Each socket has exactly one task that reads it, `read_until`. It waits with `poll`, which takes
-nothing from the socket, and reads without waiting: so it can be stopped at any time and no
-message is lost (a cancelled `recv` of zmq.asyncio may drop the one that it had in hand).
+Each socket has exactly one task that reads it, `Wire.read_until`. It reads without waiting, and
+waits for the socket's descriptor, which takes nothing from the socket: so it can be stopped at
+any time and no message is lost.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from halfmoon_protocol.codec import MAX_MESSAGE_BYTES
@@ -25,7 +24,7 @@ HANDSHAKE_FAILED = (
 )
 
 #: Once told to stop, a reader looks for so long whether more is on its way up from the I/O thread.
-_LAST_LOOK_MS = 20
+_LAST_LOOK_S = 0.02
 #: A reader lets other tasks run after so many messages, however fast they come.
 _TURN_MESSAGES = 64
 #: Longer than any link lives without being noticed as down: libzmq shall not reconnect on its
@@ -55,7 +54,7 @@ class SocketSettings:
     linger_s: float = 0.2
 
 
-def configure(socket: zmq.asyncio.Socket, settings: SocketSettings) -> None:
+def configure(socket: "zmq.Socket[bytes]", settings: SocketSettings) -> None:
     """Set every bound on a socket, before it binds or connects."""
     socket.setsockopt(zmq.SNDHWM, settings.send_queue_messages)
     socket.setsockopt(zmq.RCVHWM, settings.receive_queue_messages)
@@ -69,7 +68,7 @@ def configure(socket: zmq.asyncio.Socket, settings: SocketSettings) -> None:
     socket.setsockopt(zmq.IPV6, 1)
 
 
-def bind_to_free_port(socket: zmq.asyncio.Socket, host: str, advertise_host: str) -> str:
+def bind_to_free_port(socket: "zmq.Socket[bytes]", host: str, advertise_host: str) -> str:
     """Bind to a free TCP port of `host`; the endpoint for callers.
 
     Raises:
@@ -85,7 +84,7 @@ def bind_to_free_port(socket: zmq.asyncio.Socket, host: str, advertise_host: str
     return f"tcp://{_bracketed(advertise_host)}:{port}"
 
 
-def close_sockets(*sockets: zmq.asyncio.Socket) -> None:
+def close_sockets(*sockets: "zmq.Socket[bytes]") -> None:
     """Close sockets and the monitors among them, once nothing reads them; once more is fine."""
     for socket in sockets:
         if not socket.closed:
@@ -93,48 +92,85 @@ def close_sockets(*sockets: zmq.asyncio.Socket) -> None:
             socket.close()
 
 
-async def read_until(
-    socket: zmq.asyncio.Socket,
-    take: Callable[[Frames], Awaitable[None]],
-    stop: asyncio.Event,
-) -> None:
-    """Hand every message of a socket to `take`, until `stop` is set and nothing is left.
+class Wire:
+    """A socket between our event loop and libzmq's threads."""
 
-    The one reader of this socket. It may be cancelled, but then what `take` had in hand is
-    lost: set `stop` and await the end to lose nothing.
-    """
-    raw: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
-    stopping = asyncio.create_task(stop.wait())
-    n_read = 0
-    try:
-        while True:
-            frames = _receive_now(raw)
-            if frames is not None:
-                await take(frames)
-                n_read += 1
-                if n_read % _TURN_MESSAGES == 0:
-                    await asyncio.sleep(0)
-            elif stopping.done():
-                if not await socket.poll(_LAST_LOOK_MS):
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        #: Set when there may be something to read.
+        self._stirred = asyncio.Event()
+
+    def send_now(self, frames: Frames) -> None:
+        """Queue a message; never waits.
+
+        Raises:
+            zmq.Again: the queue is full.
+            zmq.ZMQError: EHOSTUNREACH when a ROUTER has no such peer.
+        """
+        self.socket.send_multipart(frames, zmq.NOBLOCK)
+        # Sending may have seen that something arrived; the descriptor does not tell it again.
+        if self._has_mail():
+            self._stirred.set()
+
+    async def read_until(
+        self, take: Callable[[Frames], Awaitable[None]], stop: asyncio.Event
+    ) -> None:
+        """Hand every message of a socket to `take`, until `stop` is set and nothing is left.
+
+        The one reader of this socket. It may be cancelled, but then what `take` had in hand is
+        lost: set `stop` and await the end to lose nothing.
+        """
+        stopping = asyncio.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: self._stirred.set())
+        n_read = 0
+        try:
+            while True:
+                self._stirred.clear()
+                frames = self._receive_now()
+                if frames is not None:
+                    await take(frames)
+                    n_read += 1
+                    if n_read % _TURN_MESSAGES == 0:
+                        await asyncio.sleep(0)
+                elif not stopping.done():
+                    await self._stir()
+                elif not await self._last_look():
                     return
-            else:
-                readable = asyncio.ensure_future(socket.poll())
-                try:
-                    await asyncio.wait({readable, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    readable.cancel()
-    finally:
-        stopping.cancel()
+        finally:
+            stopping.cancel()
 
+    async def _stir(self) -> None:
+        """Wait until something may have arrived.
 
-def send_now(socket: zmq.asyncio.Socket, frames: Frames) -> Awaitable[object]:
-    """Queue a message; never waits.
+        The descriptor is watched only meanwhile: it stays readable while nobody reads.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._descriptor, self._stirred.set)
+        try:
+            await self._stirred.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
 
-    Raises (when awaited):
-        zmq.Again: the queue is full.
-        zmq.ZMQError: EHOSTUNREACH when a ROUTER has no such peer.
-    """
-    return socket.send_multipart(frames, flags=zmq.NOBLOCK)
+    async def _last_look(self) -> bool:
+        """Whether more arrives that was on its way up from the I/O thread."""
+        try:
+            async with asyncio.timeout(_LAST_LOOK_S):
+                while not self._has_mail():
+                    self._stirred.clear()
+                    await self._stir()
+        except TimeoutError:
+            return False
+        return True
+
+    def _has_mail(self) -> bool:
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _receive_now(self) -> Frames | None:
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
 
 
 def monitor_event(frames: Frames) -> tuple[zmq.Event, str]:
@@ -145,10 +181,3 @@ def monitor_event(frames: Frames) -> tuple[zmq.Event, str]:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _receive_now(raw: "zmq.Socket[bytes]") -> Frames | None:
-    try:
-        return raw.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None

@@ -2,6 +2,8 @@
 
 import sys
 
+import uvloop
+
 from halfmoon_conductor.app import run
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_runtime.lifecycle import run_service
@@ -10,7 +12,13 @@ from halfmoon_runtime.lifecycle import run_service
 def main() -> None:
     """Read the settings, run until told to stop."""
     settings = ConductorSettings.from_args(sys.argv[1:])
-    run_service("conductor", settings, lambda service: run(settings, service))
+    # One loop does all of a conductor's work; this one halves what sockets and wake-ups take.
+    run_service(
+        "conductor",
+        settings,
+        lambda service: run(settings, service),
+        loop_factory=uvloop.new_event_loop,
+    )
 
 
 if __name__ == "__main__":

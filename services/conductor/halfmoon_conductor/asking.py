@@ -49,7 +49,8 @@ def _either(header: float | None, field: float | None, name: str) -> float | Non
     return field if header is None else header
 
 
-def _read(
+# A coroutine, though it waits for nothing: a plain function would be called in a thread.
+async def _read(
     request: Request,
     x_ttft_slo_s: _Seconds = None,
     x_tbt_slo_s: _Seconds = None,

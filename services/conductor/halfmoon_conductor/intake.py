@@ -24,6 +24,7 @@ from halfmoon_conductor.errors import (
 )
 from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
 from halfmoon_conductor.grammars import Wanted
+from halfmoon_conductor.offloading import unless_short
 from halfmoon_conductor.openai_requests import (
     CallingMessage,
     ChatMessage,
@@ -130,13 +131,13 @@ class Intake:
             TooLong: prompt and new tokens don't fit into the context.
         """
         card = self.card(body.model)
-        prompts = await asyncio.to_thread(self._encode_prompts, body)
+        prompts = await unless_short(body.n_characters, lambda: self._encode_prompts(body))
         if not all(prompts):
             raise InvalidRequest(
                 "The prompt is empty, and this model has no token of its own to begin with.",
                 param="prompt",
             )
-        grammar = await self._grammar(body.wanted)
+        grammar = await self._grammar(body.wanted) if body.constrains else ""
         order = self._order(
             "cmpl", body, prompts, card, asker, DEFAULT_COMPLETION_TOKENS, "prompt", grammar
         )
@@ -162,16 +163,19 @@ class Intake:
         """
         card = self.card(body.model)
         parser = self._parser(body)
-        token_ids = await asyncio.to_thread(
-            self.encode_messages,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=body.chat_template_kwargs,
-            tools=[tool.model_dump(exclude_none=True) for tool in body.offered],
+        token_ids = await unless_short(
+            body.n_characters,
+            lambda: self.encode_messages(
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                variables=body.chat_template_kwargs,
+                tools=[tool.model_dump(exclude_none=True) for tool in body.offered],
+            ),
         )
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
-        grammar = await self._grammar(lambda: _wanted_of_chat(body, parser))
+        constrained = body.constrains or parser is not None
+        grammar = await self._grammar(lambda: _wanted_of_chat(body, parser)) if constrained else ""
         order = self._order(
             "chatcmpl", body, [token_ids], card, asker, card.max_context, "messages", grammar
         )

@@ -166,6 +166,15 @@ class SharedFields(SamplingFields):
         """New tokens asked for at the most, under either name."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
+    @property
+    def constrains(self) -> bool:
+        """Whether a field may say what the answer must be; what it says is `wanted`."""
+        fields = (
+            *(self.response_format, self.structured_outputs, self.guided_json),
+            *(self.guided_regex, self.guided_choice, self.guided_grammar),
+        )
+        return any(field is not None for field in fields)
+
     def wanted(self) -> Wanted | None:
         """What the answer must be, if anything.
 
@@ -265,6 +274,11 @@ class CompletionRequest(SharedFields):
         return self.prompt
 
     @property
+    def n_characters(self) -> int:
+        """Of the prompts that are texts: what there is to tokenise."""
+        return sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
+
+    @property
     def n_top(self) -> int | None:
         """As `logprobs` says."""
         return self.logprobs
@@ -337,6 +351,11 @@ class ChatMessage(Shape):
             message["tool_call_id"] = self.tool_call_id
         return message if self.name is None else message | {"name": self.name}
 
+    @property
+    def n_characters(self) -> int:
+        """Of its text."""
+        return len(_text_of(self.content))
+
 
 class CallingMessage(Shape):
     """An assistant's turn that calls tools, handed back."""
@@ -358,6 +377,11 @@ class CallingMessage(Shape):
             "content": "" if self.content is None else _text_of(self.content),
             "tool_calls": [call.for_template() for call in self.tool_calls],
         }
+
+    @property
+    def n_characters(self) -> int:
+        """Of its text and its calls."""
+        return len(_text_of(self.content or "")) + len(str(self.tool_calls))
 
 
 def _text_of(content: str | list[TextPart]) -> str:
@@ -428,6 +452,12 @@ class ChatRequest(SharedFields):
                 "contradiction", "top_logprobs is only for requests with logprobs: true"
             )
         return self
+
+    @property
+    def n_characters(self) -> int:
+        """Of all that the conversation's text is made of, roughly."""
+        others = len(str(self.offered or "")) + len(str(self.chat_template_kwargs or ""))
+        return others + sum(message.n_characters for message in self.messages)
 
     @property
     def n_top(self) -> int | None:

@@ -1,0 +1,1 @@
+"""What a conductor itself costs, beside routers of other projects, in one run."""

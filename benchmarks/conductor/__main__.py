@@ -1,0 +1,149 @@
+"""`python -m benchmarks.conductor`: our conductor and other projects' routers, in one run.
+
+Latency: Poisson arrivals of prompts of 512 tokens, 16 new tokens each, one per 10 ms after the
+first. Then as many streamed tokens, and as many requests, as go through. What is measured has
+one core to itself, pinned; the engine behind it and the client share another one. The engine
+costs nothing: what a router adds is its TTFT less that of asking the engine's server directly,
+and what our conductor adds is the same difference, so what our two fake workers take is in it.
+
+Prints Markdown. Medians over rounds; all targets are measured in each.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.conductor.load import Figures, Plan
+from benchmarks.conductor.prompts import Prompts
+from benchmarks.conductor.targets import DIRECT, HALFMOON, ROUTERS, Target, run_load, running
+
+STEP_S = 0.01
+#: Streams of the paced run, and tokens per second that they offer; the goal of one conductor.
+N_STREAMS, PACED_TOKENS_PER_S = 128, 20_000
+N_PROMPTS = 500
+
+Rows = dict[tuple[str, str], list[dict[str, float]]]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Of a sample that is not empty."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def figures_of(plan: Plan) -> dict[str, float]:
+    """Carry a plan out: what is shown of it.
+
+    Raises:
+        RuntimeError: an answer was none, or not whole.
+    """
+    seen = msgspec.json.decode(run_load(msgspec.json.encode(plan)), type=Figures)
+    if seen.n_failed or not seen.n_requests + seen.n_events:
+        raise RuntimeError(f"{seen.n_failed} of {seen.n_requests} requests failed")
+    shown = {
+        "requests/s": seen.n_requests / seen.seconds,
+        "tokens/s": seen.n_events / seen.seconds,
+        "client": seen.own_cpu_s / seen.seconds,
+    }
+    if seen.ttft_s:
+        shown["p50"] = percentile(seen.ttft_s, 0.5)
+        shown["p99"] = percentile(seen.ttft_s, 0.99)
+    if seen.tbt_s:
+        shown["TBT p50"] = percentile(seen.tbt_s, 0.5)
+        shown["TBT p99"] = percentile(seen.tbt_s, 0.99)
+    if seen.cpu_s:
+        shown["busy"] = seen.cpu_s[0] / seen.seconds
+        shown["s/request"] = seen.cpu_s[0] / max(1, seen.n_requests)
+        shown["s/token"] = seen.cpu_s[0] / max(1, seen.n_events)
+    return shown
+
+
+class Run:
+    """All measurements, and their rows."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self._seconds: float = arguments.seconds
+        self._rate: float = arguments.rate
+        self._seed: int = arguments.seed
+        self._folder = folder
+        self._prompts = Prompts.make(folder / "tokenizer", random.Random(self._seed), N_PROMPTS)
+        self.rows: Rows = defaultdict(list)
+        self.missing: dict[str, str] = {}
+
+    def round(self, labels: Sequence[str], what: Sequence[str]) -> None:
+        """Each target once."""
+        for label in labels:
+            try:
+                if "latency" in what or "requests" in what:
+                    with self._running(label, STEP_S) as target:
+                        self._requests(label, target, what)
+                if "tokens" in what:
+                    self._tokens(label)
+            except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                self.missing[label] = str(error)
+                print(f"{label}: {error}", file=sys.stderr)
+
+    def _running(self, label: str, step_s: float) -> AbstractContextManager[Target]:
+        tokens = self._prompts.words
+        return running(label, self._prompts.tokenizer, tokens, step_s, self._folder)
+
+    def _requests(self, label: str, target: Target, what: Sequence[str]) -> None:
+        if "latency" in what:
+            for kind, prompts in (("ids", self._prompts.ids), ("text", self._prompts.texts)):
+                plan = self._plan(target, prompts, kind="open", load=self._rate, n_new=16)
+                self._note(label, f"latency, {kind}", plan)
+        if "requests" in what:
+            plan = self._plan(target, self._prompts.ids, kind="closed", load=32, n_new=1)
+            self._note(label, "requests", plan)
+
+    def _tokens(self, label: str) -> None:
+        for name, step_s in (("paced", N_STREAMS / PACED_TOKENS_PER_S), ("most", 0.0)):
+            with self._running(label, step_s) as target:
+                short = [self._prompts.short]
+                plan = self._plan(target, short, kind="closed", load=N_STREAMS, n_new=100_000)
+                self._note(label, f"tokens, {name}", plan)
+
+    def _plan(
+        self, target: Target, prompts: list[msgspec.Raw], *, kind: str, load: float, n_new: int
+    ) -> Plan:
+        given = {"port": target.port, "kind": kind, "load": load, "seconds": self._seconds}
+        plan = {**given, "warm_s": 1.0, "n_new": n_new, "seed": self._seed, "prompts": []}
+        pids = [] if target.pid is None else [target.pid]
+        return msgspec.structs.replace(
+            msgspec.convert({**plan, "pids": pids}, Plan), prompts=prompts
+        )
+
+    def _note(self, label: str, what: str, plan: Plan) -> None:
+        shown = figures_of(plan)
+        self.rows[label, what].append(shown)
+        told = "  ".join(f"{name} {value:.6g}" for name, value in shown.items())
+        print(f"{label}: {what}: {told}", file=sys.stderr)
+
+
+def main() -> None:
+    """Run all, print tables."""
+    labels = [DIRECT, HALFMOON, *ROUTERS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.conductor")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="labels that contain this")
+    parser.add_argument("--what", default="latency,tokens,requests")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(arguments, Path(folder))
+        chosen = [label for label in labels if arguments.only in label]
+        for _ in range(arguments.rounds):
+            run.round(chosen, arguments.what.split(","))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What is measured: processes to start, each listening on a port with the model "bench"."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from halfmoon_cli.cluster import free_port
+
+ENVIRONMENTS = Path.home() / ".cache" / "halfmoon" / "bench-venvs"
+READY_WITHIN_S = 60.0
+#: The process that is measured has a core of its own; what it talks with has the other one.
+MEASURED_CORE, OTHER_CORE = "0", "1"
+
+#: Label: package on PyPI, and the program's arguments but for its port and its worker.
+ROUTERS: dict[str, tuple[str, list[str]]] = {
+    "smg, round robin": (
+        "smg==1.13.0",
+        ["launch", "--policy", "round_robin", "--log-level", "error"],
+    ),
+    "smg, cache aware": (
+        "smg==1.13.0",
+        ["launch", "--policy", "cache_aware", "--log-level", "error"],
+    ),
+    "vllm-router, round robin": (
+        "vllm-router==0.1.17",
+        ["--policy", "round_robin", "--log-level", "error"],
+    ),
+    "vllm-router, cache aware": (
+        "vllm-router==0.1.17",
+        ["--policy", "cache_aware", "--log-level", "error"],
+    ),
+}
+DIRECT, HALFMOON = "fake server, no router", "halfmoon"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that serves."""
+
+    port: int
+    #: The process whose cost is asked for; None: none is between client and engine.
+    pid: int | None
+
+
+@contextmanager
+def running(
+    label: str, tokenizer: Path, tokens: Sequence[int], step_s: float, folder: Path
+) -> Iterator[Target]:
+    """One of the targets, ready.
+
+    Args:
+        label: which.
+        tokenizer: folder with the tokenizer of texts.
+        tokens: what our fake workers say, in turns.
+        step_s: seconds between two tokens of a request.
+        folder: for logs.
+
+    Raises:
+        RuntimeError: it ended, or is not ready in time.
+        OSError, CalledProcessError: a router can't be installed.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(core: str, *command: object) -> int:
+        with (folder / f"{label}.log").open("ab") as log:
+            words = ["taskset", "-c", core, *map(str, command)]
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        processes.append(process)
+        return process.pid
+
+    port, behind = free_port(), free_port()
+    here = (sys.executable, "-m")
+    program = [*here, "benchmarks.conductor.fake_server"]
+    try:
+        if label == HALFMOON:
+            flags = ["--metadata", "embedded", "--model", tokenizer, "--served-model-name", "bench"]
+            more = ["--http-port", port, "--metrics-port", "-1"]
+            pid = start(MEASURED_CORE, *here, "halfmoon_conductor", *flags, *more)
+            _wait(port, "/health", processes, folder / f"{label}.log")
+            words = ",".join(map(str, tokens))
+            fakes = (*here, "benchmarks.conductor.fake_workers")
+            start(OTHER_CORE, *fakes, f"http://127.0.0.1:{port}/metadata", step_s, words)
+            _wait(port, "/ready", processes, folder / f"{label}.log")
+            yield Target(port, pid)
+        elif label == DIRECT:
+            start(OTHER_CORE, *program, port, step_s)
+            _wait(port, "/health", processes, folder / f"{label}.log")
+            yield Target(port, None)
+        else:
+            package, arguments = ROUTERS[label]
+            executable = _installed(package)
+            start(OTHER_CORE, *program, behind, step_s)
+            _wait(behind, "/health", processes, folder / f"{label}.log")
+            url = f"http://127.0.0.1:{behind}"
+            metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", free_port()]
+            where = ["--worker-urls", url, "--host", "127.0.0.1", "--port", port, *metrics]
+            pid = start(MEASURED_CORE, executable, *arguments, *where)
+            _wait(port, "/v1/models", processes, folder / f"{label}.log")
+            yield Target(port, pid)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _installed(package: str) -> Path:
+    """A router's program, in an environment of its own that is made if it is not there."""
+    name = package.split("==")[0]
+    program = ENVIRONMENTS / name / "bin" / name
+    if not program.exists():
+        venv.create(ENVIRONMENTS / name, with_pip=True)
+        pip = [str(program.with_name("python")), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "--disable-pip-version-check", package], check=True)
+    return program
+
+
+def _wait(port: int, path: str, processes: list[subprocess.Popen[bytes]], log: Path) -> None:
+    deadline_s = time.monotonic() + READY_WITHIN_S
+    while True:
+        if any(process.poll() is not None for process in processes):
+            raise RuntimeError(f"ended at once:\n{log.read_text()[-2000:]}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"not ready within {READY_WITHIN_S} s, see {log}")
+        time.sleep(0.1)
+
+
+def run_load(plan: bytes) -> bytes:
+    """Carry out a plan of `load`; its figures."""
+    command = ["taskset", "-c", OTHER_CORE, sys.executable, "-m", "benchmarks.conductor.load"]
+    done = subprocess.run(command, input=plan, stdout=subprocess.PIPE, check=True, env=os.environ)
+    return done.stdout
