@@ -33,7 +33,11 @@ COMES_WITH = {
 #: Imported where they are and done without elsewhere: they belong to the system, not to pip.
 OF_THE_SYSTEM = {"transfer": {"pyverbs"}}
 #: Loaded by name, by a library or when it is first needed: no import statement names it.
-LOADED_BY_NAME = {"engine": {"jinja2", "safetensors"}, "transfer": {"cuda-bindings"}}
+LOADED_BY_NAME = {
+    "conductor": {"httptools"},
+    "engine": {"jinja2", "safetensors"},
+    "transfer": {"cuda-bindings"},
+}
 
 
 def project(package: Path) -> dict[str, Any]:
