@@ -159,6 +159,7 @@ def test_guidellm_at_a_constant_rate(
     run_client: Run, python_with: PythonWith, served: Any, tmp_path: Path
 ) -> None:
     n_requests, n_new = 24, 16
+    slo = {"ttft_ms": TTFT_MS, "tpot_ms": TPOT_MS}
     backend = {"kind": "openai_http", "target": served.url, "model": "tiny", "api_key": served.key}
     python = python_with("guidellm", "torch==2.13.0", "guidellm==0.8.1")
     run_client(
@@ -167,7 +168,7 @@ def test_guidellm_at_a_constant_rate(
         "--data", f"kind=synthetic_text,prompt_tokens=128,output_tokens={n_new}",
         "--profile", "kind=constant,rate=4",
         "--constraint", f"kind=max_requests,count={n_requests}",
-        "--slo", json.dumps({"ttft_ms": TTFT_MS, "tpot_ms": TPOT_MS}),
+        "--metrics", json.dumps({"kind": "generative", "slo": slo}),
         "--output", f"kind=json,path={tmp_path / 'out.json'}",
         HF_HOME=str(tmp_path / "hf"), within_s=600,
     )  # fmt: skip

@@ -406,3 +406,25 @@ async def test_streamed_or_whole_any_tokens_give_the_same_text(
     assert whole["choices"][0]["text"] == expected
     chunks = events_of(streamed.text)[:-1]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, PROMPT), (CHAT, HELLO)])
+@pytest.mark.parametrize("wish", ["string", "token", "nothing"])
+async def test_what_a_client_asked_to_stop_at_is_named_where_it_ended_the_text(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    events_of: Events,
+    path: str,
+    body: dict[str, Any],
+    wish: str,
+) -> None:
+    token = gateway.script[4]
+    wishes: dict[str, Any] = {"string": {"stop": ["half"]}, "token": {"stop_token_ids": [token]}}
+    asked = {**body, "max_tokens": 100, **wishes.get(wish, {})}
+    named = {"string": "half", "token": token}.get(wish)
+    (choice,) = (await post(client, path, asked))["choices"]
+    streamed = events_of((await client.post(path, json={**asked, "stream": True})).text)
+    choices = [chunk["choices"][0] for chunk in streamed[:-1]]
+    assert choice["finish_reason"] == choices[-1]["finish_reason"] == "stop"
+    assert choice.get("stop_reason") == choices[-1].get("stop_reason") == named
+    assert all("stop_reason" not in each for each in choices[:-1])

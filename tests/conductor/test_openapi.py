@@ -40,6 +40,7 @@ async def test_all_routes_and_their_errors_are_there(document: dict[str, Any]) -
         COMPLETIONS, CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
         "/tokenize", "/detokenize",
         "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics",
+        "/ping", "/version", "/load",
     }  # fmt: skip
     for path in (COMPLETIONS, CHAT):
         responses = document["paths"][path]["post"]["responses"]

@@ -43,6 +43,7 @@ class _Written:
     texts: list[str] = field(default_factory=list)
     tokens: list[Scored] = field(default_factory=list)
     finish: FinishReason = "stop"
+    stop_reason: int | str | None = None
 
     @property
     def text(self) -> str:
@@ -82,6 +83,7 @@ class AnswerShape(ABC):
                     choice.tokens.append((piece.token, piece.score))
                 if piece.finish:
                     choice.finish = piece.finish
+                    choice.stop_reason = self._stop_reason(piece)
         return self._whole(written)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -109,6 +111,12 @@ class AnswerShape(ABC):
             total_tokens=n_prompt + n_generated,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.answer.n_cached),
         )
+
+    def _stop_reason(self, last: Piece) -> int | str | None:
+        """What a client asked to stop at, if that is what ended the text."""
+        if last.stop_string is None and last.finish == "stop":
+            return last.token if last.token in (self._body.stop_token_ids or ()) else None
+        return last.stop_string
 
     def _event(self, chunk: Chunk, usage: Usage | None = None) -> bytes:
         if self._body.wants_usage_chunk:
@@ -163,6 +171,8 @@ class CompletionShape(AnswerShape):
             logprobs=self._told(index, [*echoed, *written.tokens]),
             finish_reason=written.finish,
         )
+        if written.stop_reason is not None:
+            choice.stop_reason = written.stop_reason
         if self._body.prompt_logprobs is not None:
             choice.prompt_logprobs = self._logprobs.prompt(self._prompt(index))
         if self._body.return_token_ids:
@@ -192,6 +202,8 @@ class CompletionShape(AnswerShape):
             logprobs=self._told(piece.index, [(piece.token, piece.score)] if shown else []),
             finish_reason=piece.finish or None,
         )
+        if (reason := self._stop_reason(piece)) is not None:
+            choice.stop_reason = reason
         if self._body.return_token_ids:
             choice.token_ids = [piece.token] if shown else []
         return [self._chunk([choice])]
@@ -255,6 +267,8 @@ class ChatShape(AnswerShape):
             logprobs=self._told(written.tokens),
             finish_reason=finish,
         )
+        if written.stop_reason is not None:
+            choice.stop_reason = written.stop_reason
         if self._body.return_token_ids:
             choice.token_ids = written.token_ids
         return choice
@@ -286,7 +300,10 @@ class ChatShape(AnswerShape):
                 choice.token_ids = [piece.token]
             chunks.append(chunk)
         if piece.finish:
-            chunks.append(self._chunk(piece.index, ChatDelta(), finish))
+            last = self._chunk(piece.index, ChatDelta(), finish)
+            if (reason := self._stop_reason(piece)) is not None:
+                last.choices[0].stop_reason = reason
+            chunks.append(last)
         return chunks
 
     def _reader(self, index: int) -> CallReader | None:

@@ -94,20 +94,45 @@ class Caller:
         bucket.take(n, now_s)
 
 
+class Load:
+    """How many guarded requests are being answered, of all callers, and may be at once."""
+
+    def __init__(self, most: int) -> None:
+        self.n_running = 0
+        self._most = most
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """While one of them is answered.
+
+        Raises:
+            Overloaded: there are as many as may be.
+        """
+        if self.n_running >= self._most:
+            raise Overloaded(
+                f"{self.n_running} requests are being answered, the most that are taken at once.",
+                _RETRY_WHEN_FULL_S,
+            )
+        self.n_running += 1
+        try:
+            yield
+        finally:
+            self.n_running -= 1
+
+
 class Door:
     """The layer around an app that lets callers in.
 
     Args:
         app: what is inside.
         tenants: None where anybody may ask.
-        max_concurrent: guarded requests being answered at once, of all callers.
+        load: counts who is inside.
     """
 
-    def __init__(self, app: ASGIApp, *, tenants: Tenants | None, max_concurrent: int) -> None:
+    def __init__(self, app: ASGIApp, *, tenants: Tenants | None, load: Load) -> None:
         self._app = app
         self._tenants = tenants
-        self._max_concurrent = max_concurrent
-        self._n_running = 0
+        self._load = load
         #: What each tenant has used, by name; "" is anybody.
         self._callers: dict[str, Caller] = {}
 
@@ -123,7 +148,7 @@ class Door:
             try:
                 caller = self._identify(Headers(scope=scope))
                 stack.enter_context(caller.entered())
-                stack.enter_context(self._counted())
+                stack.enter_context(self._load.entered())
             except ApiError as error:
                 response = error_responses.error_response(error, scope["path"])
                 await response(scope, receive, send)
@@ -161,19 +186,6 @@ class Door:
         if tenant is None:
             raise InvalidKey("This API key is none that is valid here.")
         return self._callers.setdefault(tenant.name, Caller(tenant))
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._n_running >= self._max_concurrent:
-            raise Overloaded(
-                f"{self._n_running} requests are being answered, the most that are taken at once.",
-                _RETRY_WHEN_FULL_S,
-            )
-        self._n_running += 1
-        try:
-            yield
-        finally:
-            self._n_running -= 1
 
 
 def caller_of(scope: Scope) -> Caller:

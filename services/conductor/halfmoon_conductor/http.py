@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount, Route
@@ -21,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from halfmoon_conductor import error_responses
 from halfmoon_conductor.answer_shapes import ChatShape, CompletionShape
 from halfmoon_conductor.asking import Asking
-from halfmoon_conductor.door import Door
+from halfmoon_conductor.door import Door, Load
 from halfmoon_conductor.edge import Edge
 from halfmoon_conductor.front import Front, respond
 from halfmoon_conductor.generation import Gateway, ModelCard
@@ -36,11 +35,10 @@ from halfmoon_conductor.openai_responses import (
     ChatCompletion,
     Completion,
     ErrorResponse,
-    Health,
     Model,
     ModelList,
-    Readiness,
 )
+from halfmoon_conductor.probes import probes_router
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_conductor.tokenizing import tokenizing_router
@@ -98,7 +96,8 @@ def create_app(
     error_responses.install(app)
     limits = limits or FrontLimits()
     # From the inside out.
-    app.add_middleware(Door, tenants=tenants, max_concurrent=limits.max_concurrent)
+    load = Load(limits.max_concurrent)
+    app.add_middleware(Door, tenants=tenants, load=load)
     if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -155,23 +154,7 @@ def create_app(
         """One model by its name, which may have slashes."""
         return _model(intake.card(model))
 
-    @app.get("/health")
-    async def health() -> Health:
-        """The process lives and answers."""
-        return Health(status="ok")
-
-    @app.get("/ready", response_model=Readiness, responses={503: {"model": Readiness}})
-    async def ready() -> Response:
-        """Whether prefill and decode workers are there to serve requests."""
-        is_ready = gateway.ready()
-        report = Readiness(ready=is_ready, missing=list(gateway.missing()))
-        return JSONResponse(report.model_dump(), status_code=200 if is_ready else 503)
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def show_metrics(request: Request) -> Response:
-        """Prometheus metrics."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
+    app.include_router(probes_router(gateway, load, registry, app.version))
 
     for path, mounted in extra_mounts:
         # A mount alone answers only below its path, as in /metadata/, not at /metadata.

@@ -57,6 +57,8 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    #: vLLM's addition: the stop string, or the token of `stop_token_ids`, that ended the text.
+    stop_reason: int | str | None = None
     #: vLLM's additions, there for those who ask.
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
@@ -81,6 +83,8 @@ class CompletionChunkChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    #: vLLM's addition, with the last piece.
+    stop_reason: int | str | None = None
     #: vLLM's additions: the prompt's with a choice's first piece.
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
@@ -152,7 +156,8 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
-    #: vLLM's addition.
+    #: vLLM's additions.
+    stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
@@ -186,7 +191,8 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
-    #: vLLM's addition.
+    #: vLLM's additions.
+    stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
 
