@@ -300,10 +300,10 @@ class ChatShape(AnswerShape):
                 choice.token_ids = [piece.token]
             chunks.append(chunk)
         if piece.finish:
-            last = self._chunk(piece.index, ChatDelta(), finish)
+            final = self._chunk(piece.index, ChatDelta(), finish)
             if (reason := self._stop_reason(piece)) is not None:
-                last.choices[0].stop_reason = reason
-            chunks.append(last)
+                final.choices[0].stop_reason = reason
+            chunks.append(final)
         return chunks
 
     def _reader(self, index: int) -> CallReader | None:
