@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-soak native test-rdma test-clients e2e-compose check schema format bench bench-transfer bench-kvpool bench-rdma clean
+.PHONY: help up test test-soak native test-rdma test-clients screenshots e2e-compose check schema format bench bench-transfer bench-kvpool bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ bench-rdma: $(VENV)/.installed $(RDMA_PATH) ## the RDMA backend beside perftest,
 
 test-clients: $(VENV)/.dev ## clients that people use, each from an environment of its own, on a live cluster
 	HALFMOON_TEST_CLIENTS=1 $(BIN)/pytest tests/clients
+
+screenshots: $(VENV)/.dev ## pictures of the web page in docs/page, of the demo model (needs chromium)
+	HALFMOON_SCREENSHOTS=1 $(BIN)/pytest tests/e2e/test_page.py -k screenshots
 
 e2e-compose: $(VENV)/.dev ## docker-compose.yml built, started and tested from outside (starts an engine if it must)
 	@bash tests/compose/with_engine.sh $(BIN)/pytest -s tests/compose

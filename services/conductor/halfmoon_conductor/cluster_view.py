@@ -80,7 +80,8 @@ def _record(info: WorkerInfo, refused: str = "") -> dict[str, Any]:
 def _lately(observer: Observer, info: WorkerInfo, queues: _Queues, now: float) -> dict[str, Any]:
     heard = observer.workers.last(info.worker_id)
     return {
-        "heard_s_ago": None if heard is None else now - heard.at_s,
+        # A kvstore says nothing until it knows what a block is.
+        "heard_s_ago": None if heard is None or heard.load is None else now - heard.at_s,
         "home": observer.core.cluster.home_of(info.worker_id) if info.role == "prefill" else None,
         "load": _load(observer.core, info, None if heard is None else heard.load, queues),
     }

@@ -38,6 +38,7 @@ from halfmoon_conductor.openai_responses import (
     Model,
     ModelList,
 )
+from halfmoon_conductor.page_routes import page_routes
 from halfmoon_conductor.probes import probes_router
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import Tokenizer
@@ -156,6 +157,8 @@ def create_app(
 
     app.include_router(probes_router(gateway, load, registry, app.version))
 
+    for route in page_routes():
+        app.router.routes.append(route)
     for path, mounted in extra_mounts:
         # A mount alone answers only below its path, as in /metadata/, not at /metadata.
         app.router.routes.append(Route(path, _AsApp(mounted), include_in_schema=False))

@@ -1,0 +1,391 @@
+"""The page at `/` in a real Chromium, over clusters of real processes."""
+
+import io
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from PIL import Image
+
+from halfmoon_cli.demo import demo_model_folder, make_demo_model
+from halfmoon_conductor.tenants import add
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from playwright.sync_api import (  # noqa: E402
+    Browser,
+    Page,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
+
+pytestmark = pytest.mark.e2e
+
+DOCS = Path(__file__).parents[2] / "docs/page"
+#: Set: pictures are of the demo model, and go into docs/.
+SCREENSHOTS = bool(os.environ.get("HALFMOON_SCREENSHOTS"))
+#: A token for each byte; slow enough for a stream to be seen streaming.
+FAKE = "fake://moon?step_s=0.01&token_s=0.0001"
+LIMITS = ["--ttft-slo-s", "2", "--tbt-slo-s", "0.5"]
+WIDE = ViewportSize(width=1440, height=1000)
+NARROW = ViewportSize(width=360, height=780)
+LIST, OTHER = "A list, then a question", "Another question"
+
+StartCluster = Callable[..., AbstractContextManager[Any]]
+OpenPage = Callable[..., AbstractContextManager[Page]]
+
+
+def chromium() -> str:
+    """Where it is.
+
+    Raises:
+        pytest.skip.Exception: nowhere.
+    """
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("there is no Chromium here: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    expect.set_options(timeout=60_000)
+    # Closed with this module: its event loop would be in the way of other tests'.
+    with sync_playwright() as playwright:
+        arguments = ["--disable-dev-shm-usage"]
+        if os.geteuid() == 0:
+            arguments.append("--no-sandbox")
+        with playwright.chromium.launch(executable_path=path, args=arguments) as browser:
+            yield browser
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> OpenPage:
+    """``with open_page(url, color_scheme="dark") as page``: it must behave all the time."""
+
+    @contextmanager
+    def opened(url: str, *, may_fail: str = "", **options: Any) -> Iterator[Page]:
+        with browser.new_context(viewport=WIDE, reduced_motion="reduce") as context:
+            context.set_default_timeout(60_000)
+            page = context.new_page()
+            complaints: list[str] = []
+            origins: set[str] = set()
+
+            def on_console(message: Any) -> None:
+                if message.type in ("error", "warning"):
+                    complaints.append(message.text)
+
+            def on_request(request: Any) -> None:
+                parts = urlsplit(request.url)
+                origins.add(f"{parts.scheme}://{parts.netloc}")
+
+            page.on("console", on_console)
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("request", on_request)
+            page.emulate_media(**options)
+            page.goto(f"{url}/")
+            yield page
+            assert origins == {url}
+            assert [c for c in complaints if not (may_fail and re.search(may_fail, c))] == []
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster) -> Iterator[Any]:
+    with start_cluster(
+        FAKE, n_prefill=2, n_decode=2, n_kvstore=2, extra={"conductor": LIMITS}
+    ) as live:
+        yield live
+
+
+def card(page: Page, worker: str) -> Any:
+    return page.locator(f'#map [data-key="{worker}"]')
+
+
+def wait_until_answered(page: Page, n: int = 1) -> None:
+    expect(page.locator("#chat .reused")).to_have_count(n)
+
+
+def overflow(page: Page) -> int:
+    """Pixels by which the page is wider than its window."""
+    width: int = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    return width
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def test_the_map_has_every_worker_and_says_what_to_do_where_nothing_has_happened_yet(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    with open_page(cluster.url) as page:
+        expect(page.locator("#map .card")).to_have_count(6)
+        for worker in cluster.live():
+            expect(card(page, worker)).to_have_attribute("data-state", "live")
+        expect(page.locator(".conductor")).to_contain_text("conductor-0")
+        expect(page.locator("#live")).to_have_text("live")
+        expect(page.locator("#model")).to_have_text("moon")
+        expect(page.locator("#decisions-body")).to_contain_text("No requests yet")
+        expect(page.locator("#prefixes-body")).to_contain_text("None yet")
+        expect(page.locator("#ttft .plot")).to_have_attribute(
+            "aria-label", "Time to first token: nothing yet"
+        )
+
+
+def test_a_request_is_seen_in_numbers_latencies_and_decisions(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    with open_page(cluster.url) as page:
+        answer = cluster.complete(prompt=[7] * 300, max_tokens=20)
+        row = page.locator("tr.decision").filter(has_text=answer["id"].partition("-")[2][:8])
+        expect(row).to_contain_text("20 tokens")
+        expect(row.locator('[data-label="prompt"]')).to_have_text("300")
+        (decision,) = [d for d in cluster.decisions() if d["request_id"] == answer["id"]]
+        expect(row).to_contain_text(decision["placement"]["chosen"]["worker_id"])
+        expect(row).to_contain_text(decision["placement"]["decode"])
+        for chart in ("#ttft", "#tbt"):
+            expect(page.locator(f"{chart} .plot")).to_have_attribute(
+                "aria-label", re.compile("half of them within")
+            )
+        expect(page.locator("#summary")).to_contain_text(re.compile(r"[1-9]\d* in a minute"))
+
+
+def test_an_open_decision_tells_why_there_and_why_not_elsewhere_and_is_marked_on_the_map(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    cluster.complete(prompt=[8] * 200, max_tokens=4)
+    with open_page(cluster.url) as page:
+        button = page.locator("tr.decision button").first
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(button).to_have_attribute("aria-expanded", "true")
+        decision = cluster.decisions()[-1]
+        expect(page.locator(".why .reason")).to_have_text(decision["why"])
+        for row in decision["placement"]["estimates"]:
+            candidate = page.locator(".candidates tr").filter(has_text=row["worker_id"])
+            expect(candidate).to_contain_text(row["why_not"] or "chosen")
+        chosen = decision["placement"]["chosen"]["worker_id"]
+        expect(card(page, chosen)).to_have_class(re.compile("selected"))
+        page.keyboard.press("Enter")
+        expect(page.locator(".why")).to_have_count(0)
+
+
+# -- the playground ------------------------------------------------------------------------------
+
+
+def test_the_playground_streams_and_the_second_time_shows_what_was_reused_and_from_where(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    with open_page(cluster.url) as page:
+        page.get_by_role("button", name=LIST).click()
+        page.get_by_role("button", name="Send").click()
+        reply = page.locator(".said.assistant")
+        expect(reply).to_have_attribute("aria-busy", "true")
+        expect(reply).to_contain_text(re.compile(r"t\d+"))
+        expect(page.locator("#chat .meta")).to_contain_text("first token")
+        wait_until_answered(page)
+        assert len(reply.inner_text().split()) == 64
+        expect(page.locator("#chat .reused")).to_contain_text("Reused 0 of")
+
+        page.get_by_role("button", name="Ask again").click()
+        wait_until_answered(page, 2)
+        second = page.locator("#chat .reused").last
+        expect(second).to_contain_text(re.compile(r"Reused [\d,]+ of [\d,]+ tokens \(9\d %\)"))
+        expect(second).to_contain_text(re.compile(r"from kvstore-\d at prefill-\d, answered by"))
+        expect(page.locator("#runs tbody tr")).to_have_count(2)
+        expect(page.locator("#prefixes-body .chip")).to_contain_text(["kvstore-"])
+
+        page.get_by_role("button", name="why there?").last.click()
+        expect(page.locator(".why")).to_contain_text("read from kvstore-")
+        expect(page.locator("#map .kvstore.selected")).to_have_count(1)
+
+
+def test_an_answer_can_be_stopped_and_nothing_runs_on(cluster: Any, open_page: OpenPage) -> None:
+    with open_page(cluster.url) as page:
+        page.get_by_text("System message, length, temperature").click()
+        page.get_by_label("Tokens at the most").fill("3000")
+        page.get_by_label("Your message").fill("Go on for long.")
+        page.keyboard.press("Enter")
+        expect(page.locator(".said.assistant")).to_contain_text(re.compile(r"t\d+"))
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#chat .meta")).to_contain_text("stopped")
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+        cluster.until(lambda: cluster.decisions()[-1]["course"]["end"] == "cancelled")
+
+
+def test_what_looks_like_markup_is_text(cluster: Any, open_page: OpenPage) -> None:
+    with open_page(cluster.url) as page:
+        text = "<img src=x onerror=\"document.title='moved'\"><b>bold</b>"
+        page.get_by_label("Your message").fill(text)
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator(".said.user")).to_have_text(text)
+        wait_until_answered(page)
+        assert page.locator("#chat img, #chat b").count() == 0
+        assert page.title() == "Halfmoon"
+
+
+def test_a_refusal_is_told_where_the_answer_would_be(cluster: Any, open_page: OpenPage) -> None:
+    with open_page(cluster.url, may_fail="status of 400") as page:
+        page.get_by_text("System message, length, temperature").click()
+        page.get_by_label("System message", exact=True).fill("Be brief. " * 500)
+        page.get_by_label("Your message").fill("Hello")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#chat .meta.error")).to_contain_text("4096")
+        expect(page.get_by_label("Your message")).to_have_value("Hello")
+
+
+# -- how it looks --------------------------------------------------------------------------------
+
+
+def background(page: Page) -> str:
+    colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return colour
+
+
+def test_colours_follow_the_system_until_somebody_chooses(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    with open_page(cluster.url, color_scheme="dark") as page:
+        dark = background(page)
+        page.emulate_media(color_scheme="light")
+        light = background(page)
+        assert dark != light
+        page.get_by_role("button", name="Colours: as the system").click()
+        page.get_by_role("button", name="Colours: light").click()
+        expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+        assert background(page) == dark
+        page.reload()
+        assert background(page) == dark
+
+
+def test_a_narrow_window_has_nothing_beside_it(cluster: Any, open_page: OpenPage) -> None:
+    cluster.complete(prompt=[9] * 200, max_tokens=4)
+    with open_page(cluster.url) as page:
+        page.set_viewport_size(NARROW)
+        page.get_by_role("button", name=LIST).click()
+        page.get_by_role("button", name="Send").click()
+        wait_until_answered(page)
+        page.get_by_role("button", name="why there?").click()
+        expect(page.locator(".why")).to_be_visible()
+        expect(page.locator("#map .card").first).to_be_visible()
+        assert overflow(page) <= 0
+
+
+def test_everything_that_can_be_used_has_a_name(cluster: Any, open_page: OpenPage) -> None:
+    cluster.complete(prompt=[10] * 20, max_tokens=2)
+    with open_page(cluster.url) as page:
+        expect(page.locator("tr.decision").first).to_be_visible()
+        for role in ("banner", "main"):
+            expect(page.get_by_role(role)).to_have_count(1)
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll('button, input, select, textarea, a')]
+                .filter((e) => !(e.labels?.length || e.ariaLabel || e.textContent.trim()))
+                .map((e) => e.outerHTML)"""
+        )
+        assert nameless == []
+
+
+def test_screenshots_of_both_widths_in_both_colours(
+    start_cluster: StartCluster, open_page: OpenPage, tmp_path: Path, request: Any
+) -> None:
+    """`make screenshots` has them in docs/, of the demo model."""
+    with ExitStack() as stack:
+        if SCREENSHOTS:
+            make_demo_model(demo_model_folder())
+            plan: Any = {"n_prefill": 2, "n_decode": 2, "n_kvstore": 2}
+            plan["extra"] = {"conductor": LIMITS}
+            live = stack.enter_context(start_cluster(str(demo_model_folder()), **plan))
+        else:
+            live = request.getfixturevalue("cluster")
+        folder = DOCS if SCREENSHOTS else tmp_path
+        folder.mkdir(exist_ok=True)
+        page = stack.enter_context(open_page(live.url, color_scheme="light"))
+        for example, n in ((LIST, 1), (OTHER, 2)):
+            page.get_by_role("button", name=example).click()
+            page.get_by_role("button", name="Send").click()
+            expect(page.locator("#runs tbody tr")).to_have_count(n)
+        page.get_by_role("button", name="why there?").click()
+        for colours in ("light", "dark"):
+            page.emulate_media(color_scheme=colours)
+            for name, size in (("wide", WIDE), ("narrow", NARROW)):
+                page.set_viewport_size(size)
+                page.evaluate("window.scrollTo(0, 0)")
+                path = folder / f"{name}-{colours}.png"
+                shot = page.screenshot(full_page=SCREENSHOTS, animations="disabled")
+                save_small(shot, path)
+                assert 10_000 < path.stat().st_size < 300_000
+
+
+def save_small(png: bytes, path: Path) -> None:
+    """With 256 colours: a third of the bytes, and nothing to be seen of it."""
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+# -- keys, and what goes wrong -------------------------------------------------------------------
+
+
+def test_with_tenants_a_key_is_asked_for_and_kept_in_the_tab_alone(
+    start_cluster: StartCluster, open_page: OpenPage, tmp_path: Path
+) -> None:
+    tenants = tmp_path / "tenants.toml"
+    plain, operator = add(tenants, "lab"), add(tenants, "ops", operator=True)
+    extra = {"conductor": ["--tenants", str(tenants)]}
+    with (
+        start_cluster(FAKE, key=operator, n_kvstore=0, extra=extra) as live,
+        open_page(live.url, may_fail="status of 40[13]|ERR_CONNECTION") as page,
+    ):
+
+        def give(key: str) -> None:
+            page.get_by_label("Key", exact=True).fill(key)
+            page.get_by_role("button", name="Use it").click()
+
+        expect(page.locator("#key-dialog")).to_be_visible()
+        assert page.locator("#map .card").count() == 0
+        give("hm-wrong")
+        expect(page.locator("#banner")).to_contain_text("an operator's API key is needed")
+        page.get_by_role("button", name="Enter a key").click()
+        give(plain)
+        expect(page.locator("#banner")).to_contain_text("no operator's")
+        page.get_by_label("Your message").fill("Hello")
+        page.get_by_role("button", name="Send").click()
+        wait_until_answered(page)
+        page.get_by_role("button", name="Another key").click()
+        give(operator)
+        expect(page.locator("#map .card")).to_have_count(2)
+        expect(page.locator("#banner")).to_be_hidden()
+        page.reload()
+        expect(page.locator("#map .card")).to_have_count(2)
+        assert operator not in page.evaluate("JSON.stringify(localStorage)")
+        assert operator in page.evaluate("JSON.stringify(sessionStorage)")
+
+        live.process("conductor-0").signal(signal.SIGKILL)
+        expect(page.locator("#banner")).to_contain_text("does not answer")
+        expect(page.get_by_role("button", name="Ask now")).to_be_visible()
+        expect(page.locator("#live")).to_have_text("not connected")
+
+
+def test_a_worker_that_dies_is_shown_as_gone(cluster: Any, open_page: OpenPage) -> None:
+    """The last one: the others are to find all workers."""
+    with open_page(cluster.url) as page:
+        expect(card(page, "decode-1")).to_have_attribute("data-state", "live")
+        cluster.process("decode-1").signal(signal.SIGKILL)
+        expect(card(page, "decode-1")).to_have_attribute("data-state", "gone")
+        expect(card(page, "decode-1")).to_contain_text("gone")
+        expect(page.locator("#map-note")).to_contain_text("5 workers, 1 gone")
+
+
+def test_the_page_says_by_its_headers_that_nothing_comes_from_elsewhere(cluster: Any) -> None:
+    answer = httpx.get(f"{cluster.url}/")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
