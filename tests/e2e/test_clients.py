@@ -19,7 +19,7 @@ StartCluster = Callable[..., Any]
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster, tiny_model: Path) -> Iterator[Any]:
     fp32 = ["--dtype", "float32", "--block-size", "16"]
-    extra = {"prefill": fp32, "decode": fp32}
+    extra = {"prefill": fp32, "decode": fp32, "conductor": ["--tool-call-parser", "hermes"]}
     with start_cluster(
         str(tiny_model), served_model_name="tiny", n_prefill=2, n_decode=2, n_kvstore=2, extra=extra
     ) as live:
@@ -220,6 +220,50 @@ def test_openai_reads_log_probabilities_of_a_chat(client: openai.OpenAI) -> None
     for place in choice.logprobs.content:
         assert place.logprob <= 0
         assert place.top_logprobs[0].token == place.token  # greedy: the likeliest one
+
+
+TIDE: dict[str, Any] = {
+    "name": "tide",
+    "parameters": {
+        "type": "object",
+        "properties": {"spring": {"type": "boolean"}, "at": {"enum": ["Cork", "Brest"]}},
+        "required": ["spring", "at"],
+        "additionalProperties": False,
+    },
+}
+
+
+def is_tide(arguments: str) -> bool:
+    given = json.loads(arguments)
+    return given.keys() == {"spring", "at"} and given["at"] in ("Cork", "Brest")
+
+
+def test_openai_calls_a_function_by_way_of_responses(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "strict": False, **TIDE}
+    asked: Any = {"role": "user", "content": "How is the tide?"}
+    more: Any = {"model": "tiny", "tools": [tool], "temperature": 0}
+    answer = client.responses.create(input=[asked], tool_choice="required", **more)
+    called = [item for item in answer.output if item.type == "function_call"]
+    assert len(called) == len(answer.output) >= 1
+    assert all(item.name == "tide" and is_tide(item.arguments) for item in called)
+    # What was called goes back with what it gave.
+    given = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "high"}
+        for item in called
+    ]
+    back: Any = [asked, *(item.model_dump() for item in answer.output), *given]
+    named: Any = {"type": "function", "name": "tide"}
+    events = list(client.responses.create(input=back, tool_choice=named, stream=True, **more))
+    (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert is_tide(done.arguments)
+    deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == done.arguments
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == ""
+    (item,) = last.response.output
+    assert item.type == "function_call"
+    assert item.arguments == done.arguments
 
 
 def test_the_schema_and_the_metrics_are_served(cluster: Any) -> None:

@@ -1,11 +1,18 @@
 """What clients of Anthropic's Messages API may ask: its shapes, as far as they are of text."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, Tag, model_validator
+from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest, TextPart
+from halfmoon_conductor.anthropic_tools import (
+    AnthropicToolChoice,
+    AnthropicTools,
+    Blocks,
+    Turn,
+    text_of,
+)
+from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest
 from halfmoon_conductor.request_fields import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_ID,
@@ -14,32 +21,8 @@ from halfmoon_conductor.request_fields import (
     Shape,
     StopString,
     Text,
-    one_of,
-    text_or_list,
 )
-
-
-class TextBlock(TextPart):
-    """A part of a content; only text is supported."""
-
-    cache_control: dict[str, Any] | None = Field(
-        None, description="Taken and not needed: equal prefixes find their cache by themselves."
-    )
-    citations: Annotated[Any, Neutral([])] = None
-
-
-Blocks = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[list[TextBlock], Field(min_length=1, fail_fast=True), Tag("list")],
-    one_of("must be a string or a list of text blocks", text_or_list),
-]
-
-
-class Turn(Shape):
-    """One turn."""
-
-    role: Literal["user", "assistant"]
-    content: Blocks
+from halfmoon_conductor.tool_fields import check_choice
 
 
 class Metadata(Shape):
@@ -58,8 +41,9 @@ class CountTokensRequest(Shape):
         None, description="vLLM's: more names for the model's chat template."
     )
 
-    tools: Annotated[Any, Neutral([])] = None
-    tool_choice: Annotated[Any, Neutral({"type": "none"}, {"type": "auto"})] = None
+    tools: AnthropicTools | None = Field(None, description="What the model may call.")
+    tool_choice: AnthropicToolChoice | None = Field(None, description="Default auto.")
+
     thinking: Annotated[Any, Neutral({"type": "disabled"})] = None
     mcp_servers: Annotated[Any, Neutral([])] = None
     context_management: Annotated[Any, Neutral()] = None
@@ -76,14 +60,36 @@ class CountTokensRequest(Shape):
             )
         return self
 
-    def chat_messages(self) -> list[ChatMessage]:
+    @model_validator(mode="after")
+    def _can_be_called(self) -> "CountTokensRequest":
+        for turn in self.messages:
+            turn.as_chat()
+        fields = self._tool_fields()
+        check_choice(fields["tools"] or (), fields["tool_choice"])
+        return self
+
+    def as_chat(self) -> ChatRequest:
         """The conversation as a chat, the system's words first."""
-        turns = [("system", self.system)] if self.system is not None else []
-        turns += [(turn.role, turn.content) for turn in self.messages]
-        return [
-            ChatMessage.model_validate({"role": role, "content": _text(content)})
-            for role, content in turns
-        ]
+        return ChatRequest(**self._chat_fields())
+
+    def _chat_fields(self) -> dict[str, Any]:
+        messages = [message for turn in self.messages for message in turn.as_chat()]
+        if self.system is not None:
+            messages.insert(0, ChatMessage(role="system", content=text_of(self.system)))
+        return {
+            "model": self.model,
+            "messages": messages,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            **self._tool_fields(),
+        }
+
+    def _tool_fields(self) -> dict[str, Any]:
+        choice = self.tool_choice
+        return {
+            "tools": None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            "tool_choice": None if choice is None else choice.as_chat(),
+            "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        }
 
 
 class MessagesRequest(CountTokensRequest):
@@ -115,19 +121,11 @@ class MessagesRequest(CountTokensRequest):
     def as_chat(self) -> ChatRequest:
         """The same wishes as a chat completion."""
         return ChatRequest(
-            model=self.model,
-            messages=[*self.chat_messages()],
+            **self._chat_fields(),
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
-            chat_template_kwargs=self.chat_template_kwargs,
             cache_salt=self.cache_salt,
         )
-
-
-def _text(content: str | list[TextBlock] | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(block.text for block in content)
-    return content or ""

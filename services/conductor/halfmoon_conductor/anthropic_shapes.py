@@ -1,15 +1,19 @@
 """An answer in the shapes of Anthropic's Messages API: whole, or as its named events."""
 
-from collections.abc import AsyncGenerator
+import json
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, Literal
+from uuid import uuid4
 
 from pydantic import BaseModel
 
 from halfmoon_conductor import error_responses, sse
 from halfmoon_conductor.answering import Answer, Piece
+from halfmoon_conductor.called_text import CalledText, Part, joined
+from halfmoon_conductor.tool_calls import Call
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class AnthropicUsage(BaseModel):
@@ -21,11 +25,23 @@ class AnthropicUsage(BaseModel):
     cache_creation_input_tokens: int
 
 
-class ContentBlock(BaseModel):
-    """A part of the answer."""
+class TextContent(BaseModel):
+    """Words of the answer."""
 
     type: Literal["text"]
     text: str
+
+
+class ToolUse(BaseModel):
+    """A call."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextContent | ToolUse
 
 
 class AnthropicMessage(BaseModel):
@@ -52,46 +68,59 @@ class MessagesShape:
 
     Args:
         model: its name as the client wrote it.
+        most_calls: of tools, at the most.
     """
 
-    def __init__(self, answer: Answer, model: str) -> None:
+    def __init__(self, answer: Answer, model: str, most_calls: int) -> None:
         self.answer = answer
         self.model = model
+        self._text = CalledText(answer.order.tool_parser, most_calls)
 
     async def whole(self) -> AnthropicMessage:
         """All of it, once it is complete."""
-        texts: list[str] = []
+        parts: list[Part] = []
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
-                texts.append(piece.text)
+                parts += self._text.feed(piece)
                 last = piece
-        reason, sequence = _stop_of(last)
-        return self._message([ContentBlock(type="text", text="".join(texts))], reason, sequence)
+        content = [_block(part) for part in joined(parts) or [""]]
+        reason, sequence = self._stop_of(last)
+        return self._message(content, reason, sequence)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; the first is there as soon as the first token is."""
         last: Piece | None = None
+        blocks = _Blocks()
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
                 if last is None:
                     message = self._message([], None, None).model_dump()
                     yield _event("message_start", message=message)
-                    block = {"type": "text", "text": ""}
-                    yield _event("content_block_start", index=0, content_block=block)
+                    if not self._text.may_call:
+                        for event in blocks.words(""):
+                            yield event
                     yield _event("ping")
                 last = piece
-                if piece.text:
-                    delta = {"type": "text_delta", "text": piece.text}
-                    yield _event("content_block_delta", index=0, delta=delta)
+                for part in self._text.feed(piece):
+                    for event in blocks.add(part):
+                        yield event
         assert last is not None, "an answer has a piece"
-        reason, sequence = _stop_of(last)
-        yield _event("content_block_stop", index=0)
+        for event in blocks.end():
+            yield event
+        reason, sequence = self._stop_of(last)
         yield _event(
             "message_delta",
             delta={"stop_reason": reason, "stop_sequence": sequence},
             usage=self._usage().model_dump(),
         )
         yield _event("message_stop")
+
+    def _stop_of(self, last: Piece) -> tuple[StopReason, str | None]:
+        if last.stop_string is not None:
+            return "stop_sequence", last.stop_string
+        if last.finish == "length":
+            return "max_tokens", None
+        return ("tool_use" if self._text.n_calls else "end_turn"), None
 
     def _message(
         self, content: list[ContentBlock], reason: StopReason | None, sequence: str | None
@@ -123,10 +152,58 @@ def error_event(error: Exception) -> bytes:
     return sse.named_event("error", body.model_dump_json())
 
 
-def _stop_of(last: Piece) -> tuple[StopReason, str | None]:
-    if last.stop_string is not None:
-        return "stop_sequence", last.stop_string
-    return ("max_tokens" if last.finish == "length" else "end_turn"), None
+class _Blocks:
+    """The content of a stream: one block after the other, each opened, filled and closed."""
+
+    def __init__(self) -> None:
+        self._n_begun = 0
+        #: Whether a block of words is open.
+        self._in_words = False
+
+    def add(self, part: Part) -> Iterator[bytes]:
+        """Words, or a call, which is a block of its own."""
+        if isinstance(part, str):
+            yield from self.words(part)
+            return
+        yield from self._close()
+        use = _block(part)
+        assert isinstance(use, ToolUse), "a call becomes one"
+        yield self._open({**use.model_dump(), "input": {}})
+        yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+        yield _event("content_block_stop", index=self._n_begun - 1)
+
+    def words(self, text: str) -> Iterator[bytes]:
+        """More of a block of words, which is begun if none is open."""
+        if not self._in_words:
+            self._in_words = True
+            yield self._open({"type": "text", "text": ""})
+        if text:
+            yield self._delta({"type": "text_delta", "text": text})
+
+    def end(self) -> Iterator[bytes]:
+        """Close what is open; an answer of nothing has an empty block."""
+        if not self._n_begun:
+            yield from self.words("")
+        yield from self._close()
+
+    def _open(self, block: dict[str, Any]) -> bytes:
+        self._n_begun += 1
+        return _event("content_block_start", index=self._n_begun - 1, content_block=block)
+
+    def _delta(self, delta: dict[str, str]) -> bytes:
+        return _event("content_block_delta", index=self._n_begun - 1, delta=delta)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._in_words:
+            self._in_words = False
+            yield _event("content_block_stop", index=self._n_begun - 1)
+
+
+def _block(part: Part) -> ContentBlock:
+    if isinstance(part, Call):
+        given = json.loads(part.arguments)
+        return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=part.name, input=given)
+    return TextContent(type="text", text=part)
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -163,15 +163,7 @@ class Intake:
         """
         card = self.card(body.model)
         parser = self._parser(body)
-        token_ids = await unless_short(
-            body.n_characters,
-            lambda: self.encode_messages(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                variables=body.chat_template_kwargs,
-                tools=[tool.model_dump(exclude_none=True) for tool in body.offered],
-            ),
-        )
+        token_ids = await self.encode_chat(body)
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
         constrained = body.constrains or parser is not None
@@ -209,6 +201,24 @@ class Intake:
                 param=wanted.param,
             )
         return wanted.grammar
+
+    async def encode_chat(self, body: ChatRequest) -> list[int]:
+        """A chat as the tokens that its model goes on with, tools included.
+
+        Raises:
+            InvalidRequest: no chat template, or it refuses the conversation.
+            NotSupported: it offers tools, and how the model calls them is not known.
+        """
+        self._parser(body)
+        return await unless_short(
+            body.n_characters,
+            lambda: self.encode_messages(
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                variables=body.chat_template_kwargs,
+                tools=[tool.model_dump(exclude_none=True) for tool in body.offered],
+            ),
+        )
 
     def encode_messages(
         self,

@@ -1,6 +1,5 @@
 """Routes of two more APIs for the same chats: Anthropic's Messages and OpenAI's Responses."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -32,8 +31,9 @@ def messages_router(front: Front, generation: Responses, counting: Responses) ->
     async def create_message(body: MessagesRequest, request: Request, asker: Asking) -> Response:
         """Answer a conversation, in Anthropic's shapes."""
         began_s = time.perf_counter()
-        order = await front.intake.chat(body.as_chat(), asker)
-        shape = MessagesShape(front.answer(order, asker, began_s), body.model)
+        chat = body.as_chat()
+        order = await front.intake.chat(chat, asker)
+        shape = MessagesShape(front.answer(order, asker, began_s), body.model, chat.most_calls)
         return await respond(
             shape, request, stream=bool(body.stream), last_words=anthropic_shapes.error_event
         )
@@ -42,13 +42,7 @@ def messages_router(front: Front, generation: Responses, counting: Responses) ->
     async def count_tokens(body: CountTokensRequest) -> TokenCount:
         """How many tokens a conversation has."""
         front.intake.card(body.model)
-        tokens = await asyncio.to_thread(
-            front.intake.encode_messages,
-            body.chat_messages(),
-            add_generation_prompt=True,
-            variables=body.chat_template_kwargs,
-        )
-        return TokenCount(input_tokens=len(tokens))
+        return TokenCount(input_tokens=len(await front.intake.encode_chat(body.as_chat())))
 
     return router
 
@@ -66,8 +60,9 @@ def responses_router(front: Front, generation: Responses) -> APIRouter:
     async def create_response(body: ResponsesRequest, request: Request, asker: Asking) -> Response:
         """Answer an input. Nothing is stored: send the whole conversation each time."""
         began_s = time.perf_counter()
-        order = await front.intake.chat(body.as_chat(), asker)
-        shape = ResponsesShape(front.answer(order, asker, began_s), body)
+        chat = body.as_chat()
+        order = await front.intake.chat(chat, asker)
+        shape = ResponsesShape(front.answer(order, asker, began_s), body, chat.most_calls)
         return await respond(shape, request, stream=bool(body.stream), last_words=shape.error_event)
 
     return router

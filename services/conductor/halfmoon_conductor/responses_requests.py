@@ -1,8 +1,17 @@
 """What clients of OpenAI's Responses API may ask, as far as it is of text and keeps no state."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest
@@ -15,6 +24,13 @@ from halfmoon_conductor.request_fields import (
     one_of,
     text_or_list,
 )
+from halfmoon_conductor.responses_tools import (
+    FunctionCallItem,
+    FunctionChoice,
+    FunctionTools,
+    OneFunction,
+    in_turns,
+)
 from halfmoon_conductor.sampling_fields import SamplingFields
 from halfmoon_conductor.structured_fields import (
     JsonSchema,
@@ -25,6 +41,7 @@ from halfmoon_conductor.structured_fields import (
     format_kind,
     known_format,
 )
+from halfmoon_conductor.tool_fields import check_choice
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -40,7 +57,11 @@ def _only_text(kind: Any) -> Any:
 def _only_messages(kind: Any) -> Any:
     if kind in (None, "message"):
         return kind
-    raise PydanticCustomError("not_supported", "is not supported; only message is", {})
+    raise PydanticCustomError(
+        "not_supported",
+        "is not supported; only message, function_call and function_call_output are",
+        {},
+    )
 
 
 class InputText(Shape):
@@ -75,9 +96,44 @@ class InputMessage(Shape):
 
     def as_chat(self) -> ChatMessage:
         """The turn of a chat."""
-        content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return ChatMessage(role=self.role, content=text)
+        return ChatMessage(role=self.role, content=_joined(self.content))
+
+
+class FunctionOutput(Shape):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Annotated[
+        Annotated[Text, Tag("text")]
+        | Annotated[list[InputText], Field(fail_fast=True), Tag("list")],
+        one_of("must be a string or a list of text parts", text_or_list),
+    ]
+    id: Text | None = None
+    status: Text | None = None
+
+    caller: Annotated[Any, Neutral()] = None
+
+    def as_chat(self) -> ChatMessage:
+        """The turn of a chat."""
+        return ChatMessage(role="tool", tool_call_id=self.call_id, content=_joined(self.output))
+
+
+def _item_form(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ("function_call", "function_call_output") else "message"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutput, Tag("function_call_output")],
+    Discriminator(_item_form),
+]
+
+
+def _joined(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class NamedSchema(JsonSchema):
@@ -123,8 +179,8 @@ class ResponsesRequest(SamplingFields):
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
     input: Annotated[
         Annotated[Text, Tag("text")]
-        | Annotated[list[InputMessage], Field(min_length=1, fail_fast=True), Tag("list")],
-        one_of("must be a string or a list of messages", text_or_list),
+        | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag("list")],
+        one_of("must be a string or a list of messages, calls and their outputs", text_or_list),
     ]
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
@@ -133,6 +189,9 @@ class ResponsesRequest(SamplingFields):
     chat_template_kwargs: dict[str, JsonValue] | None = Field(
         None, description="More names for the model's chat template."
     )
+    tools: FunctionTools | None = Field(None, description="Functions that the model may call.")
+    tool_choice: FunctionChoice | None = Field(None, description="Default auto.")
+    parallel_tool_calls: bool | None = Field(None, description="Default true; false: one call.")
     stream: bool | None = None
     user: Text | None = Field(None, description="A label; changes nothing.")
     safety_identifier: Text | None = Field(None, description="A label; changes nothing.")
@@ -159,7 +218,6 @@ class ResponsesRequest(SamplingFields):
     metadata: Annotated[Any, Neutral({})] = None
     mm_payload: Annotated[Any, Neutral("tensors")] = None
     mm_processor_kwargs: Annotated[Any, Neutral({})] = None
-    parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
     previous_input_messages: Annotated[Any, Neutral([])] = None
     previous_response_id: Annotated[Any, Neutral()] = None
     prompt: Annotated[Any, Neutral()] = None
@@ -171,25 +229,35 @@ class ResponsesRequest(SamplingFields):
     skip_special_tokens: Annotated[Any, Neutral(True)] = None
     store: Annotated[Any, Neutral(False)] = None
     stream_options: Annotated[Any, Neutral({})] = None
-    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
-    tools: Annotated[Any, Neutral([])] = None
     top_logprobs: Annotated[Any, Neutral(0)] = None
     truncation: Annotated[Any, Neutral("disabled")] = None
     vllm_xargs: Annotated[Any, Neutral({})] = None
     watermarking: Annotated[Any, Neutral(False)] = None
+
+    @model_validator(mode="after")
+    def _can_be_called(self) -> Self:
+        fields = self._tool_fields()
+        check_choice(fields["tools"] or (), fields["tool_choice"])
+        return self
 
     def as_chat(self) -> ChatRequest:
         """The same wishes as a chat completion."""
         turns = (
             [ChatMessage(role="user", content=self.input)]
             if isinstance(self.input, str)
-            else [message.as_chat() for message in self.input]
+            else in_turns(
+                [
+                    item if isinstance(item, FunctionCallItem) else item.as_chat()
+                    for item in self.input
+                ]
+            )
         )
         if self.instructions is not None:
-            turns.insert(0, ChatMessage(role="system", content=self.instructions))
+            turns = [ChatMessage(role="system", content=self.instructions), *turns]
         return _ChatOfResponse(
             model=self.model,
             messages=[*turns],
+            **self._tool_fields(),
             max_tokens=self.max_output_tokens,
             response_format=None if self.text is None else self.text.as_chat(),
             structured_outputs=self.structured_outputs,
@@ -198,3 +266,11 @@ class ResponsesRequest(SamplingFields):
             priority=self.priority,
             **self.sampling_fields(),
         )
+
+    def _tool_fields(self) -> dict[str, Any]:
+        choice = self.tool_choice
+        return {
+            "tools": None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            "tool_choice": choice.as_chat() if isinstance(choice, OneFunction) else choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }

@@ -1,19 +1,24 @@
 """An answer in the shapes of OpenAI's Responses API: whole, or as its typed events."""
 
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
+from uuid import uuid4
 
 from pydantic import BaseModel
 
 from halfmoon_conductor import error_responses, sse
 from halfmoon_conductor.answering import Answer
+from halfmoon_conductor.called_text import CalledText, Part, joined
 from halfmoon_conductor.generation import Finish
 from halfmoon_conductor.openai_responses import PromptTokensDetails
 from halfmoon_conductor.responses_requests import ResponsesRequest, TextConfig
+from halfmoon_conductor.tool_calls import Call
 
 Status = Literal["in_progress", "completed", "incomplete"]
+#: What an answer repeats of each function.
+_TOLD = {"type", "name", "description", "parameters", "strict"}
 
 
 class OutputText(BaseModel):
@@ -33,6 +38,20 @@ class OutputMessage(BaseModel):
     status: Status
     role: Literal["assistant"]
     content: list[OutputText]
+
+
+class FunctionCall(BaseModel):
+    """A call of the model's; its arguments are a JSON object's text."""
+
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+
+
+OutputItem = OutputMessage | FunctionCall
 
 
 class IncompleteDetails(BaseModel):
@@ -70,14 +89,14 @@ class ResponseObject(BaseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: Literal["none"]
-    tools: list[Any]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponsesUsage | None
@@ -89,50 +108,57 @@ class ResponsesShape:
 
     Args:
         body: what the client asked for.
+        most_calls: of functions, at the most.
     """
 
-    def __init__(self, answer: Answer, body: ResponsesRequest) -> None:
+    def __init__(self, answer: Answer, body: ResponsesRequest, most_calls: int) -> None:
         self.answer = answer
         self._body = body
-        name = answer.order.id.rpartition("-")[2]
-        self._id, self._message_id = f"resp_{name}", f"msg_{name}"
+        self._name = answer.order.id.rpartition("-")[2]
+        self._id = f"resp_{self._name}"
+        self._text = CalledText(answer.order.tool_parser, most_calls)
         self._sequence = itertools.count()
 
     async def whole(self) -> ResponseObject:
         """All of it, once it is complete."""
-        texts: list[str] = []
+        parts: list[Part] = []
         finish: Finish = ""
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
-                texts.append(piece.text)
+                parts += self._text.feed(piece)
                 finish = piece.finish
-        return self._response(_status_of(finish), "".join(texts))
+        items = _Items(self._name, _unheard)
+        for part in joined(parts):
+            for _ in items.add(part):
+                pass
+        status = _status_of(finish)
+        for _ in items.end(status):
+            pass
+        return self._response(status, items.done)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; the first is there as soon as the first token is."""
-        texts: list[str] = []
         finish: Finish = ""
         begun = False
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        items = _Items(self._name, self._event)
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
                 if not begun:
                     begun = True
-                    for event in self._opening(place):
-                        yield event
-                texts.append(piece.text)
+                    response = self._response("in_progress", None).model_dump()
+                    yield self._event("response.created", response=response)
+                    yield self._event("response.in_progress", response=response)
+                    if not self._text.may_call:
+                        for event in items.words(""):
+                            yield event
                 finish = piece.finish
-                if piece.text:
-                    yield self._event(
-                        "response.output_text.delta", **place, delta=piece.text, logprobs=[]
-                    )
-        text, status = "".join(texts), _status_of(finish)
-        item = self._message(status, text)
-        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
-        part = item.content[0].model_dump()
-        yield self._event("response.content_part.done", **place, part=part)
-        yield self._event("response.output_item.done", output_index=0, item=item.model_dump())
-        response = self._response(status, text).model_dump()
+                for part in self._text.feed(piece):
+                    for event in items.add(part):
+                        yield event
+        status = _status_of(finish)
+        for event in items.end(status):
+            yield event
+        response = self._response(status, items.done).model_dump()
         yield self._event(f"response.{status}", response=response)
 
     def error_event(self, error: Exception) -> bytes:
@@ -147,33 +173,12 @@ class ResponsesShape:
             error=error_responses.openai_body(told).error.model_dump(),
         )
 
-    def _opening(self, place: dict[str, Any]) -> list[bytes]:
-        response = self._response("in_progress", None).model_dump()
-        part = OutputText(type="output_text", text="", annotations=[], logprobs=[]).model_dump()
-        item = self._message("in_progress", None).model_dump()
-        return [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **place, part=part),
-        ]
-
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": next(self._sequence), **fields}
         return sse.named_event(kind, sse.json_of(data))
 
-    def _message(self, status: Status, text: str | None) -> OutputMessage:
-        content = (
-            []
-            if text is None
-            else [OutputText(type="output_text", text=text, annotations=[], logprobs=[])]
-        )
-        return OutputMessage(
-            type="message", id=self._message_id, status=status, role="assistant", content=content
-        )
-
-    def _response(self, status: Status, text: str | None) -> ResponseObject:
-        """With a text, it is over; without one it has just begun."""
+    def _response(self, status: Status, output: Sequence[OutputItem] | None) -> ResponseObject:
+        """With an output, it is over; without one it has just begun."""
         body = self._body
         return ResponseObject(
             id=self._id,
@@ -188,17 +193,17 @@ class ResponsesShape:
             max_output_tokens=body.max_output_tokens,
             metadata={},
             model=body.model,
-            output=[] if text is None else [self._message(status, text)],
-            parallel_tool_calls=False,
+            output=list(output or ()),
+            parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=None,
             store=False,
             temperature=1.0 if body.temperature is None else body.temperature,
             text=_text_config(body.text),
-            tool_choice="none",
-            tools=[],
+            tool_choice=_choice_of(body),
+            tools=[tool.model_dump(include=_TOLD) for tool in body.tools or ()],
             top_p=1.0 if body.top_p is None else body.top_p,
             truncation="disabled",
-            usage=None if text is None else self._usage(),
+            usage=None if output is None else self._usage(),
             user=body.user,
         )
 
@@ -220,3 +225,114 @@ def _text_config(asked: TextConfig | None) -> dict[str, Any]:
 
 def _status_of(finish: Finish) -> Status:
     return "incomplete" if finish == "length" else "completed"
+
+
+def _choice_of(body: ResponsesRequest) -> str | dict[str, str]:
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    return {"type": choice.type, "name": choice.name}
+
+
+class _Items:
+    """The output: one item after the other, each with the events that tell of it.
+
+    Args:
+        name: what the answer's ids are made of.
+        event: writes one.
+    """
+
+    def __init__(self, name: str, event: Callable[..., bytes]) -> None:
+        self._name = name
+        self._event = event
+        #: Those that are over.
+        self.done: list[OutputItem] = []
+        #: Words of the message that is open; None: none is.
+        self._words: list[str] | None = None
+
+    def add(self, part: Part) -> Iterator[bytes]:
+        """Words, or a call, which is an item of its own."""
+        if isinstance(part, str):
+            yield from self.words(part)
+        else:
+            yield from self._close("completed")
+            yield from self._call(part)
+
+    def words(self, text: str) -> Iterator[bytes]:
+        """More of a message, which is begun if none is open."""
+        if self._words is None:
+            self._words = []
+            item = self._message("in_progress", None).model_dump()
+            yield self._event("response.output_item.added", output_index=len(self.done), item=item)
+            part = _output_text("").model_dump()
+            yield self._event("response.content_part.added", **self._place, part=part)
+        if text:
+            self._words.append(text)
+            yield self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def end(self, status: Status) -> Iterator[bytes]:
+        """Close what is open; an answer of nothing has an empty message."""
+        if not self.done:
+            yield from self.words("")
+        yield from self._close(status)
+
+    def _call(self, call: Call) -> Iterator[bytes]:
+        item = FunctionCall(
+            type="function_call",
+            id=f"fc_{uuid4().hex}",
+            call_id=f"call_{uuid4().hex}",
+            name=call.name,
+            arguments=call.arguments,
+            status="completed",
+        )
+        at = {"output_index": len(self.done)}
+        begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
+        yield self._event("response.output_item.added", **at, item=begun.model_dump())
+        at_call = {**at, "item_id": item.id}
+        yield self._event("response.function_call_arguments.delta", **at_call, delta=item.arguments)
+        yield self._event(
+            "response.function_call_arguments.done",
+            **at_call,
+            name=item.name,
+            arguments=item.arguments,
+        )
+        yield self._event("response.output_item.done", **at, item=item.model_dump())
+        self.done.append(item)
+
+    def _close(self, status: Status) -> Iterator[bytes]:
+        if self._words is None:
+            return
+        text = "".join(self._words)
+        item = self._message(status, text)
+        yield self._event("response.output_text.done", **self._place, text=text, logprobs=[])
+        part = item.content[0].model_dump()
+        yield self._event("response.content_part.done", **self._place, part=part)
+        yield self._event(
+            "response.output_item.done", output_index=len(self.done), item=item.model_dump()
+        )
+        self._words = None
+        self.done.append(item)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Of the open message's text."""
+        return {"item_id": self._message_id, "output_index": len(self.done), "content_index": 0}
+
+    @property
+    def _message_id(self) -> str:
+        return f"msg_{self._name}_{len(self.done)}" if self.done else f"msg_{self._name}"
+
+    def _message(self, status: Status, text: str | None) -> OutputMessage:
+        content = [] if text is None else [_output_text(text)]
+        return OutputMessage(
+            type="message", id=self._message_id, status=status, role="assistant", content=content
+        )
+
+
+def _unheard(kind: str, **fields: Any) -> bytes:
+    """No event: nobody listens to a whole answer's making."""
+    return b""
+
+
+def _output_text(text: str) -> OutputText:
+    return OutputText(type="output_text", text=text, annotations=[], logprobs=[])

@@ -41,7 +41,12 @@ class NamedTool(Shape):
     function: FunctionName
 
 
-def _object_text(text: str) -> str:
+def object_text(text: str) -> str:
+    """A text that is a JSON object's, or empty for one without names.
+
+    Raises:
+        PydanticCustomError: it is not.
+    """
     try:
         if isinstance(json.loads(text or "{}"), dict):
             return text
@@ -54,7 +59,7 @@ class CalledFunction(Shape):
     """What an earlier answer called."""
 
     name: Name
-    arguments: Annotated[Text, AfterValidator(_object_text)] = Field(
+    arguments: Annotated[Text, AfterValidator(object_text)] = Field(
         description="A JSON object, as its text."
     )
 

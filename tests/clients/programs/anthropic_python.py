@@ -51,6 +51,39 @@ stopped = client.messages.create(
 )
 assert (stopped.stop_reason == "stop_sequence") == (stopped.stop_sequence is not None)
 
+tool = {
+    "name": "tide",
+    "input_schema": {
+        "type": "object",
+        "properties": {"spring": {"type": "boolean"}},
+        "required": ["spring"],
+        "additionalProperties": False,
+    },
+}
+asked = {"model": model, "max_tokens": 400, "tools": [tool], **GREEDY}
+answer = client.messages.create(messages=messages, tool_choice={"type": "any"}, **asked)
+assert answer.stop_reason == "tool_use"
+assert {(block.type, block.name) for block in answer.content} == {("tool_use", "tide")}
+assert all(isinstance(block.input["spring"], bool) for block in answer.content)
+given = [
+    {"type": "tool_result", "tool_use_id": block.id, "content": "high"} for block in answer.content
+]
+turns = [
+    *messages,
+    {"role": "assistant", "content": answer.content},
+    {"role": "user", "content": given},
+]
+named = {"type": "tool", "name": "tide", "disable_parallel_tool_use": True}
+with client.messages.stream(messages=turns, tool_choice=named, **asked) as stream:
+    kinds = [event.type for event in stream]
+    last = stream.get_final_message()
+assert "input_json" in kinds
+(block,) = last.content
+assert isinstance(block.input["spring"], bool)
+assert last.stop_reason == "tool_use"
+counted = client.messages.count_tokens(model=model, messages=turns, tools=[tool])
+assert counted.input_tokens > 0
+
 try:
     client.messages.create(model="other", max_tokens=8, messages=messages)
 except anthropic.NotFoundError as error:

@@ -90,6 +90,24 @@ shaped = client.responses.create(
 )
 assert json.loads(shaped.output_text)["phase"] in ("half", "full")
 
+tool = {
+    "type": "function",
+    "name": "tide",
+    "strict": False,
+    "parameters": {
+        "type": "object",
+        "properties": {"spring": {"type": "boolean"}},
+        "required": ["spring"],
+        "additionalProperties": False,
+    },
+}
+named = {"type": "function", "name": "tide"}
+with client.responses.stream(model=model, input="Hello", tools=[tool], tool_choice=named) as stream:
+    kinds = [event.type for event in stream]
+    (call,) = stream.get_final_response().output
+assert "response.function_call_arguments.delta" in kinds
+assert (call.type, call.name) == ("function_call", "tide")
+
 # Errors.
 try:
     OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()

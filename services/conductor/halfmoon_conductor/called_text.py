@@ -1,0 +1,55 @@
+"""A model's text as it comes, taken apart into words and calls in their order."""
+
+from collections.abc import Iterable
+
+from halfmoon_conductor.answering import Piece
+from halfmoon_conductor.tool_calls import Call, CallReader, Parser
+
+#: Words, or a whole call.
+Part = str | Call
+
+
+class CalledText:
+    """Pieces in, parts out; each piece's words come before its calls.
+
+    Args:
+        parser: how calls are written; None: all is words.
+        most: calls that are wanted.
+    """
+
+    def __init__(self, parser: Parser | None, most: int) -> None:
+        self._reader = None if parser is None else CallReader(parser, most)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether what comes may be a call, so that words are not certain to come at all."""
+        return self._reader is not None
+
+    @property
+    def n_calls(self) -> int:
+        """Calls so far."""
+        return 0 if self._reader is None else self._reader.n_calls
+
+    def feed(self, piece: Piece) -> list[Part]:
+        """What is certain with this piece; with the last one, all."""
+        if self._reader is None:
+            return [piece.text] if piece.text else []
+        parts = list(_parts(*self._reader.feed(piece.text)))
+        if piece.finish:
+            parts += _parts(*self._reader.finish())
+        return parts
+
+
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """The same with no two words side by side."""
+    whole: list[Part] = []
+    for part in parts:
+        if isinstance(part, str) and whole and isinstance(whole[-1], str):
+            whole[-1] += part
+        else:
+            whole.append(part)
+    return whole
+
+
+def _parts(words: str, calls: list[Call]) -> list[Part]:
+    return [words, *calls] if words else [*calls]

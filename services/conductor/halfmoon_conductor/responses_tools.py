@@ -1,0 +1,137 @@
+"""Tools as OpenAI's Responses API has them: functions, calls handed back, and what they gave."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor.openai_requests import CallingMessage, ChatMessage
+from halfmoon_conductor.request_fields import (
+    MAX_CHOICES,
+    Neutral,
+    Shape,
+    Text,
+    one_of,
+    refuse_unknown,
+)
+from halfmoon_conductor.tool_fields import (
+    CalledFunction,
+    CalledTool,
+    Function,
+    FunctionName,
+    Name,
+    NamedTool,
+    Tool,
+    object_text,
+)
+
+
+class FunctionTool(Shape):
+    """Something that the model may call."""
+
+    type: Literal["function"]
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, JsonValue] | None = Field(None, description="A JSON schema.")
+
+    strict: Annotated[Any, Neutral(False)] = None
+    allowed_callers: Annotated[Any, Neutral()] = None
+    defer_loading: Annotated[Any, Neutral(False)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        # What is wrong with a web search is its type, and not that its fields are unknown.
+        if isinstance(body, dict) and body.get("type", "function") != "function":
+            raise PydanticCustomError(
+                "not_supported", "is not supported with this type; functions of your own are", {}
+            )
+        return refuse_unknown(cls, body)
+
+    def as_chat(self) -> Tool:
+        """As chat completions have it."""
+        function = Function(
+            name=self.name, description=self.description, parameters=self.parameters
+        )
+        return Tool(type="function", function=function)
+
+
+class OneFunction(Shape):
+    """The one to call."""
+
+    type: Literal["function"]
+    name: Name
+
+    def as_chat(self) -> NamedTool:
+        """As chat completions have it."""
+        return NamedTool(type="function", function=FunctionName(name=self.name))
+
+
+def _choice_form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "word"
+    return "one" if isinstance(value, dict | OneFunction) else None
+
+
+def _known_choice(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type", "function") != "function":
+        raise PydanticCustomError(
+            "not_supported", "is not supported with this type; a function's name is", {}
+        )
+    return value
+
+
+FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_CHOICES, fail_fast=True)]
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[OneFunction, Tag("one")],
+    one_of("must be none, auto, required, or an object that names a function", _choice_form),
+    BeforeValidator(_known_choice),
+]
+
+
+class FunctionCallItem(Shape):
+    """A call of an earlier answer, handed back."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Name
+    arguments: Annotated[Text, AfterValidator(object_text)] = Field(
+        description="A JSON object, as its text."
+    )
+    id: Text | None = None
+    status: Text | None = None
+
+    caller: Annotated[Any, Neutral()] = None
+    namespace: Annotated[Any, Neutral()] = None
+
+    def as_call(self) -> CalledTool:
+        """As chat completions have it."""
+        function = CalledFunction(name=self.name, arguments=self.arguments)
+        return CalledTool(id=self.call_id, type="function", function=function)
+
+
+def in_turns(
+    messages: Sequence[ChatMessage | FunctionCallItem],
+) -> list[ChatMessage | CallingMessage]:
+    """A conversation whose calls are in the turns that made them.
+
+    Calls one after the other are one turn of the assistant's, with the words before them.
+    """
+    turns: list[ChatMessage | CallingMessage] = []
+    for message in messages:
+        if isinstance(message, ChatMessage):
+            turns.append(message)
+            continue
+        last = turns[-1] if turns else None
+        if isinstance(last, CallingMessage):
+            calls = [*last.tool_calls, message.as_call()]
+            turns[-1] = last.model_copy(update={"tool_calls": calls})
+        elif last is not None and last.role == "assistant":
+            turns[-1] = CallingMessage(
+                role="assistant", content=last.content, tool_calls=[message.as_call()]
+            )
+        else:
+            turns.append(CallingMessage(role="assistant", tool_calls=[message.as_call()]))
+    return turns
