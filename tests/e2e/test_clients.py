@@ -251,7 +251,7 @@ def test_openai_calls_a_function_by_way_of_responses(client: openai.OpenAI) -> N
         {"type": "function_call_output", "call_id": item.call_id, "output": "high"}
         for item in called
     ]
-    back: Any = [asked, *(item.model_dump() for item in answer.output), *given]
+    back: Any = [asked, *answer.output, *given]
     named: Any = {"type": "function", "name": "tide"}
     events = list(client.responses.create(input=back, tool_choice=named, stream=True, **more))
     (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]

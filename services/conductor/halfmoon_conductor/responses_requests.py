@@ -110,9 +110,11 @@ class FunctionOutput(Shape):
         one_of("must be a string or a list of text parts", text_or_list),
     ]
     id: Text | None = None
+    name: Text | None = None
     status: Text | None = None
 
     caller: Annotated[Any, Neutral()] = None
+    namespace: Annotated[Any, Neutral()] = None
 
     def as_chat(self) -> ChatMessage:
         """The turn of a chat."""

@@ -37,7 +37,9 @@ class FunctionTool(Shape):
 
     strict: Annotated[Any, Neutral(False)] = None
     allowed_callers: Annotated[Any, Neutral()] = None
+    async_: Annotated[Any, Neutral(False)] = Field(None, alias="async")
     defer_loading: Annotated[Any, Neutral(False)] = None
+    output_schema: Annotated[Any, Neutral()] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +105,7 @@ class FunctionCallItem(Shape):
     id: Text | None = None
     status: Text | None = None
 
+    async_: Annotated[Any, Neutral(False)] = Field(None, alias="async")
     caller: Annotated[Any, Neutral()] = None
     namespace: Annotated[Any, Neutral()] = None
 
