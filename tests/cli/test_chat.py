@@ -1,11 +1,6 @@
 """`halfmoon chat`: one answer for a pipe, a conversation for a terminal."""
 
 import json
-import os
-import pty
-import select
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +16,7 @@ from halfmoon_cli.chat.conversation import Conversation, Turn, Wishes
 from halfmoon_cli.chat.lines import COMMANDS, Command, help_text, understand
 from halfmoon_cli.chat.screen import printable
 from halfmoon_cli.endpoint.chunks import PromptDetails, Usage
-from halfmoon_cli.testing import Script, ScriptedEndpoint
+from halfmoon_cli.testing import Script, ScriptedEndpoint, Terminal, on_terminal
 
 BUSY = Script(
     status=429,
@@ -224,75 +219,12 @@ def test_a_rate_leaves_the_first_token_out_and_is_not_made_up() -> None:
 # On a terminal
 
 
-class Terminal:
-    """A program on a terminal of its own, and what it has shown since the last look."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._seen = ""
-
-    def until(self, words: str, within_s: float = 60) -> str:
-        """What it showed up to these words, and these words."""
-        deadline = time.monotonic() + within_s
-        while words not in self._seen:
-            assert time.monotonic() < deadline, f"no {words!r} in {self._seen!r}"
-            self._read()
-        end = self._seen.index(words) + len(words)
-        seen, self._seen = self._seen[:end], self._seen[end:]
-        return seen
-
-    def _read(self) -> None:
-        if select.select([self._fd], [], [], 0.1)[0]:
-            try:
-                self._seen += os.read(self._fd, 1 << 16).decode(errors="replace")
-            except OSError:
-                pytest.fail(f"it ended: {self._seen!r}")
-
-    def type(self, keys: str) -> None:
-        os.write(self._fd, keys.encode())
-
-    def interrupt(self, words: str) -> str:
-        """Ctrl-C, until these words are shown.
-
-        One that comes in the moment before readline waits for keys is seen at the next key.
-        """
-        while True:
-            self.type("\x03")
-            deadline = time.monotonic() + 2
-            while time.monotonic() < deadline:
-                self._read()
-                if words in self._seen:
-                    return self.until(words)
-
-    def ask(self, line: str) -> str:
-        """Type a line, and what came before the next prompt."""
-        self.type(line + "\n")
-        # The line's own echo ends with a line feed.
-        self.until("\n")
-        return self.until("> ")
-
-
 @contextmanager
-def conversation(url: str, home: Path, *arguments: str) -> Iterator[Terminal]:
-    """A conversation that has come to its first prompt, and must end well after Ctrl-D."""
-    command = [sys.executable, "-m", "halfmoon_cli", "chat", "--url", url, *arguments]
-    environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home), "COLUMNS": "300"}
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, command, environment)
-    terminal = Terminal(fd)
-    status: int | None = None
-    try:
+def conversation(url: str, home: Path) -> Iterator[Terminal]:
+    """A conversation that has come to its first prompt; Ctrl-D must end it."""
+    with on_terminal(["chat", "--url", url], {"XDG_STATE_HOME": str(home)}, end="\x04") as terminal:
         terminal.until("> ")
         yield terminal
-        terminal.type("\x04")
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    finally:
-        if status is None:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-        os.close(fd)
-    assert status == 0
 
 
 def test_a_conversation_remembers_shows_figures_and_obeys(

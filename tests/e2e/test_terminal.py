@@ -1,4 +1,4 @@
-"""What a terminal shows of a cluster of real processes: `halfmoon chat`, `bench`."""
+"""What a terminal shows of a cluster of real processes: `halfmoon chat`, `bench`, `status`."""
 
 import json
 import re
@@ -86,3 +86,19 @@ def test_each_form_of_prompt_is_answered(
     assert (summary["n_finished"], summary["n_output_tokens"]) == (8, 24)
     # Words are as many as make the tokens, which a tokenizer of bytes takes by their mean.
     assert summary["n_prompt_tokens"] / 8 == pytest.approx(100, rel=0.5)
+
+
+def test_the_status_of_a_cluster_has_its_workers_and_what_was_just_decided(cluster: Any) -> None:
+    halfmoon(cluster, "chat", "--max-tokens", "3", "what is new? " * 9)
+    told = json.loads(halfmoon(cluster, "status", "--json").stdout)
+    n_cached, n_tokens = told["cluster"]["reuse"]["n_cached"], told["cluster"]["reuse"]["n_tokens"]
+    output = halfmoon(cluster, "status").output
+    for name in ("prefill-0", "prefill-1", "decode-0", "kvstore-0"):
+        assert re.search(rf"^{name} .*%", output, re.MULTILINE), output
+    assert f"blocks of {BLOCK} tokens" in output
+    assert f"reused: {n_cached / n_tokens:.1%} of {n_tokens:,} tokens" in output
+    # What was decided last is first, with what came of it.
+    newest = told["decisions"]["decisions"][-1]
+    below = output[output.index("last decisions") :].splitlines()[1]
+    assert f"{newest['course']['n_tokens']}" in below and newest["why"][:40] in below
+    assert re.search(r"^TTFT +\d", output, re.MULTILINE)

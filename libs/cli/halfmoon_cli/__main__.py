@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 from rich.console import Console
 
@@ -16,7 +15,7 @@ from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.paper import paper
 from halfmoon_cli.profile import profile
 from halfmoon_cli.simulate import simulate
-from halfmoon_cli.status import show_status
+from halfmoon_cli.status.command import status
 from halfmoon_cli.transfer import bench, target
 from halfmoon_cli.up import run_up
 
@@ -103,19 +102,6 @@ def up(
     raise typer.Exit(run_up(plan, state, console))
 
 
-@app.command()
-def status(
-    url: Annotated[
-        str, typer.Option(envvar="HALFMOON_URL", help="Where the conductor is")
-    ] = f"http://127.0.0.1:{DEFAULT_PORT}",
-) -> None:
-    """Show the workers of a running cluster, as its conductor sees them."""
-    try:
-        show_status(url, console)
-    except httpx.HTTPError as error:
-        _give_up(f"no conductor answers at {url}: {error}; name another with --url")
-
-
 @transfer_app.callback()
 def transfer() -> None:
     """Look at the ways that bytes can take."""
@@ -142,6 +128,7 @@ def topology(
 
 transfer_app.command()(bench)
 transfer_app.command()(target)
+app.command()(status)
 app.command()(chat)
 app.command("bench")(bench_command)
 app.command()(simulate)

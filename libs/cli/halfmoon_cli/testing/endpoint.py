@@ -56,6 +56,8 @@ class ScriptedEndpoint:
         self.scripts: list[Script] = [Script()]
         #: Path and body of every POST.
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        #: What a GET of further paths is answered.
+        self.pages: dict[str, Any] = {}
         #: Set when a client went away in the middle of an answer.
         self.client_gone = threading.Event()
         self._lock = threading.Lock()
@@ -116,6 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
         models = [{"id": name, "object": "model"} for name in self.scripted.models]
         if self.path == "/v1/models":
             self._json(200, {"object": "list", "data": models})
+        elif self.path in self.scripted.pages:
+            self._json(200, self.scripted.pages[self.path])
         else:
             self._json(404, {"detail": "Not Found"})
 

@@ -1,0 +1,1 @@
+"""`halfmoon status`: the cluster as its conductor sees it, in a terminal."""
