@@ -11,6 +11,7 @@ Prints Markdown. Medians over rounds; all targets are measured in each.
 
 import argparse
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,9 @@ from benchmarks.conductor.prompts import Prompts
 from benchmarks.conductor.targets import DIRECT, HALFMOON, ROUTERS, Target, run_load, running
 
 STEP_S = 0.01
-#: Streams of the paced run, and tokens per second that they offer; the goal of one conductor.
-N_STREAMS, PACED_TOKENS_PER_S = 128, 20_000
+#: Streams at once, and tokens per second that the engine makes for all of them: the goal of one
+#: conductor, and twice that. An engine without a pace would measure queues.
+N_STREAMS, PACES_PER_S = 128, (20_000, 40_000)
 N_PROMPTS = 500
 
 Rows = dict[tuple[str, str], list[dict[str, float]]]
@@ -104,27 +106,72 @@ class Run:
             self._note(label, "requests", plan)
 
     def _tokens(self, label: str) -> None:
-        for name, step_s in (("paced", N_STREAMS / PACED_TOKENS_PER_S), ("most", 0.0)):
-            with self._running(label, step_s) as target:
+        for pace in PACES_PER_S:
+            with self._running(label, N_STREAMS / pace) as target:
                 short = [self._prompts.short]
                 plan = self._plan(target, short, kind="closed", load=N_STREAMS, n_new=100_000)
-                self._note(label, f"tokens, {name}", plan)
+                self._note(label, f"tokens, {pace} made per second", plan)
 
     def _plan(
         self, target: Target, prompts: list[msgspec.Raw], *, kind: str, load: float, n_new: int
     ) -> Plan:
         given = {"port": target.port, "kind": kind, "load": load, "seconds": self._seconds}
-        plan = {**given, "warm_s": 1.0, "n_new": n_new, "seed": self._seed, "prompts": []}
+        plan = {**given, "warm_s": 0.7, "n_new": n_new, "seed": self._seed, "prompts": []}
         pids = [] if target.pid is None else [target.pid]
         return msgspec.structs.replace(
             msgspec.convert({**plan, "pids": pids}, Plan), prompts=prompts
         )
 
     def _note(self, label: str, what: str, plan: Plan) -> None:
-        shown = figures_of(plan)
+        try:
+            shown = figures_of(plan)
+        except RuntimeError as error:
+            self.missing[f"{label}, {what}"] = str(error)
+            return
         self.rows[label, what].append(shown)
         told = "  ".join(f"{name} {value:.6g}" for name, value in shown.items())
         print(f"{label}: {what}: {told}", file=sys.stderr)
+
+
+#: Column: row's name, figure, unit's factor, digits.
+LATENCY = {
+    "TTFT p50, ms": ("p50", 1e3, 2),
+    "p99": ("p99", 1e3, 2),
+    "CPU, µs per request": ("s/request", 1e6, 0),
+}
+TOKENS = {
+    "tokens/s": ("tokens/s", 1, 0),
+    "TBT p50, ms": ("TBT p50", 1e3, 2),
+    "p99": ("TBT p99", 1e3, 2),
+    "CPU, µs per token": ("s/token", 1e6, 1),
+    "of a core": ("busy", 1, 2),
+    "client's": ("client", 1, 2),
+}
+REQUESTS = {"requests/s": ("requests/s", 1, 0), "CPU, µs per request": ("s/request", 1e6, 0)}
+
+
+def table(rows: Rows, what: str, columns: dict[str, tuple[str, float, int]]) -> str:
+    """One measurement: a row per target, medians over rounds."""
+    added = ["added p50", "added p99"] if what.startswith("latency") else []
+    lines = [f"| {' | '.join([what, *columns, *added])} |", "|---" * (1 + len([*columns, *added]))]
+    lines[1] += "|"
+
+    def median(label: str, figure: str) -> float | None:
+        found = [row[figure] for row in rows.get((label, what), ()) if figure in row]
+        return statistics.median(found) if found else None
+
+    floor = median(DIRECT, "p50")
+    for label in dict.fromkeys(label for label, measured in rows if measured == what):
+        cells = []
+        for figure, factor, digits in columns.values():
+            seen = median(label, figure)
+            cells.append("–" if seen is None else f"{seen * factor:.{digits}f}")
+        for figure in ("p50", "p99") if added else ():
+            seen = median(label, figure)
+            is_floor = label == DIRECT or seen is None or floor is None
+            cells.append("–" if is_floor else f"{1e3 * (seen - floor):.2f}")  # type: ignore[operator]
+        lines.append(f"| {' | '.join([label, *cells])} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -135,14 +182,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rate", type=float, default=200.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="labels that contain this")
+    parser.add_argument("--only", default="", help="labels that contain one of these, with |")
     parser.add_argument("--what", default="latency,tokens,requests")
+    parser.add_argument("--rows", type=Path, help="file of rounds: read, added to, and shown")
     arguments = parser.parse_args()
+    wanted = arguments.only.split("|")
+    chosen = [label for label in labels if any(each in label for each in wanted)]
     with tempfile.TemporaryDirectory() as folder:
         run = Run(arguments, Path(folder))
-        chosen = [label for label in labels if arguments.only in label]
+        if arguments.rows is not None and arguments.rows.exists():
+            for label, what, row in msgspec.json.decode(arguments.rows.read_bytes()):
+                run.rows[label, what].append(row)
         for _ in range(arguments.rounds):
             run.round(chosen, arguments.what.split(","))
+    if arguments.rows is not None:
+        kept = [(*key, row) for key, rows in run.rows.items() for row in rows]
+        arguments.rows.write_bytes(msgspec.json.encode(kept))
+    for what in dict.fromkeys(what for _, what in run.rows):
+        columns = {"l": LATENCY, "t": TOKENS, "r": REQUESTS}[what[0]]
+        print(table(run.rows, what, columns), end="\n\n")
+    for label, why in run.missing.items():
+        print(f"{label}: {why}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from halfmoon_conductor.openai_responses import (
     ToolFunction,
     Usage,
 )
+from halfmoon_conductor.sse import EventTemplate
 from halfmoon_conductor.tool_calls import Call, CallReader
 
 Chunk = CompletionChunk | ChatChunk
@@ -71,6 +72,12 @@ class AnswerShape(ABC):
         self._logprobs = logprobs
         #: Whether a piece says something even when it has no text.
         self._tells_tokens = body.n_top is not None or bool(body.return_token_ids)
+        #: Whether pieces in the midst of a choice differ in their text only.
+        self._only_texts = not (
+            self._tells_tokens or body.wants_continuous_usage or answer.order.tool_parser
+        )
+        #: The event of such a piece, by choice.
+        self._templates: dict[int, EventTemplate] = {}
 
     async def whole(self) -> BaseModel:
         """All of it, once it is complete."""
@@ -95,7 +102,10 @@ class AnswerShape(ABC):
                     begun.add(piece.index)
                     for chunk in self._opening(piece.index):
                         yield self._event(chunk)
-                if piece.text or piece.finish or self._tells_tokens:
+                if self._only_texts and not piece.finish:
+                    if piece.text:
+                        yield self._template(piece.index).fill(piece.text)
+                elif piece.text or piece.finish or self._tells_tokens:
                     for chunk in self._chunks(piece):
                         yield self._event(chunk)
         if self._body.wants_usage_chunk:
@@ -117,6 +127,13 @@ class AnswerShape(ABC):
         if last.stop_string is None and last.finish == "stop":
             return last.token if last.token in (self._body.stop_token_ids or ()) else None
         return last.stop_string
+
+    def _template(self, index: int) -> EventTemplate:
+        if index not in self._templates:
+            mark = uuid4().hex
+            (chunk,) = self._chunks(Piece(mark, 0, "", index))
+            self._templates[index] = EventTemplate(self._event(chunk), mark)
+        return self._templates[index]
 
     def _event(self, chunk: Chunk, usage: Usage | None = None) -> bytes:
         if self._body.wants_usage_chunk:

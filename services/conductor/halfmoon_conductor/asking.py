@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 from pydantic import WithJsonSchema
+from starlette.datastructures import Headers
 
 from halfmoon_conductor.door import Caller, caller_of
 from halfmoon_conductor.errors import InvalidRequest
@@ -56,6 +57,11 @@ async def _read(
     x_tbt_slo_s: _Seconds = None,
 ) -> Asker:
     return Asker(caller_of(request.scope), x_ttft_slo_s, x_tbt_slo_s)
+
+
+def says_latencies(headers: Headers) -> bool:
+    """Whether there is more to `Asker` than who it is."""
+    return "x-ttft-slo-s" in headers or "x-tbt-slo-s" in headers
 
 
 #: A route's argument of this type is who asks.

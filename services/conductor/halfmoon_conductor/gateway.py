@@ -147,7 +147,7 @@ class Gateway:
         if stream is None or stream.over or stream.current != request_id:
             return False
         stream.tokens.append(token)
-        ending = msgspec.convert(finish, Finish)
+        ending: Finish = msgspec.convert(finish, Finish) if finish else ""
         stream.over = bool(ending)
         # Only with the first token: what a later try finds cached is no saving of the client's.
         first = len(stream.tokens) == 1

@@ -24,6 +24,7 @@ from halfmoon_conductor.door import Door, Load
 from halfmoon_conductor.edge import Edge
 from halfmoon_conductor.front import Front, respond
 from halfmoon_conductor.generation import Gateway, ModelCard
+from halfmoon_conductor.generation_route import GenerationRoute
 from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Intake
 from halfmoon_conductor.logprob_shapes import LogprobWriter
@@ -112,7 +113,6 @@ def create_app(
     def logprobs(body: SharedFields) -> LogprobWriter:
         return LogprobWriter(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
 
-    @app.post("/v1/completions", response_model=Completion, responses=_GENERATION_RESPONSES)
     async def create_completion(
         body: CompletionRequest, request: Request, asker: Asking
     ) -> Response:
@@ -122,9 +122,6 @@ def create_app(
         shape = CompletionShape(front.answer(order, asker, began_s), body, logprobs(body))
         return await respond(shape, request, stream=bool(body.stream))
 
-    @app.post(
-        "/v1/chat/completions", response_model=ChatCompletion, responses=_GENERATION_RESPONSES
-    )
     async def create_chat_completion(
         body: ChatRequest, request: Request, asker: Asking
     ) -> Response:
@@ -134,6 +131,18 @@ def create_app(
         shape = ChatShape(front.answer(order, asker, began_s), body, logprobs(body))
         return await respond(shape, request, stream=bool(body.stream))
 
+    for path, endpoint, answer in (
+        ("/v1/completions", create_completion, Completion),
+        ("/v1/chat/completions", create_chat_completion, ChatCompletion),
+    ):
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            response_model=answer,
+            responses=_GENERATION_RESPONSES,
+            route_class_override=GenerationRoute,
+        )
     app.include_router(responses_router(front, _GENERATION_RESPONSES))
     app.include_router(
         messages_router(

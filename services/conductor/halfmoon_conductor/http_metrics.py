@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from halfmoon_conductor.first_token import STAGES
 from halfmoon_conductor.observed.latencies import Latencies
+from halfmoon_runtime import counters
 from halfmoon_runtime.histograms import Histogram
 
 _TTFT_BUCKETS_S = (
@@ -75,16 +76,16 @@ class HttpMetrics:
             _E2E_BUCKETS_S + _LONG_E2E_BUCKETS_S,
             registry,
         )
-        self.prompt_tokens = Counter(
-            "halfmoon_prompt_tokens", "Tokens of prompts that got a first token.", registry=registry
+        self.prompt_tokens = counters.Counter(
+            "halfmoon_prompt_tokens", "Tokens of prompts that got a first token.", registry
         )
-        self.prompt_tokens_cached = Counter(
+        self.prompt_tokens_cached = counters.Counter(
             "halfmoon_prompt_tokens_cached",
             "Those of them whose KV came from a cache.",
-            registry=registry,
+            registry,
         )
-        self.generation_tokens = Counter(
-            "halfmoon_generation_tokens", "Tokens generated.", registry=registry
+        self.generation_tokens = counters.Counter(
+            "halfmoon_generation_tokens", "Tokens generated.", registry
         )
         self.request_success = Counter(
             "halfmoon_request_success",

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
@@ -30,6 +31,8 @@ FILES = (
 
 
 #: How vocabularies without an alphabet of bytes write one.
+#: As many as the largest vocabularies have.
+_REMEMBERED_TOKENS = 1 << 18
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -121,6 +124,8 @@ class HubTokenizer:
         self._hidden = frozenset(
             token for token, added in self._fast.get_added_tokens_decoder().items() if added.special
         )
+        #: Remembered: every token that is generated asks.
+        self._token_bytes = lru_cache(_REMEMBERED_TOKENS)(self._spelt)
 
     @property
     def vocab_size(self) -> int:
@@ -177,7 +182,7 @@ class HubTokenizer:
             return ByteDetokenizer(self._token_bytes)
         return WindowDetokenizer(self.decode, self._hidden)
 
-    def _token_bytes(self, token: int) -> bytes:
+    def _spelt(self, token: int) -> bytes:
         piece = None if token in self._hidden else self._fast.id_to_token(token)
         if piece is None:
             return b""

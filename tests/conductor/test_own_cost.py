@@ -1,0 +1,130 @@
+"""What a request and a token may cost the conductor, in things that can be counted."""
+
+import asyncio
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.types import Message
+
+from halfmoon_conductor.offloading import SHORT_CHARACTERS
+from halfmoon_conductor.sse import EventTemplate, event, json_of
+from halfmoon_conductor.testing import ScriptedGateway
+
+COMPLETION: dict[str, Any] = {"model": "lab/moon", "max_tokens": 2, "temperature": 0}
+#: Of any Python function, the loop and the scripted gateway included.
+MAX_CALLS_PER_TOKEN = 80
+
+
+class CountingThreads(ThreadPoolExecutor):
+    n_tasks = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.n_tasks += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n_threads"),
+    [("How half is it?", 0), ([5, 6, 7], 0), ("long " * SHORT_CHARACTERS, 1)],
+    ids=["text", "ids", "long text"],
+)
+async def test_only_long_texts_are_tokenised_in_a_thread(
+    client: httpx.AsyncClient, prompt: object, n_threads: int
+) -> None:
+    threads = CountingThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    await client.post("/v1/completions", json=COMPLETION | {"prompt": prompt})
+    assert threads.n_tasks == n_threads
+
+
+async def test_a_short_chat_needs_no_thread(client: httpx.AsyncClient) -> None:
+    threads = CountingThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    body = COMPLETION | {"messages": [{"role": "user", "content": "How half is it?"}]}
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert threads.n_tasks == 0
+
+
+async def test_a_streamed_token_takes_few_calls(app: FastAPI, gateway: ScriptedGateway) -> None:
+    gateway.script = gateway.script[:1]
+    few, many = [await _calls(app, n_new) for n_new in (20, 120)]
+    per_token = (many - few) / 100
+    assert 1 < per_token <= MAX_CALLS_PER_TOKEN
+
+
+async def _calls(app: FastAPI, n_new: int) -> int:
+    """Python functions called for a stream of so many tokens."""
+    body = json_of(COMPLETION | {"prompt": [5], "max_tokens": n_new, "stream": True}).encode()
+    received: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[bytes] = []
+
+    async def receive() -> Message:
+        return received.pop() if received else await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "http_version": "1.1",
+        "scheme": "http",
+        "root_path": "",
+        "server": None,
+        "headers": [(b"content-type", b"application/json")],
+    }
+    n_calls = 0
+
+    def count(frame: object, kind: str, argument: object) -> None:
+        nonlocal n_calls
+        n_calls += kind == "call"
+
+    sys.setprofile(count)
+    try:
+        await app(scope, receive, send)
+    finally:
+        sys.setprofile(None)
+    assert b"".join(sent).count(b'"text"') == n_new
+    return n_calls
+
+
+@pytest.mark.parametrize("text", ["plain", 'a "quote" \\ and\nlines\x00', "半月 🌗", ""])
+def test_a_template_is_filled_in_as_the_whole_event_is_written(text: str) -> None:
+    def written(said: str) -> bytes:
+        return event(json_of({"id": "cmpl-1", "choices": [{"text": said, "index": 0}]}))
+
+    filled = EventTemplate(written("mark"), "mark").fill(text)
+    assert _read(filled) == _read(written(text))
+    assert filled.count(b"\n") == 2
+
+
+def _read(data: bytes) -> Any:
+    return httpx.Response(200, content=data.removeprefix(b"data: ")).json()
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8"])
+async def test_both_ways_of_a_request_lead_to_the_same_answer(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, content_type: str
+) -> None:
+    content = json_of(COMPLETION | {"prompt": "How half is it?", "seed": 3})
+    headers = {"content-type": content_type}
+    answer = await client.post("/v1/completions", content=content, headers=headers)
+    assert answer.status_code == 200
+    (request,) = gateway.requests
+    assert request.stopping.max_new_tokens == 2
+    assert request.sampling.seed == 3
+
+
+async def test_a_latency_in_a_header_is_heard(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    body = COMPLETION | {"prompt": "How half is it?"}
+    await client.post("/v1/completions", json=body, headers={"x-ttft-slo-s": "0.5"})
+    assert gateway.requests[0].ttft_slo_s == 0.5
