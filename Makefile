@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-soak native test-rdma test-clients screenshots e2e-compose check schema format bench bench-transfer bench-kvpool bench-rdma clean
+.PHONY: help up test test-soak native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ format: $(VENV)/.dev ## let ruff have its way
 
 bench: $(VENV)/.installed ## how fast the parts are on this machine
 	$(BIN)/python -m benchmarks
+
+bench-conductor: $(VENV)/.installed ## a conductor's own cost beside routers of other projects (installs them aside)
+	$(BIN)/python -m benchmarks.conductor
 
 bench-transfer: $(VENV)/.installed ## the transfer library beside its peers (installs them aside)
 	$(BIN)/python -m benchmarks.transfer

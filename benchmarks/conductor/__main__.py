@@ -1,8 +1,8 @@
 """`python -m benchmarks.conductor`: our conductor and other projects' routers, in one run.
 
 Latency: Poisson arrivals of prompts of 512 tokens, 16 new tokens each, one per 10 ms after the
-first. Then as many streamed tokens, and as many requests, as go through. What is measured has
-one core to itself, pinned; the engine behind it and the client share another one. The engine
+first. Then streams at two paces, and as many requests as go through: for these what is measured
+has one core to itself, pinned; the engine behind it and the client share another one. The engine
 costs nothing: what a router adds is its TTFT less that of asking the engine's server directly,
 and what our conductor adds is the same difference, so what our two fake workers take is in it.
 
@@ -24,7 +24,17 @@ import msgspec
 
 from benchmarks.conductor.load import Figures, Plan
 from benchmarks.conductor.prompts import Prompts
-from benchmarks.conductor.targets import DIRECT, HALFMOON, ROUTERS, Target, run_load, running
+from benchmarks.conductor.targets import (
+    ANY_CORE,
+    DIRECT,
+    HALFMOON,
+    OWN_CORE,
+    ROUTERS,
+    Target,
+    run_load,
+    running,
+    stage_seconds,
+)
 
 STEP_S = 0.01
 #: Streams at once, and tokens per second that the engine makes for all of them: the goal of one
@@ -83,32 +93,43 @@ class Run:
         """Each target once."""
         for label in labels:
             try:
-                if "latency" in what or "requests" in what:
+                if "latency" in what:
+                    with self._running(label, STEP_S, cores=ANY_CORE) as target:
+                        self._latencies(label, target)
+                if "requests" in what:
                     with self._running(label, STEP_S) as target:
-                        self._requests(label, target, what)
+                        plan = self._plan(
+                            target, self._prompts.texts, kind="closed", load=32, n_new=1
+                        )
+                        self._note(label, "requests, text", plan)
+                        plan = msgspec.structs.replace(plan, prompts=self._prompts.ids)
+                        self._note(label, "requests, ids", plan)
                 if "tokens" in what:
                     self._tokens(label)
             except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
                 self.missing[label] = str(error)
                 print(f"{label}: {error}", file=sys.stderr)
 
-    def _running(self, label: str, step_s: float) -> AbstractContextManager[Target]:
-        tokens = self._prompts.words
-        return running(label, self._prompts.tokenizer, tokens, step_s, self._folder)
+    def _running(
+        self, label: str, step_s: float, cores: str = OWN_CORE
+    ) -> AbstractContextManager[Target]:
+        prompts = self._prompts
+        return running(label, prompts.tokenizer, prompts.words, step_s, self._folder, cores=cores)
 
-    def _requests(self, label: str, target: Target, what: Sequence[str]) -> None:
-        if "latency" in what:
-            for kind, prompts in (("ids", self._prompts.ids), ("text", self._prompts.texts)):
-                plan = self._plan(target, prompts, kind="open", load=self._rate, n_new=16)
-                self._note(label, f"latency, {kind}", plan)
-        if "requests" in what:
-            plan = self._plan(target, self._prompts.ids, kind="closed", load=32, n_new=1)
-            self._note(label, "requests", plan)
+    def _latencies(self, label: str, target: Target) -> None:
+        for kind, prompts in (("ids", self._prompts.ids), ("text", self._prompts.texts)):
+            plan = self._plan(target, prompts, kind="open", load=self._rate, n_new=16)
+            before = stage_seconds(target.port) if label == HALFMOON else {}
+            self._note(label, f"latency, {kind}", plan)
+            for stage, (seconds, n) in before.items():
+                after = stage_seconds(target.port)[stage]
+                mean_s = (after[0] - seconds) / max(1.0, after[1] - n)
+                self.rows[stage, f"stages, {kind}"].append({"mean": mean_s})
 
     def _tokens(self, label: str) -> None:
         for pace in PACES_PER_S:
             with self._running(label, N_STREAMS / pace) as target:
-                short = [self._prompts.short]
+                short = [self._prompts.short_text]
                 plan = self._plan(target, short, kind="closed", load=N_STREAMS, n_new=100_000)
                 self._note(label, f"tokens, {pace} made per second", plan)
 
@@ -147,6 +168,7 @@ TOKENS = {
     "of a core": ("busy", 1, 2),
     "client's": ("client", 1, 2),
 }
+STAGES = {"mean, µs": ("mean", 1e6, 0)}
 REQUESTS = {"requests/s": ("requests/s", 1, 0), "CPU, µs per request": ("s/request", 1e6, 0)}
 
 
@@ -199,7 +221,7 @@ def main() -> None:
         kept = [(*key, row) for key, rows in run.rows.items() for row in rows]
         arguments.rows.write_bytes(msgspec.json.encode(kept))
     for what in dict.fromkeys(what for _, what in run.rows):
-        columns = {"l": LATENCY, "t": TOKENS, "r": REQUESTS}[what[0]]
+        columns = {"l": LATENCY, "t": TOKENS, "r": REQUESTS, "s": STAGES}[what[0]]
         print(table(run.rows, what, columns), end="\n\n")
     for label, why in run.missing.items():
         print(f"{label}: {why}")

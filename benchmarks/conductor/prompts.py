@@ -23,7 +23,7 @@ class Prompts:
     tokenizer: Path
     ids: list[msgspec.Raw]
     texts: list[msgspec.Raw]
-    short: msgspec.Raw
+    short_text: msgspec.Raw
     #: Tokens that are words of their own, for the engine to say.
     words: list[int]
 
@@ -47,7 +47,7 @@ class Prompts:
             assert len(tokenizer.encode(text).ids) == N_TOKENS
             ids.append(msgspec.Raw(msgspec.json.encode(drawn)))
             texts.append(msgspec.Raw(msgspec.json.encode(text)))
-        return cls(folder, ids, texts, msgspec.Raw(b"[1,2,3]"), words[:100])
+        return cls(folder, ids, texts, msgspec.Raw(b'"three words"'), words[:100])
 
 
 def _trained() -> Tokenizer:

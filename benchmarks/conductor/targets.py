@@ -1,6 +1,7 @@
 """What is measured: processes to start, each listening on a port with the model "bench"."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ from halfmoon_cli.cluster import free_port
 
 ENVIRONMENTS = Path.home() / ".cache" / "halfmoon" / "bench-venvs"
 READY_WITHIN_S = 60.0
-#: The process that is measured has a core of its own; what it talks with has the other one.
-MEASURED_CORE, OTHER_CORE = "0", "1"
+#: Rates are measured with a core for the process in question and the other one for what it
+#: talks with. Latencies are not: a socket's I/O thread would wait for the thread that it serves.
+OWN_CORE, OTHER_CORE, ANY_CORE = "0", "1", "0,1"
 
 #: Label: package on PyPI, and the program's arguments but for its port and its worker.
 ROUTERS: dict[str, tuple[str, list[str]]] = {
@@ -51,7 +53,13 @@ class Target:
 
 @contextmanager
 def running(
-    label: str, tokenizer: Path, tokens: Sequence[int], step_s: float, folder: Path
+    label: str,
+    tokenizer: Path,
+    tokens: Sequence[int],
+    step_s: float,
+    folder: Path,
+    *,
+    cores: str = OWN_CORE,
 ) -> Iterator[Target]:
     """One of the targets, ready.
 
@@ -61,6 +69,7 @@ def running(
         tokens: what our fake workers say, in turns.
         step_s: seconds between two tokens of a request.
         folder: for logs.
+        cores: those that what is measured may run on.
 
     Raises:
         RuntimeError: it ended, or is not ready in time.
@@ -82,7 +91,7 @@ def running(
         if label == HALFMOON:
             flags = ["--metadata", "embedded", "--model", tokenizer, "--served-model-name", "bench"]
             more = ["--http-port", port, "--metrics-port", "-1"]
-            pid = start(MEASURED_CORE, *here, "halfmoon_conductor", *flags, *more)
+            pid = start(cores, *here, "halfmoon_conductor", *flags, *more)
             _wait(port, "/health", processes, folder / f"{label}.log")
             words = ",".join(map(str, tokens))
             fakes = (*here, "benchmarks.conductor.fake_workers")
@@ -101,7 +110,7 @@ def running(
             url = f"http://127.0.0.1:{behind}"
             metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", free_port()]
             where = ["--worker-urls", url, "--host", "127.0.0.1", "--port", port, *metrics]
-            pid = start(MEASURED_CORE, executable, *arguments, *where)
+            pid = start(cores, executable, *arguments, *where)
             _wait(port, "/v1/models", processes, folder / f"{label}.log")
             yield Target(port, pid)
     finally:
@@ -135,6 +144,18 @@ def _wait(port: int, path: str, processes: list[subprocess.Popen[bytes]], log: P
         if time.monotonic() > deadline_s:
             raise RuntimeError(f"not ready within {READY_WITHIN_S} s, see {log}")
         time.sleep(0.1)
+
+
+def stage_seconds(port: int) -> dict[str, tuple[float, float]]:
+    """Seconds in each stage of the time to first token so far, and how often; of our conductor."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(
+        r'^halfmoon_ttft_stage_seconds_(sum|count)\{stage="(\w+)"\} (\S+)$', text, re.MULTILINE
+    )
+    values = {(stage, kind): float(value) for kind, stage, value in found}
+    stages = dict.fromkeys(stage for _, stage, _ in found)
+    return {stage: (values[stage, "sum"], values[stage, "count"]) for stage in stages}
 
 
 def run_load(plan: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """`python -m halfmoon_conductor`: one conductor."""
 
+import os
 import sys
 
 import uvloop
@@ -12,6 +13,8 @@ from halfmoon_runtime.lifecycle import run_service
 def main() -> None:
     """Read the settings, run until told to stop."""
     settings = ConductorSettings.from_args(sys.argv[1:])
+    # Texts come one at a time: the tokenizer's own threads would only take turns with ours.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # One loop does all of a conductor's work; this one halves what sockets and wake-ups take.
     run_service(
         "conductor",
