@@ -135,7 +135,7 @@ async def _client(stack: AsyncExitStack, metadata: str, name: str) -> BlockClien
 
 def _lookups(port: int) -> dict[str, float]:
     rows = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text.splitlines()
-    start = 'halfmoon_kvstore_lookups{kind="'
+    start = 'halfmoon_kvstore_lookup_blocks_total{tier="'
     pairs = [row.removeprefix(start).split('"} ') for row in rows if row.startswith(start)]
     return {kind: float(value) for kind, value in pairs}
 

@@ -14,7 +14,6 @@ from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.hub import Hub
 from halfmoon_conductor.observed.latencies import Latencies
 from halfmoon_conductor.observed.observer import Observer
-from halfmoon_conductor.prediction_metrics import PredictionMetrics
 from halfmoon_conductor.shell import Shell
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
@@ -132,14 +131,14 @@ async def test_the_last_few_decisions_can_be_had_alone(ask: Ask) -> None:
 
 def test_prediction_errors_and_refusals_are_metrics(observer: Observer) -> None:
     registry = CollectorRegistry()
-    PredictionMetrics(observer.core, registry)
+    CoreMetrics(observer.core, registry)
     lines = generate_latest(registry).decode().splitlines()
     for line in (
         'halfmoon_prediction_error_ratio_bucket{le="1.5625",quantity="ttft"} 0.0',
         'halfmoon_prediction_error_ratio_bucket{le="2.5",quantity="ttft"} 1.0',
         'halfmoon_prediction_error_ratio_bucket{le="+Inf",quantity="ttft"} 1.0',
         'halfmoon_prediction_error_ratio_count{quantity="tbt"} 1.0',
-        'halfmoon_refusals_total{lacking="ttft"} 1.0',
+        'halfmoon_rejections_total{reason="ttft"} 1.0',
     ):
         assert line in lines, line
 

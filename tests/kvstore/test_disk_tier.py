@@ -244,7 +244,7 @@ def lookups(nodes: Any, name: str) -> dict[str, float]:
     url = next(word for word in line.replace("url=", " ").split() if word.startswith("http"))
     found = {}
     for row in httpx.get(url, timeout=10).text.splitlines():
-        if row.startswith("halfmoon_kvstore_lookups{"):
-            kind, value = row.removeprefix('halfmoon_kvstore_lookups{kind="').split('"} ')
+        if row.startswith(start := 'halfmoon_kvstore_lookup_blocks_total{tier="'):
+            kind, value = row.removeprefix(start).split('"} ')
             found[kind] = float(value)
     return found

@@ -11,10 +11,10 @@ from prometheus_client import REGISTRY
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
-from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import MEMBERS, Membership, Superseded
+from halfmoon_runtime.readings import Readings
 
 INFO = WorkerInfo(
     worker_id=WorkerId("decode-0"),

@@ -133,7 +133,7 @@ async def test_one_that_is_dead_costs_nothing_but_the_next_one_and_is_then_left_
         assert [line["kvstore"] for line in left_out] == ["kvstore-0"]
         readings = cluster.worker("prefill-0").readings()
         assert readings["halfmoon_prefill_kvstores_left_out"][1] == 1
-        assert readings["halfmoon_prefill_cached_reads"][1]["another"] == 2
+        assert readings["halfmoon_prefill_cached_reads_total"][1].values["another",] == 2
 
 
 async def test_one_that_does_not_answer_is_waited_for_once(local_cluster: LocalCluster) -> None:

@@ -53,6 +53,7 @@ def test_a_write_puts_exactly_these_bytes_there(world: World, n_bytes: int) -> N
     assert target.view[5 : 5 + n_bytes] == source.view[7 : 7 + n_bytes]
     assert bytes(target.view[:5]) + bytes(target.view[5 + n_bytes :]) == bytes(20)
     assert (report.n_bytes, report.path) == (n_bytes, (world.kind,))
+    assert here.stats().bytes_by_path == {(world.kind, "write"): n_bytes}
 
 
 @pytest.mark.parametrize("n_bytes", SIZES)

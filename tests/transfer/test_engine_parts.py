@@ -374,6 +374,7 @@ def test_stats_count_what_happened() -> None:
             here.submit("read", [Piece(local.region, 0, remote.region, 0, 600)]).result(PATIENCE_S)
         stats = here.stats()
         assert (stats.bytes_written, stats.bytes_read) == (400, 300)
+        assert stats.bytes_by_path == {("memory", "write"): 400, ("memory", "read"): 300}
         assert (stats.n_transfers, stats.n_failures, stats.n_live) == (2, 1, 0)
         assert stats.n_regions == 1
         del local, remote

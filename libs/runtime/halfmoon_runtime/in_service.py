@@ -1,12 +1,12 @@
 """A worker in service: it answers, its metrics show, and the metadata server knows it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from halfmoon_runtime.gauges import Readings, expose
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership
+from halfmoon_runtime.readings import Readings, expose
 
 
 class Worker(Protocol):
@@ -23,17 +23,27 @@ class Worker(Protocol):
 
 @asynccontextmanager
 async def in_service(
-    worker: Worker, membership: Membership, service: Service
+    worker: Worker,
+    membership: Membership,
+    service: Service,
+    *more: Callable[[], Readings],
 ) -> AsyncIterator[None]:
     """Be at work for the length of a block: opened in order, closed in reverse.
 
     As long as it is known, it answers.
 
+    Args:
+        worker: answers, and has readings.
+        membership: its record.
+        service: its process.
+        more: further readings, of what the worker works with.
+
     Raises:
         Superseded: a later start of this worker is there.
     """
     async with AsyncExitStack() as stack:
-        stack.callback(expose(worker.readings))
+        for read in (worker.readings, membership.readings, *more):
+            stack.callback(expose(read))
         await stack.enter_async_context(service.running(worker.serve()))
         await membership.join()
         stack.push_async_callback(membership.leave)

@@ -25,7 +25,9 @@ from typing import Any, NoReturn
 import structlog
 
 from halfmoon_runtime.healthcheck import STATUS_FILE
+from halfmoon_runtime.loop_lag import LoopLag
 from halfmoon_runtime.operator_http import OperatorHttp, operator_token
+from halfmoon_runtime.readings import expose
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_runtime.telemetry import configure_logging
 
@@ -192,8 +194,12 @@ class _Run:
     async def _run_main(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._service = self._serve_operators(tasks)
+            lag = LoopLag()
+            hide = expose(lag.readings)
+            self._service.spawn(lag.watch(), name="loop lag")
             self._main_task = tasks.create_task(self._main(self._service), name="main")
             await asyncio.wait({self._main_task})
+            hide()
             self._service.cancel_spawned()
 
     def _on_signal(self, number: signal.Signals) -> None:

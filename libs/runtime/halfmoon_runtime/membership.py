@@ -9,6 +9,7 @@ is away nothing changes for anybody: workers keep trying, conductors keep the vi
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,7 @@ import structlog
 from halfmoon_metadata.store import MetadataError, MetadataStore
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.readings import Readings
 
 MEMBERS = "halfmoon/members/"
 GENERATIONS = "halfmoon/generation/"
@@ -77,6 +79,8 @@ class Membership:
         #: Held while the record is written, so that an update and a renewal don't cross.
         self._writing = asyncio.Lock()
         self._left = False
+        #: When the lease was granted or renewed last; None: never.
+        self._renewed_s: float | None = None
 
     @property
     def info(self) -> WorkerInfo:
@@ -127,6 +131,19 @@ class Membership:
         async with self._writing:
             if not self._left:
                 await asyncio.to_thread(self._write_now)
+                self._renewed_s = time.monotonic()
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        if self._renewed_s is None:
+            return {}
+        age_s = time.monotonic() - self._renewed_s
+        return {
+            "halfmoon_membership_lease_age_seconds": (
+                f"Since this worker's record was renewed; after {self._ttl_s:.0f} s it is gone.",
+                age_s,
+            )
+        }
 
     def _write_now(self) -> None:
         value = msgspec.json.encode(self._info)

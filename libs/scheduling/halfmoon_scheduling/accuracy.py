@@ -6,12 +6,18 @@ Histograms rather than means, since a mean of 1 may be half of 0.1 and half of 1
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
+
+from halfmoon_protocol.messages import PrefillDone
+from halfmoon_scheduling.groups import GroupEstimate
+from halfmoon_scheduling.local_prefill import LocalEstimate
+from halfmoon_scheduling.placement import Estimate
 
 #: Upper bounds of the buckets but the last, which is open: factors of 1.25 around 1, then wide.
 BOUNDS = (0.1, 0.2, 0.4, 0.64, 0.8, 1.0, 1.25, 1.5625, 2.5, 5.0, 10.0)
 
-Quantity = Literal["ttft", "tbt"]
+#: A first token, the time between tokens; and the parts of what a first token waits for.
+Quantity = Literal["ttft", "tbt", "queue", "prefill", "transfer"]
 
 
 @dataclass(slots=True)
@@ -46,10 +52,18 @@ class Accuracy:
 
     def __init__(self) -> None:
         self.histograms: dict[Quantity, ErrorHistogram] = {
-            "ttft": ErrorHistogram(),
-            "tbt": ErrorHistogram(),
+            quantity: ErrorHistogram() for quantity in get_args(Quantity)
         }
 
     def observe(self, quantity: Quantity, predicted_s: float, observed_s: float) -> None:
         """One prediction and what came of it."""
         self.histograms[quantity].observe(predicted_s, observed_s)
+
+    def prefilled(self, predicted: Estimate, done: PrefillDone) -> None:
+        """A prefill is done, and says what its parts took."""
+        if isinstance(predicted, GroupEstimate | LocalEstimate):
+            return  # of these the parts are not told
+        self.observe("queue", predicted.queue_s, done.queue_s)
+        self.observe("prefill", predicted.prefill_s, done.compute_s)
+        if done.fetched_bytes:
+            self.observe("transfer", predicted.transfer_s, done.fetch_s)

@@ -115,6 +115,11 @@ class Conductor:
         return self._requests.refusals
 
     @property
+    def following(self) -> KvFollower:
+        """How well the index follows the kvstores."""
+        return self._follower
+
+    @property
     def accuracy(self) -> Accuracy:
         """How true predictions came."""
         return self._requests.accuracy
@@ -131,6 +136,11 @@ class Conductor:
         """Where a request is; None when it is over or unknown."""
         tracked = self._requests.get(request_id)
         return None if tracked is None else tracked.phase
+
+    def n_tokens_of(self, request_id: RequestId) -> int:
+        """Tokens of a request's prompt, those of earlier tries included; 0 when it is over."""
+        tracked = self._requests.get(request_id)
+        return 0 if tracked is None else len(tracked.request.token_ids)
 
     def prefill_of(self, request_id: RequestId) -> WorkerId | None:
         """The prefill worker of a request that is placed and not over."""
@@ -290,6 +300,7 @@ class Conductor:
         self._requests.accuracy.observe(
             "ttft", tracked.first_token_s - tracked.arrived_s, now - tracked.arrived_s
         )
+        self._requests.accuracy.prefilled(tracked.placement.chosen, message)
         if not message.finish:
             held_up = self._requests.held_up(tracked, message, now)
             if held_up is not None:

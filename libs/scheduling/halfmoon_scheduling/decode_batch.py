@@ -154,9 +154,14 @@ class DecodeBatch:
         return len(self._landings)
 
     @property
+    def pages_landing(self) -> int:
+        """Pages of landings that wait for their start."""
+        return sum(len(landing.pages) for landing in list(self._landings.values()))
+
+    @property
     def pages_aside(self) -> int:
         """Pages of landings cancelled in doubt; not yet free."""
-        return sum(len(landing.pages) for landing in self._aside)
+        return sum(len(landing.pages) for landing in list(self._aside))
 
     @property
     def context_tokens(self) -> int:

@@ -193,11 +193,28 @@ class KvFollower:
         self._index = index
         self._max_buffered = max_buffered
         self._streams: dict[WorkerId, _Stream] = {}
+        #: Snapshots that were needed, those of kvstores that joined included.
+        self.n_snapshots = 0
+
+    @property
+    def behind(self) -> dict[WorkerId, int]:
+        """Messages of events that each kvstore is known to have published and that are not in
+        the index: kept, or lost and waiting for a snapshot."""
+        return {
+            worker: max(
+                stream.required,
+                stream.newest.sequence if stream.newest is not None else -1,
+                stream.applied,
+            )
+            - stream.applied
+            for worker, stream in list(self._streams.items())
+        }
 
     def joined(self, worker: WorkerId, now: float) -> bool:
         """A kvstore is there, its contents unknown: always true."""
         self._index.drop(worker)
         self._streams[worker] = _Stream(asked_s=now)
+        self.n_snapshots += 1
         return True
 
     def lost(self, worker: WorkerId) -> None:
@@ -294,6 +311,7 @@ class KvFollower:
     def _await_snapshot(self, stream: _Stream, now: float) -> bool:
         stream.awaits_snapshot = True
         stream.asked_s = now
+        self.n_snapshots += 1
         return True
 
     def _buffer(self, stream: _Stream, batch: KvEventBatch) -> None:

@@ -28,6 +28,7 @@ class TierCounts:
         self.hits_memory = 0
         self.hits_disk = 0
         self.misses = 0
+        self.evicted = 0
         self.written = 0
         self.write_failures = 0
         self.promoted = 0

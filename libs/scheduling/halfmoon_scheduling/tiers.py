@@ -448,6 +448,7 @@ class TieredCache:
     def _gone_from_memory(self, blocks: Sequence[BlockHash]) -> None:
         if not blocks:
             return
+        self.counts.evicted += len(blocks)
         self._commands.append(Announce(tier="memory", left=tuple(blocks)))
         below = tuple(found.record for block in blocks if (found := self.disk.get(block)))
         for block in blocks:

@@ -116,6 +116,7 @@ class Express:
         )
 
     def _report(self, started: float, op: Op, n_bytes: int, way: ShortWay) -> Report:
+        self._tally.on_carried(way.backend.name, op, n_bytes)
         self._tally.on_done(op, n_bytes)
         return Report(n_bytes, time.monotonic() - started, (way.backend.name,), 0)
 

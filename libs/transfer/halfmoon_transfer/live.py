@@ -27,7 +27,7 @@ from halfmoon_transfer.plan import (
     Resolve,
 )
 from halfmoon_transfer.requests import fault_in
-from halfmoon_transfer.stats import Tally
+from halfmoon_transfer.stats import Tally, applied_bytes
 from halfmoon_transfer.transfer import LiveTransfer
 from halfmoon_transfer.ways import Ways
 
@@ -130,7 +130,9 @@ class LiveTransfers:
 
         def job() -> None:
             if transfer.take(batch.number):
-                transfer.on_carried(batch.number, self._ways.carry(batch, transfer.stop_signal))
+                outcomes = self._ways.carry(batch, transfer.stop_signal)
+                self._tally.on_carried(batch.path, batch.op, applied_bytes(batch, outcomes))
+                transfer.on_carried(batch.number, outcomes)
 
         here = transfer.carrier == threading.get_ident() and transfer.is_last_queued(batch)
         if here:

@@ -7,6 +7,7 @@ import msgspec
 
 from halfmoon_transfer.backends.interface import Gauges
 from halfmoon_transfer.interface import Op
+from halfmoon_transfer.plan import Batch, Fate, Outcome
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +17,8 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     n_transfers: int
     bytes_read: int
     bytes_written: int
+    #: Bytes applied, by path and direction: those of transfers that ended in an error too.
+    bytes_by_path: dict[tuple[str, str], int]
     #: Transfers that ended in an error.
     n_failures: int
     #: Slices that were tried again.
@@ -32,6 +35,12 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     n_malformed: int
 
 
+def applied_bytes(batch: Batch, outcomes: Sequence[Outcome]) -> int:
+    """Of a batch's slices, those that are where they should be."""
+    pairs = zip(batch.slices, outcomes, strict=True)
+    return sum(each.length for each, outcome in pairs if outcome.fate is Fate.APPLIED)
+
+
 class Tally:
     """The counters, from any thread."""
 
@@ -40,8 +49,14 @@ class Tally:
         self._n_transfers = 0
         #: Of transfers that ended well.
         self._n_bytes: dict[Op, int] = {"read": 0, "write": 0}
+        self._n_carried: dict[tuple[str, str], int] = {}
         self._n_failures = 0
         self._n_retries = 0
+
+    def on_carried(self, path: str, op: Op, n_bytes: int) -> None:
+        """So much was applied over this path."""
+        with self._lock:
+            self._n_carried[path, op] = self._n_carried.get((path, op), 0) + n_bytes
 
     def on_done(self, op: Op, n_bytes: int, n_retries: int = 0) -> None:
         """A transfer ended well."""
@@ -63,6 +78,7 @@ class Tally:
                 n_transfers=self._n_transfers,
                 bytes_read=self._n_bytes["read"],
                 bytes_written=self._n_bytes["write"],
+                bytes_by_path=dict(self._n_carried),
                 n_failures=self._n_failures,
                 n_retries=self._n_retries,
                 n_live=n_live,

@@ -8,15 +8,13 @@ import msgspec
 
 from halfmoon_conductor.errors import GenerationFailed, Overloaded, TooLong, Unavailable
 from halfmoon_conductor.generation import Finish, Gateway, GenerationRequest, TokenEvent
-from halfmoon_conductor.http_metrics import HttpMetrics
+from halfmoon_conductor.http_metrics import HttpMetrics, Outcome
 from halfmoon_conductor.intake import Order
 from halfmoon_conductor.merging import merged
+from halfmoon_conductor.meter import Meter
 from halfmoon_conductor.text import TextStream
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_protocol.scores import TokenScore
-
-#: The outcome of what never began: its status counts it.
-REFUSED = "refused"
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -108,16 +106,15 @@ class _Choice:
             order.stop_strings,
             min_tokens=self._generation.stopping.min_new_tokens,
         )
-        self._metrics = metrics
+        self._meter = Meter(metrics, began_s)
         self._spend = spend
-        self._began_s = began_s
-        self._asked_s = began_s
-        self._last_token_s = began_s
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """See `Answer.pieces`."""
-        outcome, last = "abort", None
-        self._asked_s = time.perf_counter()
+        #: None for what never began: its status counts it.
+        outcome: Outcome | None = "abort"
+        last: Piece | None = None
+        self._meter.asked()
         try:
             async with aclosing(self._gateway.generate(self._generation)) as events:
                 async for event in events:
@@ -130,17 +127,17 @@ class _Choice:
             # Closed before the last piece is written: after a stop string nothing runs on.
             if last is None:
                 raise GenerationFailed("The generation ended without saying why.")
-            self._metrics.e2e_request_latency_s.observe(self._last_token_s - self._began_s)
+            self._meter.last_token()
             yield last
         except (TooLong, Overloaded, Unavailable):
-            outcome = REFUSED
+            outcome = None
             raise
         except Exception:
             outcome = "error"
             raise
         finally:
-            if outcome != REFUSED:
-                self._metrics.request_success.labels(outcome).inc()
+            if outcome is not None:
+                self._meter.ended(outcome)
 
     def _piece(self, event: TokenEvent) -> Piece:
         if not self._shows_new:
@@ -153,20 +150,10 @@ class _Choice:
         return Piece(text, event.token, finish, self._index, event.score, self._text.stopped_by)
 
     def _count(self, event: TokenEvent) -> None:
-        now_s = time.perf_counter()
         if self.n_generated == 0:
             self.n_cached, self.prompt_scores = event.n_cached, event.prompt_scores
-            tokenize_s = self._asked_s - self._began_s
-            self._metrics.on_first_token(now_s - self._began_s, tokenize_s, event.stages)
-            self._metrics.latencies.first_token(now_s - self._began_s, now_s)
-            self._metrics.prompt_tokens.inc(len(self._generation.prompt_token_ids))
-            self._metrics.prompt_tokens_cached.inc(event.n_cached)
+            self._meter.first_token(event, len(self._generation.prompt_token_ids))
         else:
-            self._metrics.inter_token_latency_s.observe(now_s - self._last_token_s)
-            self._metrics.latencies.next_token(now_s - self._last_token_s, now_s)
-            if self.n_generated == 1:
-                self._metrics.first_decode_s.observe(now_s - self._last_token_s)
-        self._last_token_s = now_s
+            self._meter.token()
         self.n_generated += 1
-        self._metrics.generation_tokens.inc()
         self._spend(1)

@@ -20,7 +20,6 @@ from halfmoon_conductor.hub import Hub
 from halfmoon_conductor.journal_file import JournalFile
 from halfmoon_conductor.observed.latencies import Latencies
 from halfmoon_conductor.observed.observer import Observer
-from halfmoon_conductor.prediction_metrics import PredictionMetrics
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
 from halfmoon_conductor.tenants import Tenants
@@ -77,7 +76,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         gateway = Gateway(shell, served_model_name=settings.served_model_name)
         registry = CollectorRegistry()
         metrics = CoreMetrics(core, registry)
-        PredictionMetrics(core, registry)
+        shell.watch(metrics.record)
         hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
         shell.connect(traced.workers(hub), gateway)
         await stack.enter_async_context(service.running(hub.run()))

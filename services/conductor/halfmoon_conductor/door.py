@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halfmoon_conductor import error_responses
 from halfmoon_conductor.errors import ApiError, InvalidKey, NotPermitted, Overloaded, RateLimited
+from halfmoon_conductor.http_metrics import HttpMetrics, Turned
 from halfmoon_conductor.tenants import Tenant, Tenants
 from halfmoon_conductor.token_bucket import TokenBucket
 
@@ -129,8 +130,11 @@ class Door:
         load: counts who is inside.
     """
 
-    def __init__(self, app: ASGIApp, *, tenants: Tenants | None, load: Load) -> None:
+    def __init__(
+        self, app: ASGIApp, *, tenants: Tenants | None, load: Load, metrics: HttpMetrics
+    ) -> None:
         self._app = app
+        self._metrics = metrics
         self._tenants = tenants
         self._load = load
         #: What each tenant has used, by name; "" is anybody.
@@ -150,6 +154,7 @@ class Door:
                 stack.enter_context(caller.entered())
                 stack.enter_context(self._load.entered())
             except ApiError as error:
+                self._metrics.turned_away(_why(error))
                 response = error_responses.error_response(error, scope["path"])
                 await response(scope, receive, send)
                 return
@@ -202,6 +207,13 @@ def is_guarded(path: str) -> bool:
 
 def _is_below(tops: tuple[str, ...], path: str) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in tops)
+
+
+def _why(error: ApiError) -> Turned:
+    """What is counted of a refusal here."""
+    if isinstance(error, InvalidKey):
+        return "invalid_key"
+    return "tenant_limit" if isinstance(error, RateLimited) else "concurrency"
 
 
 def _bucket(per_minute: float | None) -> TokenBucket | None:

@@ -33,6 +33,8 @@ Stage = Literal[
     "deliver",  # from prefill's answer until the first token is written to the client
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
+#: Those in which somebody works on the request; in the others it waits, or is on its way.
+AT_WORK: tuple[Stage, ...] = ("fetch", "prefill", "transfer")
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from halfmoon_conductor import error_responses
 from halfmoon_conductor.answering import Answer
 from halfmoon_conductor.asking import Asker
 from halfmoon_conductor.disconnect import unless_client_gone
+from halfmoon_conductor.errors import RateLimited
 from halfmoon_conductor.generation import Gateway
 from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Intake, Order
@@ -47,7 +48,11 @@ class Front:
         Raises:
             RateLimited: this minute's tokens of the asker are used up.
         """
-        asker.caller.admit(order.n_prompt)
+        try:
+            asker.caller.admit(order.n_prompt)
+        except RateLimited:
+            self._metrics.turned_away("tenant_limit")
+            raise
         return Answer(
             self._gateway,
             order,

@@ -45,6 +45,7 @@ from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_conductor.tokenizing import tokenizing_router
 from halfmoon_conductor.tool_calls import Parser
+from halfmoon_conductor.vllm_names import WithVllmNames
 
 
 class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,7 @@ def create_app(
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
     metrics = HttpMetrics(registry, latencies)
+    shown = WithVllmNames(registry, lambda: "" if gateway.model is None else gateway.model.name)
     intake = Intake(gateway, tokenizer, tool_call_parser)
     front = Front(gateway, tokenizer, intake, metrics)
     app = FastAPI(
@@ -99,7 +101,7 @@ def create_app(
     limits = limits or FrontLimits()
     # From the inside out.
     load = Load(limits.max_concurrent)
-    app.add_middleware(Door, tenants=tenants, load=load)
+    app.add_middleware(Door, tenants=tenants, load=load, metrics=metrics)
     if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -164,7 +166,7 @@ def create_app(
         """One model by its name, which may have slashes."""
         return _model(intake.card(model))
 
-    app.include_router(probes_router(gateway, load, registry, app.version))
+    app.include_router(probes_router(gateway, load, shown, app.version))
 
     for route in page_routes():
         app.router.routes.append(route)

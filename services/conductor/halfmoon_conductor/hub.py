@@ -191,7 +191,7 @@ class Hub:
                 member.joined = True
                 self.shell.post(WorkerJoined(info))
             case PrefillDone():
-                self.metrics.on_prefill_done(message)
+                self.metrics.on_prefill_done(worker_id, message)
                 if message.score is not None or message.prompt_scores:
                     self.gateway.note_scores(message)
                     # The core decides nothing by them.

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from halfmoon_conductor.door import Load
@@ -24,15 +24,13 @@ class ServerLoad(BaseModel):
     server_load: int
 
 
-def probes_router(
-    gateway: Gateway, load: Load, registry: CollectorRegistry, version: str
-) -> APIRouter:
+def probes_router(gateway: Gateway, load: Load, metrics: Collector, version: str) -> APIRouter:
     """The routes.
 
     Args:
         gateway: whose workers' presence is told.
         load: what the door counts.
-        registry: what ``/metrics`` shows.
+        metrics: what ``/metrics`` shows.
         version: Halfmoon's.
     """
     router = APIRouter()
@@ -69,6 +67,6 @@ def probes_router(
     async def show_metrics(request: Request) -> Response:
         """Prometheus metrics."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
+        return Response(encode(metrics), headers={"content-type": content_type})
 
     return router

@@ -17,6 +17,7 @@ from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.tracing import open_tracer
+from halfmoon_runtime.transfer_readings import transfer_readings
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_scheduling.pages import PageAllocator
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
@@ -87,7 +88,8 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             pages=PageAllocator(n_pages),
             traces=DecodeTraces(tracer),
         )
-        async with in_service(worker, Membership(store, info), service):
+        moved = transfer_readings(transfer.stats)
+        async with in_service(worker, Membership(store, info), service, moved):
             service.announce("ready", worker_id=worker_id, n_pages=n_pages)
             await service.stopping.wait()
             service.announce("draining", worker_id=worker_id)

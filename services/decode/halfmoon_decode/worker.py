@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from halfmoon_decode.generations import Generations
+from halfmoon_decode.readings import DecodeCounts, batch_readings
 from halfmoon_decode.settings import DecodeSettings
 from halfmoon_decode.tracing import DecodeTraces
 from halfmoon_engine.interface import NOT_FOLLOWED, Engine
@@ -38,8 +39,8 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
-from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.network import PeerId, Port
+from halfmoon_runtime.readings import Readings
 from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
 from halfmoon_scheduling.pages import PageAllocator
 
@@ -73,6 +74,7 @@ class DecodeWorker:
     #: Set while no request holds anything here.
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _counts: DecodeCounts = field(default_factory=DecodeCounts, init=False)
     _n_steps: int = field(default=0, init=False)
     _step_s: float = field(default=0.0, init=False)
 
@@ -139,6 +141,7 @@ class DecodeWorker:
                 request_id, wanted.n_tokens, wanted.stopping, self.clock.now()
             )
         except Refusal as refusal:
+            self._counts.gave_up("refused")
             await self.conductors.answer(
                 peer,
                 DecodeRefused(
@@ -205,6 +208,7 @@ class DecodeWorker:
                 await self._wake.wait()
             step = self.batch.next_step()
             for request_id in step.preempted:
+                self._counts.gave_up("preempted")
                 await self._fail(request_id, "preempted: no page is free for its next token")
             if not step.rows:  # the pool is full of landings: the oldest waits for one to end
                 await asyncio.sleep(_HOUSEKEEPING_S)
@@ -220,6 +224,7 @@ class DecodeWorker:
                 tokens = []
             took = self.clock.now() - began
             self.traces.stepped(self._in_step, began, began + took)
+            self._counts.step(took, len(step.rows))
             self._step_s += (took - self._step_s) * (_STEP_WEIGHT if self._step_s else 1.0)
             self._in_step = set()
             for request_id in self._to_cancel:
@@ -230,6 +235,7 @@ class DecodeWorker:
             else:
                 for row in step.rows:
                     if self.batch.cancel(row.request_id):
+                        self._counts.gave_up("step_failed")
                         await self._fail(row.request_id, "the forward pass failed")
 
     async def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
@@ -247,6 +253,7 @@ class DecodeWorker:
             self._generations.add(row.request_id, token)
             finish = self.batch.produced(row.request_id, token)
             produced[row.request_id] = Produced(row.request_id, token, finish)
+        self._counts.produced(len(produced))
         for peer, request_ids in self.conductors.owners.group(produced).items():
             mine = tuple(produced[request_id] for request_id in request_ids)
             await self.conductors.answer(
@@ -279,6 +286,7 @@ class DecodeWorker:
         while True:
             now = self.clock.now()
             for request_id in self.batch.expire(now):
+                self._counts.gave_up("not_landed")
                 await self._fail(request_id, "its KV did not land before the deadline")
             await self.port.publish(
                 DecodeLoad(
@@ -294,19 +302,7 @@ class DecodeWorker:
 
     def readings(self) -> Readings:
         """What the metrics show."""
-        return {
-            "halfmoon_decode_requests": (
-                "Requests here, by what they do.",
-                {"running": self.batch.n_running, "landing": self.batch.n_reserved},
-            ),
-            "halfmoon_decode_context_tokens": (
-                "Tokens that the next step attends to.",
-                self.batch.context_tokens,
-            ),
-            "halfmoon_decode_step_seconds": ("Time of a step, smoothed.", self._step_s),
-            "halfmoon_pages_free": ("Pages that nobody holds.", self.pages.n_free),
-            "halfmoon_pages": ("Pages of the pool.", self.pages.n_pages),
-        }
+        return {**self._counts.readings(), **batch_readings(self.batch, self.pages)}
 
     def check(self) -> None:
         """Audit: the batch, and that every request here has what it should and an owner."""

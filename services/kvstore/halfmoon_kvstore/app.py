@@ -15,11 +15,11 @@ from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.gauges import expose
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, members, next_generation
+from halfmoon_runtime.transfer_readings import transfer_readings
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
@@ -85,8 +85,8 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         if service.http is not None:
             Operating(worker, clock).register(service.http)
             draining.register(service.http)
-        stack.callback(expose(draining.readings))
-        async with in_service(worker, membership, service):
+        read = (draining.readings, transfer_readings(transfer.stats))
+        async with in_service(worker, membership, service, *read):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()
             service.announce("draining", worker_id=worker_id)

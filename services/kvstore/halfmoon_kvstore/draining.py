@@ -16,9 +16,9 @@ import msgspec
 from halfmoon_kvstore.moving import Moving
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
-from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.operator_http import OperatorHttp, Question, Refused
+from halfmoon_runtime.readings import Readings, by
 
 _DEADLINE_S = 600.0
 _LOOK_S = 0.05
@@ -86,7 +86,7 @@ class Draining:
         return {
             "halfmoon_kvstore_drain_blocks": (
                 "Blocks that only this node had when it began to leave.",
-                {"moved": progress.n_moved, "left": progress.n_left},
+                by("state", {"moved": progress.n_moved, "left": progress.n_left}),
             )
         }
 

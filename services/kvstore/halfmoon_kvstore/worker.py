@@ -47,8 +47,8 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_runtime.clock import Clock
-from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.network import PeerId, Port
+from halfmoon_runtime.readings import Readings
 from halfmoon_scheduling.block_cache import CacheError, CacheFull
 from halfmoon_scheduling.tiers import TieredCache
 from halfmoon_transfer.regions import Memory
@@ -303,4 +303,6 @@ class KvstoreWorker:
 
     def readings(self) -> Readings:
         """What the metrics show."""
-        return {} if self.tiers is None else readings(self.tiers)
+        if self.tiers is None or self.info.layout is None:
+            return {}
+        return readings(self.tiers, self.info.layout.block_bytes, self._outbox.sequence + 1)

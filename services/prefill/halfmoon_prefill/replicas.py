@@ -15,13 +15,13 @@ from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress
 from halfmoon_runtime.clock import Clock
-from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.kvstores import (
     KvstoreClient,
     KvstoreDeclined,
     Kvstores,
     KvstoreUnavailable,
 )
+from halfmoon_runtime.readings import Readings, by
 from halfmoon_scheduling.replica_health import ReplicaHealth
 
 log = structlog.get_logger()
@@ -120,9 +120,9 @@ class Replicas:
                 "Kvstores that failed of late and are not asked for now.",
                 len(self.health.left_out(self._clock.now())),
             ),
-            "halfmoon_prefill_cached_reads": (
+            "halfmoon_prefill_cached_reads_total": (
                 "Cached prefixes read from the first replica that was asked, from another one"
                 " after it failed, and from none: computed instead.",
-                dict(self.reads),
+                by("replica", self.reads),
             ),
         }

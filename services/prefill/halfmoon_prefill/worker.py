@@ -21,6 +21,7 @@ from halfmoon_prefill.entry import Entry
 from halfmoon_prefill.forward import PrefillForward
 from halfmoon_prefill.job import Job, Refused
 from halfmoon_prefill.reading import quiet
+from halfmoon_prefill.readings import PrefillCounts, page_readings
 from halfmoon_prefill.replicas import Replicas
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.settling import settle
@@ -41,9 +42,9 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
-from halfmoon_runtime.gauges import Readings
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.network import PeerId, Port
+from halfmoon_runtime.readings import Readings
 from halfmoon_runtime.telemetry import bind_request
 from halfmoon_runtime.tracing import Tracer
 from halfmoon_scheduling.decode_batch import finish_reason
@@ -83,6 +84,7 @@ class PrefillWorker:
     _works: dict[RequestId, "asyncio.Task[Message | None]"] = field(
         default_factory=dict, init=False
     )
+    _counts: PrefillCounts = field(default_factory=PrefillCounts, init=False)
     #: Set while no request is here.
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -182,6 +184,8 @@ class PrefillWorker:
         """
         await asyncio.wait([work])
         ending = PrefillStopped(request_id=job.request_id) if work.cancelled() else work.result()
+        if ending is not None:
+            self._counts.ended("stopped" if work.cancelled() else "failed")
         await self._give_back(job)
         if ending is not None:
             await self.conductors.answer(job.owner, ending)
@@ -195,7 +199,9 @@ class PrefillWorker:
             token = await self._compute(job)
             await self._settle(job)
             job.done_s = self.clock.now()
-            await self.conductors.answer(job.owner, self._done(job, token))
+            done = self._done(job, token)
+            self._counts.done(done, job.n_tokens)
+            await self.conductors.answer(job.owner, done)
             await self.caching.keep(job)
         except Refused as refused:
             return PrefillFailed(
@@ -285,8 +291,8 @@ class PrefillWorker:
                 "Tokens still to compute.",
                 self.queue.queued_tokens,
             ),
-            "halfmoon_pages_free": ("Pages that nobody holds.", self.pages.n_free),
-            "halfmoon_pages": ("Pages of the pool.", self.pages.n_pages),
+            **self._counts.readings(),
+            **page_readings(self.pages),
             **self.replicas.readings(),
         }
 

@@ -1,0 +1,80 @@
+"""What a decode worker's metrics show."""
+
+from typing import Literal
+
+from halfmoon_runtime.distribution import Distribution, seconds, tokens
+from halfmoon_runtime.readings import Readings, by
+from halfmoon_scheduling.decode_batch import DecodeBatch
+from halfmoon_scheduling.pages import PageAllocator
+
+#: Refused pages; its KV did not land in time; it had to make room; its step failed.
+GivenUp = Literal["refused", "not_landed", "preempted", "step_failed"]
+
+
+class DecodeCounts:
+    """What happened since the start."""
+
+    def __init__(self) -> None:
+        self._step_s = Distribution(seconds(0.0005, 10.0))
+        self._n_rows = Distribution(tokens(1000))
+        self._n_tokens = 0
+        self._given_up: dict[GivenUp, int] = dict.fromkeys(
+            ("refused", "not_landed", "preempted", "step_failed"), 0
+        )
+
+    def step(self, took_s: float, n_rows: int) -> None:
+        """A forward pass with so many requests is over."""
+        self._step_s.observe(took_s)
+        self._n_rows.observe(n_rows)
+
+    def produced(self, n: int) -> None:
+        """So many tokens came out of a step."""
+        self._n_tokens += n
+
+    def gave_up(self, why: GivenUp) -> None:
+        """A request is not decoded here, or no more."""
+        self._given_up[why] += 1
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        return {
+            "halfmoon_decode_step_seconds": ("Forward passes of the batch.", self._step_s),
+            "halfmoon_decode_batch_requests": ("Requests in a forward pass.", self._n_rows),
+            "halfmoon_decode_tokens_total": (
+                "Tokens generated here; a request's first one is prefill's.",
+                self._n_tokens,
+            ),
+            "halfmoon_decode_given_up_total": (
+                "Requests that were refused pages, whose KV did not land in time, that had to"
+                " make room, or whose step failed.",
+                by("reason", self._given_up),
+            ),
+        }
+
+
+def batch_readings(batch: DecodeBatch, pages: PageAllocator) -> Readings:
+    """What the batch and its pool hold now."""
+    landing, aside = batch.pages_landing, batch.pages_aside
+    return {
+        "halfmoon_decode_requests": (
+            "Requests here, by what they do: running, or waiting for their KV to land.",
+            by("state", {"running": batch.n_running, "landing": batch.n_reserved}),
+        ),
+        "halfmoon_decode_context_tokens": (
+            "Tokens that the next step attends to.",
+            batch.context_tokens,
+        ),
+        "halfmoon_pages": (
+            "Pages of this worker's pool by state; those aside were a landing's whose writer"
+            " was lost, and rest until it can't write any more.",
+            by(
+                "state",
+                {
+                    "free": pages.n_free,
+                    "used": pages.n_pages - pages.n_free - landing - aside,
+                    "landing": landing,
+                    "aside": aside,
+                },
+            ),
+        ),
+    }
