@@ -211,7 +211,9 @@ ROWS: dict[str, list[Panel]] = {
             "short",
             {
                 "damaged blocks": f"sum(rate(halfmoon_kvstore_damaged_blocks_total[{_WINDOW}]))",
-                "failed writes": f"sum(rate(halfmoon_kvstore_disk_write_failures_total[{_WINDOW}]))",
+                "failed writes": (
+                    f"sum(rate(halfmoon_kvstore_disk_write_failures_total[{_WINDOW}]))"
+                ),
                 "disks off": "sum(halfmoon_kvstore_disk_off)",
                 "kvstores left out": "sum(halfmoon_prefill_kvstores_left_out)",
             },

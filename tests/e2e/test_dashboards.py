@@ -1,56 +1,258 @@
-"""Grafana's dashboard asks for metrics, and labels, that the services have."""
+"""What Grafana and Prometheus ask for, and what docs/metrics.md lists, is what services serve."""
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import httpx
+import promql_parser
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from halfmoon_conductor.vllm_names import NAMES
+
 pytestmark = pytest.mark.e2e
-DEPLOY = Path(__file__).parents[2] / "deploy"
-DASHBOARD = DEPLOY / "grafana/dashboards/halfmoon.json"
-#: What asks for metrics in order to start and stop pods.
-SCALERS = ("halfmoon/templates/autoscaling.yaml", "values/prometheus-adapter.yaml")
-#: What Prometheus adds, and the bounds of histograms.
-ADDED = {"instance", "le"}
+ROOT = Path(__file__).parents[2]
+#: What Prometheus adds to every sample.
+ADDED = {"instance", "job"}
+#: Of the metrics library's own, without ours.
+PROCESS = re.compile(r"(process|python)_")
+MODEL = "fake://tiny"
 
 
-def scraped(urls: list[str]) -> dict[str, set[str]]:
-    """Names of all samples and of metrics without any yet, and their labels."""
-    names: dict[str, set[str]] = {}
-    for url in urls:
-        for family in text_string_to_metric_families(httpx.get(url, timeout=10).text):
-            suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
-            for suffix in suffixes.get(family.type, ("",)):
-                names.setdefault(family.name + suffix, set())
-            for sample in family.samples:
-                names.setdefault(sample.name, set()).update(sample.labels)
-    return names
+@dataclass
+class Family:
+    """One metric, over all services that have it."""
+
+    type: str
+    text: str
+    services: set[str] = field(default_factory=set)
+    #: None until there is a sample.
+    labels: set[str] | None = None
+    values: set[str] = field(default_factory=set)
 
 
-def test_every_metric_of_the_dashboard_is_served(start_cluster: Callable[..., Any]) -> None:
-    with start_cluster("fake://tiny", n_kvstore=1) as live:
+@dataclass
+class Served:
+    """What a cluster shows after a few requests."""
+
+    families: dict[str, Family]
+    #: Names as queries write them → their family's.
+    names: dict[str, str]
+    samples: dict[str, float]
+
+
+def scrape(live: Any) -> Served:
+    served = Served({}, {}, {})
+    pages = [("conductor", f"{live.url}/metrics")]
+    for name, process in live.cluster.processes.items():
+        pages.append((name.split("-")[0], f"{process.status['operators']}/metrics"))
+    for service, url in pages:
+        text = httpx.get(url, timeout=30).text
+        for family in text_string_to_metric_families(text):
+            if not PROCESS.match(family.name):
+                _add(served, service, family)
+    return served
+
+
+def _add(served: Served, service: str, family: Any) -> None:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    suffixes = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
+    known = served.families.setdefault(name, Family(family.type, family.documentation))
+    assert (known.type, known.text) == (family.type, family.documentation), name
+    known.services.add(service)
+    served.names |= {name + suffix: name for suffix in suffixes}
+    for sample in family.samples:
+        if sample.name.endswith("_created"):
+            continue
+        labels = set(sample.labels) - {"le"}
+        assert known.labels in (None, labels), (name, known.labels, labels)
+        known.labels = labels
+        known.values |= set(sample.labels.values())
+        key = sample.name + str(sorted(sample.labels.items()))
+        served.samples[key] = served.samples.get(key, 0.0) + sample.value
+
+
+@pytest.fixture(scope="module")
+def served(start_cluster: Callable[..., Any]) -> Iterator[Served]:
+    with start_cluster(MODEL, n_kvstore=1) as live:
         live.complete(prompt=list(range(300)), max_tokens=4)
-        live.complete(prompt=list(range(300)), max_tokens=4)
-        operators = [f"{p.status['operators']}/metrics" for p in live.cluster.processes.values()]
-        served = scraped([f"{live.url}/metrics", *operators])
-    for scaler in SCALERS:
-        asked = re.findall(r"halfmoon_\w+", (DEPLOY / "helm" / scaler).read_text())
-        assert asked
-        assert set(asked) <= served.keys(), scaler
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    assert len(expressions) > 20
-    for expression in expressions:
-        metrics = re.findall(r"halfmoon_\w+", expression)
-        assert metrics, expression
-        for metric in metrics:
-            assert metric in served, f"nobody has {metric}"
-            for label in re.findall(r"by \(([^)]*)\)", expression):
-                wanted = set(label.split(", ")) - ADDED
-                # Without a sample nothing is known of labels.
-                assert not served[metric] or wanted <= served[metric], (metric, wanted)
+        live.until(
+            lambda: (
+                live.complete(prompt=list(range(300)), max_tokens=4)["usage"][
+                    "prompt_tokens_details"
+                ]["cached_tokens"]
+                > 0
+            )
+        )
+        yield scrape(live)
+
+
+def queries() -> list[str]:
+    """All that is asked: by the dashboard, by alerts."""
+    script = spec_from_file_location("build", ROOT / "deploy/grafana/build.py")
+    assert script is not None and script.loader is not None
+    build = module_from_spec(script)
+    script.loader.exec_module(build)
+    assert build.TARGET.read_text() == build.written(), "run python deploy/grafana/build.py"
+    panels = [panel for panel in build.dashboard()["panels"] if panel["type"] != "row"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    groups = yaml.safe_load((ROOT / "deploy/prometheus-alerts.yml").read_text())["groups"]
+    alerts = [rule["expr"] for group in groups for rule in group["rules"]]
+    assert len(shown) > 50 and len(alerts) > 10
+    return [query.replace("$__rate_interval", "1m") for query in (*shown, *alerts)]
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """All vector selectors of a query."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    for part in ("vector_selector", "expr", "lhs", "rhs", "param"):
+        if (inside := getattr(node, part, None)) is not None:
+            yield from selectors(inside)
+    for argument in getattr(node, "args", None) or ():
+        yield from selectors(argument)
+
+
+def kept_labels(node: Any) -> set[str]:
+    """Labels that some aggregation or matching names."""
+    modifier = getattr(node, "modifier", None)
+    matching = getattr(modifier, "matching", None)
+    labels = set(getattr(modifier, "labels", None) or ()) | set(
+        getattr(matching, "labels", None) or ()
+    )
+    for part in ("expr", "lhs", "rhs"):
+        if (inside := getattr(node, part, None)) is not None:
+            labels |= kept_labels(inside)
+    for argument in getattr(node, "args", None) or ():
+        labels |= kept_labels(argument)
+    return labels
+
+
+def test_every_query_asks_for_metrics_and_labels_that_are_served(served: Served) -> None:
+    for query in queries():
+        node = promql_parser.parse(query)
+        asked = list(selectors(node))
+        assert asked, query
+        labels_served = set(ADDED)
+        for selector in asked:
+            if selector.name == "up" or PROCESS.match(selector.name):
+                continue
+            assert selector.name in served.names, f"nobody has {selector.name}: {query}"
+            family = served.families[served.names[selector.name]]
+            histogram = {"le"} if family.type == "histogram" else set()
+            labels_served |= (family.labels or set()) | histogram
+            for matcher in selector.matchers.matchers:
+                labels = (family.labels or set()) | histogram | ADDED
+                assert matcher.name in labels, f"{selector.name} has no {matcher.name}: {query}"
+                if str(matcher.op).endswith("Equal") and matcher.name not in ADDED | histogram:
+                    assert matcher.value in family.values, f"no {matcher.value}: {query}"
+            if family.labels is None:
+                labels_served |= kept_labels(node)  # nothing is known of them
+        assert kept_labels(node) <= labels_served, query
+
+
+def test_names_units_and_texts_are_as_prometheus_wants_them(served: Served) -> None:
+    for name, family in served.families.items():
+        assert family.text.endswith("."), name
+        if name.startswith("vllm:"):
+            continue
+        assert re.fullmatch(r"halfmoon_[a-z0-9_]+", name), name
+        assert (family.type == "counter") == name.endswith("_total"), name
+        assert not re.search(r"_(ms|millis|mib|percent|count|sum|bucket)(_|$)", name), name
+        assert family.type in ("counter", "gauge", "histogram"), name
+        if family.type == "histogram":
+            assert re.search(r"_(seconds|tokens|requests|ratio)$", name), name
+        assert not {"le", "quantile", "job", "instance"} & (family.labels or set()), name
+
+
+def test_no_label_says_which_request_it_was(served: Served) -> None:
+    """What would be a new time series with every request."""
+    for name, family in served.families.items():
+        for value in family.values:
+            assert not re.search(r"cmpl-|req-[0-9a-f]{8}", value), (name, value)
+        assert len(family.values) < 80, (name, sorted(family.values))
+
+
+def listed() -> dict[str, tuple[str, set[str], set[str]]]:
+    """docs/metrics.md: name → type, labels, services."""
+    rows = re.findall(
+        r"^\| `(halfmoon_\w+)` \| (\w+) \| (.*?) \| (.*?) \| .+ \|$",
+        (ROOT / "docs/metrics.md").read_text(),
+        re.MULTILINE,
+    )
+    return {
+        name: (kind, set(re.findall(r"`(\w+)`", labels)), set(services.split(", ")))
+        for name, kind, labels, services in rows
+    }
+
+
+def test_the_page_on_metrics_lists_what_there_is(served: Served) -> None:
+    ours = {name: f for name, f in served.families.items() if name.startswith("halfmoon_")}
+    known = listed()
+    assert set(known) == set(ours)
+    for name, family in ours.items():
+        kind, labels, services = known[name]
+        assert kind == family.type, name
+        assert services == family.services, (name, family.services)
+        assert family.labels is None or labels == family.labels, (name, family.labels)
+
+
+def test_the_page_on_metrics_lists_vllms_names(served: Served) -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    assert {name for name in served.families if name.startswith("vllm:")} == set(NAMES)
+    rows = dict(re.findall(r"^\| `(vllm:\w+)` \| (.+) \|$", page, re.MULTILINE))
+    assert set(rows) == set(NAMES)
+    for name, sources in NAMES.items():
+        for source in sources:
+            assert f"`{source.ours}`" in rows[name], name
+        assert {"model_name", "engine"} <= (served.families[name].labels or set())
+
+
+def test_what_a_board_for_vllm_shows_is_what_ours_shows(served: Served) -> None:
+    labels = [("engine", "0"), ("model_name", "tiny")]
+    samples = served.samples
+    for end in ("_count", "_sum"):
+        theirs = samples["vllm:time_to_first_token_seconds" + end + str(labels)]
+        assert theirs == samples["halfmoon_time_to_first_token_seconds" + end + "[]"] > 0
+    assert samples["vllm:prompt_tokens_total" + str(labels)] >= 600
+    assert samples["vllm:num_requests_running" + str(labels)] == 0
+
+
+def test_stages_of_real_requests_add_up_to_their_times_to_first_token(served: Served) -> None:
+    family = served.families["halfmoon_ttft_stage_seconds"]
+    sums = [
+        served.samples["halfmoon_ttft_stage_seconds_sum" + str([("stage", stage)])]
+        for stage in family.values
+        if re.fullmatch("[a-z]+", stage)
+    ]
+    whole = served.samples["halfmoon_time_to_first_token_seconds_sum[]"]
+    assert len(sums) == 10 and min(sums) >= 0
+    assert sum(sums) == pytest.approx(whole, rel=0.01)
+
+
+def test_prometheus_scrapes_what_compose_starts() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    scraped: dict[str, set[int]] = {}
+    for job in config["scrape_configs"]:
+        for sd in job["dns_sd_configs"]:
+            for name in sd["names"]:
+                scraped.setdefault(name, set()).add(sd["port"])
+    assert set(scraped) <= set(compose["services"])
+    # What makes the model ends at once; what uses the machine's own network has no name there.
+    ours = {
+        name
+        for name, service in compose["services"].items()
+        if "halfmoon" in str(service.get("image"))
+        and name != "demo-model"
+        and service.get("network_mode") != "host"
+    }
+    assert ours == set(scraped)
+    mounted = str(compose["services"]["prometheus"]["volumes"])
+    for file in ("prometheus.yml", *config["rule_files"]):
+        assert f"./deploy/{Path(file).name}:/etc/prometheus/{Path(file).name}" in mounted

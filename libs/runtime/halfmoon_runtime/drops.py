@@ -13,7 +13,7 @@ from halfmoon_protocol.errors import MessageTooLarge, ProtocolError, UnknownVers
 
 DROPPED = Counter(
     "halfmoon_dropped_messages",
-    "Messages that were dropped because they could not be read or not be delivered",
+    "Messages that were dropped because they could not be read or not be delivered.",
     ["reason"],
 )
 _LOGGED_AT_FIRST = 20

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
+from prometheus_client import disable_created_metrics
 
 from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.loop_lag import LoopLag
@@ -229,6 +230,8 @@ class _Run:
         service = Service(tasks, http)
         http.start(settings.metrics_port, settings.host)
         service.operators = http.url(settings.host)
+        # Else each counter has a time series beside it that says when it began.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         _log.info("metrics", url=f"{service.operators}/metrics")
         return service
 

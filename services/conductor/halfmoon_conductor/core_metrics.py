@@ -21,6 +21,8 @@ from halfmoon_scheduling.events import AnyEvent, KvChanged, MessageReceived
 
 #: Where the KV of prompts' tokens came from; "elsewhere": nobody says from which kvstore.
 _SOURCES = ("computed", "kvstore_same_host", "kvstore_other_host", "kvstore_elsewhere")
+#: What can be lacking; see `Conductor.refusals`.
+_LACKING = ("ttft", "tbt", "tbt_late", "pages", "queue_full", "too_long", "unavailable")
 
 
 class CoreMetrics:
@@ -87,7 +89,7 @@ class CoreMetrics:
             ),
             "halfmoon_rejections_total": (
                 "Requests refused by admission or placement, by what was lacking.",
-                by("reason", dict(core.refusals)),
+                by("reason", dict.fromkeys(_LACKING, 0) | core.refusals),
             ),
             "halfmoon_requests_placed_again_total": (
                 "Tries that came to nothing, through a worker's fault or end, and were followed"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 
 #: vLLM's request phases, from ours. vLLM's waiting requests have no place in a batch; a request
 #: in the queue of a prefill worker has one, and counts as running.
@@ -70,7 +71,7 @@ NAMES: dict[str, tuple[Shows, ...]] = {
 }
 
 
-class WithVllmNames:
+class WithVllmNames(Collector):
     """A registry's metrics, then those of them that vLLM has a name for under that name."""
 
     def __init__(self, registry: CollectorRegistry, model: Callable[[], str]) -> None:

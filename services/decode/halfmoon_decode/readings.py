@@ -53,7 +53,7 @@ class DecodeCounts:
 
 
 def batch_readings(batch: DecodeBatch, pages: PageAllocator) -> Readings:
-    """What the batch and its pool hold now."""
+    """What the batch and its pool hold now; see `DecodeBatch` for what pages aside are."""
     landing, aside = batch.pages_landing, batch.pages_aside
     return {
         "halfmoon_decode_requests": (
@@ -65,8 +65,7 @@ def batch_readings(batch: DecodeBatch, pages: PageAllocator) -> Readings:
             batch.context_tokens,
         ),
         "halfmoon_pages": (
-            "Pages of this worker's pool by state; those aside were a landing's whose writer"
-            " was lost, and rest until it can't write any more.",
+            "Pages of this worker's pool by state.",
             by(
                 "state",
                 {

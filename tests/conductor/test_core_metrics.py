@@ -1,0 +1,163 @@
+"""What the conductor shows of the cluster, over a real core."""
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from halfmoon_conductor.core_metrics import CoreMetrics
+from halfmoon_conductor.http_metrics import HttpMetrics
+from halfmoon_conductor.vllm_names import NAMES, WithVllmNames
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
+from halfmoon_protocol.messages import BlocksSnapshot, DecodeLoad, PrefillDone
+from halfmoon_runtime.readings import by, expose
+from halfmoon_scheduling.commands import AnyCommand, Fail, Resubmit
+from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    KvChanged,
+    MessageReceived,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from halfmoon_scheduling.testing import a_worker
+
+KVSTORE = WorkerId("kvstore-0")
+
+
+class Bench:
+    """A core whose events are recorded."""
+
+    def __init__(self) -> None:
+        self.core = Conductor(SchedulingConfig())
+        self.registry = CollectorRegistry()
+        self.metrics = CoreMetrics(self.core, self.registry, wall_clock=lambda: 1000.0)
+
+    def post(self, event: AnyEvent) -> list[AnyCommand]:
+        commands = self.core.handle(event, 0.0)
+        self.metrics.record(0.0, event, commands)
+        return commands
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    for name in ("prefill-0", "decode-0", "kvstore-0"):
+        bench.post(WorkerJoined(a_worker(name)))
+    return bench
+
+
+def events(sequence: int, at_s: float = 999.5) -> KvChanged:
+    stored = BlockStored(
+        block_hashes=(bytes([sequence]) * 16,), parent_block_hash=None, token_ids=(), block_size=16
+    )
+    return KvChanged(KVSTORE, KvEventBatch(sequence, at_s, (stored,)))
+
+
+def snapshot(bench: Bench, sequence: int) -> None:
+    bench.post(MessageReceived(KVSTORE, BlocksSnapshot(sequence=sequence, hashes=())))
+
+
+def test_events_lag_by_the_kvstores_clock_and_never_less_than_nothing(bench: Bench) -> None:
+    bench.post(events(0, at_s=999.5))
+    bench.post(events(1, at_s=1003.0))  # its clock is ahead
+    assert bench.value("halfmoon_kv_event_lag_seconds_count") == 2
+    assert bench.value("halfmoon_kv_event_lag_seconds_sum") == 0.5
+
+
+def test_events_that_were_lost_count_as_behind_until_a_snapshot_has_them(bench: Bench) -> None:
+    snapshot(bench, -1)
+    assert bench.value("halfmoon_kv_events_behind", kvstore="kvstore-0") == 0
+    bench.post(events(0))
+    bench.post(events(3))
+    assert bench.value("halfmoon_kv_events_behind", kvstore="kvstore-0") == 3
+    assert bench.value("halfmoon_kv_snapshots_total") == 2
+    snapshot(bench, 2)
+    assert bench.value("halfmoon_kv_events_behind", kvstore="kvstore-0") == 0
+    assert bench.value("halfmoon_index_blocks") == 1
+
+
+def test_what_is_shown_of_a_worker_goes_with_it(bench: Bench) -> None:
+    load = DecodeLoad(
+        n_running=0, n_reserved=0, context_tokens=0, free_pages=60, n_pages=100, step_s=0.0
+    )
+    bench.post(MessageReceived(WorkerId("decode-0"), load))
+    assert bench.value("halfmoon_cluster_pages", role="decode", state="used") == 40
+    assert bench.value("halfmoon_kv_cache_usage_ratio", role="decode") == pytest.approx(0.4)
+    for name in ("decode-0", "kvstore-0"):
+        bench.post(WorkerLost(WorkerId(name), "gone"))
+    assert bench.value("halfmoon_cluster_pages", role="decode", state="used") == 0
+    assert bench.value("halfmoon_kv_cache_usage_ratio", role="decode") is None
+    assert bench.value("halfmoon_workers", role="decode") == 0
+    assert b"kvstore-0" not in generate_latest(bench.registry)
+
+
+@pytest.mark.parametrize(
+    ("host", "fetched_from", "source"),
+    [
+        ("host-0", KVSTORE, "kvstore_same_host"),
+        ("host-1", KVSTORE, "kvstore_other_host"),
+        ("host-0", None, "kvstore_elsewhere"),
+    ],
+)
+def test_cached_tokens_are_counted_by_where_their_kvstore_is(
+    bench: Bench, host: str, fetched_from: WorkerId | None, source: str
+) -> None:
+    bench.post(WorkerJoined(a_worker("prefill-0", generation=2, host="host-0")))
+    bench.post(WorkerJoined(a_worker("kvstore-0", generation=2, host=host)))
+    done = PrefillDone(
+        request_id=RequestId("r"),
+        first_token=1,
+        finish="",
+        n_cached=32,
+        queue_s=0.0,
+        compute_s=0.0,
+        drain_s=0.0,
+        fetched_from=fetched_from,
+    )
+    bench.metrics.on_prefill_done(WorkerId("prefill-0"), done)
+    assert bench.value("halfmoon_prefilled_tokens_total", source=source) == 32
+
+
+def test_tries_that_came_to_nothing_are_counted(bench: Bench) -> None:
+    rid = RequestId("r")
+    bench.metrics.record(0.0, Tick(), [Resubmit(rid, "lost"), Fail(rid, "no"), Resubmit(rid, "x")])
+    assert bench.value("halfmoon_requests_placed_again_total") == 2
+    assert bench.value("halfmoon_requests_failed_total") == 1
+
+
+def shown(registry: CollectorRegistry, model: str) -> list[str]:
+    return generate_latest(WithVllmNames(registry, lambda: model)).decode().splitlines()
+
+
+def test_vllms_names_show_our_samples_with_vllms_labels() -> None:
+    registry = CollectorRegistry()
+    front = HttpMetrics(registry)
+    front.on_first_token(0.5, 0.1, {"queue": 0.1, "prefill": 0.2}, 100, 40)
+    phases = {"deferred": 1, "waiting": 2, "prefilling": 4, "decoding": 8, "stopping": 16}
+    expose(lambda: {"halfmoon_requests": ("Requests.", by("phase", phases))}, registry=registry)
+    lines = shown(registry, "moon")
+    labels = 'engine="0",model_name="moon"'
+    for line in (
+        f"vllm:num_requests_waiting{{{labels}}} 3.0",
+        f"vllm:num_requests_running{{{labels}}} 12.0",
+        f"vllm:prompt_tokens_total{{{labels}}} 100.0",
+        f"vllm:prefix_cache_hits_total{{{labels}}} 40.0",
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="moon"} 0.0',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.5",model_name="moon"} 1.0',
+        f"vllm:time_to_first_token_seconds_count{{{labels}}} 1.0",
+        "# TYPE vllm:prompt_tokens_total counter",
+        "# TYPE vllm:request_queue_time_seconds histogram",
+    ):
+        assert line in lines, line
+
+
+def test_vllms_names_are_there_once_the_model_is_known(bench: Bench) -> None:
+    HttpMetrics(bench.registry)
+    assert not [line for line in shown(bench.registry, "") if "vllm" in line]
+    typed = {line.split()[2] for line in shown(bench.registry, "moon") if "# TYPE vllm" in line}
+    assert typed == set(NAMES)
