@@ -80,9 +80,9 @@ def source_of(module: str) -> Path | None:
 
 
 def is_metric(name: str) -> bool:
-    """Whether our sources have a metric of this name (counters end in _total when shown)."""
-    quoted = f'"{name.removesuffix("_total")}"'
-    return any(quoted in text for text in source_texts())
+    """Whether our sources have a metric of this name; the library's counters gain _total."""
+    quoted = (f'"{name}"', f'"{name.removesuffix("_total")}"')
+    return any(each in text for text in source_texts() for each in quoted)
 
 
 @cache
