@@ -14,7 +14,7 @@ import pytest
 from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, free_port
 from halfmoon_engine.testing import make_tiny_model
 
-READY_WITHIN_S = 120.0
+READY_WITHIN_S = 300.0
 
 
 @dataclass

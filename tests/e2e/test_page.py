@@ -1,11 +1,15 @@
 """The page at `/` in a real Chromium, over clusters of real processes."""
 
 import io
+import itertools
 import os
+import random
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from halfmoon_cli.demo import demo_model_folder, make_demo_model
+from halfmoon_cli.demo import demo_model_folder
 from halfmoon_conductor.tenants import add
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -34,6 +38,13 @@ DOCS = Path(__file__).parents[2] / "docs/page"
 SCREENSHOTS = bool(os.environ.get("HALFMOON_SCREENSHOTS"))
 #: A token for each byte; slow enough for a stream to be seen streaming.
 FAKE = "fake://moon?step_s=0.01&token_s=0.0001"
+#: For the demo model: pools of a size that its prompts fill to some part.
+SMALL = ["--pool-mib", "16", "--block-size", "16"]
+NAMES = """
+    Ada Alice Ben Bella Carl Clara Daisy Dora Elsa Emma Finn Fiona Gina Hugo Ida Iris Ivan Jack Joy
+    Kai Kate Leo Lena Luna Mark Maya Mia Nina Noah Nora Olga Omar Otto Paul Pia Rosa Ruth Sara Sven
+    Theo Tom Uma Vera Wanda Yusuf Zoe
+""".split()  # noqa: SIM905 - easier to read than a list
 LIMITS = ["--ttft-slo-s", "2", "--tbt-slo-s", "0.5"]
 WIDE = ViewportSize(width=1440, height=1000)
 NARROW = ViewportSize(width=360, height=780)
@@ -298,18 +309,23 @@ def test_everything_that_can_be_used_has_a_name(cluster: Any, open_page: OpenPag
 def test_screenshots_of_both_widths_in_both_colours(
     start_cluster: StartCluster, open_page: OpenPage, tmp_path: Path, request: Any
 ) -> None:
-    """`make screenshots` has them in docs/, of the demo model."""
+    """`make screenshots` has them in docs/, of the demo model while others ask it too."""
     with ExitStack() as stack:
         if SCREENSHOTS:
-            make_demo_model(demo_model_folder())
             plan: Any = {"n_prefill": 2, "n_decode": 2, "n_kvstore": 2}
-            plan["extra"] = {"conductor": LIMITS}
+            shown = [*LIMITS, "--admission", "none"]  # a busy machine is to refuse nothing
+            plan["extra"] = {"conductor": shown, "prefill": SMALL, "decode": SMALL}
+            plan["extra"]["kvstore"] = ["--capacity-mib", "24"]
+            plan["served_model_name"] = "halfmoon-demo"
             live = stack.enter_context(start_cluster(str(demo_model_folder()), **plan))
+            stack.enter_context(others_asking(live))
         else:
             live = request.getfixturevalue("cluster")
         folder = DOCS if SCREENSHOTS else tmp_path
         folder.mkdir(exist_ok=True)
         page = stack.enter_context(open_page(live.url, color_scheme="light"))
+        if SCREENSHOTS:  # so that there is something to be seen in the charts
+            page.wait_for_timeout(45_000)
         for example, n in ((LIST, 1), (OTHER, 2)):
             page.get_by_role("button", name=example).click()
             page.get_by_role("button", name="Send").click()
@@ -324,6 +340,33 @@ def test_screenshots_of_both_widths_in_both_colours(
                 shot = page.screenshot(full_page=SCREENSHOTS, animations="disabled")
                 save_small(shot, path)
                 assert 10_000 < path.stat().st_size < 300_000
+
+
+@contextmanager
+def others_asking(live: Any) -> Iterator[None]:
+    """Two more clients, with lists of their own."""
+    over = threading.Event()
+
+    def ask(seed: int) -> None:
+        dice = random.Random(seed)
+        for n in itertools.count():
+            of = random.Random(n // 6 % 3 + 10 * seed)  # several questions on each list
+            names = of.sample(NAMES, 12 * seed)
+            facts = [f"{name} has room {of.randrange(100, 999)}." for name in names]
+            question = f"What room does {dice.choice(names)} have?"
+            message = {"role": "user", "content": " ".join([*facts, question])}
+            live.post("/v1/chat/completions", model=live.model, messages=[message], max_tokens=24)
+            if over.wait(dice.uniform(0.2, 1.5)):
+                return
+
+    with ThreadPoolExecutor() as clients:
+        asked = [clients.submit(ask, seed) for seed in (1, 2)]
+        try:
+            yield
+        finally:
+            over.set()
+        for each in asked:
+            each.result()
 
 
 def save_small(png: bytes, path: Path) -> None:

@@ -26,6 +26,7 @@ const state = {
   pointsNow: 0,
   limits: { ttft: null, tbt: null },
   selectedId: null,
+  selected: null,
   holders: new Set(),
   /** Seconds; null: as many as there are points of. */
   range: null,
@@ -120,10 +121,10 @@ function restart() {
 
 function show() {
   if (!state.cluster) return;
-  const selected = state.decisions.find((d) => keyOf(d) === state.selectedId) ?? null;
+  state.selected = selectedDecision();
   say(byId("model"), state.cluster.model || "no model yet");
   showSummary(state);
-  map.show({ ...state, selected });
+  map.show(state);
   const range = showRange();
   for (const kind of ["ttft", "tbt"]) {
     const points = state.points.filter((p) => p[kind]).map((p) => ({ at_s: p.at_s, ...p[kind] }));
@@ -132,6 +133,12 @@ function show() {
   decisions.show(state);
   prefixes.show(state);
   playground.showDecisions(state.decisions);
+}
+
+/** The open one; what it was last, once newer ones have taken its place among those that are sent. */
+function selectedDecision() {
+  const known = [...state.decisions, ...(state.selected ? [state.selected] : [])];
+  return known.find((d) => keyOf(d) === state.selectedId) ?? null;
 }
 
 function openDecision(requestId) {
