@@ -194,9 +194,15 @@ def compose() -> Iterator[Compose]:
     os.environ.update(more)
     compose = Compose(files)
     compose("down", "--volumes", "--remove-orphans")
+    began_s = time.monotonic()
     compose("build", timeout_s=BUILT_WITHIN_S)
+    built_s = time.monotonic()
     try:
         compose.up()
+        print(
+            f"images built in {built_s - began_s:.0f} s, "
+            f"all containers well {time.monotonic() - built_s:.0f} s later"
+        )
         yield compose
     finally:
         compose("down", "--volumes", "--remove-orphans")

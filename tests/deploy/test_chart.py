@@ -229,6 +229,23 @@ def test_a_hub_can_be_reached_where_the_model_comes_from_one(render: Callable[[A
     assert opened == {"conductor", "prefill", "decode"}
 
 
+def test_clients_and_prometheus_reach_what_they_ask(
+    render: Callable[[Any], Any], values_of: Callable[[str], Any]
+) -> None:
+    release = render(values_of("production"))
+    policy = release.values["networkPolicy"]
+    by_port = {
+        rule["ports"][0]["port"]: rule["from"]
+        for rule in release.of("NetworkPolicy")["hm-conductor"]["spec"]["ingress"]
+    }
+    # The conductor has metrics on both.
+    assert by_port["http"] == policy["clients"] + policy["monitoring"]
+    assert by_port["metrics"] == policy["monitoring"]
+    # Where nobody is named, everybody may come.
+    for rule in render(values_of("trial")).of("NetworkPolicy")["hm-conductor"]["spec"]["ingress"]:
+        assert "from" not in rule
+
+
 def test_autoscaling_asks_for_metrics_that_the_adapter_hands_on(
     render: Callable[[Any], Any], values_of: Callable[[str], Any]
 ) -> None:
