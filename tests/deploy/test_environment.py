@@ -28,7 +28,7 @@ ROLES: dict[str, type[ServiceSettings]] = {
     "decode": DecodeSettings,
     "kvstore": KvstoreSettings,
 }
-READY_WITHIN_S = 120.0
+READY_WITHIN_S = 240.0
 METRICS_PORT = 9100
 
 
