@@ -180,3 +180,13 @@ async def test_what_is_for_operators_needs_an_operators_key_where_there_are_tena
 
 async def test_without_tenants_anybody_is_an_operator(open_front: Open) -> None:
     assert (await open_front().get("/debug/cluster")).status_code == 404
+
+
+async def test_who_was_turned_away_is_counted_by_reason(open_front: Open) -> None:
+    front = open_front(lab(requests_per_minute=1))
+    for headers in ({}, LAB, LAB, LAB):
+        await front.post(COMPLETIONS, json=PROMPT, headers=headers)
+    lines = (await front.get("/metrics")).text.splitlines()
+    assert 'halfmoon_requests_turned_away_total{reason="invalid_key"} 1.0' in lines
+    assert 'halfmoon_requests_turned_away_total{reason="tenant_limit"} 2.0' in lines
+    assert 'halfmoon_requests_turned_away_total{reason="concurrency"} 0.0' in lines

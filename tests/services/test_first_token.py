@@ -91,3 +91,21 @@ async def test_who_comes_second_waits_in_the_queue(local_cluster: LocalCluster) 
             await asyncio.sleep(SLOW_S)
             prefill.engine.gate.set()
         assert second.result()["queue"] >= SLOW_S
+
+
+async def test_workers_show_what_they_did(local_cluster: LocalCluster) -> None:
+    async with local_cluster() as cluster:
+        for _ in range(2):
+            await cluster.generate(PROMPT, 5)
+            await cluster.settled()
+        prefill = cluster.worker("prefill-0").readings()
+        decode = cluster.worker("decode-0").readings()
+    assert prefill["halfmoon_prefill_tokens_total"][1].values == {
+        ("computed",): 200 + 8,
+        ("cached",): 192,
+    }
+    assert prefill["halfmoon_prefill_requests_ended_total"][1].values["done",] == 2
+    assert prefill["halfmoon_prefill_stage_seconds"][1].values["queue",].n == 2
+    assert decode["halfmoon_decode_tokens_total"][1] == 8
+    assert decode["halfmoon_decode_step_seconds"][1].n == 8
+    assert decode["halfmoon_pages"][1].values["free",] == cluster.n_pages

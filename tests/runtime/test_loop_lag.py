@@ -1,0 +1,17 @@
+"""That an event loop was kept from its work shows."""
+
+import asyncio
+import time
+
+from halfmoon_runtime.loop_lag import LoopLag
+
+
+async def test_a_loop_that_was_blocked_was_late_by_as_much() -> None:
+    lag = LoopLag()
+    watching = asyncio.create_task(lag.watch())
+    await asyncio.sleep(0)
+    time.sleep(0.6)  # noqa: ASYNC251 -- what must not be done, done
+    while not lag.lag_s.n:
+        await asyncio.sleep(0.01)
+    watching.cancel()
+    assert lag.lag_s.sum > 0.2
