@@ -7,6 +7,12 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.http import create_app
+from halfmoon_conductor.tenants import Tenants
+from halfmoon_conductor.testing import ScriptedGateway
+from halfmoon_conductor.tokenizer import HubTokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -53,6 +59,23 @@ async def test_all_routes_and_their_errors_are_there(document: dict[str, Any]) -
     assert set(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {
         "text/plain"
     }
+
+
+async def test_the_schema_says_where_a_key_is_asked_for_if_one_is(
+    document: dict[str, Any], gateway: ScriptedGateway, tokenizer: HubTokenizer
+) -> None:
+    assert "security" not in json.dumps(document)
+    app = create_app(gateway, tokenizer, registry=CollectorRegistry(), tenants=Tenants(()))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://front"
+    ) as client:
+        with_keys = (await client.get("/openapi.json")).json()
+        for path, operations in with_keys["paths"].items():
+            for method, operation in operations.items():
+                answer = await client.request(method, path)
+                schemes = {name for each in operation.get("security", []) for name in each}
+                assert schemes == ({"bearer", "x-api-key"} if answer.status_code == 401 else set())
+    assert set(with_keys["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
 
 
 COMPLETION_CHANGES: list[dict[str, Any]] = [

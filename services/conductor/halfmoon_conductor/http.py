@@ -41,6 +41,7 @@ from halfmoon_conductor.openai_responses import (
 )
 from halfmoon_conductor.page_routes import page_routes
 from halfmoon_conductor.probes import probes_router
+from halfmoon_conductor.schema_of_keys import tell_of_keys
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_conductor.tokenizing import tokenizing_router
@@ -98,6 +99,8 @@ def create_app(
         redirect_slashes=False,
     )
     error_responses.install(app)
+    if tenants is not None:
+        tell_of_keys(app)
     limits = limits or FrontLimits()
     # From the inside out.
     load = Load(limits.max_concurrent)
