@@ -165,6 +165,9 @@ def test_the_search_is_bounded_where_nothing_holds_and_where_all_does() -> None:
             search.tried(rate, share)
         assert len(rates) == search.most_trials
         assert (search.holds is None) == (share == 0.0)
+        # Doubled as long as it holds, halved until it does.
+        factor = 2.0 if share else 0.5
+        assert rates == [factor**i for i in range(search.most_trials)]
 
 
 def test_nine_of_ten_is_enough() -> None:
