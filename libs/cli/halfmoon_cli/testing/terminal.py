@@ -18,7 +18,7 @@ class Terminal:
         self._fd = fd
         self._seen = ""
 
-    def until(self, words: str, within_s: float = 60) -> str:
+    def until(self, words: str, within_s: float = 120) -> str:
         """What it showed up to these words, and these words.
 
         Raises:
@@ -36,7 +36,7 @@ class Terminal:
         """Press these keys."""
         os.write(self._fd, keys.encode())
 
-    def interrupt(self, words: str, within_s: float = 60) -> str:
+    def interrupt(self, words: str, within_s: float = 120) -> str:
         """Ctrl-C, until these words are shown.
 
         One that comes in the moment before readline waits for keys is seen at the next key.
@@ -82,7 +82,7 @@ def on_terminal(
     environment: Mapping[str, str] | None = None,
     *,
     end: str,
-    within_s: float = 60,
+    within_s: float = 120,
 ) -> Iterator[Terminal]:
     """`halfmoon` with these arguments; `end` is typed at last, and must end it with status 0.
 
