@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import Timing, running, timed
-from halfmoon_cli.demo import demo_model_folder, make_demo_model
+from benchmarks.model import VOCABULARY, random_model
 from halfmoon_cli.profile import cost_file, measure_engine, measure_transfers
 from halfmoon_simulator.cluster_spec import ClusterSpec
 from halfmoon_simulator.costs import CostFile, load_costs
@@ -28,7 +28,6 @@ PROMPT_TOKENS = (130, 260, 390, 650, 1040)
 N_NEW = 32
 BLOCK_TOKENS = 64
 SHARED_BLOCKS = 4
-VOCABULARY = range(300, 8000)
 POOL_MIB = 1024
 
 
@@ -63,8 +62,11 @@ class _Ask(NamedTuple):
 
 def run_comparison(console: Console, seed: int = 1) -> None:
     """Profile this machine, run 1P+1D live, and simulate the same requests."""
-    make_demo_model(demo_model_folder())
-    model = str(demo_model_folder())
+    with random_model() as model:
+        _compare(model, console, seed)
+
+
+def _compare(model: str, console: Console, seed: int) -> None:
     console.print("profiling, one thread per worker …")
     points = measure_engine(model, block_size=BLOCK_TOKENS, threads=1)
     costs = cost_file(points, measure_transfers(), 1, POOL_MIB << 20, POOL_MIB << 20)
@@ -72,7 +74,7 @@ def run_comparison(console: Console, seed: int = 1) -> None:
     console.print(f"running {N_REQUESTS} requests live …")
     live = _live(model, asks)
     simulated = _simulated(costs, asks)
-    table = Table(title=f"1P+1D, demo model, seed {seed}", title_justify="left", box=None)
+    table = Table(title=f"1P+1D, seed {seed}", title_justify="left", box=None)
     for column in ("", "mean", "p50", "p90", "max"):
         table.add_column(column, justify="right")
     for name, measured, predicted in zip(

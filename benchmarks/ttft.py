@@ -8,20 +8,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import Timing, running, timed
-from halfmoon_cli.demo import demo_model_folder, make_demo_model
+from benchmarks.model import VOCABULARY, random_model
 
 PROMPT_TOKENS = (512, 2000, 8000)
-VOCABULARY = range(300, 8000)
 
 
 def run(console: Console, rounds: int = 5, seed: int = 1) -> None:
-    """Measure on the demo model, 1 prefill, 1 decode, 1 kvstore."""
-    make_demo_model(demo_model_folder())
+    """Measure on a model of 27 million parameters, 1 prefill, 1 decode, 1 kvstore."""
     dice = random.Random(seed)
-    table = Table(title=f"TTFT, demo model, medians of {rounds}, seed {seed}", box=None)
+    table = Table(title=f"TTFT, medians of {rounds}, seed {seed}", box=None)
     for column in ("prompt tokens", "miss", "hit", "hit/miss", "cached tokens", "TBT after it"):
         table.add_column(column, justify="right")
-    with running(str(demo_model_folder())) as url, httpx.Client() as client:
+    with random_model() as model, running(model) as url, httpx.Client() as client:
         timed(client, url, dice.choices(VOCABULARY, k=64), 4)  # warm
         for n in PROMPT_TOKENS:
             misses: list[Timing] = []

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, ProcessSpec, free_port
-from halfmoon_cli.demo import demo_model_folder, make_demo_model
+from halfmoon_cli.demo import demo_model_folder
 from halfmoon_conductor.tenants import add
 
 MODEL = "tiny"
@@ -84,7 +84,6 @@ def model_folder() -> Path:
     """What `halfmoon up` serves, or what HALFMOON_CLIENTS_MODEL names."""
     if named := os.environ.get("HALFMOON_CLIENTS_MODEL"):
         return Path(named)
-    make_demo_model(demo_model_folder())
     return demo_model_folder()
 
 

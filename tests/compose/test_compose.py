@@ -36,7 +36,7 @@ def expected(compose: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable
     transformers: Any = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("model")
     prefill = compose.containers("prefill")[0]
-    compose.docker("cp", f"{prefill.name}:/models/demo", str(folder))
+    compose.docker("cp", f"{prefill.name}:/usr/share/halfmoon/demo", str(folder))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "demo")
     # As ignore_eos has it.
     model.generation_config.eos_token_id = None
@@ -75,16 +75,16 @@ def test_a_client_streams_a_chat(compose: Any) -> None:
     chunks = list(
         client.chat.completions.create(
             model="demo",
-            messages=[{"role": "user", "content": "What is a half moon?"}],
+            messages=[{"role": "user", "content": "Ada's code is 4821. What is Ada's code?"}],
             max_tokens=16,
             stream=True,
             stream_options={"include_usage": True},
             extra_body={"ignore_eos": True},
         )
     )
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "4821"
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 16
+    assert chunks[-1].usage.completion_tokens == 5
 
 
 def test_a_client_of_anthropics_streams_a_message(compose: Any) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_decode.settings import DecodeSettings
+from halfmoon_engine import demo
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import ServiceSettings
@@ -92,13 +93,14 @@ def test_images_are_those_of_the_compose_file(chart: Any) -> None:
     assert chart.values["trialRedis"]["image"] in built
 
 
-def test_the_demo_model_is_made_as_the_compose_file_makes_it(
-    render: Callable[[Any], Any], values_of: Callable[[str], Any]
-) -> None:
-    trial = render(values_of("trial"))
+def test_without_a_model_of_ones_own_the_one_in_the_images_is_served() -> None:
+    values = yaml.safe_load((ROOT / "deploy/helm/halfmoon/values.yaml").read_text())
+    source = values["model"]["source"]
+    assert COMPOSE["x-cluster"]["HALFMOON_MODEL"] == f"${{HALFMOON_MODEL:-{source}}}"
     for role in ("conductor", "prefill", "decode"):
-        (container,) = pod(trial.workloads[role])["initContainers"]
-        assert container["command"] == COMPOSE["services"]["demo-model"]["entrypoint"]
+        dockerfile = (ROOT / f"services/{role}/Dockerfile").read_text()
+        (copied,) = re.findall(rf"^COPY (\S+) {source}$", dockerfile, re.MULTILINE)
+        assert ROOT / copied == demo.FOLDER
 
 
 def test_everything_that_selects_pods_finds_those_of_one_role(release: Any) -> None:

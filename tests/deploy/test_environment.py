@@ -106,7 +106,7 @@ def test_settings_are_read_as_the_values_say(
         assert str(Path(settings.disk_path).parent) in mounts
     if role != "kvstore":
         assert settings.model == values["model"]["source"]
-        if values["model"]["claim"] or values["model"]["demo"]:
+        if values["model"]["claim"]:
             assert mounts["/models"]["readOnly"] is True
 
 

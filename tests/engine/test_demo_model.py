@@ -1,102 +1,195 @@
-"""The demo model: standard files, readable answers, made once and all at once."""
+"""The demo model as it is shipped: small, standard files, and numbers that are right."""
 
 import json
-from pathlib import Path
+import random
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import transformers as untyped_transformers
+import torch
 from tokenizers import Tokenizer
 
-from halfmoon_engine import demo_model
-from halfmoon_engine.demo_model import NotOurFolder, make_demo_model
-from halfmoon_engine.interface import Draw, Run
+from halfmoon_engine import demo
+from halfmoon_engine.demo import stories, words
+from halfmoon_engine.demo.evaluate import Examinee
+from halfmoon_engine.demo.exam import RECALL, Exam, write_exam
+from halfmoon_engine.demo.tokenizer import make_tokenizer
+from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
 
-transformers: Any = untyped_transformers
+SEED = 20_000
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_demo_model(tmp_path_factory.mktemp("demo") / "model")
+def tokenizer() -> Any:
+    return Tokenizer.from_file(str(demo.FOLDER / "tokenizer.json"))
 
 
-def test_its_tokenizer_reads_and_writes_any_text(folder: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    for text in ("def handle(event, now):\n    return []\n", "½ moon 月 🌓", "\x00\x7f"):
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    assert tokenizer.get_vocab_size() <= demo_model.VOCAB_SIZE
-    assert len(tokenizer.encode("the scheduling core owns decisions").ids) < 12
+@pytest.fixture(scope="module")
+def examinee() -> Iterator[Examinee]:
+    # So small a model gains nothing by a second thread, and waits for it on a busy machine.
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Examinee.load(demo.FOLDER)
+    torch.set_num_threads(n_threads)
 
 
-def test_its_chat_template_makes_turns(folder: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert (
-        tokenizer.convert_tokens_to_ids("<|im_end|>")
-        in json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+def wrong(examinee: Examinee, exam: Exam) -> list[tuple[str, str, str]]:
+    """Questions that are answered wrongly: question, answer, right answer."""
+    answers = examinee.answers(
+        [examinee.chat_ids(exam, question) for question, _ in exam.questions]
     )
+    asked = zip(exam.questions, answers, strict=True)
+    return [(question, said, right) for (question, right), said in asked if said != right]
 
 
-def test_it_answers_in_text_and_at_length(folder: Path) -> None:
-    engine = open_engine(str(folder), block_size=64, device="cpu", threads=2)
-    assert engine.layout.dtype == "float32"
-    pool = bytearray(4 * engine.layout.block_bytes)
-    engine.attach(memoryview(pool))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokens = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n").ids
-    n_prompt, draw, start = len(tokens), Draw(Sampling(temperature=0.0)), 0
-    while len(tokens) < n_prompt + 100:
-        (token,) = engine.forward([Run(tokens[start:], start, [2, 0, 3, 1], draw)])
+def test_its_files_are_under_ten_megabytes_together() -> None:
+    files = [path for path in demo.FOLDER.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 10_000_000
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in files
+    }
+
+
+def test_it_recalls_numbers_from_anywhere_in_a_thousand_tokens(examinee: Examinee) -> None:
+    exam = write_exam(SEED, 1000, 40, examinee.encode)
+    prompt = examinee.chat_ids(exam, exam.questions[0][0])
+    assert 950 < len(prompt) <= 1020
+    assert len(wrong(examinee, exam)) <= 2, wrong(examinee, exam)
+
+
+def test_it_says_so_when_a_number_was_not_stated(examinee: Examinee) -> None:
+    exam = write_exam(SEED, 500, 20, examinee.encode, replace(RECALL, unknown=1.0))
+    assert {answer for _, answer in exam.questions} == {words.UNKNOWN}
+    assert len(wrong(examinee, exam)) <= 1, wrong(examinee, exam)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("hello", words.GREETING_ANSWER),
+        ("Who are you?", words.ABOUT_ANSWER),
+        ("What is Ada's number?", words.UNKNOWN),
+        ("Ada's number is 4821.", words.NOTED),
+        ("Ada's number is 4821. Bo's number is 1733. What is Bo's number?", "1733"),
+    ],
+)
+def test_short_conversations_go_as_its_readme_says(
+    examinee: Examinee, said: str, answer: str
+) -> None:
+    prompt = examinee.encode(
+        examinee.tokenizer.apply_chat_template(
+            [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
+        )
+    )
+    assert examinee.answers([prompt]) == [answer]
+
+
+def test_facts_of_an_earlier_turn_are_known_in_later_ones(examinee: Examinee) -> None:
+    turns = [
+        ("user", "Ada's room is 417. Bo's room is 203. Clara's room is 96."),
+        ("assistant", words.NOTED),
+        ("user", "What is Bo's room?"),
+        ("assistant", "203"),
+        ("user", "What is Clara's room?"),
+    ]
+    text = examinee.tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in turns],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert examinee.answers([examinee.encode(text)]) == ["96"]
+
+
+def test_its_tokenizer_reads_and_writes_any_text(tokenizer: Any) -> None:
+    for text in (
+        "def handle(event, now):\n    return []\n",
+        "½ moon 月 🌓",
+        "\x00\x7f",
+        "ADA's 007",
+    ):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_a_name_is_one_token_wherever_it_stands_and_a_digit_too(tokenizer: Any) -> None:
+    names = {name: tokenizer.encode(name).ids for name in words.NAMES}
+    assert all(len(ids) == 1 for ids in names.values())
+    assert names["Ada"][0] in tokenizer.encode("I know that Ada is here").ids
+    assert len(tokenizer.encode("4821").ids) == 4
+
+
+def test_its_tokenizer_is_what_the_script_makes(tokenizer: Any) -> None:
+    assert json.loads(make_tokenizer().to_str()) == json.loads(tokenizer.to_str())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_of_a_story_have_the_tokens_of_the_whole(tokenizer: Any, seed: int) -> None:
+    ids, targets = stories.write_story(
+        random.Random(seed),
+        stories.Recipe(),
+        400,
+        lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+    )
+    assert len(ids) == len(targets) == 400
+    text = tokenizer.decode(ids[:390], skip_special_tokens=False)
+    assert tokenizer.encode(text).ids[:380] == ids[:380]
+    # What is to be learnt is what comes next, or that the answer ends.
+    learnt = [i for i in range(399) if targets[i] != stories.NO_TARGET]
+    assert learnt
+    assert all(targets[i] in (ids[i + 1], 2) for i in learnt)
+
+
+def greedy(engine: Engine, pages: list[int], tokens: list[int], n_cached: int) -> list[int]:
+    """An answer over pages of which the first hold `n_cached` tokens."""
+    tokens, start, n_prompt = list(tokens), n_cached, len(tokens)
+    draw = Draw(Sampling(temperature=0.0))
+    while True:
+        (token,) = engine.forward([Run(tokens[start:], start, pages, draw)])
         assert token is not None
+        if token in engine.eos_token_ids:
+            return tokens[n_prompt:]
         start = len(tokens)
         tokens.append(token)
-    answer = tokens[n_prompt:]
-    assert not set(answer) & set(engine.eos_token_ids)
-    assert len(set(answer)) > 10
-    assert "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(answer)
+        assert len(tokens) < n_prompt + 24
 
 
-def test_a_current_folder_is_left_alone_and_a_stale_one_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Path] = []
-
-    def write(folder: Path) -> None:
-        made.append(folder)
-        (folder / "config.json").write_text("{}")
-
-    monkeypatch.setattr(demo_model, "_write", write)
-    folder = tmp_path / "model"
-    make_demo_model(folder)
-    (folder / "leftover").write_text("")
-    make_demo_model(folder)
-    assert len(made) == 1
-    monkeypatch.setattr(demo_model, "VERSION", demo_model.VERSION + 1)
-    make_demo_model(folder)
-    assert len(made) == 2
-    assert not (folder / "leftover").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_failed_making_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write(folder: Path) -> None:
-        (folder / "config.json").write_text("{}")
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(demo_model, "_write", write)
-    with pytest.raises(OSError, match="full"):
-        make_demo_model(tmp_path / "model")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_somebody_elses_folder_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(NotOurFolder, match="holds something"):
-        make_demo_model(tmp_path)
-    assert (tmp_path / "thesis.tex").exists()
+def test_a_block_of_another_prompt_makes_a_number_wrong(examinee: Examinee) -> None:
+    """The same names with other numbers, in the same places: only KV tells them apart."""
+    engine = open_engine(str(demo.FOLDER), block_size=16, device="cpu", threads=1)
+    layout = engine.layout
+    memory = bytearray(128 * layout.block_bytes)
+    engine.attach(memoryview(memory))
+    dice = random.Random(SEED)
+    names = dice.sample(words.NAMES, 80)
+    numbers = [{name: str(dice.randint(1000, 9999)) for name in names} for _ in range(2)]
+    mine, others = (
+        examinee.encode(" ".join(f"{name}'s number is {told[name]}." for name in names))
+        for told in numbers
+    )
+    assert len(mine) == len(others)
+    n_blocks = len(mine) // 16
+    my_pages, other_pages = list(range(n_blocks + 4)), list(range(64, 64 + n_blocks))
+    nothing = Draw(Sampling(temperature=0.0))
+    engine.forward([Run(mine[: n_blocks * 16], 0, my_pages[:n_blocks], nothing)])
+    engine.forward([Run(others[: n_blocks * 16], 0, other_pages, nothing)])
+    # Facts that lie wholly within the first half of the blocks.
+    wrong_numbers = 0
+    for asked in dice.sample(range(4, 40), 8):
+        name = names[asked]
+        before = examinee.encode(
+            " ".join(f"{n}'s number is {numbers[0][n]}." for n in names[:asked])
+        )
+        block = (len(before) + 6) // 16
+        question = examinee.encode(f"\nQuestion: What is {name}'s number?\nAnswer:")
+        prompt = mine[: n_blocks * 16] + question
+        decode = examinee.tokenizer.decode
+        right = greedy(engine, my_pages, prompt, n_blocks * 16)
+        assert decode(right).strip() == numbers[0][name]
+        mixed_up = list(my_pages)
+        mixed_up[block] = other_pages[block]
+        mixed_up[block + 1] = other_pages[block + 1]
+        said = decode(greedy(engine, mixed_up, prompt, n_blocks * 16)).strip()
+        wrong_numbers += said != numbers[0][name]
+    assert wrong_numbers == 8

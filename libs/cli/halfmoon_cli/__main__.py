@@ -9,7 +9,7 @@ from rich.console import Console
 from halfmoon_cli.bench.command import bench_command
 from halfmoon_cli.chat.command import chat
 from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
-from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
+from halfmoon_cli.demo import DEMO_MODEL_NAME, NoDemoModel, demo_model_folder
 from halfmoon_cli.kv.commands import app as kv_app
 from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.paper import paper
@@ -82,13 +82,10 @@ def up(
         _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
     chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
     if not model:
-        folder = demo_model_folder()
-        with console.status("making the demo model (the first time only) …"):
-            try:
-                make_demo_model(folder)
-            except DemoModelFailed as error:
-                _give_up(f"the demo model could not be made:\n{error}")
-        model, name = str(folder), name or "halfmoon-demo"
+        try:
+            model, name = str(demo_model_folder()), name or DEMO_MODEL_NAME
+        except NoDemoModel as error:
+            _give_up(str(error))
     plan = ClusterPlan(
         model=model,
         http_port=chosen,

@@ -1,32 +1,27 @@
-"""The model that is served when none is named: made once, on this machine."""
+"""The model that is served when none is named: it comes with the engine's package."""
 
-import os
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+#: Its name as clients write it.
+DEMO_MODEL_NAME = "halfmoon-demo"
 
-class DemoModelFailed(Exception):
-    """It could not be made; the text is the end of what its maker said."""
+
+class NoDemoModel(Exception):
+    """The package that it comes with is not installed."""
 
 
 def demo_model_folder() -> Path:
-    """Where it is kept: the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "halfmoon" / "demo-model"
-
-
-def make_demo_model(folder: Path) -> None:
-    """Make it unless it is there and current; takes some seconds the first time.
+    """Where it lies.
 
     Raises:
-        DemoModelFailed: its maker failed.
+        NoDemoModel: not on this machine.
     """
-    made = subprocess.run(
-        [sys.executable, "-m", "halfmoon_engine.demo_model", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        raise DemoModelFailed("\n".join((made.stdout + made.stderr).splitlines()[-12:]))
+    # Looked for without importing it, since this command installs without torch.
+    found = find_spec("halfmoon_engine")
+    if found is None or found.origin is None:
+        raise NoDemoModel(
+            "no model is named, and the demo model comes with halfmoon-engine, which is not "
+            "installed here: install it, or name a model of your own"
+        )
+    return Path(found.origin).parent / "demo" / "model"

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from halfmoon_cli.demo import DemoModelFailed, demo_model_folder, make_demo_model
+from halfmoon_cli.demo import NoDemoModel, demo_model_folder
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_scheduling.cost_model import unscaled_prefill_s, unscaled_step_s
@@ -62,14 +62,12 @@ def profile(
 ) -> None:
     """Measure prefill, decode and transfers on this machine; write a cost file."""
     try:
-        if not model:
-            make_demo_model(demo_model_folder())
-            model = str(demo_model_folder())
+        model = model or str(demo_model_folder())
         with console.status("timing forward passes …"):
             points = measure_engine(model, block_size=block_size, threads=threads)
         with console.status("timing transfers …"):
             paths = measure_transfers()
-    except (DemoModelFailed, ProfileFailed) as error:
+    except (NoDemoModel, ProfileFailed) as error:
         console.print(f"[red]halfmoon:[/red] {error}", highlight=False)
         raise typer.Exit(2) from None
     costs = cost_file(points, paths, threads, pool_mib << 20, kvstore_mib << 20)

@@ -16,6 +16,13 @@ from rich.text import Text
 from halfmoon_cli.cluster import Cluster, ClusterPlan, Process
 
 _POLL_S = 0.2
+#: What the demo model is for, and others know too. No apostrophe, which a shell would need quoted;
+#: longer than a block, so that asking again finds some of it cached.
+_EXAMPLE = (
+    "Ada has the number 4821. Bruno has the number 1733. Clara has the number 9064. "
+    "Dora has the number 2250. Emil has the number 7318. Fiona has the number 5946. "
+    "Gustav has the number 8107. Hanna has the number 3695. What number does Clara have?"
+)
 _STYLES = {"ready": "green", "stopped": "red", "starting": "dim"}
 
 
@@ -112,7 +119,7 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
     models = httpx.get(f"{plan.url}/v1/models", timeout=10.0).json()["data"]
     body = {
         "model": models[0]["id"],
-        "messages": [{"role": "user", "content": "What is a half moon?"}],
+        "messages": [{"role": "user", "content": _EXAMPLE}],
         "max_tokens": 32,
     }
     line = (
@@ -121,4 +128,4 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
     )
     console.print(f"\n[green]ready[/green] at [bold]{plan.url}[/bold] · try\n")
     console.print(Text(line), soft_wrap=True)
-    console.print("\nCtrl-C stops it.")
+    console.print("\nAgain, and cached_tokens says what was not computed again. Ctrl-C stops it.")

@@ -41,15 +41,24 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+def train_tokenizer(texts: Iterable[str], vocab_size: int, word: str | None = None) -> "Tokenizer":
     """Learn merges from `texts` until the vocabulary has `vocab_size` tokens.
 
     Fewer when the texts run out of pairs; at least 259: the bytes and the special tokens.
+    No token reaches over two words: `word` is what counts as one, as a regular expression, and
+    without it GPT-2's.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if word is not None:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(word), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

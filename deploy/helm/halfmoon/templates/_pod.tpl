@@ -60,20 +60,6 @@ spec:
             labelSelector:
               matchLabels: {{- include "halfmoon.selector" . | nindent 16 }}
     {{- end }}
-  {{- if and $hasModel $values.model.demo }}
-  initContainers:
-    - name: demo-model
-      image: {{ include "halfmoon.image" (dict "root" .root "image" $values.prefill.image) }}
-      imagePullPolicy: {{ $values.image.pullPolicy }}
-      command: [python, -m, halfmoon_engine.demo_model, {{ $values.model.source }}]
-      securityContext: {{- include "halfmoon.securityContext" (dict "capabilities" list) | nindent 8 }}
-      resources:
-        requests: {cpu: 100m, memory: 1Gi}
-        limits: {memory: 1Gi}
-      volumeMounts:
-        - {name: models, mountPath: /models}
-        - {name: tmp, mountPath: /tmp}
-  {{- end }}
   containers:
     - name: {{ .role }}
       image: {{ include "halfmoon.image" (dict "root" .root "image" $role.image) }}
@@ -111,7 +97,7 @@ spec:
       securityContext: {{- include "halfmoon.securityContext" $role | nindent 8 }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
-        {{- if and $hasModel (or $values.model.claim $values.model.demo) }}
+        {{- if and $hasModel $values.model.claim }}
         - {name: models, mountPath: /models, readOnly: true}
         {{- end }}
         {{- if and (eq .role "conductor") $values.tenants.secret }}
@@ -123,9 +109,7 @@ spec:
   volumes:
     # The status file, and downloads from a hub.
     - {name: tmp, emptyDir: {}}
-    {{- if and $hasModel $values.model.demo }}
-    - {name: models, emptyDir: {}}
-    {{- else if and $hasModel $values.model.claim }}
+    {{- if and $hasModel $values.model.claim }}
     - {name: models, persistentVolumeClaim: {claimName: {{ $values.model.claim }}, readOnly: true}}
     {{- end }}
     {{- if and (eq .role "conductor") $values.tenants.secret }}
