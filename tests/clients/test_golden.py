@@ -120,7 +120,6 @@ def differences(theirs: Any, ours: Any, place: str = "") -> list[str]:
         chat(),
         chat(logprobs=True, top_logprobs=2),
         chat(return_token_ids=True),
-        chat(add_generation_prompt=False),
         chat(stop=["a"], max_tokens=40),
         ("/tokenize", {"model": "tiny", "prompt": TEXT}),
         ("/tokenize", {"model": "tiny", "messages": HELLO}),
@@ -160,9 +159,15 @@ def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
     ]
     assert done == "[DONE]"
     told: list[dict[str, Any]] = []
+    prompt: list[int] | None = None
     for chunk in map(json.loads, events):
         if chunk["choices"]:
             (choice,) = chunk["choices"]
+            if choice.get("token_ids") == [] and not choice.get("text"):
+                prompt = choice["prompt_token_ids"]  # ours come before the first piece
+                continue
+            if prompt is not None:
+                choice["prompt_token_ids"], prompt = prompt, None
             if choice.get("delta") == {} and choice["finish_reason"]:
                 told[-1]["choices"][0]["finish_reason"] = choice["finish_reason"]
                 continue
