@@ -1,6 +1,7 @@
 """`halfmoon chat`: one answer for a pipe, a conversation for a terminal."""
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.chat.answer import Answer, figures
 from halfmoon_cli.chat.conversation import Conversation, Turn, Wishes
+from halfmoon_cli.chat.interrupts import Interrupts
 from halfmoon_cli.chat.lines import COMMANDS, Command, help_text, understand
 from halfmoon_cli.chat.screen import printable
 from halfmoon_cli.endpoint.chunks import PromptDetails, Usage
@@ -274,6 +276,22 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
         "one two",
         "second?",
     ]
+
+
+def test_ctrl_c_counts_once_where_somebody_waits_for_it_and_nowhere_else() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                # What is done about the first is not struck by the second.
+                signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_refusal_is_shown_and_tried_again_when_the_user_says_so(

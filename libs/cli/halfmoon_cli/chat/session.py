@@ -9,6 +9,7 @@ from rich.text import Text
 
 from halfmoon_cli.chat.answer import Answer, figures, list_models, stream_answer
 from halfmoon_cli.chat.conversation import Conversation, read_text
+from halfmoon_cli.chat.interrupts import Interrupts
 from halfmoon_cli.chat.lines import Command, LineReader, help_text, understand
 from halfmoon_cli.chat.screen import printable
 from halfmoon_cli.endpoint.address import Endpoint
@@ -41,16 +42,22 @@ class Session:
         self._conversation = conversation
         self._console = console
         self._n_retries = n_retries
+        self._interrupts = Interrupts()
 
     def run(self, lines: LineReader) -> None:
         """Until Ctrl-D or /quit."""
+        with self._interrupts:
+            self._converse(lines)
+
+    def _converse(self, lines: LineReader) -> None:
         self._say(
             f"{self._conversation.model} at {self._endpoint.api} · /help lists commands,"
             " Ctrl-D ends"
         )
         while True:
             try:
-                line = lines.read()
+                with self._interrupts.allowed():
+                    line = lines.read()
             except KeyboardInterrupt:
                 self._console.print()
                 self._say("Ctrl-D ends")
@@ -118,7 +125,8 @@ class Session:
         while True:
             answer = Answer()
             try:
-                self._stream(question, answer)
+                with self._interrupts.allowed():
+                    self._stream(question, answer)
             except KeyboardInterrupt:
                 self._finish(answer, "stopped")
                 return
@@ -165,11 +173,12 @@ class Session:
     def _wait(self, seconds: float, *, ask: bool) -> bool:
         """Wait for the time of the next try; False when the user doesn't want it."""
         try:
-            if ask:
-                input(f"Try again in {seconds:g} s? Enter: yes, Ctrl-C: no ")
-            else:
-                self._say(f"trying again in {seconds:g} s")
-            time.sleep(seconds)
+            with self._interrupts.allowed():
+                if ask:
+                    input(f"Try again in {seconds:g} s? Enter: yes, Ctrl-C: no ")
+                else:
+                    self._say(f"trying again in {seconds:g} s")
+                time.sleep(seconds)
         except (KeyboardInterrupt, EOFError):
             self._console.print()
             return False
