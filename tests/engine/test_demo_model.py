@@ -87,6 +87,20 @@ def test_short_conversations_go_as_its_readme_says(
     assert examinee.answers([prompt]) == [answer]
 
 
+def test_the_conversation_in_its_readme_is_true(examinee: Examinee) -> None:
+    readme = (demo.FOLDER / "README.md").read_text()
+    lines = readme.split("```\n")[1].splitlines()
+    messages = []
+    for said, answer in zip(lines[::2], lines[1::2], strict=True):
+        messages.append({"role": "user", "content": said.removeprefix("> ")})
+        text = examinee.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        assert examinee.answers([examinee.encode(text)]) == [answer]
+        messages.append({"role": "assistant", "content": answer})
+    assert len(messages) == 6
+
+
 def test_facts_of_an_earlier_turn_are_known_in_later_ones(examinee: Examinee) -> None:
     turns = [
         ("user", "Ada's room is 417. Bo's room is 203. Clara's room is 96."),
