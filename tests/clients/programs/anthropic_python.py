@@ -60,8 +60,10 @@ tool = {
         "additionalProperties": False,
     },
 }
-asked = {"model": model, "max_tokens": 400, "tools": [tool], **GREEDY}
-answer = client.messages.create(messages=messages, tool_choice={"type": "any"}, **asked)
+#: A model that likes to call would go on until there are no tokens left.
+CALL_ONE = {"type": "any", "disable_parallel_tool_use": True}
+asked = {"model": model, "max_tokens": 600, "tools": [tool], **GREEDY}
+answer = client.messages.create(messages=messages, tool_choice=CALL_ONE, **asked)
 assert answer.stop_reason == "tool_use"
 assert {(block.type, block.name) for block in answer.content} == {("tool_use", "tide")}
 assert all(isinstance(block.input["spring"], bool) for block in answer.content)

@@ -32,12 +32,12 @@ const schema = {
   additionalProperties: false,
 };
 const formed = await client.chat.completions.create({
-  model, messages, max_completion_tokens: 100,
+  model, messages, max_completion_tokens: 600,
   response_format: { type: "json_schema", json_schema: { name: "moon", schema, strict: true } },
 });
 assert.ok(["half", "full"].includes(JSON.parse(formed.choices[0].message.content).phase));
 const calling = client.chat.completions.stream({
-  ...greedy, max_completion_tokens: 200, tool_choice: "required", parallel_tool_calls: false,
+  ...greedy, max_completion_tokens: 600, tool_choice: "required", parallel_tool_calls: false,
   tools: [{ type: "function", function: { name: "look", parameters: schema } }],
 });
 const called = (await calling.finalChatCompletion()).choices[0];

@@ -41,7 +41,7 @@ schema = {
 }
 form = {"type": "json_schema", "json_schema": {"name": "moon", "schema": schema, "strict": True}}
 formed = client.chat.completions.create(
-    model=model, messages=hello, max_completion_tokens=100, response_format=form
+    model=model, messages=hello, max_completion_tokens=600, response_format=form
 )
 assert formed.choices[0].finish_reason == "stop"
 moon = json.loads(formed.choices[0].message.content)
@@ -52,7 +52,7 @@ vllms = client.completions.create(
 )
 assert re.fullmatch("[a-c]{3}", vllms.choices[0].text)
 tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
-calling = {**greedy, "max_completion_tokens": 200, "tools": [tool], "tool_choice": "required",
+calling = {**greedy, "max_completion_tokens": 600, "tools": [tool], "tool_choice": "required",
            "parallel_tool_calls": False}  # fmt: skip
 called = client.chat.completions.create(**calling).choices[0]
 assert called.finish_reason == "tool_calls"
@@ -85,7 +85,7 @@ assert "".join(deltas) == response.output_text == events[-1].response.output_tex
 shaped = client.responses.create(
     model=model,
     input="Hello",
-    max_output_tokens=100,
+    max_output_tokens=600,
     text={"format": {"type": "json_schema", "name": "moon", "schema": schema, "strict": True}},
 )
 assert json.loads(shaped.output_text)["phase"] in ("half", "full")
