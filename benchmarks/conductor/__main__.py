@@ -3,8 +3,9 @@
 Latency: Poisson arrivals of prompts of 512 tokens, 16 new tokens each, one per 10 ms after the
 first. Then streams at two paces, and as many requests as go through: for these what is measured
 has one core to itself, pinned; the engine behind it and the client share another one. The engine
-costs nothing: what a router adds is its TTFT less that of asking the engine's server directly,
-and what our conductor adds is the same difference, so what our two fake workers take is in it.
+costs nothing: what a router adds is its TTFT less that of asking the engine's server directly, and
+what our conductor adds is its TTFT less that of asking our fake workers directly, in their
+protocol.
 
 Prints Markdown. Medians over rounds; all targets are measured in each.
 """
@@ -23,15 +24,17 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.conductor.load import Figures, Plan
-from benchmarks.conductor.prompts import Prompts
+from benchmarks.conductor.prompts import N_TOKENS, Prompts
 from benchmarks.conductor.targets import (
     ANY_CORE,
     DIRECT,
     HALFMOON,
     OWN_CORE,
     ROUTERS,
+    WORKERS,
     Target,
     run_load,
+    run_round_trips,
     running,
     stage_seconds,
 )
@@ -118,6 +121,8 @@ class Run:
 
     def _latencies(self, label: str, target: Target) -> None:
         for kind, prompts in (("ids", self._prompts.ids), ("text", self._prompts.texts)):
+            if label == HALFMOON:
+                self._workers_alone(target, f"latency, {kind}")
             plan = self._plan(target, prompts, kind="open", load=self._rate, n_new=16)
             before = stage_seconds(target.port) if label == HALFMOON else {}
             self._note(label, f"latency, {kind}", plan)
@@ -125,6 +130,12 @@ class Run:
                 after = stage_seconds(target.port)[stage]
                 mean_s = (after[0] - seconds) / max(1.0, after[1] - n)
                 self.rows[stage, f"stages, {kind}"].append({"mean": mean_s})
+
+    def _workers_alone(self, target: Target, what: str) -> None:
+        taken_s = run_round_trips(target.port, self._rate, self._seconds, N_TOKENS, self._seed)
+        row = {f"p{share}": percentile(taken_s, share / 100) for share in (50, 99)}
+        self.rows[WORKERS, what].append(row)
+        print(f"{WORKERS}: {what}: {row}", file=sys.stderr)
 
     def _tokens(self, label: str) -> None:
         for pace in PACES_PER_S:
@@ -182,7 +193,6 @@ def table(rows: Rows, what: str, columns: dict[str, tuple[str, float, int]]) -> 
         found = [row[figure] for row in rows.get((label, what), ()) if figure in row]
         return statistics.median(found) if found else None
 
-    floor = median(DIRECT, "p50")
     for label in dict.fromkeys(label for label, measured in rows if measured == what):
         cells = []
         for figure, factor, digits in columns.values():
@@ -190,7 +200,8 @@ def table(rows: Rows, what: str, columns: dict[str, tuple[str, float, int]]) -> 
             cells.append("–" if seen is None else f"{seen * factor:.{digits}f}")
         for figure in ("p50", "p99") if added else ():
             seen = median(label, figure)
-            is_floor = label == DIRECT or seen is None or floor is None
+            floor = median(WORKERS if label == HALFMOON else DIRECT, "p50")
+            is_floor = label in (DIRECT, WORKERS) or seen is None or floor is None
             cells.append("–" if is_floor else f"{1e3 * (seen - floor):.2f}")  # type: ignore[operator]
         lines.append(f"| {' | '.join([label, *cells])} |")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """What is measured: processes to start, each listening on a port with the model "bench"."""
 
+import json
 import os
 import re
 import subprocess
@@ -40,6 +41,8 @@ ROUTERS: dict[str, tuple[str, list[str]]] = {
     ),
 }
 DIRECT, HALFMOON = "fake server, no router", "halfmoon"
+#: Our fake workers asked directly, by whoever speaks their protocol.
+WORKERS = "fake workers, no conductor"
 
 
 @dataclass(frozen=True)
@@ -163,3 +166,14 @@ def run_load(plan: bytes) -> bytes:
     command = ["taskset", "-c", OTHER_CORE, sys.executable, "-m", "benchmarks.conductor.load"]
     done = subprocess.run(command, input=plan, stdout=subprocess.PIPE, check=True, env=os.environ)
     return done.stdout
+
+
+def run_round_trips(
+    port: int, rate: float, seconds: float, n_tokens: int, seed: int
+) -> list[float]:
+    """Seconds that the workers of the conductor at `port` take when nobody is in between."""
+    here = ["taskset", "-c", ANY_CORE, sys.executable, "-m", "benchmarks.conductor.round_trips"]
+    words = [f"http://127.0.0.1:{port}/metadata", rate, seconds, n_tokens, seed]
+    done = subprocess.run([*here, *map(str, words)], stdout=subprocess.PIPE, check=True)
+    taken_s: list[float] = json.loads(done.stdout)
+    return taken_s
