@@ -1,8 +1,10 @@
 """`halfmoon up`: an embedded cluster in the foreground, with its progress to watch."""
 
 import json
+import os
 import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -128,4 +130,8 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
     )
     console.print(f"\n[green]ready[/green] at [bold]{plan.url}[/bold] · try\n")
     console.print(Text(line), soft_wrap=True)
-    console.print("\nAgain, and cached_tokens says what was not computed again. Ctrl-C stops it.")
+    console.print("\nAgain, and cached_tokens says what was not computed again.")
+    console.print(f"In a browser {plan.url} shows the cluster; to talk with it: ", end="")
+    program = os.path.relpath(Path(sys.executable).with_name("halfmoon"))
+    console.print(Text(f"{shlex.quote(program)} chat --url {plan.url}"), soft_wrap=True)
+    console.print("Ctrl-C stops it.")
