@@ -41,7 +41,6 @@ def probes_router(gateway: Gateway, load: Load, metrics: Collector, version: str
         return Health(status="ok")
 
     @router.get("/ping")
-    @router.post("/ping", operation_id="post_ping")
     async def ping() -> Health:
         """The same, where SageMaker and others look for it."""
         return Health(status="ok")
