@@ -79,7 +79,6 @@ def test_a_client_streams_a_chat(compose: Any) -> None:
             max_tokens=16,
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
         )
     )
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "4821"
