@@ -234,6 +234,22 @@ def test_an_answer_can_be_stopped_and_nothing_runs_on(cluster: Any, open_page: O
         cluster.until(lambda: cluster.decisions()[-1]["course"]["end"] == "cancelled")
 
 
+def test_nothing_is_sent_before_it_is_known_who_answers(cluster: Any, open_page: OpenPage) -> None:
+    with open_page(cluster.url) as page:
+        held: list[Any] = []
+        page.route("**/v1/models", lambda route: held.append(route))
+        with page.expect_request("**/v1/models"):
+            page.reload()
+        message, send = page.get_by_label("Your message"), page.get_by_role("button", name="Send")
+        message.fill("Hello")
+        message.press("Enter")
+        expect(send).to_be_disabled()
+        expect(message).to_have_value("Hello")
+        held[0].continue_()
+        send.click()
+        wait_until_answered(page)
+
+
 def test_what_looks_like_markup_is_text(cluster: Any, open_page: OpenPage) -> None:
     with open_page(cluster.url) as page:
         text = "<img src=x onerror=\"document.title='moved'\"><b>bold</b>"

@@ -43,6 +43,7 @@ export class Playground {
     const names = models.map((model) => model.id);
     if (names.join() === [...select.options].map((o) => o.value).join()) return;
     select.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+    this.buttons();
   }
 
   clear() {
@@ -53,7 +54,7 @@ export class Playground {
   }
 
   async send(text) {
-    if (!text.trim() || this.stopper) return;
+    if (!text.trim() || this.stopper || !byId("chat-model").value) return;
     this.said.push({ role: "user", content: text });
     this.text.value = "";
     await this.ask();
@@ -97,6 +98,8 @@ export class Playground {
   buttons() {
     const busy = this.stopper !== null;
     byId("chat-send").hidden = busy;
+    // Until the models are known nobody could answer.
+    byId("chat-send").disabled = !byId("chat-model").value;
     byId("chat-stop").hidden = !busy;
     byId("chat-again").hidden = busy || this.said.length === 0;
     byId("chat-clear").hidden = busy || this.said.length === 0;
