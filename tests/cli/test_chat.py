@@ -268,6 +268,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
         assert "stopped" in terminal.interrupt("> ")
         assert endpoint.client_gone.wait(60)
         terminal.type("never mind")
+        terminal.until("never mind")
         assert "Ctrl-D ends" in terminal.interrupt("> ")
         assert "three" in terminal.ask("second?")
     # What was seen of the first answer is part of what was said.

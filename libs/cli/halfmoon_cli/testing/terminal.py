@@ -39,13 +39,14 @@ class Terminal:
     def interrupt(self, words: str, within_s: float = 120) -> str:
         """Ctrl-C, until these words are shown.
 
-        One that comes in the moment before readline waits for keys is seen at the next key.
+        It throws away keys that were not read yet, and one that comes in the moment before
+        readline waits for keys is not seen: what was typed must have been shown before.
         """
         deadline = time.monotonic() + within_s
         while words not in self._seen:
             assert time.monotonic() < deadline, f"no {words!r} in {self._seen!r}"
             self.type("\x03")
-            patience = time.monotonic() + 2
+            patience = time.monotonic() + 10
             while words not in self._seen and time.monotonic() < patience:
                 self._read()
         return self.until(words)
