@@ -118,7 +118,7 @@ async def test_a_stream_says_what_the_whole_answer_says(
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "input_schema is required"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 1}]}, 400,
-         "invalid_request_error", "tools[0] is not supported with this type"),
+         "invalid_request_error", "is not supported with this type; tools of your own are"),
         ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking is not"),
         ({"mood": 1}, 400, "invalid_request_error", "mood is not known"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, 400, "invalid_request_error",

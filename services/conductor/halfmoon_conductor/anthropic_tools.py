@@ -18,13 +18,11 @@ from halfmoon_conductor.request_fields import (
     text_or_list,
 )
 from halfmoon_conductor.tool_fields import (
-    CalledFunction,
     CalledTool,
-    Function,
-    FunctionName,
     Name,
     NamedTool,
     Tool,
+    refuse_types_but,
 )
 
 #: Taken and not needed: equal prefixes find their cache by themselves.
@@ -151,8 +149,7 @@ def text_of(content: str | Sequence[TextBlock] | None) -> str:
 
 def _called(block: ToolUseBlock) -> CalledTool:
     arguments = json.dumps(block.input, ensure_ascii=False)
-    function = CalledFunction(name=block.name, arguments=arguments)
-    return CalledTool(id=block.id, type="function", function=function)
+    return CalledTool.of(block.id, block.name, arguments)
 
 
 class AnthropicTool(Shape):
@@ -173,19 +170,12 @@ class AnthropicTool(Shape):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        # What is wrong with a web search is its type, and not that its fields are unknown.
-        if isinstance(body, dict) and body.get("type") not in (None, "custom"):
-            raise PydanticCustomError(
-                "not_supported", "is not supported with this type; tools of your own are", {}
-            )
+        refuse_types_but(("custom", None), body, "tools of your own are")
         return refuse_unknown(cls, body)
 
     def as_chat(self) -> Tool:
         """As chat completions have it."""
-        function = Function(
-            name=self.name, description=self.description, parameters=self.input_schema
-        )
-        return Tool(type="function", function=function)
+        return Tool.of(self.name, self.description, self.input_schema)
 
 
 class AnyTool(Shape):
@@ -208,7 +198,7 @@ class OneTool(Shape):
 
     def as_chat(self) -> NamedTool:
         """As chat completions have it."""
-        return NamedTool(type="function", function=FunctionName(name=self.name))
+        return NamedTool.of(self.name)
 
 
 def _choice_form(value: Any) -> str | None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.openai_requests import CallingMessage, ChatMessage
 from halfmoon_conductor.request_fields import (
@@ -16,14 +15,12 @@ from halfmoon_conductor.request_fields import (
     refuse_unknown,
 )
 from halfmoon_conductor.tool_fields import (
-    CalledFunction,
     CalledTool,
-    Function,
-    FunctionName,
     Name,
     NamedTool,
     Tool,
     object_text,
+    refuse_types_but,
 )
 
 
@@ -44,19 +41,12 @@ class FunctionTool(Shape):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        # What is wrong with a web search is its type, and not that its fields are unknown.
-        if isinstance(body, dict) and body.get("type", "function") != "function":
-            raise PydanticCustomError(
-                "not_supported", "is not supported with this type; functions of your own are", {}
-            )
+        refuse_types_but(("function",), body, "functions of your own are")
         return refuse_unknown(cls, body)
 
     def as_chat(self) -> Tool:
         """As chat completions have it."""
-        function = Function(
-            name=self.name, description=self.description, parameters=self.parameters
-        )
-        return Tool(type="function", function=function)
+        return Tool.of(self.name, self.description, self.parameters)
 
 
 class OneFunction(Shape):
@@ -67,7 +57,7 @@ class OneFunction(Shape):
 
     def as_chat(self) -> NamedTool:
         """As chat completions have it."""
-        return NamedTool(type="function", function=FunctionName(name=self.name))
+        return NamedTool.of(self.name)
 
 
 def _choice_form(value: Any) -> str | None:
@@ -77,11 +67,7 @@ def _choice_form(value: Any) -> str | None:
 
 
 def _known_choice(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type", "function") != "function":
-        raise PydanticCustomError(
-            "not_supported", "is not supported with this type; a function's name is", {}
-        )
-    return value
+    return refuse_types_but(("function",), value, "a function's name is")
 
 
 FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_CHOICES, fail_fast=True)]
@@ -111,8 +97,7 @@ class FunctionCallItem(Shape):
 
     def as_call(self) -> CalledTool:
         """As chat completions have it."""
-        function = CalledFunction(name=self.name, arguments=self.arguments)
-        return CalledTool(id=self.call_id, type="function", function=function)
+        return CalledTool.of(self.call_id, self.name, self.arguments)
 
 
 def in_turns(

@@ -1,8 +1,12 @@
-"""Fields about tools: those on offer, which to use, and calls handed back with their results."""
+"""Fields about tools: those on offer, which to use, and calls handed back with their results.
+
+They are chat completions' own. What the other APIs call a tool, a choice or a call becomes one
+of these (`of`).
+"""
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
@@ -27,6 +31,14 @@ class Tool(Shape):
     type: Literal["function"]
     function: Function
 
+    @classmethod
+    def of(
+        cls, name: str, description: str | None, parameters: dict[str, JsonValue] | None
+    ) -> Self:
+        """The one with these."""
+        function = Function(name=name, description=description, parameters=parameters)
+        return cls(type="function", function=function)
+
 
 class FunctionName(Shape):
     """Of one of the tools."""
@@ -39,6 +51,11 @@ class NamedTool(Shape):
 
     type: Literal["function"]
     function: FunctionName
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """The one of this name."""
+        return cls(type="function", function=FunctionName(name=name))
 
 
 def object_text(text: str) -> str:
@@ -71,6 +88,18 @@ class CalledTool(Shape):
     type: Literal["function"]
     function: CalledFunction
 
+    @classmethod
+    def of(cls, call_id: str, name: str, arguments: str) -> Self:
+        """The call of this id.
+
+        Args:
+            call_id: what its result is handed back with.
+            name: of what was called.
+            arguments: the text of a JSON object.
+        """
+        function = CalledFunction(name=name, arguments=arguments)
+        return cls(id=call_id, type="function", function=function)
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it, with the arguments as an object."""
         arguments = json.loads(self.function.arguments or "{}")
@@ -90,6 +119,22 @@ ToolChoice = Annotated[
     one_of("must be none, auto, required, or an object that names a function", _choice_form),
 ]
 Tools = Annotated[list[Tool], Field(max_length=MAX_CHOICES, fail_fast=True)]
+
+
+def refuse_types_but(known: Sequence[str | None], body: Any, way_out: str) -> Any:
+    """A body whose type is one of these, or left out.
+
+    Looked at before anything else of it: what is wrong with a web search is its type, and not
+    that its fields are unknown.
+
+    Raises:
+        PydanticCustomError: it has another type.
+    """
+    if isinstance(body, dict) and "type" in body and body["type"] not in known:
+        raise PydanticCustomError(
+            "not_supported", "is not supported with this type; {way_out}", {"way_out": way_out}
+        )
+    return body
 
 
 def check_choice(tools: Sequence[Tool], choice: Any) -> None:
