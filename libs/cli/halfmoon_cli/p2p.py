@@ -5,9 +5,7 @@ The commands; what they do is `halfmoon_transfer.p2p`, which is imported when on
 
 import contextlib
 import os
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +25,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+
+from halfmoon_cli.stopping import until_told
 
 if TYPE_CHECKING:
     from halfmoon_metadata import MetadataStore
@@ -182,13 +182,8 @@ def _serve(store: "P2PStore", name: str, seconds: float) -> None:
     """Until Ctrl-C, SIGTERM, the end of the time, or the object's."""
     from halfmoon_metadata import MetadataError
 
-    ended = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: ended.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
     until = time.monotonic() + seconds if seconds else float("inf")
-    try:
+    with until_told() as ended:
         while not ended.wait(min(_LOOK_S, max(0.0, until - time.monotonic()))):
             if time.monotonic() >= until:
                 return
@@ -196,9 +191,6 @@ def _serve(store: "P2PStore", name: str, seconds: float) -> None:
                 if not store.serving(name):
                     console.print(f"{escape(name)} was removed", highlight=False)
                     return
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

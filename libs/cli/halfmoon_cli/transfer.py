@@ -1,8 +1,6 @@
 """`halfmoon transfer bench` and `target`; the transfer library is imported when they run."""
 
 import contextlib
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Literal
@@ -10,6 +8,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from halfmoon_cli.stopping import until_told
 
 console = Console()
 
@@ -76,7 +76,7 @@ def target(
     from halfmoon_metadata import open_store
 
     with (
-        _until_told() as ended,
+        until_told() as ended,
         _explained(),
         contextlib.closing(open_store(metadata)) as store,
         serve(
@@ -91,21 +91,6 @@ def target(
         where = ", ".join(each.address for each in engine.descriptor.endpoints.values())
         console.print(f"target {escape(name)} at {escape(where)}", highlight=False)
         ended.wait(for_seconds or None)
-
-
-@contextmanager
-def _until_told() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM while the block runs."""
-    ended = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: ended.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield ended
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.timing import typical_s
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
 
@@ -42,7 +43,7 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
     prefills: list[tuple[list[float], float]] = []
     for n in sorted({min(n, most) for n in _PREFILL_TOKENS}):
         run = Run([1] * n, 0, range(engine.layout.blocks_for(n)), _GREEDY)
-        prefills.append(([1.0, n, n * n], _best_of(engine, [run])))
+        prefills.append(([1.0, n, n * n], _timed(engine, [run])))
         if time.perf_counter() > deadline:
             break
     decodes: list[tuple[list[float], float]] = []
@@ -55,7 +56,7 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
         runs = [
             Run([1], length - 1, range(i * pages, (i + 1) * pages), _GREEDY) for i in range(batch)
         ]
-        decodes.append(([1.0, batch, batch * length], _best_of(engine, runs)))
+        decodes.append(([1.0, batch, batch * length], _timed(engine, runs)))
         if time.perf_counter() > deadline:
             break
     c0, c1, c2 = _fit(prefills)
@@ -63,17 +64,8 @@ def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost
     return PrefillCost(c0_s=c0, c1_s=c1, c2_s=c2), DecodeCost(d0_s=d0, d1_s=d1, d2_s=d2)
 
 
-def _best_of(engine: Engine, runs: Sequence[Run]) -> float:
-    """The middle of a few timings; the first forward of a shape warms up and isn't one."""
-    engine.forward(runs)
-    seconds: list[float] = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        engine.forward(runs)
-        seconds.append(time.perf_counter() - start)
-        if seconds[-1] > BUDGET_S / 10:
-            break
-    return sorted(seconds)[len(seconds) // 2]
+def _timed(engine: Engine, runs: Sequence[Run]) -> float:
+    return typical_s(engine, runs, repeats=_REPEATS, long_s=BUDGET_S / 10)
 
 
 def _fit(samples: Sequence[tuple[list[float], float]]) -> tuple[float, float, float]:

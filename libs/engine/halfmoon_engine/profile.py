@@ -7,13 +7,13 @@ whoever asked fits its own formulas to the points. `halfmoon profile` runs this 
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 
 import msgspec
 
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
+from halfmoon_engine.timing import typical_s
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.sampling import Sampling
 
@@ -110,16 +110,7 @@ def _decodes(engine: Engine, n_pages: int) -> list[DecodePoint]:
 
 
 def _timed(engine: Engine, runs: Sequence[Run]) -> float:
-    """The middle of some timings; the first forward of a shape warms up and isn't one."""
-    engine.forward(runs)
-    seconds: list[float] = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        engine.forward(runs)
-        seconds.append(time.perf_counter() - start)
-        if seconds[-1] > _LONG_S:
-            break
-    return sorted(seconds)[len(seconds) // 2]
+    return typical_s(engine, runs, repeats=_REPEATS, long_s=_LONG_S)
 
 
 def main(arguments: list[str]) -> None:

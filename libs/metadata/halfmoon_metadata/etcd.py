@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
-import tenacity
 
+from halfmoon_metadata.calls import call
 from halfmoon_metadata.limits import (
     check_key,
     check_listing,
@@ -30,8 +30,6 @@ from halfmoon_metadata.store import MetadataError, MetadataRefused, MetadataUnre
 
 TIMEOUT_S = 5.0
 DEFAULT_PORT = 2379
-_ATTEMPTS = 3
-_WAIT_S = tenacity.wait_random_exponential(multiplier=0.05, max=0.5)
 #: Records read in one go.
 _PAGE = 500
 #: How often a counter is tried again when others count at the same moment.
@@ -186,22 +184,15 @@ class EtcdStore:
     def _call(
         self, path: str, request: dict[str, Any], kind: type[T], *, repeatable: bool = False
     ) -> T:
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(
-                httpx.TransportError if repeatable else httpx.ConnectError
-            )
-            & tenacity.retry_if_not_exception_type(httpx.TimeoutException),
-            stop=tenacity.stop_after_attempt(_ATTEMPTS),
-            wait=_WAIT_S,
-            reraise=True,
-        )
-        try:
+        response = call(
+            self._client,
+            "POST",
+            self._url + path,
+            server=self._name,
+            repeatable=repeatable,
             # msgspec writes bytes as base64, as the gateway wants them.
-            body = msgspec.json.encode(request)
-            response = again(self._client.post, self._url + path, content=body)
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise MetadataUnreachable(f"metadata server {self._name}: {reason}") from error
+            body=msgspec.json.encode(request),
+        )
         if response.status_code != 200:
             raise self._failure(response)
         try:

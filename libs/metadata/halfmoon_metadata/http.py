@@ -1,23 +1,16 @@
-"""A store behind HTTP: a client of what `server` describes.
-
-A connection that could not be made, or broke, is tried again for calls that may be applied
-twice without harm; the others (compare-and-swap, increment, delete's answer) are tried again
-only if the connection was never made.
-"""
+"""A store behind HTTP: a client of what `server` describes."""
 
 import base64
 
 import httpx
 import msgspec
-import tenacity
 
+from halfmoon_metadata.calls import call
 from halfmoon_metadata.limits import check_key, check_prefix, check_ttl, check_value
 from halfmoon_metadata.server import etag
 from halfmoon_metadata.store import MetadataError, MetadataRefused, MetadataUnreachable
 
 TIMEOUT_S = 5.0
-_ATTEMPTS = 3
-_WAIT_S = tenacity.wait_random_exponential(multiplier=0.05, max=0.5)
 _listing = msgspec.json.Decoder(dict[str, str])
 
 
@@ -106,27 +99,16 @@ class HttpStore:
         headers: dict[str, str] | None = None,
         body: bytes | None = None,
     ) -> httpx.Response:
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(
-                httpx.TransportError if repeatable else httpx.ConnectError
-            )
-            & tenacity.retry_if_not_exception_type(httpx.TimeoutException),
-            stop=tenacity.stop_after_attempt(_ATTEMPTS),
-            wait=_WAIT_S,
-            reraise=True,
+        return call(
+            self._client,
+            method,
+            self._url + path,
+            server=self._url,
+            repeatable=repeatable,
+            params=query,
+            headers=headers,
+            body=body,
         )
-        try:
-            return again(
-                self._client.request,
-                method,
-                self._url + path,
-                params=query,
-                headers=headers,
-                content=body,
-            )
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise MetadataUnreachable(f"metadata server {self._url}: {reason}") from error
 
     def _misses(self, response: httpx.Response, key: str, miss: int | None = None) -> bool:
         """Whether the answer is `miss`, rather than success.

@@ -58,15 +58,7 @@ class OtelTracer:
     ) -> "OtelSpan | None":
         """See `Tracer.serve`."""
         parent = _W3C.extract(headers, opentelemetry.context.Context(), _FromHeaders())
-        epoch_ns = _epoch_ns()
-        span = self._serving.start_span(
-            name,
-            parent,
-            api.SpanKind.SERVER,
-            attributes,
-            start_time=epoch_ns + _ns(began_s),
-        )
-        return OtelSpan(self._joining, span, epoch_ns) if span.is_recording() else None
+        return self._begin(self._serving, name, parent, began_s, attributes)
 
     def join(
         self,
@@ -80,15 +72,7 @@ class OtelTracer:
             return None
         carrier = {"traceparent": context.traceparent, "tracestate": context.tracestate}
         parent = _W3C.extract(carrier, opentelemetry.context.Context())
-        epoch_ns = _epoch_ns()
-        span = self._joining.start_span(
-            name,
-            parent,
-            api.SpanKind.SERVER,
-            attributes,
-            start_time=epoch_ns + _ns(began_s),
-        )
-        return OtelSpan(self._joining, span, epoch_ns) if span.is_recording() else None
+        return self._begin(self._joining, name, parent, began_s, attributes)
 
     async def close(self) -> None:
         """See `Tracer.close`."""
@@ -107,6 +91,20 @@ class OtelTracer:
                 await over.wait()
         except TimeoutError:
             return
+
+    def _begin(
+        self,
+        tracer: api.Tracer,
+        name: str,
+        parent: opentelemetry.context.Context,
+        began_s: float,
+        attributes: Attributes | None,
+    ) -> "OtelSpan | None":
+        epoch_ns = _epoch_ns()
+        span = tracer.start_span(
+            name, parent, api.SpanKind.SERVER, attributes, start_time=epoch_ns + _ns(began_s)
+        )
+        return OtelSpan(self._joining, span, epoch_ns) if span.is_recording() else None
 
 
 class OtelSpan:

@@ -90,50 +90,57 @@ def _lately(observer: Observer, info: WorkerInfo, queues: _Queues, now: float) -
 def _load(
     core: Conductor, info: WorkerInfo, reported: AnyLoad | None, queues: _Queues
 ) -> dict[str, Any]:
-    """What it said last, what this conductor has there, and what is predicted of it."""
-    worker_id = info.worker_id
+    """What it said last, what this conductor has there, and what is predicted of it.
+
+    One that has said nothing yet is shown idle, with all of its blocks free.
+    """
+    worker_id, n_blocks = info.worker_id, info.n_blocks
     match info.role:
         case "prefill":
-            load = reported if isinstance(reported, PrefillLoad) else None
+            if not isinstance(reported, PrefillLoad):
+                reported = PrefillLoad(
+                    n_queued=0, queued_tokens=0, free_pages=n_blocks, n_pages=n_blocks
+                )
             return {
                 "n_requests": len(core.cluster.prefills.requests(worker_id)),
                 "queue_s": queues.prefills_s[worker_id],
-                "n_queued": load.n_queued if load else 0,
-                "queued_tokens": load.queued_tokens if load else 0,
-                "free_pages": load.free_pages if load else info.n_blocks,
-                "n_pages": load.n_pages if load else info.n_blocks,
+                **msgspec.structs.asdict(reported),
             }
         case "decode":
-            running = reported if isinstance(reported, DecodeLoad) else None
+            if not isinstance(reported, DecodeLoad):
+                reported = DecodeLoad(
+                    n_running=0,
+                    n_reserved=0,
+                    context_tokens=0,
+                    free_pages=n_blocks,
+                    n_pages=n_blocks,
+                    step_s=0.0,
+                )
             return {
                 "n_requests": len(core.cluster.decodes.requests(worker_id)),
                 "tbt_s": queues.decodes_s[worker_id],
-                "n_running": running.n_running if running else 0,
-                "n_reserved": running.n_reserved if running else 0,
-                "context_tokens": running.context_tokens if running else 0,
-                "step_s": running.step_s if running else 0.0,
-                "free_pages": running.free_pages if running else info.n_blocks,
-                "n_pages": running.n_pages if running else info.n_blocks,
+                **msgspec.structs.asdict(reported),
             }
         case "kvstore":
-            told = reported if isinstance(reported, KvstoreLoad) else None
+            if not isinstance(reported, KvstoreLoad):
+                reported = KvstoreLoad(n_stored=0, n_reserved=0, n_leased=0, n_blocks=n_blocks)
             return {
                 "n_readers": core.cluster.transfers.get(worker_id, 0),
                 "n_indexed": core.index.n_blocks(worker_id),
                 "memory": {
-                    "n_stored": told.n_stored if told else 0,
-                    "n_reserved": told.n_reserved if told else 0,
-                    "n_leased": told.n_leased if told else 0,
-                    "n_blocks": told.n_blocks if told else info.n_blocks,
+                    "n_stored": reported.n_stored,
+                    "n_reserved": reported.n_reserved,
+                    "n_leased": reported.n_leased,
+                    "n_blocks": reported.n_blocks,
                 },
                 "disk": {
-                    "n_stored": told.n_disk_stored if told else 0,
-                    "n_blocks": told.n_disk_blocks if told else 0,
+                    "n_stored": reported.n_disk_stored,
+                    "n_blocks": reported.n_disk_blocks,
                 },
                 "lookups": {
-                    "memory": told.n_found_in_memory if told else 0,
-                    "disk": told.n_found_on_disk if told else 0,
-                    "missing": told.n_missing if told else 0,
+                    "memory": reported.n_found_in_memory,
+                    "disk": reported.n_found_on_disk,
+                    "missing": reported.n_missing,
                 },
             }
 
