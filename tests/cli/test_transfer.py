@@ -3,18 +3,14 @@
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 
 import pytest
-import uvicorn
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.bench_target import serve
 from halfmoon_cli.transfer_bench import Load, run_bench, run_bench_against
 from halfmoon_metadata import MemoryStore
-from halfmoon_metadata.server import metadata_app
 from halfmoon_transfer import Lost
 
 
@@ -24,24 +20,6 @@ def test_it_measures_a_path_to_another_process(backend: str, threads: int) -> No
     figures = run_bench(load)
     assert figures.gb_per_s > 0
     assert 0 < figures.p50_us <= figures.p99_us
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    """A metadata server."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    config = uvicorn.Config(
-        metadata_app(MemoryStore()), interface="asgi3", log_config=None, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/metadata"
-    server.should_exit = True
-    thread.join()
-    listener.close()
 
 
 SMALL = Load(block_bytes=4096, batch=4, threads=2, seconds=0.1)
@@ -83,15 +61,16 @@ def test_a_wrong_advertised_address_of_the_target_is_named() -> None:
 
 
 def test_two_commands_measure_together_if_they_have_the_same_cluster_key(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    metadata_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "the moon is made of green cheese")
-    command = [sys.executable, "-m", "halfmoon_cli", "transfer", "target", f"--metadata={url}"]
-    with subprocess.Popen([*command, "--size-mib=16"], stdout=subprocess.PIPE, text=True) as far:
+    target = ["transfer", "target", f"--metadata={metadata_url}", "--size-mib=16"]
+    command = [sys.executable, "-m", "halfmoon_cli", *target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as far:
         try:
             assert far.stdout is not None
             assert "target bench-target at 127.0.0.1:" in far.stdout.readline()
-            bench = ["transfer", "bench", f"--metadata={url}", "--seconds=0.1"]
+            bench = ["transfer", "bench", f"--metadata={metadata_url}", "--seconds=0.1"]
             shown = CliRunner().invoke(app, bench)
             assert shown.exit_code == 0, shown.output
             assert "GB/s" in shown.output

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import llguidance
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -58,6 +59,18 @@ def _train() -> Tokenizer:
 def bpe() -> Tokenizer:
     """A byte-level BPE as it comes from the library."""
     return _train()
+
+
+@pytest.fixture
+def accepts(bpe: Tokenizer) -> Callable[[str, str], bool]:
+    """Whether a text, the second one, is a whole text of a grammar."""
+    tokens = llguidance.LLTokenizer(bpe.to_str(), eos_token=[0])
+
+    def fits(grammar: str, text: str) -> bool:
+        matcher = llguidance.LLMatcher(tokens, grammar, log_level=0)
+        return matcher.consume_tokens(bpe.encode(text).ids) and matcher.is_accepting()
+
+    return fits
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
@@ -50,13 +51,27 @@ class Nodes:
     def log(self, name: str) -> str:
         return "\n".join(self.processes[name].last_lines(30))
 
+    def info(self, name: str) -> WorkerInfo:
+        """As it is registered now."""
+        store = open_store(self.metadata_url)
+        try:
+            record = store.get(MEMBERS + name)
+        finally:
+            store.close()
+        assert record is not None
+        return msgspec.json.decode(record, type=WorkerInfo)
+
+    def http(self, name: str) -> httpx.AsyncClient:
+        """A client of what it serves to operators."""
+        url = self.info(name).http
+        assert url
+        return httpx.AsyncClient(base_url=url, trust_env=False, timeout=30)
+
     @asynccontextmanager
     async def client(self, name: str) -> AsyncIterator[BlockClient]:
         self.n_clients += 1
+        info = self.info(name)
         store = open_store(self.metadata_url)
-        record = store.get(MEMBERS + name)
-        assert record is not None
-        info = msgspec.json.decode(record, type=WorkerInfo)
         network = ZmqNetwork()
         try:
             async with await BlockClient.dial(

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from halfmoon_kvstore.segment import Segment, SegmentShape, read_shape
-from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers
+from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers, prompt
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.network import PeerUnreachable
 from halfmoon_transfer.interface import TransferError
@@ -23,10 +23,6 @@ from halfmoon_transfer.interface import TransferError
 N_SLOTS = 256
 #: On a busy machine a reader may have to wait, and is to get everything nevertheless.
 PATIENT = {"capacity_mib": 1, "promotion_wait_s": 60}
-
-
-def prompt(name: int, n_blocks: int) -> list[BlockHash]:
-    return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
 
 
 def segment(folder: Path) -> Path:

@@ -6,33 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-import msgspec
-
-from halfmoon_kvstore.testing import BlockClient
-from halfmoon_metadata import open_store
+from halfmoon_kvstore.testing import BlockClient, prompt
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_protocol.messages import KvstoreRefused, ReserveBlocks, WorkerInfo
-from halfmoon_runtime.membership import MEMBERS
+from halfmoon_protocol.messages import KvstoreRefused, ReserveBlocks
 
 #: One MiB is 256 blocks.
 N_BLOCKS_MIB = 256
 WITHIN_S = 60.0
-
-
-def prompt(name: int, n_blocks: int) -> list[BlockHash]:
-    return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
-
-
-def http(nodes: Any, name: str) -> httpx.AsyncClient:
-    store = open_store(nodes.metadata_url)
-    try:
-        value = store.get(MEMBERS + name)
-    finally:
-        store.close()
-    assert value is not None
-    url = msgspec.json.decode(value, type=WorkerInfo).http
-    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=30)
 
 
 async def ended(nodes: Any, name: str) -> str:
@@ -64,7 +44,7 @@ async def test_after_a_drain_every_block_of_both_tiers_is_readable_from_the_rest
         for each in prompts:
             await a.put(each)
         await b.put(prompts[0])  # has a copy already
-        async with http(nodes, "a") as web:
+        async with nodes.http("a") as web:
             assert (await web.get("/drain")).json()["state"] == "idle"
             began = (await web.post("/drain", json={"deadline_s": 600})).json()
             assert began["state"] == "moving"
@@ -98,7 +78,7 @@ async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_
     nodes.start("a", capacity_mib=1, metrics_port=0, drain_mib_per_s=0.1)
     nodes.start("b", capacity_mib=1)
     blocks = prompt(1, 200)  # eight seconds of that bandwidth
-    async with nodes.client("a") as a, nodes.client("b") as b, http(nodes, "a") as web:
+    async with nodes.client("a") as a, nodes.client("b") as b, nodes.http("a") as web:
         await a.put(blocks)
         await web.post("/drain", json={"deadline_s": 1.5})
         while not (progress := (await web.get("/drain")).json())["n_moved"]:
@@ -124,7 +104,7 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
     flags = {"capacity_mib": 1, "disk_path": tmp_path / "a", "disk_mib": 4, "metrics_port": 0}
     nodes.start("a", **flags)
     blocks, theirs = prompt(1, 100), prompt(2, 200)
-    async with nodes.client("a") as a, http(nodes, "a") as web:
+    async with nodes.client("a") as a, nodes.http("a") as web:
         await a.put(blocks)
         wrong = await web.post("/drain", json={"deadline_s": -1})
         assert wrong.status_code == 400 and "deadline_s" in wrong.json()["error"]["message"]
@@ -132,7 +112,7 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
         assert "there is no other kvstore" in await ended(nodes, "a")
     nodes.start("a", promotion_wait_s=60, **flags)
     nodes.start("b", capacity_mib=1)
-    async with nodes.client("a") as a, nodes.client("b") as b, http(nodes, "a") as web:
+    async with nodes.client("a") as a, nodes.client("b") as b, nodes.http("a") as web:
         assert await a.get(blocks) == blocks
         await b.put(theirs)
         await web.post("/drain", json={})

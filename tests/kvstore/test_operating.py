@@ -5,31 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
-from halfmoon_kvstore.testing import SMALL
-from halfmoon_metadata import open_store
+from halfmoon_kvstore.testing import SMALL, prompt
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.messages import WorkerInfo
-from halfmoon_runtime.membership import MEMBERS
 
 MIB = 1 << 20
-
-
-def prompt(name: int, n_blocks: int) -> list[BlockHash]:
-    return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
-
-
-def http(nodes: Any, name: str) -> httpx.AsyncClient:
-    store = open_store(nodes.metadata_url)
-    try:
-        value = store.get(MEMBERS + name)
-    finally:
-        store.close()
-    assert value is not None
-    url = msgspec.json.decode(value, type=WorkerInfo).http
-    assert url
-    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=30)
 
 
 async def pin(web: httpx.AsyncClient, block: BlockHash, kind: str, **more: Any) -> httpx.Response:
@@ -40,7 +20,7 @@ async def test_before_the_first_put_a_node_is_well_and_says_that_it_holds_nothin
     nodes: Any,
 ) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0)
-    async with http(nodes, "a") as web:
+    async with nodes.http("a") as web:
         assert (await web.get("/health")).status_code == 200
         assert (await web.get("/ready")).status_code == 200
         assert "halfmoon_dropped_messages_total" in (await web.get("/metrics")).text
@@ -60,7 +40,7 @@ async def test_a_block_tells_its_tier_its_age_its_readers_and_its_pin(
         promotion_wait_s=60,
     )  # fmt: skip
     prompts = [prompt(i, 32) for i in range(24)]
-    async with nodes.client("a") as client, http(nodes, "a") as web:
+    async with nodes.client("a") as client, nodes.http("a") as web:
         for each in prompts:
             await client.put(each)
         found = (await web.get(f"/blocks/{prompts[-1][3].hex()}")).json()
@@ -89,7 +69,7 @@ async def test_a_block_tells_its_tier_its_age_its_readers_and_its_pin(
 async def test_pinned_blocks_stay_until_their_time_and_hard_pins_are_limited(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0, hard_pin_share=0.1)  # 25 blocks
     kept, other = prompt(1, 20), prompt(2, 20)
-    async with nodes.client("a") as client, http(nodes, "a") as web:
+    async with nodes.client("a") as client, nodes.http("a") as web:
         await client.put(kept)
         await client.put(other)
         pinned = (await pin(web, kept[-1], "hard", ttl_s=600)).json()
@@ -119,7 +99,7 @@ async def test_pinned_blocks_stay_until_their_time_and_hard_pins_are_limited(nod
 async def test_what_is_asked_wrongly_is_refused_and_named(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0)
     [block] = prompt(1, 1)
-    async with nodes.client("a") as client, http(nodes, "a") as web:
+    async with nodes.client("a") as client, nodes.http("a") as web:
         await client.put([block])
         for answer, status, word in (
             (await web.get("/blocks/xyz"), 400, "hexadecimal"),
@@ -141,6 +121,6 @@ async def test_what_is_asked_wrongly_is_refused_and_named(nodes: Any) -> None:
 async def test_with_a_cluster_key_operators_show_its_token(nodes: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("HALFMOON_CLUSTER_KEY", "sixteen characters, or more")
     nodes.start("a", capacity_mib=1, metrics_port=0)
-    async with http(nodes, "a") as web:
+    async with nodes.http("a") as web:
         assert (await web.get("/metrics")).status_code == 200
         assert (await web.get("/segments")).status_code == 401

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from halfmoon_kvstore.testing import SMALL, BlockClient
-from halfmoon_metadata import open_store
+from halfmoon_kvstore.testing import SMALL, BlockClient, prompt
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import (
@@ -17,23 +16,7 @@ from halfmoon_protocol.messages import (
     KvstoreRefused,
     Message,
     ReplicateBlocks,
-    WorkerInfo,
 )
-from halfmoon_runtime.membership import MEMBERS
-
-
-def prompt(name: int, n_blocks: int) -> tuple[BlockHash, ...]:
-    return tuple(BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks))
-
-
-def record(nodes: Any, name: str) -> WorkerInfo:
-    store = open_store(nodes.metadata_url)
-    try:
-        value = store.get(MEMBERS + name)
-        assert value is not None
-        return msgspec.json.decode(value, type=WorkerInfo)
-    finally:
-        store.close()
 
 
 def n_files(pid: int) -> int:
@@ -44,23 +27,22 @@ async def order(
     nodes: Any,
     target: BlockClient,
     source: str,
-    hashes: tuple[BlockHash, ...],
+    hashes: list[BlockHash],
     *,
     parent: BlockHash | None = None,
     layout: KvLayout = SMALL,
 ) -> Message:
-    info = record(nodes, source)
+    info = nodes.info(source)
     address = KvstoreAddress(info.worker_id, info.generation, info.commands)
     tokens = (0,) * len(hashes) * layout.block_size
-    return await target.ask(
-        ReplicateBlocks(Ticket(f"copy-{hashes[0].hex()}"), address, layout, hashes, parent, tokens)
-    )
+    ticket = Ticket(f"copy-{hashes[0].hex()}")
+    return await target.ask(ReplicateBlocks(ticket, address, layout, tuple(hashes), parent, tokens))
 
 
 async def test_blocks_are_copied_and_serve_when_their_source_is_killed(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     nodes.start("b", capacity_mib=1)
-    assert record(nodes, "b").replicates
+    assert nodes.info("b").replicates
     blocks = prompt(1, 20)
     async with nodes.client("a") as a, nodes.client("b") as b:
         await a.put(blocks)
@@ -71,7 +53,7 @@ async def test_blocks_are_copied_and_serve_when_their_source_is_killed(nodes: An
         rest = await order(nodes, b, "a", blocks[10:], parent=blocks[9])
         assert isinstance(rest, BlocksReplicated) and rest.n_blocks == 10
         nodes.kill("a")
-        assert await b.get(blocks) == list(blocks)
+        assert await b.get(blocks) == blocks
 
 
 async def test_of_what_the_source_lacks_only_the_prefix_that_it_has_is_copied(nodes: Any) -> None:
@@ -82,7 +64,7 @@ async def test_of_what_the_source_lacks_only_the_prefix_that_it_has_is_copied(no
         await a.put(blocks[:5])
         answer = await order(nodes, b, "a", blocks)
         assert isinstance(answer, BlocksReplicated) and answer.n_blocks == 5
-        assert await b.get(blocks) == list(blocks[:5])
+        assert await b.get(blocks) == blocks[:5]
 
 
 async def test_blocks_on_the_disk_of_the_source_are_copied_too(nodes: Any, tmp_path: Path) -> None:
@@ -94,7 +76,7 @@ async def test_blocks_on_the_disk_of_the_source_are_copied_too(nodes: Any, tmp_p
             await a.put(each)
         answer = await order(nodes, b, "a", prompts[0])
         assert isinstance(answer, BlocksReplicated) and answer.n_blocks == 32
-        assert await b.get(prompts[0]) == list(prompts[0])
+        assert await b.get(prompts[0]) == prompts[0]
 
 
 async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: Any) -> None:
@@ -106,11 +88,13 @@ async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: An
         await a.put(blocks)
         refused = await order(nodes, b, "a", blocks, layout=other)
         assert isinstance(refused, KvstoreRefused) and "bfloat16" in refused.reason
-        info = record(nodes, "a")
+        info = nodes.info("a")
         nodes.kill("a")
         address = KvstoreAddress(info.worker_id, info.generation, info.commands)
         tokens = (0,) * 64
-        answer = await b.ask(ReplicateBlocks(Ticket("late"), address, SMALL, blocks, None, tokens))
+        answer = await b.ask(
+            ReplicateBlocks(Ticket("late"), address, SMALL, tuple(blocks), None, tokens)
+        )
         assert isinstance(answer, KvstoreRefused) and "a" in answer.reason
         assert await b.stored() == set()
         await b.put(blocks)  # nothing is held
@@ -121,10 +105,10 @@ async def test_copies_are_dropped_on_order_and_those_in_use_stay(nodes: Any) -> 
     blocks = prompt(1, 6)
     async with nodes.client("a") as a:
         await a.put(blocks)
-        await a.tell(DropBlocks(hashes=blocks[:2:-1]))
+        await a.tell(DropBlocks(hashes=tuple(blocks[:2:-1])))
         while await a.stored() != set(blocks[:3]):
             await asyncio.sleep(0.01)
-        assert await a.get(blocks) == list(blocks[:3])
+        assert await a.get(blocks) == blocks[:3]
 
 
 async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes: Any) -> None:
@@ -141,17 +125,17 @@ async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes:
                 assert isinstance(answer, BlocksReplicated) and answer.n_blocks == len(each)
         nodes.kill("a")
         for each in prompts:
-            assert await b.get(each) == list(each)
+            assert await b.get(each) == each
         nodes.kill("b")
         for each in prompts:
-            assert await c.get(each) == list(each)
+            assert await c.get(each) == each
         # And from what is left the others get it back.
         nodes.start("a", capacity_mib=1)
         async with nodes.client("a") as anew:
             assert await anew.stored() == set()
             for each in prompts:
                 assert isinstance(await order(nodes, anew, "c", each), BlocksReplicated)
-                assert await anew.get(each) == list(each)
+                assert await anew.get(each) == each
 
 
 async def test_a_node_that_copies_from_one_that_is_restarted_keeps_nothing_of_its_earlier_starts(

@@ -13,7 +13,6 @@ from halfmoon_protocol.messages import (
     DecodeLoad,
     DecodeReserved,
     PrefillCost,
-    PrefillDone,
     ReserveDecode,
     StartPrefill,
 )
@@ -31,7 +30,7 @@ from halfmoon_scheduling.events import (
 )
 from halfmoon_scheduling.lifecycle import MAX_VAIN_LOOKS
 from halfmoon_scheduling.request_state import Phase
-from halfmoon_scheduling.testing import a_landing, a_request, a_worker
+from halfmoon_scheduling.testing import a_landing, a_prefill_done, a_request, a_worker
 
 D0, P0 = WorkerId("decode-0"), WorkerId("prefill-0")
 #: A prefill takes 10 s, a step 0.1 s for each request in it: with a limit of 0.2 s between
@@ -69,17 +68,7 @@ class Core:
 
     def prefilled(self, name: str, fetch_s: float = 30.0) -> list[AnyCommand]:
         """In no time at all, which teaches nothing as long as it waited for cached blocks."""
-        done = PrefillDone(
-            request_id=RequestId(name),
-            first_token=7,
-            finish="",
-            n_cached=0,
-            queue_s=0.0,
-            compute_s=30.0,
-            drain_s=0.0,
-            fetch_s=fetch_s,
-        )
-        return self.hear(P0, done)
+        return self.hear(P0, a_prefill_done(name, compute_s=30.0, fetch_s=fetch_s))
 
     def decode(self, *names: str, **fields: Any) -> None:
         """These are decoding."""

@@ -12,7 +12,6 @@ from halfmoon_protocol.messages import (
     DecodeLoad,
     DecodeReserved,
     PrefillCost,
-    PrefillDone,
     StartDecode,
 )
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Reject, Resubmit, Send
@@ -29,7 +28,7 @@ from halfmoon_scheduling.events import (
     WorkerLost,
 )
 from halfmoon_scheduling.request_state import Phase
-from halfmoon_scheduling.testing import a_landing, a_request, a_worker
+from halfmoon_scheduling.testing import a_landing, a_prefill_done, a_request, a_worker
 
 D0, P0 = WorkerId("decode-0"), WorkerId("prefill-0")
 
@@ -77,16 +76,7 @@ class Core:
 
     def prefill(self, name: str) -> list[AnyCommand]:
         """Its prefill is done."""
-        done = PrefillDone(
-            request_id=RequestId(name),
-            first_token=7,
-            finish="",
-            n_cached=0,
-            queue_s=0.0,
-            compute_s=0.01,
-            drain_s=0.0,
-        )
-        return self.handle(MessageReceived(P0, done))
+        return self.handle(MessageReceived(P0, a_prefill_done(name)))
 
     def fill(self) -> None:
         """Two requests decode, which is as many as may."""

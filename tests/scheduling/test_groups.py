@@ -15,7 +15,6 @@ from halfmoon_protocol.messages import (
     Cancel,
     DecodeReserved,
     PrefillCost,
-    PrefillDone,
     PrefillFailed,
     PrefillStopped,
     Stage,
@@ -36,7 +35,7 @@ from halfmoon_scheduling.events import (
     WorkerLost,
 )
 from halfmoon_scheduling.groups import GroupEstimate, complete_groups
-from halfmoon_scheduling.testing import a_landing, a_request, a_worker
+from halfmoon_scheduling.testing import a_landing, a_prefill_done, a_request, a_worker
 
 COST = PrefillCost(c0_s=0.0, c1_s=0.01, c2_s=0.0)
 P0, P1, P2, D0 = (WorkerId(n) for n in ("prefill-0", "prefill-1", "prefill-2", "decode-0"))
@@ -93,18 +92,6 @@ class Core:
         return self.conductor.decisions[-1].placement.chosen
 
 
-def done(rid: str = "cmpl-1") -> PrefillDone:
-    return PrefillDone(
-        request_id=RequestId(rid),
-        first_token=7,
-        finish="",
-        n_cached=0,
-        queue_s=0.0,
-        compute_s=1.0,
-        drain_s=0.0,
-    )
-
-
 def test_long_prompts_take_the_group_and_short_ones_one_worker() -> None:
     core = Core()
     core.arrive(n_tokens=640)  # 20 chunks: 6.4 s alone, 3.2 s and a half chunk together
@@ -157,7 +144,7 @@ def test_every_member_is_busy_for_its_stage_and_free_when_it_is_over() -> None:
     queues_s = core.conductor.cluster.prefills.queues_s(core.now)
     assert queues_s == {P0: pytest.approx(3.2), P1: pytest.approx(3.36)}
     core.now = 3.4
-    start = core.hear("prefill-0", done())[-1]
+    start = core.hear("prefill-0", a_prefill_done(compute_s=1.0))[-1]
     assert isinstance(start, Send)
     assert isinstance(start.message, StartDecode)
     assert core.conductor.cluster.prefills.queues_s(core.now) == {P0: 0.0, P1: 0.0}

@@ -20,7 +20,6 @@ from halfmoon_protocol.messages import (
     DecodeReserved,
     KvstoreAddress,
     PrefillCost,
-    PrefillDone,
     PrefillFailed,
     StartDecode,
     StartPrefill,
@@ -37,7 +36,7 @@ from halfmoon_scheduling.events import (
     WorkerLost,
 )
 from halfmoon_scheduling.local_prefill import LocalEstimate
-from halfmoon_scheduling.testing import a_landing, a_request, a_worker
+from halfmoon_scheduling.testing import a_landing, a_prefill_done, a_request, a_worker
 
 PREFILL = PrefillCost(c0_s=0.0, c1_s=0.01, c2_s=0.0)
 STEP = DecodeCost(d0_s=0.04, d1_s=0.0, d2_s=0.0)
@@ -92,18 +91,6 @@ class Core:
         self.hear("kvstore-1", BlocksSnapshot(sequence=-1, hashes=hashes))
 
 
-def done(rid: str = "cmpl-1") -> PrefillDone:
-    return PrefillDone(
-        request_id=RequestId(rid),
-        first_token=7,
-        finish="",
-        n_cached=0,
-        queue_s=0.0,
-        compute_s=0.2,
-        drain_s=0.0,
-    )
-
-
 def test_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
     core = Core()
     chosen = core.arrive(n_tokens=20)
@@ -114,7 +101,7 @@ def test_a_short_prompt_is_prefilled_where_it_is_decoded() -> None:
     assert start.worker_id == D0
     assert isinstance(start.message, StartPrefill)
     assert start.message.landing.region.segment == D0
-    deliver, go_on = core.hear("decode-0", done())
+    deliver, go_on = core.hear("decode-0", a_prefill_done(compute_s=0.2))
     assert isinstance(deliver, Deliver)
     assert isinstance(go_on, Send)
     assert go_on.worker_id == D0
@@ -205,7 +192,7 @@ def test_prompts_sent_to_one_worker_wait_for_each_other() -> None:
     assert chosen[2].queue_s == pytest.approx(0.2 + 0.02)
     for rid in ("cmpl-0", "cmpl-2"):
         core.reserved(rid)
-        core.hear("decode-0", done(rid))
+        core.hear("decode-0", a_prefill_done(rid, compute_s=0.2))
     again = core.arrive("cmpl-9", prompt=9)
     assert (again.worker_id, again.queue_s) == (D0, pytest.approx(0.02))
 
@@ -251,7 +238,7 @@ def test_the_prefill_worker_that_would_have_done_it_may_go() -> None:
     core.arrive()
     core.reserved()
     assert core.handle(WorkerLost(P0, "socket closed")) == []
-    assert any(isinstance(c, Deliver) for c in core.hear("decode-0", done()))
+    assert any(isinstance(c, Deliver) for c in core.hear("decode-0", a_prefill_done(compute_s=0.2)))
 
 
 def test_a_prefill_that_fails_there_is_tried_elsewhere() -> None:

@@ -1,9 +1,9 @@
-"""Ready-made workers and requests for tests: small, valid, each field to be overridden."""
+"""Ready-made workers, requests and answers for tests: small, valid, each field to be overridden."""
 
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import DecodeCost, PrefillCost, Role, Stage, WorkerInfo
+from halfmoon_protocol.messages import DecodeCost, PrefillCost, PrefillDone, Role, Stage, WorkerInfo
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.events import Request
@@ -103,3 +103,19 @@ def a_landing(decode: str, pages: tuple[int, ...] = (0, 1, 2), *, generation: in
     """Pages of a decode worker, as it would announce them."""
     region = Region(segment=decode, generation=generation, key=bytes(16), length=1 << 20)
     return Landing(region=region, pages=pages, layout=LAYOUT)
+
+
+def a_prefill_done(
+    request_id: str = "cmpl-1", *, compute_s: float = 0.01, fetch_s: float = 0.0
+) -> PrefillDone:
+    """Nothing of the prompt was cached, the first token is 7, and it goes on."""
+    return PrefillDone(
+        request_id=RequestId(request_id),
+        first_token=7,
+        finish="",
+        n_cached=0,
+        queue_s=0.0,
+        compute_s=compute_s,
+        drain_s=0.0,
+        fetch_s=fetch_s,
+    )

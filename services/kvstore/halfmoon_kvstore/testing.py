@@ -62,6 +62,11 @@ class DamagedBytes(WrongBytes):
     """A block that was leased has other bytes than its checksum says: its reader notices."""
 
 
+def prompt(name: int, n_blocks: int) -> list[BlockHash]:
+    """The blocks of a prompt that shares none with those of other names."""
+    return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
+
+
 def content(block: BlockHash, n_bytes: int) -> bytes:
     """The bytes of a block, by its hash."""
     start = xxhash.xxh3_128_digest(block)
