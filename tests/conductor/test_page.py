@@ -60,14 +60,11 @@ Colours = dict[str, str]
 
 
 def schemes() -> dict[str, Colours]:
-    css = PAGE["base.css"]
-    blocks = re.findall(r"(:root[^{]*)\{([^}]*)\}", css)
-    found = [
-        (name.strip(), dict(re.findall(r"--([\w-]+): (#\w+);", body))) for name, body in blocks
-    ]
-    light, dark, dark_again = (colours for _, colours in found)
-    assert dark == dark_again, "the two dark schemes differ"
-    return {"light": light, "dark": dark}
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", PAGE["base.css"])
+    return {
+        "light": {name: light for name, light, _ in pairs},
+        "dark": {name: dark for name, _, dark in pairs},
+    }
 
 
 def luminance(colour: str) -> float:

@@ -287,9 +287,13 @@ def test_colours_follow_the_system_until_somebody_chooses(
         page.emulate_media(color_scheme="light")
         light = background(page)
         assert dark != light
+        page.emulate_media(color_scheme="dark")
         page.get_by_role("button", name="Colours: as the system").click()
+        expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
+        assert background(page) == light
         page.get_by_role("button", name="Colours: light").click()
         expect(page.get_by_role("button", name="Colours: dark")).to_be_visible()
+        page.emulate_media(color_scheme="light")
         assert background(page) == dark
         page.reload()
         assert background(page) == dark
