@@ -82,6 +82,18 @@ def test_speed_and_spreading_change_times_alone() -> None:
     assert [r.blocks for r in spread_ticks(requests)] == [r.blocks for r in requests]
 
 
+def test_pauses_within_sessions_shrink_with_the_rest_and_are_not_spread() -> None:
+    requests = [
+        TraceRequest(0.0, 5, 5, (0,), "a"),
+        TraceRequest(3.0, 5, 5, (1,), "a"),  # so long after the one before has ended
+        TraceRequest(0.0, 5, 5, (2,)),
+        TraceRequest(6.0, 5, 5, (3,), "b"),
+        TraceRequest(0.0, 5, 5, (4,), "b"),
+    ]
+    assert [r.at_s for r in faster(requests, 2.0)] == [0.0, 1.5, 0.0, 3.0, 0.0]
+    assert [r.at_s for r in spread_ticks(requests)] == [0.0, 3.0, 3.0, 6.0, 0.0]
+
+
 def test_an_unknown_source_says_what_there_is() -> None:
     with pytest.raises(BadTrace, match=r"conversation.*l-eval"):
         make_workload(spec("nowhere"))

@@ -68,7 +68,9 @@ def simulate(
     role_changes: Annotated[
         bool, typer.Option(help="Let workers change between prefill and decode")
     ] = False,
-    speedup: Annotated[float, typer.Option(help="Arrivals so many times as fast")] = 1.0,
+    speedup: Annotated[
+        float, typer.Option(help="Arrivals, and turns, so many times as fast")
+    ] = 1.0,
     rate: Annotated[float, typer.Option(help="Requests per second of a data set")] = 1.0,
     requests: Annotated[int, typer.Option(min=0, help="The first so many; 0: all")] = 0,
     spread: Annotated[

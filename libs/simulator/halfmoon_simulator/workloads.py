@@ -6,6 +6,7 @@ same requests on every machine.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -80,7 +81,11 @@ def synthetic(
 
 
 def faster(requests: Iterable[TraceRequest], speedup: float) -> list[TraceRequest]:
-    """The same requests, arriving `speedup` times as fast; pauses within sessions stay."""
+    """The same requests, `speedup` times as fast, the pauses within sessions too.
+
+    So the papers replay their traces "2×": all stamps are divided, and those of a conversation's
+    later turns are stamps like others.
+    """
     if speedup <= 0:
         raise ValueError(f"speedup is {speedup}, it must be more than 0")
     return [
@@ -100,22 +105,37 @@ def spread_ticks(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
     """Spread requests that share a time stamp evenly up to the next stamp.
 
     The published traces are stamped in steps of 3 s. Replayed as they are, a step's requests
-    arrive in one instant, which no cluster sees.
+    arrive in one instant, which no cluster sees. A session's later turns have no stamp, but a
+    pause, and keep it.
     """
-    stamps = sorted({request.at_s for request in requests})
+    pauses = _pauses(requests)
+    groups = Counter(
+        request.at_s for request, pause in zip(requests, pauses, strict=True) if not pause
+    )
+    stamps = sorted(groups)
     after_last = 2 * stamps[-1] - stamps[max(0, len(stamps) - 2)]
     following = dict(zip(stamps, [*stamps[1:], after_last], strict=True))
-    groups: dict[float, int] = {}
-    for request in requests:
-        groups[request.at_s] = groups.get(request.at_s, 0) + 1
     taken: dict[float, int] = {}
     result: list[TraceRequest] = []
-    for request in requests:
+    for request, pause in zip(requests, pauses, strict=True):
+        if pause:
+            result.append(request)
+            continue
         at_s = request.at_s
         share = taken.get(at_s, 0) / groups[at_s]
         taken[at_s] = taken.get(at_s, 0) + 1
         result.append(replace(request, at_s=at_s + share * (following[at_s] - at_s)))
     return result
+
+
+def _pauses(requests: Iterable[TraceRequest]) -> list[bool]:
+    """Of each request whether its time is a pause after the session's turn before."""
+    begun: set[str | None] = set()
+    found = []
+    for request in requests:
+        found.append(request.session is not None and request.session in begun)
+        begun.add(request.session)
+    return found
 
 
 def conversation_surrogate(n_requests: int = 12_031, *, seed: int = 0) -> list[TraceRequest]:

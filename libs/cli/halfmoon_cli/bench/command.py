@@ -87,7 +87,8 @@ def bench_command(
         typer.Option(min=1, help="How many such prefixes there are", rich_help_panel=_MADE_UP),
     ] = 1,
     speedup: Annotated[
-        float, typer.Option(help="Arrivals so many times as fast", rich_help_panel=_TRACE)
+        float,
+        typer.Option(help="Arrivals, and turns, so many times as fast", rich_help_panel=_TRACE),
     ] = 1.0,
     spread: Annotated[
         bool,
