@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -178,16 +177,15 @@ def test_ctrl_c_ends_a_run_early_and_shows_what_there_is(
 ) -> None:
     endpoint.scripts = [Script(), Script(hold_after=1)]
     path = tmp_path / "run.json"
-    wanted = ("--rate", "1000", "--requests", "2", "--json", str(path), *SMALL)
+    # The second is asked for when the first has ended, and not before.
+    wanted = ("--concurrency", "1", "--requests", "2", "--json", str(path), *SMALL)
     process = subprocess.Popen(
         [sys.executable, "-m", "halfmoon_cli", "bench", "--url", endpoint.url, *wanted],
         env={**os.environ, "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         text=True,
     )
-    while len(endpoint.asked) < 2:
-        assert process.poll() is None
-        time.sleep(0.01)
+    assert endpoint.holds.wait(60), process.poll()
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output

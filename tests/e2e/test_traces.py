@@ -2,8 +2,7 @@
 
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -42,9 +41,17 @@ class Collector:
 
     url: str
     spans: list[Span] = field(default_factory=list)
+    #: Told of each export.
+    came: threading.Condition = field(default_factory=threading.Condition)
+
+    def keep(self, spans: Iterable[Span]) -> None:
+        with self.came:
+            self.spans.extend(spans)
+            self.came.notify_all()
 
     def trace(self, trace_id: str) -> list[Span]:
-        return [span for span in list(self.spans) if span.trace_id == trace_id]
+        with self.came:
+            return [span for span in self.spans if span.trace_id == trace_id]
 
     def whole(self, trace_id: str, *, worked: bool = True) -> list[Span]:
         """A trace's spans, once the roots of its services' parts are there: they come last."""
@@ -53,11 +60,10 @@ class Collector:
         return self.trace(trace_id)
 
     def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
+        with self.came:
+            in_time = self.came.wait_for(condition, within_s)
             names = [(span.service, span.name) for span in self.spans]
-            assert time.monotonic() < deadline, f"not within {within_s} s, spans: {names}"
-            time.sleep(0.02)
+        assert in_time, f"not within {within_s} s, spans: {names}"
 
 
 def value_of(value: Any) -> Any:
@@ -97,7 +103,7 @@ def collector() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            kept.spans.extend(spans_of(ExportTraceServiceRequest.FromString(body)))
+            kept.keep(spans_of(ExportTraceServiceRequest.FromString(body)))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()

@@ -58,6 +58,8 @@ class ScriptedEndpoint:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         #: What a GET of further paths is answered.
         self.pages: dict[str, Any] = {}
+        #: Set when an answer is held.
+        self.holds = threading.Event()
         #: Set when a client went away in the middle of an answer.
         self.client_gone = threading.Event()
         self._lock = threading.Lock()
@@ -188,6 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
 
     def _until_gone(self) -> None:
+        self.scripted.holds.set()
         self.connection.settimeout(60)
         if not self.connection.recv(1):
             self.scripted.client_gone.set()
