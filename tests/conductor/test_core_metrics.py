@@ -1,5 +1,6 @@
 """What the conductor shows of the cluster, over a real core."""
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -8,7 +9,7 @@ from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.vllm_names import NAMES, WithVllmNames
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
-from halfmoon_protocol.messages import BlocksSnapshot, DecodeLoad, PrefillDone
+from halfmoon_protocol.messages import BlocksSnapshot, DecodeLoad
 from halfmoon_runtime.readings import by, expose
 from halfmoon_scheduling.commands import AnyCommand, Fail, Resubmit
 from halfmoon_scheduling.conductor import Conductor
@@ -17,11 +18,12 @@ from halfmoon_scheduling.events import (
     AnyEvent,
     KvChanged,
     MessageReceived,
+    RequestArrived,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
-from halfmoon_scheduling.testing import a_worker
+from halfmoon_scheduling.testing import a_prefill_done, a_request, a_worker
 
 KVSTORE = WorkerId("kvstore-0")
 
@@ -94,6 +96,19 @@ def test_what_is_shown_of_a_worker_goes_with_it(bench: Bench) -> None:
     assert bench.value("halfmoon_kv_cache_usage_ratio", role="decode") is None
     assert bench.value("halfmoon_workers", role="decode") == 0
     assert b"kvstore-0" not in generate_latest(bench.registry)
+    bench.post(WorkerJoined(a_worker("decode-0", generation=2)))  # and says nothing yet
+    assert bench.value("halfmoon_cluster_pages", role="decode", state="used") == 0
+
+
+def test_requests_are_counted_by_phase_and_their_tokens_by_where_they_are_from(
+    bench: Bench,
+) -> None:
+    bench.post(RequestArrived(a_request("r", n_tokens=40)))
+    assert bench.value("halfmoon_requests", phase="reserving") == 1
+    done = msgspec.structs.replace(a_prefill_done("r"), n_cached=32, fetched_bytes=1000)
+    bench.metrics.on_prefill_done(WorkerId("prefill-0"), done)
+    assert bench.value("halfmoon_prefilled_tokens_total", source="computed") == 8
+    assert bench.value("halfmoon_kv_fetched_bytes_total") == 1000
 
 
 @pytest.mark.parametrize(
@@ -109,16 +124,7 @@ def test_cached_tokens_are_counted_by_where_their_kvstore_is(
 ) -> None:
     bench.post(WorkerJoined(a_worker("prefill-0", generation=2, host="host-0")))
     bench.post(WorkerJoined(a_worker("kvstore-0", generation=2, host=host)))
-    done = PrefillDone(
-        request_id=RequestId("r"),
-        first_token=1,
-        finish="",
-        n_cached=32,
-        queue_s=0.0,
-        compute_s=0.0,
-        drain_s=0.0,
-        fetched_from=fetched_from,
-    )
+    done = msgspec.structs.replace(a_prefill_done("r"), n_cached=32, fetched_from=fetched_from)
     bench.metrics.on_prefill_done(WorkerId("prefill-0"), done)
     assert bench.value("halfmoon_prefilled_tokens_total", source=source) == 32
 
@@ -138,13 +144,24 @@ def test_vllms_names_show_our_samples_with_vllms_labels() -> None:
     registry = CollectorRegistry()
     front = HttpMetrics(registry)
     front.on_first_token(0.5, 0.1, {"queue": 0.1, "prefill": 0.2}, 100, 40)
-    phases = {"deferred": 1, "waiting": 2, "prefilling": 4, "decoding": 8, "stopping": 16}
-    expose(lambda: {"halfmoon_requests": ("Requests.", by("phase", phases))}, registry=registry)
+    order = ("deferred", "waiting", "reserving", "prefilling", "landed", "decoding", "stopping")
+    phases = {phase: 2**bit for bit, phase in enumerate(order)}
+    tokens = {"computed": 1, "kvstore_same_host": 2, "kvstore_other_host": 4}
+    usage = {"prefill": 0.25, "decode": 0.5}
+    readings = {
+        "halfmoon_requests": ("Requests.", by("phase", phases)),
+        "halfmoon_prefilled_tokens_total": ("Tokens.", by("source", tokens)),
+        "halfmoon_kv_cache_usage_ratio": ("Used.", by("role", usage)),
+    }
+    expose(lambda: readings, registry=registry)
     lines = shown(registry, "moon")
     labels = 'engine="0",model_name="moon"'
     for line in (
-        f"vllm:num_requests_waiting{{{labels}}} 3.0",
-        f"vllm:num_requests_running{{{labels}}} 12.0",
+        f"vllm:num_requests_waiting{{{labels}}} 7.0",
+        f"vllm:num_requests_running{{{labels}}} 56.0",
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.5",
+        f'vllm:prompt_tokens_by_source_total{{{labels},source="local_compute"}} 1.0',
+        f'vllm:prompt_tokens_by_source_total{{{labels},source="external_kv_transfer"}} 6.0',
         f"vllm:prompt_tokens_total{{{labels}}} 100.0",
         f"vllm:prefix_cache_hits_total{{{labels}}} 40.0",
         'vllm:request_success_total{engine="0",finished_reason="stop",model_name="moon"} 0.0',

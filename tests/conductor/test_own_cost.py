@@ -57,7 +57,17 @@ async def test_a_streamed_token_takes_few_calls(app: FastAPI, gateway: ScriptedG
     assert 1 < per_token <= MAX_CALLS_PER_TOKEN
 
 
-async def _calls(app: FastAPI, n_new: int) -> int:
+async def test_a_well_formed_request_takes_fewer_calls_than_one_that_needs_another_look(
+    app: FastAPI, gateway: ScriptedGateway
+) -> None:
+    gateway.script = gateway.script[:1]
+    await _calls(app, 1)  # what is done once
+    short = await _calls(app, 1)
+    long = await _calls(app, 1, b"application/json; charset=utf-8")
+    assert short < 0.7 * long
+
+
+async def _calls(app: FastAPI, n_new: int, content_type: bytes = b"application/json") -> int:
     """Python functions called for a stream of so many tokens."""
     body = json_of(COMPLETION | {"prompt": [5], "max_tokens": n_new, "stream": True}).encode()
     received: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -78,7 +88,7 @@ async def _calls(app: FastAPI, n_new: int) -> int:
         "scheme": "http",
         "root_path": "",
         "server": None,
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"content-type", content_type)],
     }
     n_calls = 0
 

@@ -105,7 +105,12 @@ async def test_workers_show_what_they_did(local_cluster: LocalCluster) -> None:
         ("cached",): 192,
     }
     assert prefill["halfmoon_prefill_requests_ended_total"][1].values["done",] == 2
-    assert prefill["halfmoon_prefill_stage_seconds"][1].values["queue",].n == 2
+    stages = prefill["halfmoon_prefill_stage_seconds"][1].values
+    assert {stage: told.n for (stage,), told in stages.items()} == dict.fromkeys(
+        ("queue", "fetch", "compute", "transfer"), 2
+    )
     assert decode["halfmoon_decode_tokens_total"][1] == 8
     assert decode["halfmoon_decode_step_seconds"][1].n == 8
-    assert decode["halfmoon_pages"][1].values["free",] == cluster.n_pages
+    for told in (prefill, decode):
+        pages = told["halfmoon_pages"][1].values
+        assert (pages["free",], pages["used",]) == (cluster.n_pages, 0)
