@@ -26,13 +26,15 @@ from halfmoon_runtime.zmq_sockets import SocketSettings
 async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     network: Network
     if request.param == "memory":
-        network = MemoryNetwork(inbox_messages=50)
+        network = MemoryNetwork(inbox_messages=50, unread_s=1.0)
     else:
         settings = SocketSettings(
             inbox_messages=50,
             send_queue_messages=50,
             receive_queue_messages=50,
             connect_timeout_s=0.5,
+            heartbeat_interval_s=0.2,
+            heartbeat_timeout_s=0.5,
         )
         network = ZmqNetwork(settings)
     yield network
@@ -173,7 +175,58 @@ async def test_a_send_to_a_caller_that_hung_up_is_refused(network: Network) -> N
                 await asyncio.sleep(0.01)
 
 
-async def test_a_send_to_a_caller_that_reads_nothing_is_refused_in_the_end(
+async def test_a_caller_that_reads_slowly_slows_its_worker_down_and_misses_nothing(
+    network: Network,
+) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await link.send(numbered(1))
+    peer, _ = await port.receive()
+    n, n_tasks = 1000, 4
+
+    async def answer(first: int) -> None:
+        for i in range(first, n, n_tasks):
+            big = DecodeFailed(request_id=RequestId(str(i)), reason="x" * 10_000, retryable=True)
+            await port.send(peer, big)
+
+    answering = [asyncio.create_task(answer(first)) for first in range(n_tasks)]
+    heard = []
+    for _ in range(n):
+        message = await link.receive()
+        assert isinstance(message, DecodeFailed)
+        heard.append(int(message.request_id))
+        await asyncio.sleep(0.002)
+    await asyncio.gather(*answering)
+    for first in range(n_tasks):
+        assert [i for i in heard if i % n_tasks == first] == [*range(first, n, n_tasks)]
+
+
+async def test_a_send_that_waits_for_a_caller_ends_when_it_hangs_up(network: Network) -> None:
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await link.send(numbered(1))
+    peer, _ = await port.receive()
+    big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
+    n_sent = 0
+
+    async def answer() -> None:
+        nonlocal n_sent
+        while True:
+            await port.send(peer, big)
+            n_sent += 1
+            await asyncio.sleep(0)
+
+    answering = asyncio.create_task(answer())
+    n_before = -1
+    while n_sent > n_before:
+        n_before = n_sent
+        await asyncio.sleep(0.1)
+    await link.close()
+    with pytest.raises(PeerUnreachable, match="gone"):
+        await answering
+
+
+async def test_a_caller_that_reads_nothing_is_gone_in_the_end_and_both_sides_know(
     network: Network,
 ) -> None:
     port = await network.bind("decode-0")
@@ -181,10 +234,13 @@ async def test_a_send_to_a_caller_that_reads_nothing_is_refused_in_the_end(
     await link.send(numbered(1))
     peer, _ = await port.receive()
     big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
-    with pytest.raises(PeerUnreachable, match="full"):
+    with pytest.raises(PeerUnreachable):
         for _ in range(300):
             await port.send(peer, big)
             await asyncio.sleep(0)
+    with pytest.raises(PeerUnreachable):
+        while True:
+            await link.receive()
 
 
 async def test_what_came_before_the_end_is_delivered_and_then_receive_raises(

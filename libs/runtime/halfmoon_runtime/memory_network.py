@@ -8,6 +8,7 @@ Messages cross as encoded frames, so what arrives is what would on a wire. The f
   missed heartbeats) and new ones fail until `heal`.
 """
 
+import asyncio
 import itertools
 import time
 from collections.abc import Sequence
@@ -19,17 +20,21 @@ from halfmoon_protocol.messages import AnyMessage, Message
 from halfmoon_runtime.drops import drop
 from halfmoon_runtime.inbox import Inbox
 from halfmoon_runtime.network import PeerId, PeerUnreachable
+from halfmoon_runtime.turns import Turns
 
 
 class MemoryNetwork:
     """A `Network`; whoever shall meet shares one.
 
     Args:
-        inbox_messages: messages that a port or a link holds before senders are refused.
+        inbox_messages: messages that a port holds before callers are refused, and a link
+            before its port waits.
+        unread_s: a link that takes nothing for so long goes down, as by missed heartbeats.
     """
 
-    def __init__(self, *, inbox_messages: int = 1024) -> None:
+    def __init__(self, *, inbox_messages: int = 1024, unread_s: float = 3.0) -> None:
         self.inbox_messages = inbox_messages
+        self.unread_s = unread_s
         self._ports: dict[str, MemoryPort] = {}
         self._partitioned: set[str] = set()
         self._serial = itertools.count()
@@ -101,6 +106,7 @@ class MemoryPort:
         #: Callers that are connected; `listeners` those that also hear what is published.
         self.peers: dict[PeerId, MemoryLink] = {}
         self.listeners: dict[PeerId, MemoryLink] = {}
+        self._turns = Turns()
         self._kv_sequence = 0
 
     @property
@@ -119,12 +125,14 @@ class MemoryPort:
 
     async def send(self, peer: PeerId, message: Message) -> None:
         """See `Port.send`."""
-        link = self.peers.get(peer)
-        frame = encode(message)
-        if link is None:
-            raise PeerUnreachable(f"{self.name}: caller {peer.hex()} is gone")
-        if not link.deliver(decode(frame)):
-            raise PeerUnreachable(f"{self.name}: the queue of caller {peer.hex()} is full")
+        arriving = decode(encode(message))
+        try:
+            async with asyncio.timeout(self._network.unread_s):
+                await self._turns.send(peer, lambda: self._offer(peer, arriving))
+        except TimeoutError:
+            if (link := self.peers.get(peer)) is not None:
+                link.fall(f"{self.name} was not read for {self._network.unread_s} s")
+            raise PeerUnreachable(f"{self.name}: caller {peer.hex()} reads nothing") from None
 
     async def publish(self, message: Message) -> None:
         """See `Port.publish`."""
@@ -162,6 +170,12 @@ class MemoryPort:
     def check(self) -> None:
         """Assert that no link is down that we would send to."""
         assert not any(link.is_down for link in [*self.peers.values(), *self.listeners.values()])
+
+    def _offer(self, peer: PeerId, message: AnyMessage) -> bool:
+        link = self.peers.get(peer)
+        if link is None:
+            raise PeerUnreachable(f"{self.name}: caller {peer.hex()} is gone")
+        return link.deliver(message)
 
     def _publish(self, message: AnyMessage | KvEventBatch) -> None:
         for link in self.listeners.values():

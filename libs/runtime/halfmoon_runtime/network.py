@@ -47,10 +47,13 @@ class Port(Protocol):
         ...
 
     async def send(self, peer: PeerId, message: Message) -> None:
-        """Answer one caller.
+        """Answer one caller; waits for one that is slower than its answers come.
+
+        Answers to the same caller keep the order of their calls.
 
         Raises:
-            PeerUnreachable: it is gone, or its queue is full; or the port is closed.
+            PeerUnreachable: it is gone, or took nothing for so long that it counts as gone, and
+                its link is down; or the port is closed.
             MessageTooLarge: it would be dropped; nothing was sent.
         """
         ...

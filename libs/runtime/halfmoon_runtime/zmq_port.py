@@ -14,6 +14,7 @@ from halfmoon_protocol.messages import AnyMessage, Message
 from halfmoon_runtime.drops import drop, drop_reason
 from halfmoon_runtime.inbox import Inbox
 from halfmoon_runtime.network import PeerId, PeerUnreachable
+from halfmoon_runtime.turns import Turns
 from halfmoon_runtime.zmq_sockets import (
     HANDSHAKE_FAILED,
     Frames,
@@ -45,6 +46,7 @@ class ZmqPort:
         self._name = name
         self._settings = settings
         self._inbox: Inbox[tuple[PeerId, AnyMessage]] = Inbox(settings.inbox_messages)
+        self._turns = Turns()
         self._kv_sequence = 0
         self._closing = asyncio.Event()
         self._router = context.socket(zmq.ROUTER)
@@ -85,18 +87,7 @@ class ZmqPort:
     async def send(self, peer: PeerId, message: Message) -> None:
         """See `Port.send`."""
         frame = encode(message)
-        self._require_open()
-        try:
-            self._commands_wire.send_now([peer, frame])
-        except zmq.Again:
-            limit = self._settings.send_queue_messages
-            raise PeerUnreachable(
-                f"{self._name}: the queue of caller {peer.hex()} is full, with {limit} messages"
-            ) from None
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            raise PeerUnreachable(f"{self._name}: caller {peer.hex()} is gone") from None
+        await self._turns.send(peer, lambda: self._offer(peer, frame))
 
     async def publish(self, message: Message) -> None:
         """See `Port.publish`."""
@@ -126,6 +117,18 @@ class ZmqPort:
         self.task.cancel()
         await asyncio.wait({self.task})
         self._close_sockets()
+
+    def _offer(self, peer: PeerId, frame: bytes) -> bool:
+        self._require_open()
+        try:
+            self._commands_wire.send_now([peer, frame])
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise PeerUnreachable(f"{self._name}: caller {peer.hex()} is gone") from None
+        return True
 
     def _require_open(self) -> None:
         if self._router.closed:

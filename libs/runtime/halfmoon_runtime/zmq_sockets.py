@@ -38,7 +38,8 @@ class SocketSettings:
 
     #: A longer frame is dropped, and one much longer closes the connection unread.
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    #: Messages waiting for one slow peer before a send to it is refused (PUB: dropped).
+    #: Messages waiting for one slow peer before a send to it waits (ROUTER), is refused (DEALER)
+    #: or drops the message (PUB).
     send_queue_messages: int = 1024
     #: Messages that libzmq reads ahead from one peer; small, as each may be of the limit.
     receive_queue_messages: int = 128
