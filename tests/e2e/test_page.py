@@ -146,6 +146,8 @@ def test_the_map_has_every_worker_and_says_what_to_do_where_nothing_has_happened
         expect(page.locator(".conductor")).to_contain_text("conductor-0")
         expect(page.locator("#live")).to_have_text("live")
         expect(page.locator("#model")).to_have_text("moon")
+        pages = card(page, "prefill-0").get_by_role("meter", name="pages")
+        expect(pages).to_have_attribute("aria-valuetext", "0 %")
         expect(page.locator("#decisions-body")).to_contain_text("No requests yet")
         expect(page.locator("#prefixes-body")).to_contain_text("None yet")
         expect(page.locator("#ttft .plot")).to_have_attribute(
@@ -171,6 +173,34 @@ def test_a_request_is_seen_in_numbers_latencies_and_decisions(
         expect(page.locator("#summary")).to_contain_text(re.compile(r"[1-9]\d* in a minute"))
 
 
+def test_a_chart_has_its_limit_its_range_and_the_numbers_under_the_pointer(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    second = {"at_s": 998, "ttft": None, "tbt": {"n": 3, "p50_s": 0.02, "p90_s": 0.08}}
+    told = {"now_s": 1000.0, "ttft_slo_s": 2.0, "tbt_slo_s": 0.25, "seconds": [second]}
+    with open_page(cluster.url) as page:
+        page.route("**/debug/latencies*", lambda route: route.fulfill(json=told))
+        # Only what is new is asked for: what came twice would count twice.
+        with page.expect_request("**/debug/latencies?after_s=998"):
+            page.reload()
+        chart = page.locator("#tbt")
+        plot = chart.locator(".plot")
+        expect(plot).to_have_attribute(
+            "aria-label",
+            "Time between tokens: lately half of them within 20 ms, nine of ten within 80 ms",
+        )
+        expect(chart).to_contain_text("limit 250 ms")
+        page.get_by_role("button", name="10 min").click()
+        expect(chart).to_contain_text("−8 min")
+        box = plot.bounding_box()
+        assert box is not None
+        plot.hover(position={"x": box["width"] - 15, "y": box["height"] / 2})
+        expect(chart.locator(".tip")).to_be_visible()
+        expect(chart.locator(".tip")).to_contain_text(
+            "20 ms · 80 msp50 · p90 of 3 samples, 2 s ago"
+        )
+
+
 def test_an_open_decision_tells_why_there_and_why_not_elsewhere_and_is_marked_on_the_map(
     cluster: Any, open_page: OpenPage
 ) -> None:
@@ -187,6 +217,13 @@ def test_an_open_decision_tells_why_there_and_why_not_elsewhere_and_is_marked_on
             expect(candidate).to_contain_text(row["why_not"] or "chosen")
         chosen = decision["placement"]["chosen"]["worker_id"]
         expect(card(page, chosen)).to_have_class(re.compile("selected"))
+        came_s = decision["course"]["ttft_s"]
+        told = re.search(r"It came in ([\d.]+) (m?s):", page.locator(".why").inner_text())
+        assert told is not None
+        unit_s = {"s": 1.0, "ms": 0.001}[told[2]]
+        assert float(told[1]) * unit_s == pytest.approx(came_s, rel=0.06)
+        cluster.complete(prompt=[8] * 20, max_tokens=2)
+        expect(page.locator("#decisions-note")).to_contain_text("1 newer one: close this one")
         page.keyboard.press("Enter")
         expect(page.locator(".why")).to_have_count(0)
 
@@ -207,6 +244,8 @@ def test_the_playground_streams_and_the_second_time_shows_what_was_reused_and_fr
         wait_until_answered(page)
         assert len(reply.inner_text().split()) == 64
         expect(page.locator("#chat .reused")).to_contain_text("Reused 0 of")
+        expect(page.locator("#chat .meta")).to_contain_text("between tokens")
+        expect(page.locator("#chat .meta")).to_contain_text("✗ the list says")
 
         page.get_by_role("button", name="Ask again").click()
         wait_until_answered(page, 2)
@@ -215,10 +254,72 @@ def test_the_playground_streams_and_the_second_time_shows_what_was_reused_and_fr
         expect(second).to_contain_text(re.compile(r"from kvstore-\d at prefill-\d, answered by"))
         expect(page.locator("#runs tbody tr")).to_have_count(2)
         expect(page.locator("#prefixes-body .chip")).to_contain_text(["kvstore-"])
+        reuse = cluster.get("/debug/cluster")["reuse"]
+        share = int(100 * reuse["n_cached"] / reuse["n_tokens"] + 0.5)
+        tile = page.locator("#summary .tile").filter(has_text="Read from cache")
+        expect(tile.locator(".tile-value")).to_have_text(f"{share} %")
+        page.locator("#prefixes-body .prefix").first.focus()
+        expect(page.locator("#map .kvstore.holds")).not_to_have_count(0)
 
         page.get_by_role("button", name="why there?").last.click()
         expect(page.locator(".why")).to_contain_text("read from kvstore-")
         expect(page.locator("#map .kvstore.selected")).to_have_count(1)
+        expect(page.locator("#map .way.chosen")).to_have_count(2)  # read, and written
+
+
+def test_what_is_asked_for_is_what_the_form_and_the_conversation_say(
+    cluster: Any, open_page: OpenPage
+) -> None:
+    with open_page(cluster.url) as page:
+
+        def asked(button: str) -> Any:
+            with page.expect_request("**/v1/chat/completions") as request:
+                page.get_by_role("button", name=button).click()
+            return request.value.post_data_json
+
+        page.get_by_text("System message, length, temperature").click()
+        page.get_by_label("System message", exact=True).fill("Be brief.")
+        page.get_by_label("Tokens at the most").fill("8")
+        page.get_by_label("Temperature", exact=True).fill("0.5")
+        message = page.get_by_label("Your message")
+        message.fill("One")
+        message.press("Shift+Enter")  # a line, and not the end of the message
+        expect(message).to_have_value("One\n")
+        first = asked("Send")
+        wait_until_answered(page)
+        message.fill("Two")
+        second = asked("Send")
+        wait_until_answered(page, 2)
+        third = asked("Ask again")
+        wait_until_answered(page, 3)
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One\n"}]
+    assert first["messages"] == said
+    assert (first["max_tokens"], first["temperature"]) == (8, 0.5)
+    *before, answer, two = second["messages"]
+    assert before == said
+    assert (answer["role"], len(answer["content"].split())) == ("assistant", 8)
+    assert two == {"role": "user", "content": "Two"}
+    assert third == second
+
+
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        ('data: {"id": "chatcmpl-1", "choices": []}\n\n', "the stream broke off"),
+        ('data: {"error": {"message": "decode-0 is gone"}}\n\n', "decode-0 is gone"),
+    ],
+)
+def test_an_answer_that_breaks_off_says_so(
+    cluster: Any, open_page: OpenPage, stream: str, told: str
+) -> None:
+    with open_page(cluster.url) as page:
+        page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(body=stream, content_type="text/event-stream"),
+        )
+        page.get_by_label("Your message").fill("Hello")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#chat .meta.error")).to_have_text(told)
 
 
 def test_an_answer_can_be_stopped_and_nothing_runs_on(cluster: Any, open_page: OpenPage) -> None:
@@ -236,11 +337,12 @@ def test_an_answer_can_be_stopped_and_nothing_runs_on(cluster: Any, open_page: O
 
 def test_nothing_is_sent_before_it_is_known_who_answers(cluster: Any, open_page: OpenPage) -> None:
     with open_page(cluster.url) as page:
+        message, send = page.get_by_label("Your message"), page.get_by_role("button", name="Send")
+        expect(send).to_be_enabled()  # it has asked, and won't until it is loaded anew
         held: list[Any] = []
         page.route("**/v1/models", lambda route: held.append(route))
         with page.expect_request("**/v1/models"):
             page.reload()
-        message, send = page.get_by_label("Your message"), page.get_by_role("button", name="Send")
         message.fill("Hello")
         message.press("Enter")
         expect(send).to_be_disabled()
