@@ -130,10 +130,13 @@ async def test_a_full_pool_preempts_and_every_token_still_comes(
 ) -> None:
     """Twelve pages for four requests that grow to four pages each."""
     prompts = [prompt_of(20, salt=i) for i in range(4)]
-    async with local_cluster(n_pages=12) as cluster:
+    slow = FakeModel(step_s=0.005)  # so that all are there before one is over
+    async with local_cluster(lambda: FakeEngine(slow), n_pages=12) as cluster:
         answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
         assert answers == [ORACLE.expected(p, 44) for p in prompts]
         await cluster.settled()
+        given_up = cluster.worker("decode-0").readings()["halfmoon_decode_given_up_total"][1]
+        assert given_up.values["preempted",]
 
 
 async def test_a_client_that_leaves_frees_everything_on_both_workers(
@@ -159,6 +162,8 @@ async def test_a_client_that_leaves_during_prefill_stops_it(local_cluster: Local
         await asyncio.wait([task])
         await cluster.settled()
         assert not sum(cluster.core.n_requests.values())
+        ended = cluster.worker("prefill-0").readings()["halfmoon_prefill_requests_ended_total"][1]
+        assert ended.values == {("done",): 0, ("failed",): 0, ("stopped",): 1}
 
 
 async def test_a_cancel_right_behind_its_start_and_said_twice_frees_everything(
