@@ -31,7 +31,13 @@ OPENAI: dict[str, Any] = {
     "model": "lab/moon",
     "input": "Hi",
     "tools": [
-        {"type": "function", "name": "moon_phase", "parameters": SCHEMA, "strict": False},
+        {
+            "type": "function",
+            "name": "moon_phase",
+            "description": "Of a day",
+            "parameters": SCHEMA,
+            "strict": False,
+        },
         {"type": "function", "name": "tide"},
     ],
 }
@@ -252,9 +258,12 @@ async def test_calls_and_what_they_gave_are_handed_back_in_either_shape(
     ]  # fmt: skip
     await post(client, RESPONSES, OPENAI, input=items, max_output_tokens=1)
     told = [tokenizer.decode(made.prompt_token_ids) for made in gateway.requests]
-    for prompt in told:
+    given = [[moon["id"], tide["id"]], [item["call_id"] for item in response["output"][1:]]]
+    for prompt, ids in zip(told, given, strict=True):
+        assert '"description": "Of a day"' in prompt
         turn, results = prompt.split("assistant:See: ")[1].split("tool:half")
         calls = json.loads(turn[: turn.rindex("]") + 1])
+        assert [call["id"] for call in calls] == ids
         assert [call["function"] for call in calls] == [
             {"name": "moon_phase", "arguments": {"day": 3}},
             {"name": "tide", "arguments": {}},

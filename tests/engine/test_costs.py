@@ -1,8 +1,13 @@
 """The cost models are recovered from timed forwards; the clock is the test's."""
 
+from typing import Any
+
 import pytest
 
 from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_engine.interface import Draw, Run
+from halfmoon_engine.timing import typical_s
+from halfmoon_protocol.sampling import Sampling
 
 
 def test_a_linear_engine_is_fitted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +27,23 @@ def test_a_linear_engine_is_fitted_exactly(monkeypatch: pytest.MonkeyPatch) -> N
     assert decode.d0_s == pytest.approx(0.01, rel=1e-3)
     assert decode.d1_s == pytest.approx(0.0001, rel=1e-3)
     assert decode.d2_s == pytest.approx(0, abs=1e-10)
+
+
+@pytest.mark.parametrize(("long_s", "n_forwards"), [(10.0, 6), (0.005, 2)])
+def test_a_forward_that_takes_long_is_not_repeated(long_s: float, n_forwards: int) -> None:
+    engine = Counting(FakeModel(step_s=0.01))
+    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
+    run = Run([1], 0, [0], Draw(Sampling(temperature=0.0)))
+    assert typical_s(engine, [run], repeats=5, long_s=long_s) >= 0.01
+    assert engine.n_forwards == n_forwards  # the first one warms up
+
+
+class Counting(FakeEngine):
+    n_forwards = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> list[int | None]:
+        self.n_forwards += 1
+        return super().forward(*args, **kwargs)
 
 
 def test_a_pool_of_one_page_is_enough() -> None:

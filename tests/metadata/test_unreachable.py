@@ -122,6 +122,7 @@ def test_a_server_that_never_answers_is_given_up(
     server = answering(None)
     with pytest.raises(MetadataUnreachable, match=f"127.0.0.1:{server.port}"):
         CALLS[call](open_at(server.port))
+    assert server.n_connections <= 1  # it has waited once, and does not wait again
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", bytes(range(256))], ids=repr)
