@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers.decoders import ByteLevel
 
 from halfmoon_conductor.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from halfmoon_conductor.word_cache import WordCache
 
 #: All that is read of a model; its weights are the workers' matter.
 FILES = (
@@ -115,6 +116,7 @@ class HubTokenizer:
         # A tokenizer.json may say to cut or to pad, as it was trained: never for serving.
         self._fast.no_truncation()
         self._fast.no_padding()
+        self._words = WordCache.open(path.read_bytes(), self._fast)
         with _naming(spec):
             configs = {name: _read_json(folder / name) for name in FILES if name.endswith(".json")}
             self._special_tokens = _special_tokens(configs)
@@ -154,6 +156,10 @@ class HubTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
+        if self._words is not None:
+            known = self._words.encode(text, add_special_tokens=add_special_tokens)
+            if known is not None:
+                return known
         # `encode` would hold the interpreter's lock for as long as it takes, seconds for a
         # very long text, and stop the event loop with it; this lets go of it.
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)

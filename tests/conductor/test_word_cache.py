@@ -1,0 +1,231 @@
+"""Ids put together from remembered words are those that the tokenizer itself gives."""
+
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from halfmoon_conductor import word_cache
+from halfmoon_conductor.offloading import SHORT_CHARACTERS
+from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.word_cache import WordCache
+
+LLAMA = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = LLAMA.replace("{1,3}", "")
+CORPUS = [
+    "It's the half moon, isn't it? They'll say we'd seen 1234 of them; I'M sure.\r\n\r\n",
+    "def moon(x_1, *, half=0.5):\n    return {'x': x_1}  # we've\n\tor 'not'\n\n\n  <end> ",
+    "It’s – “half” … we’re • x—y — ‘moon’ …\n– “\n",
+    "été, déjà, Größe; 半月 半月 ?\x1f?\x1f? ?\x1f?\x1f? x\x1cx x\x1cx",
+] * 3
+
+
+def trained(pre_tokenizer: Any, *, around: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=alphabet, special_tokens=["<s>", "<|end|>"]
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("moonlight", lstrip=True, single_word=True)])
+    if around:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A <|end|>", special_tokens=[("<s>", 0), ("<|end|>", 1)]
+        )
+    return tokenizer
+
+
+def split(pattern: str) -> Any:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), byte_level])
+
+
+TOKENIZERS = {
+    "gpt2": trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "llama": trained(split(LLAMA), around=True),
+    "qwen": trained(split(QWEN)),
+}
+TOKENIZERS["qwen"].normalizer = normalizers.NFC()
+
+#: Characters and pieces at which a regular expression might cut elsewhere.
+ODD_TEXTS = st.lists(
+    st.one_of(
+        st.text(st.characters(max_codepoint=127), max_size=8),
+        st.text(" \t\r\n\x0b\x0c\x1c\x1d\x85\xa0", max_size=6),
+        st.text("'sStTrREeVvMmLlDdſ ", max_size=6),
+        st.text("–—‘’“”…•' as1", max_size=6),
+        st.sampled_from(
+            [
+                "<|end|>",
+                "<s>",
+                "<|",
+                "moonlight",
+                " moonlight",
+                "半月 🌗",
+                "été",
+                "e\u0301",
+                "?\x1f?",
+            ]
+        ),
+        st.text(max_size=4),
+    ),
+    max_size=8,
+).map("".join)
+
+
+class Asked:
+    """A tokenizer that counts what it is asked."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.texts: list[str] = []
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.texts += texts
+        return self._tokenizer.encode_batch_fast(texts, **options)
+
+
+def opened(tokenizer: Tokenizer) -> WordCache | None:
+    return WordCache.open(tokenizer.to_str().encode(), tokenizer)
+
+
+@pytest.fixture(params=TOKENIZERS)
+def plain(request: pytest.FixtureRequest) -> Tokenizer:
+    return TOKENIZERS[request.param]
+
+
+@pytest.fixture(scope="session")
+def caches() -> dict[int, HubTokenizer]:
+    return {}
+
+
+@pytest.fixture
+def hub(
+    plain: Tokenizer, caches: dict[int, HubTokenizer], tmp_path_factory: pytest.TempPathFactory
+) -> HubTokenizer:
+    """The same, as the front has it: with a cache."""
+    if id(plain) not in caches:
+        folder = tmp_path_factory.mktemp("words")
+        plain.save(str(folder / "tokenizer.json"))
+        caches[id(plain)] = HubTokenizer(folder)
+    return caches[id(plain)]
+
+
+@given(text=ODD_TEXTS, special=st.booleans())
+@example(text="", special=True)
+@example(text="  two  spaces ", special=True)
+@example(text="'ſ isn'T\x1c it's\r\n \r\n1234567", special=False)
+@example(text="It’s – “half” …\n– we’re •x—y", special=False)
+@example(text="?\x1f?", special=False)
+@example(text="by moonlight, in moonlights", special=True)
+def test_odd_texts_have_the_tokens_that_they_have_without_a_cache(
+    plain: Tokenizer, hub: HubTokenizer, text: str, special: bool
+) -> None:
+    assert hub._words is not None
+    expected = plain.encode(text, add_special_tokens=special).ids
+    learning, knowing = [hub.encode(text, add_special_tokens=special) for _ in range(2)]
+    assert learning == knowing == expected
+
+
+def test_every_supported_way_to_cut_words_has_a_cache(plain: Tokenizer) -> None:
+    cache = opened(plain)
+    assert cache is not None
+    assert cache.encode("It's the half moon.", add_special_tokens=True) is not None
+
+
+def test_a_word_is_asked_for_once() -> None:
+    plain = TOKENIZERS["gpt2"]
+    asked = Asked(plain)
+    cache = WordCache.open(plain.to_str().encode(), cast(Tokenizer, asked))
+    assert cache is not None
+    asked.texts.clear()
+    cache.encode("half by moon is half", add_special_tokens=False)
+    assert asked.texts == ["half", " by", " moon", " is", " half"]
+    cache.encode("half is half by moon more", add_special_tokens=False)
+    assert asked.texts[5:] == [" more"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["半月", "the <|end|>", "a moonlight", "a " * SHORT_CHARACTERS, "x" * 40],
+    ids=["not ASCII", "special token", "added token", "long text", "long word"],
+)
+def test_what_words_alone_may_not_decide_is_left_to_the_tokenizer(text: str) -> None:
+    cache = opened(TOKENIZERS["gpt2"])
+    assert cache is not None
+    assert cache.encode(text, add_special_tokens=False) is None
+
+
+def test_of_many_new_words_a_few_are_learnt_at_a_time() -> None:
+    plain = TOKENIZERS["gpt2"]
+    asked = Asked(plain)
+    cache = WordCache.open(plain.to_str().encode(), cast(Tokenizer, asked))
+    assert cache is not None
+    text, tries = " ".join(f"w{number}" for number in range(100)), []
+    for _ in range(3):
+        asked.texts.clear()
+        ids = cache.encode(text, add_special_tokens=False)
+        tries.append((ids is not None, len(asked.texts)))
+    assert tries == [(False, 64), (True, 35), (True, 0)]
+    assert ids == plain.encode(text).ids
+
+
+def test_no_more_words_are_remembered_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_cache, "MAX_WORDS", 40)
+    plain = TOKENIZERS["llama"]
+    cache = opened(plain)
+    assert cache is not None
+    for number in range(100):
+        text = f"moon {number} half {number + 1} moon"
+        assert cache.encode(text, add_special_tokens=True) in (None, plain.encode(text).ids)
+        assert len(cache._known) <= 40
+    assert cache.encode(text, add_special_tokens=True) == plain.encode(text).ids
+
+
+def _with(change: Callable[[dict[str, Any]], object]) -> bytes:
+    content = json.loads(TOKENIZERS["gpt2"].to_str())
+    change(content)
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.update(normalizer={"type": "Lowercase"}),
+        lambda file: file.update(pre_tokenizer=None),
+        lambda file: file["pre_tokenizer"].update(add_prefix_space=True),
+        lambda file: file["pre_tokenizer"].update(use_regex=False),
+        lambda file: file["model"].update(dropout=0.1),
+        lambda file: file["model"].update(end_of_word_suffix="</w>"),
+        lambda file: file["model"].update(type="Unigram"),
+        lambda file: file.update(model=None),
+    ],
+)
+def test_other_tokenizers_have_no_cache(change: Callable[[dict[str, Any]], object]) -> None:
+    tokenizer = TOKENIZERS["gpt2"]
+    assert WordCache.open(_with(lambda file: None), tokenizer) is not None
+    assert WordCache.open(_with(change), tokenizer) is None
+
+
+def test_a_cache_that_disagrees_with_its_tokenizer_is_not_used() -> None:
+    claimed, actual = TOKENIZERS["qwen"], TOKENIZERS["llama"]
+    assert WordCache.open(claimed.to_str().encode(), actual) is None
