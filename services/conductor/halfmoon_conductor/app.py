@@ -1,7 +1,6 @@
 """Builds a conductor: metadata, core, hub, REST; opened in order, closed in reverse."""
 
 import asyncio
-import gc
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -12,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from halfmoon_conductor.cluster_view import About
+from halfmoon_conductor.collector import settle
 from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.debug import debug_app
 from halfmoon_conductor.gateway import Gateway
@@ -113,10 +113,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
                 timeout_graceful_shutdown=int(settings.drain_s),
             )
         )
-        # What starting made stays. Were the garbage collector to look through it again and
-        # again, all streams would pause for tens of milliseconds each time.
-        gc.collect()
-        gc.freeze()
+        settle()
         serving = service.spawn(server.serve(sockets=[listener]))
         service.ready()
         host, port = listener.getsockname()[:2]
