@@ -11,7 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: About 2,000 tokens, which take two milliseconds.
+#: About 2,000 tokens, which take the tokenizer two milliseconds.
 SHORT_CHARACTERS = 8192
 
 

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer
 
 from halfmoon_conductor.offloading import SHORT_CHARACTERS
 
-#: Of one text. Asking for a word by itself takes five times what it takes within its text.
+#: Of one text. A word by itself takes three times what it takes within its text.
 _MAX_NEW_WORDS = 64
 #: Longer words are seldom met again.
 _MAX_WORD_CHARACTERS = 32
-#: Remembered at once, some 20 MB of them; one more, and all are forgotten.
+#: Remembered at once, some 12 MB of them; more, and all are forgotten.
 MAX_WORDS = 1 << 16
 
 #: GPT-2's words, which a byte-level pre-tokenizer cuts unless told otherwise.
@@ -37,7 +37,7 @@ _LLAMA, _QWEN = (
     + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     for digits in ("{1,3}", "")
 )
-#: The same, as far as ASCII goes, in the words of `re`.
+#: The same for `re`, where letters and digits are ASCII.
 _IN_PYTHON = {
     pattern: re.compile(
         pattern.replace(r"\r\n\p{L}\p{N}", r"\r\nA-Za-z0-9")
