@@ -209,6 +209,14 @@ class Ways:
                 return None
             raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
 
+    def meet(self, segment: str, generation: int) -> None:
+        """Know how a peer is reached; may block on the store.
+
+        Raises:
+            Rejected, Lost: as `look_up_paths`.
+        """
+        self._directory.resolve(segment, generation, fresh=False)
+
     def _peer(self, key: PeerKey) -> SegmentDescriptor:
         return self._directory.resolve(key.segment, key.generation, fresh=False)[0]
 
