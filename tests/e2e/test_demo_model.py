@@ -1,6 +1,5 @@
 """The demo model through 2P+2D of real processes: its answers are those of transformers."""
 
-import random
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 BLOCK = 16
 LENGTHS = (120, 500, 1000, 2000)
 N_QUESTIONS = 3
+#: One for all runs: of 193 random exams there was one with under ten of twelve answers right.
+SEED = 2026
 
 
 class Oracle:
@@ -45,8 +46,6 @@ def prefill_worker(cluster: Any) -> str:
 def test_answers_cold_cached_and_through_another_prefill_worker_are_those_of_transformers(
     start_cluster: Any,
 ) -> None:
-    seed = random.randrange(10**6)
-    print(f"{seed=}")
     oracle = Oracle()
     block = ["--block-size", str(BLOCK)]
     extra = {"conductor": ["--placement", "random"], "prefill": block, "decode": block}
@@ -70,7 +69,7 @@ def test_answers_cold_cached_and_through_another_prefill_worker_are_those_of_tra
 
         n_right = 0
         for n_tokens in LENGTHS:
-            exam = write_exam(seed, n_tokens, N_QUESTIONS, oracle.encode)
+            exam = write_exam(SEED, n_tokens, N_QUESTIONS, oracle.encode)
             for question, right in exam.questions:
                 messages = chat_messages(exam, question)
                 expected, n_prompt = oracle.answer(messages)
@@ -91,5 +90,4 @@ def test_answers_cold_cached_and_through_another_prefill_worker_are_those_of_tra
 
                 cluster.until(cached_by_both, within_s=60)
                 n_right += expected == right
-        # They are no noise; how many are right is what the model's own exam measures.
-        assert n_right > len(LENGTHS) * N_QUESTIONS / 2
+        assert n_right >= 0.8 * len(LENGTHS) * N_QUESTIONS
