@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from halfmoon_cli.cluster import Cluster, ClusterPlan, free_port
+from halfmoon_cli.cluster import Cluster, ClusterPlan
+from halfmoon_metadata.ports import free_port
 
 READY_WITHIN_S = 300.0
 

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.nodes import kvstore_nodes, metadata_server, record_of
-from halfmoon_cli.cluster import free_port
 from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers
 from halfmoon_metadata import open_store
+from halfmoon_metadata.ports import free_port
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.zmq_network import ZmqNetwork
 

@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.cluster import ClusterPlan, free_port, plan_processes
+from halfmoon_cli.cluster import ClusterPlan, plan_processes
+from halfmoon_metadata.ports import free_port
 
 FAKE = "fake://tiny?step_s=0.001"
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, ProcessSpec, free_port
+from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, ProcessSpec
 from halfmoon_cli.demo import demo_model_folder
 from halfmoon_conductor.tenants import add
+from halfmoon_metadata.ports import free_port
 
 MODEL = "tiny"
 _INSTALL_S, _READY_S = 900, 180.0

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import free_port
+from halfmoon_metadata.ports import free_port
 
 pytestmark = [pytest.mark.timeout(1800)]
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import is_free
+from halfmoon_metadata.ports import free_port, is_free
 
 ROOT = Path(__file__).parents[2]
 BUILT_WITHIN_S = 1500.0
@@ -21,10 +20,10 @@ READY_WITHIN_S = 600.0
 
 
 def two_free_ports() -> tuple[int, int]:
-    """One after the other, and none that Linux gives to others: they are taken minutes later."""
+    """One after the other."""
     while True:
-        first = random.randrange(20_000, 32_000)
-        if is_free(first) and is_free(first + 1):
+        first = free_port()
+        if is_free(first + 1):
             return first, first + 1
 
 

@@ -1,6 +1,7 @@
 """Clusters of real processes: ZeroMQ, HTTP and transfer as deployed, on loopback."""
 
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,10 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, free_port
+from halfmoon_cli.cluster import Cluster, ClusterPlan, Process
 from halfmoon_engine.testing import make_tiny_model
+from halfmoon_metadata.ports import free_port
 
-READY_WITHIN_S = 300.0
+#: Less than a test may take, so that what kept it is said.
+READY_WITHIN_S = 200.0
 
 
 @dataclass
@@ -68,14 +71,22 @@ class LiveCluster:
     def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
-            assert time.monotonic() < deadline, f"not within {within_s} s\n{self.logs()}"
+            assert time.monotonic() < deadline, f"not within {within_s} s\n{self.last_words()}"
             time.sleep(0.02)
 
-    def logs(self) -> str:
+    def logs(self, n_lines: int = 25) -> str:
         return "\n".join(
-            f"--- {name} (exit {process.exit_code})\n" + "\n".join(process.last_lines(25))
+            f"--- {name} ({process.stage}, exit {process.exit_code})\n"
+            + "\n".join(process.last_lines(n_lines))
             for name, process in self.cluster.processes.items()
         )
+
+    def last_words(self) -> str:
+        """What all threads of all processes are doing; they die of saying it."""
+        for process in self.cluster.processes.values():
+            process.signal(signal.SIGABRT)
+            process.wait(10)
+        return self.logs(100)
 
 
 @contextmanager
@@ -86,12 +97,14 @@ def _cluster(folder: Path, model: str, key: str, **more: Any) -> Iterator[LiveCl
 
         def answers() -> bool:
             assert not cluster.dead(), live.logs()
+            if not cluster.ready():
+                return False
             try:
                 return httpx.get(f"{plan.url}/ready", timeout=5).status_code == 200
             except httpx.HTTPError:
                 return False
 
-        live.until(lambda: cluster.ready() and answers(), READY_WITHIN_S)
+        live.until(answers, READY_WITHIN_S)
         expected = plan.n_prefill + plan.n_decode + plan.n_kvstore
         live.until(lambda: len(live.live()) == expected)
         yield live
@@ -101,7 +114,7 @@ StartCluster = Callable[..., AbstractContextManager[LiveCluster]]
 
 
 @pytest.fixture(scope="session")
-def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> StartCluster:
+def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
     """``with start_cluster(model, n_decode=2) as cluster``; `key` is an operator's."""
     numbers = itertools.count()
 
@@ -109,7 +122,9 @@ def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> StartCluster:
         folder = tmp_path_factory.mktemp(f"cluster-{next(numbers)}")
         return _cluster(folder, model, key, **more)
 
-    return start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONFAULTHANDLER", "1")  # for `LiveCluster.last_words`
+        yield start
 
 
 @pytest.fixture(scope="session")

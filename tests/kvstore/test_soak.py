@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import free_port
 from halfmoon_kvstore.soak.run import Soak
 from halfmoon_metadata import open_store
+from halfmoon_metadata.ports import free_port
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.zmq_network import ZmqNetwork
 

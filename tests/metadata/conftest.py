@@ -14,14 +14,9 @@ import redis
 import uvicorn
 
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
+from halfmoon_metadata.ports import free_port
 from halfmoon_metadata.server import metadata_app
 from halfmoon_metadata.testing import EtcdServer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool], limit_s: float = 10) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from halfmoon_metadata.ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.lifecycle import announce
 
@@ -262,8 +262,7 @@ def test_a_status_file_that_can_t_be_written_stops_nobody(
 def test_a_service_serves_its_metrics_where_its_settings_say(
     start: Callable[[str], Running],
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     running = start(
         """
 from halfmoon_runtime.drops import drop

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from halfmoon_metadata.ports import free_port
 from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 from halfmoon_transfer.backends.tcp import frames, rails
@@ -64,12 +65,6 @@ class Pair:
             advertise=(first[0], valve.address),
         )
         self.rails = addresses(self.there)
-
-
-def free_port() -> int:
-    """One that is free at both addresses, most likely."""
-    with socket.create_server((HOSTS[0], 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from halfmoon_cli.bench.command import bench_command
 from halfmoon_cli.chat.command import chat
-from halfmoon_cli.cluster import ClusterPlan, free_port, is_free
+from halfmoon_cli.cluster import ClusterPlan
 from halfmoon_cli.demo import DEMO_MODEL_NAME, NoDemoModel, demo_model_folder
 from halfmoon_cli.kv.commands import app as kv_app
 from halfmoon_cli.p2p import app as p2p_app
@@ -18,6 +18,7 @@ from halfmoon_cli.simulate import simulate
 from halfmoon_cli.status.command import status
 from halfmoon_cli.transfer import bench, target
 from halfmoon_cli.up import run_up
+from halfmoon_metadata.ports import free_port, is_free
 
 DEFAULT_PORT = 8000
 

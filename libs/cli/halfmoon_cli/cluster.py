@@ -8,7 +8,6 @@ watches can say how far it is and, when it dies, what it said last.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -75,24 +74,6 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     for i in range(plan.n_decode):
         add("decode", i, "--metadata", metadata, *model)
     return specs
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether one could listen on this port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 class Process:

@@ -3,13 +3,14 @@
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from types import TracebackType
 
 import httpx
+
+from halfmoon_metadata.ports import free_port
 
 _MIB = 1024 * 1024
 _START_S = 60.0
@@ -25,9 +26,9 @@ class EtcdServer:
             max_request_bytes: by default for values as large as a record may be; what etcd
                 itself would choose is 1.5 MiB.
         """
-        self.port = _free_port()
+        self.port = free_port()
         self._address = f"http://127.0.0.1:{self.port}"
-        peer = f"http://127.0.0.1:{_free_port()}"
+        peer = f"http://127.0.0.1:{free_port()}"
         self._folder = tempfile.TemporaryDirectory(prefix="halfmoon-etcd-")
         options = {
             "data-dir": self._folder.name,
@@ -92,9 +93,3 @@ class EtcdServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
