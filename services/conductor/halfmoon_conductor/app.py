@@ -47,6 +47,9 @@ class _Server(uvicorn.Server):
 async def run(settings: ConductorSettings, service: Service) -> None:
     """Be a conductor until told to stop, then finish the requests that are here."""
     async with AsyncExitStack() as stack:
+        # First of all: loading takes seconds, in which others might take the port.
+        listener = _listen(settings.host, settings.http_port)
+        stack.callback(listener.close)
         service.announce("loading", worker_id=settings.worker_id, model=settings.model)
         if tracer := open_tracer(settings, "halfmoon-conductor"):
             stack.push_async_callback(tracer.close)
@@ -99,8 +102,6 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             extra_mounts=mounts,
             tool_call_parser=settings.tool_call_parser,
         )
-        listener = _listen(settings.host, settings.http_port)
-        stack.callback(listener.close)
         server = _Server(
             uvicorn.Config(
                 traced.app(app),
@@ -138,5 +139,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise OSError(f"http_port {port} on {host} can't be had: {error.strerror}") from error
+        raise OSError(
+            f"http_port {port} on {host} can't be had ({error.strerror}): "
+            "stop what has it, or choose another with --http-port"
+        ) from error
     return listener
