@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from halfmoon_metadata.ports import free_port, is_free
 
@@ -105,6 +106,19 @@ class Container:
 
     def execute(self, *command: str) -> str:
         return run("docker", "exec", self.name, *command)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of its metrics, as they are now."""
+        fetch = "from urllib.request import urlopen as get; print(get(URL).read().decode())"
+        url = "'http://127.0.0.1:9100/metrics'"
+        shown = self.execute("python", "-c", fetch.replace("URL", url))
+        (value,) = (
+            sample.value
+            for family in text_string_to_metric_families(shown)
+            for sample in family.samples
+            if sample.name == name and sample.labels == labels
+        )
+        return float(value)
 
 
 class Compose:

@@ -220,26 +220,30 @@ def test_a_decode_worker_cut_off_the_network_costs_no_token(
     compose.until(lambda: worker in compose.live())
 
 
+def looks_at_members(prefill: Any) -> float:
+    """How often this worker has made sure that it knows all others."""
+    return float(prefill.metric("halfmoon_prefill_member_looks_total", result="done"))
+
+
 def test_requests_are_served_while_redis_is_cut_off(
     compose: Any, expected: Callable[..., str]
 ) -> None:
-    def serve(seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            assert text_of(compose.complete(prompt(4), N_NEW)) == expected(prompt(4))
-
-    redis = compose.containers("redis")[0]
+    redis, prefills = compose.containers("redis")[0], compose.containers("prefill")
     before, network = compose.live(), f"{compose.project}_control"
-    # Prefill workers look every two seconds at who is there.
-    serve(6)
+    # Whoever has joined or came back may not have met everybody yet.
+    n_before = {container: looks_at_members(container) for container in prefills}
+    # One look may be under way.
+    compose.until(lambda: all(looks_at_members(each) >= n + 2 for each, n in n_before.items()))
     compose.docker("network", "disconnect", network, redis.name)
     try:
         # Longer than the leases of the workers' records.
-        serve(15)
+        until = time.monotonic() + 15
+        while time.monotonic() < until:
+            assert text_of(compose.complete(prompt(4), N_NEW)) == expected(prompt(4))
         assert compose.live() == before
     finally:
         compose.docker("network", "connect", "--alias", "redis", network, redis.name)
-    compose.docker("restart", compose.containers("prefill")[0].name)
+    compose.docker("restart", prefills[0].name)
     compose.until(lambda: compose.live() == before)
     assert text_of(compose.complete(prompt(5), N_NEW)) == expected(prompt(5))
 

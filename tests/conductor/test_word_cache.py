@@ -108,26 +108,17 @@ def opened(tokenizer: Tokenizer) -> WordCache | None:
     return WordCache.open(tokenizer.to_str().encode(), tokenizer)
 
 
-@pytest.fixture(params=TOKENIZERS)
+@pytest.fixture(params=TOKENIZERS, scope="module")
 def plain(request: pytest.FixtureRequest) -> Tokenizer:
     return TOKENIZERS[request.param]
 
 
-@pytest.fixture(scope="session")
-def caches() -> dict[int, HubTokenizer]:
-    return {}
-
-
-@pytest.fixture
-def hub(
-    plain: Tokenizer, caches: dict[int, HubTokenizer], tmp_path_factory: pytest.TempPathFactory
-) -> HubTokenizer:
+@pytest.fixture(scope="module")
+def hub(plain: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
     """The same, as the front has it: with a cache."""
-    if id(plain) not in caches:
-        folder = tmp_path_factory.mktemp("words")
-        plain.save(str(folder / "tokenizer.json"))
-        caches[id(plain)] = HubTokenizer(folder)
-    return caches[id(plain)]
+    folder = tmp_path_factory.mktemp("words")
+    plain.save(str(folder / "tokenizer.json"))
+    return HubTokenizer(folder)
 
 
 @given(text=ODD_TEXTS, special=st.booleans())

@@ -15,14 +15,20 @@ def range_of(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     monkeypatch.setattr(ports, "_RANGE", folder / "range")
 
 
-def test_a_chosen_port_is_none_that_the_system_gives_to_connections() -> None:
+def test_the_range_is_the_systems() -> None:
     with socket.create_server(("127.0.0.1", 0)) as given:
-        begin = ports._begin_of_range()
-        assert begin <= given.getsockname()[1]
-    assert all(free_port() < begin for _ in range(100))
+        assert ports._begin_of_range() <= given.getsockname()[1]
 
 
-def test_no_port_is_chosen_twice() -> None:
+def test_a_chosen_port_is_none_that_the_system_gives_to_connections(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    range_of(monkeypatch, tmp_path, "20500\t60999\n")
+    assert all(20_000 <= free_port() < 20_500 for _ in range(100))
+
+
+def test_no_port_is_chosen_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    range_of(monkeypatch, tmp_path, "32768\t60999\n")
     chosen = [free_port() for _ in range(500)]
     assert len(set(chosen)) == 500
 

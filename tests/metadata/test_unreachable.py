@@ -17,6 +17,7 @@ from halfmoon_metadata import (
 )
 from halfmoon_metadata.etcd import EtcdStore
 from halfmoon_metadata.http import HttpStore
+from halfmoon_metadata.ports import free_port
 from halfmoon_metadata.redis import RedisStore
 from halfmoon_metadata.testing import EtcdServer
 
@@ -97,17 +98,11 @@ def open_at(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Metadata
         store.close()
 
 
-def nobody() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_a_server_that_is_not_there_is_named(
     open_at: Callable[[int], MetadataStore], call: str
 ) -> None:
-    port = nobody()
+    port = free_port()
     with pytest.raises(MetadataUnreachable, match=f"127.0.0.1:{port}") as caught:
         CALLS[call](open_at(port))
     assert "secret" not in str(caught.value)

@@ -17,7 +17,7 @@ from halfmoon_protocol.kv_events import (
 )
 from halfmoon_protocol.messages import Cancel, DecodeFailed, Hello
 from halfmoon_runtime.memory_network import MemoryNetwork
-from halfmoon_runtime.network import Link, Network, PeerUnreachable, Port
+from halfmoon_runtime.network import Link, Network, PeerId, PeerUnreachable, Port
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_runtime.zmq_sockets import SocketSettings
 
@@ -49,6 +49,15 @@ def numbered(n: int) -> Cancel:
 def number(message: object) -> int:
     assert isinstance(message, Cancel)
     return int(message.request_id)
+
+
+async def called(network: Network) -> tuple[Port, Link, PeerId]:
+    """A port and a link to it, whose first message has been read; its sender."""
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands)
+    await link.send(numbered(1))
+    peer, _ = await port.receive()
+    return port, link, peer
 
 
 async def listening(network: Network, port: Port) -> Link:
@@ -163,10 +172,7 @@ async def test_kv_events_are_numbered_from_zero_without_gaps(network: Network) -
 
 
 async def test_a_send_to_a_caller_that_hung_up_is_refused(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(1))
-    peer, _ = await port.receive()
+    port, link, peer = await called(network)
     await link.close()
     with pytest.raises(PeerUnreachable, match="gone"):
         async with asyncio.timeout(5):
@@ -178,10 +184,7 @@ async def test_a_send_to_a_caller_that_hung_up_is_refused(network: Network) -> N
 async def test_a_caller_that_reads_slowly_slows_its_worker_down_and_misses_nothing(
     network: Network,
 ) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(1))
-    peer, _ = await port.receive()
+    port, link, peer = await called(network)
     n, n_tasks = 1000, 4
 
     async def answer(first: int) -> None:
@@ -202,25 +205,21 @@ async def test_a_caller_that_reads_slowly_slows_its_worker_down_and_misses_nothi
 
 
 async def test_a_send_that_waits_for_a_caller_ends_when_it_hangs_up(network: Network) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(1))
-    peer, _ = await port.receive()
+    port, link, peer = await called(network)
     big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
-    n_sent = 0
+    n_begun = n_sent = 0
 
     async def answer() -> None:
-        nonlocal n_sent
+        nonlocal n_begun, n_sent
         while True:
+            n_begun += 1
             await port.send(peer, big)
             n_sent += 1
             await asyncio.sleep(0)
 
     answering = asyncio.create_task(answer())
-    n_before = -1
-    while n_sent > n_before:
-        n_before = n_sent
-        await asyncio.sleep(0.1)
+    while n_begun == n_sent:  # one that does not wait is over before others run
+        await asyncio.sleep(0)
     await link.close()
     with pytest.raises(PeerUnreachable, match="gone"):
         await answering
@@ -229,10 +228,7 @@ async def test_a_send_that_waits_for_a_caller_ends_when_it_hangs_up(network: Net
 async def test_a_caller_that_reads_nothing_is_gone_in_the_end_and_both_sides_know(
     network: Network,
 ) -> None:
-    port = await network.bind("decode-0")
-    link = await network.dial(port.commands)
-    await link.send(numbered(1))
-    peer, _ = await port.receive()
+    port, link, peer = await called(network)
     big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
     with pytest.raises(PeerUnreachable):
         for _ in range(300):

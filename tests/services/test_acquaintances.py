@@ -3,41 +3,50 @@
 import asyncio
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
-from halfmoon_prefill.acquaintances import keep_acquainted
+from halfmoon_prefill.acquaintances import Acquaintances
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.membership import Membership
+from halfmoon_runtime.readings import Labelled
 from halfmoon_transfer import Piece, TransferEngine
 
 OWN, PEER = WorkerId("prefill-0"), WorkerId("decode-0")
 
 
 class ShakyStore(MemoryStore):
-    """A store that can be away, and counts looks at all records."""
+    """A store that can be away."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = False
-        self.n_looks = 0
+    away = False
 
     def get(self, key: str) -> bytes | None:
-        if self.away:
-            raise MetadataUnreachable("away")
+        self._require_there()
         return super().get(key)
 
     def list(self, prefix: str) -> dict[str, bytes]:
-        self.n_looks += 1
-        if self.away:
-            raise MetadataUnreachable("away")
+        self._require_there()
         return super().list(prefix)
 
-    async def looked_at(self) -> None:
-        """Until somebody has begun a look and ended it."""
-        n_looks = self.n_looks
-        async with asyncio.timeout(60):
-            while self.n_looks < n_looks + 2:
-                await asyncio.sleep(0.005)
+    def _require_there(self) -> None:
+        if self.away:
+            raise MetadataUnreachable("away")
+
+
+async def looked(acquaintances: Acquaintances, result: str) -> None:
+    """Until a look has begun and ended so."""
+
+    def n_looks() -> int:
+        ((_, shown),) = acquaintances.readings().values()
+        assert isinstance(shown, Labelled)
+        n = shown.values[result,]
+        assert isinstance(n, int)
+        return n
+
+    # One may be under way.
+    enough = n_looks() + 2
+    async with asyncio.timeout(60):
+        while n_looks() < enough:
+            await asyncio.sleep(0.005)
 
 
 def decode_worker(generation: int) -> WorkerInfo:
@@ -65,17 +74,32 @@ async def test_a_peer_that_was_never_written_to_is_reached_while_the_metadata_se
     with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
         mine = transfer.allocate(4)
         mine.view[:] = b"moon"
-        knowing = asyncio.create_task(keep_acquainted(store, transfer, OWN, look_s=0.01))
-        await store.looked_at()
+        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01)
+        knowing = asyncio.create_task(acquaintances.keep())
+        await looked(acquaintances, "done")
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             theirs = peer.allocate(4)
             await Membership(store, decode_worker(peer.generation)).join()
-            await store.looked_at()
+            await looked(acquaintances, "done")
             store.away = True
-            await store.looked_at()
+            await looked(acquaintances, "failed")
             written = transfer.submit("write", [Piece(mine.region, 0, theirs.region, 0, 4)], 60)
             await asyncio.to_thread(written.result, 60)
             assert bytes(theirs.view) == b"moon"
             store.away = False
+        knowing.cancel()
+        await asyncio.wait({knowing})
+
+
+async def test_a_member_whose_record_is_not_there_is_looked_up_until_it_is() -> None:
+    store = MemoryStore()
+    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
+        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01)
+        knowing = asyncio.create_task(acquaintances.keep())
+        await Membership(store, decode_worker(1)).join()
+        await looked(acquaintances, "failed")
+        with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
+            assert peer.generation == 1
+            await looked(acquaintances, "done")
         knowing.cancel()
         await asyncio.wait({knowing})

@@ -15,7 +15,7 @@ from halfmoon_simulator.agenda import Agenda
 from halfmoon_simulator.intervals import Intervals
 from halfmoon_simulator.prefill import STOP, TOKEN
 from halfmoon_simulator.results import Record
-from halfmoon_simulator.traces import TraceRequest
+from halfmoon_simulator.traces import TraceRequest, with_turns
 
 _GREEDY = Sampling(temperature=0.0)
 
@@ -77,14 +77,10 @@ class Clients:
         self._turns: dict[str, list[int]] = {}
         self.n_over = 0
         self.n_rejected = 0
-        begun: set[str] = set()
-        for index, request in enumerate(workload):
-            if request.session is None:
-                agenda.at(request.at_s, self._arrive, index)
-            elif request.session in begun:
-                self._turns.setdefault(request.session, []).insert(0, index)
+        for index, (request, goes_on) in enumerate(with_turns(workload)):
+            if goes_on is not None:
+                self._turns.setdefault(goes_on, []).insert(0, index)
             else:
-                begun.add(request.session)
                 agenda.at(request.at_s, self._arrive, index)
 
     @property

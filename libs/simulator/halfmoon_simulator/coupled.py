@@ -20,7 +20,7 @@ from halfmoon_simulator.costs import CostFile
 from halfmoon_simulator.coupled_pool import CachingPool
 from halfmoon_simulator.intervals import Intervals
 from halfmoon_simulator.results import Progress, Record, RunResult, Sample
-from halfmoon_simulator.traces import TraceRequest
+from halfmoon_simulator.traces import TraceRequest, with_turns
 
 
 class CoupledSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -396,14 +396,11 @@ class CoupledWorld:
         self.samples: list[Sample] = []
         self.n_over = 0
         self._turns: dict[str, list[int]] = {}
-        begun: set[str] = set()
-        for index, asked in enumerate(workload):
-            if asked.session is not None and asked.session in begun:
-                self._turns.setdefault(asked.session, []).insert(0, index)
-                continue
-            if asked.session is not None:
-                begun.add(asked.session)
-            self.agenda.at(asked.at_s, self._arrive, index)
+        for index, (asked, goes_on) in enumerate(with_turns(workload)):
+            if goes_on is not None:
+                self._turns.setdefault(goes_on, []).insert(0, index)
+            else:
+                self.agenda.at(asked.at_s, self._arrive, index)
         self.agenda.at(0.0, self._sample)
 
     def _arrive(self, index: int) -> None:

@@ -10,7 +10,7 @@ a session then starts so long after the turn before it has ended, and needs no t
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +42,16 @@ class TraceRequest:
     session: str | None = None
     #: Of those that wait the largest goes first.
     priority: int = 0
+
+
+def with_turns(
+    requests: Iterable[TraceRequest],
+) -> Iterator[tuple[TraceRequest, str | None]]:
+    """Each request, and the session of which it is a later turn, if it is: its time is a pause."""
+    begun: set[str | None] = set()
+    for request in requests:
+        yield request, request.session if request.session in begun else None
+        begun.add(request.session)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from halfmoon_simulator.traces import TRACE_BLOCK_TOKENS, TraceRequest
+from halfmoon_simulator.traces import TRACE_BLOCK_TOKENS, TraceRequest, with_turns
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,17 +108,14 @@ def spread_ticks(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
     arrive in one instant, which no cluster sees. A session's later turns have no stamp, but a
     pause, and keep it.
     """
-    pauses = _pauses(requests)
-    groups = Counter(
-        request.at_s for request, pause in zip(requests, pauses, strict=True) if not pause
-    )
+    groups = Counter(request.at_s for request, goes_on in with_turns(requests) if goes_on is None)
     stamps = sorted(groups)
     after_last = 2 * stamps[-1] - stamps[max(0, len(stamps) - 2)]
     following = dict(zip(stamps, [*stamps[1:], after_last], strict=True))
     taken: dict[float, int] = {}
     result: list[TraceRequest] = []
-    for request, pause in zip(requests, pauses, strict=True):
-        if pause:
+    for request, goes_on in with_turns(requests):
+        if goes_on is not None:
             result.append(request)
             continue
         at_s = request.at_s
@@ -126,16 +123,6 @@ def spread_ticks(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         taken[at_s] = taken.get(at_s, 0) + 1
         result.append(replace(request, at_s=at_s + share * (following[at_s] - at_s)))
     return result
-
-
-def _pauses(requests: Iterable[TraceRequest]) -> list[bool]:
-    """Of each request whether its time is a pause after the session's turn before."""
-    begun: set[str | None] = set()
-    found = []
-    for request in requests:
-        found.append(request.session is not None and request.session in begun)
-        begun.add(request.session)
-    return found
 
 
 def conversation_surrogate(n_requests: int = 12_031, *, seed: int = 0) -> list[TraceRequest]:

@@ -13,6 +13,7 @@ from halfmoon_metadata.store import MetadataError, MetadataStore
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import members
+from halfmoon_runtime.readings import Readings, by
 from halfmoon_transfer import TransferEngine, TransferError
 
 log = structlog.get_logger()
@@ -21,10 +22,11 @@ log = structlog.get_logger()
 LOOK_S = 2.0
 
 
-async def keep_acquainted(
-    store: MetadataStore, transfer: TransferEngine, own: WorkerId, *, look_s: float = LOOK_S
-) -> None:
-    """Look up each start of each other member soon after it has joined; until cancelled.
+class Acquaintances:
+    """Looks up each start of each other member soon after it has joined.
+
+    Each look is at all of them, not at those that are new: a member's record may come later than
+    its membership, and what could not be read is asked for again.
 
     Args:
         store: the metadata server; while it is away, what is known stays known.
@@ -32,20 +34,52 @@ async def keep_acquainted(
         own: this worker.
         look_s: seconds between two looks.
     """
-    while True:
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        transfer: TransferEngine,
+        own: WorkerId,
+        *,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._store = store
+        self._transfer = transfer
+        self._own = own
+        self._look_s = look_s
+        self._n_looks = {"done": 0, "failed": 0}
+
+    async def keep(self) -> None:
+        """Look again and again; until cancelled."""
+        while True:
+            self._n_looks["done" if await self._look() else "failed"] += 1
+            await asyncio.sleep(self._look_s)
+
+    def readings(self) -> Readings:
+        """What the metrics show."""
+        return {
+            "halfmoon_prefill_member_looks_total": (
+                "Looks at all members: done, or failed to learn of each how it is reached.",
+                by("result", self._n_looks),
+            )
+        }
+
+    async def _look(self) -> bool:
+        """Whether all are known now."""
         try:
-            there = await members(store)
+            there = await members(self._store)
         except MetadataError:
-            there = {}  # those who write to it say so
-        others = [info for worker_id, info in there.items() if worker_id != own]
-        await asyncio.to_thread(_meet, transfer, others)
-        await asyncio.sleep(look_s)
+            return False  # those who write to it say so
+        others = [info for worker_id, info in there.items() if worker_id != self._own]
+        return await asyncio.to_thread(self._meet, others)
 
-
-def _meet(transfer: TransferEngine, others: Iterable[WorkerInfo]) -> None:
-    for info in others:
-        try:
-            transfer.meet(info.worker_id, info.generation)
-        except TransferError as error:
-            # Its record may come later than its membership, or it is just leaving.
-            log.debug("not_met", worker_id=info.worker_id, reason=str(error))
+    def _meet(self, others: Iterable[WorkerInfo]) -> bool:
+        all_known = True
+        for info in others:
+            try:
+                self._transfer.meet(info.worker_id, info.generation)
+            except TransferError as error:
+                # Its record may come later than its membership, or it is just leaving.
+                log.debug("not_met", worker_id=info.worker_id, reason=str(error))
+                all_known = False
+        return all_known

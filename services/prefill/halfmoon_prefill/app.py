@@ -7,7 +7,7 @@ import msgspec
 
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
-from halfmoon_prefill.acquaintances import keep_acquainted
+from halfmoon_prefill.acquaintances import Acquaintances
 from halfmoon_prefill.forward import PrefillForward
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.worker import PrefillWorker
@@ -97,9 +97,10 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             tracer=tracer,
         )
         moved = transfer_readings(transfer.stats)
+        acquaintances = Acquaintances(store, transfer, worker_id)
         async with (
-            in_service(worker, Membership(store, info), service, moved),
-            service.running(keep_acquainted(store, transfer, worker_id)),
+            in_service(worker, Membership(store, info), service, moved, acquaintances.readings),
+            service.running(acquaintances.keep()),
         ):
             service.announce("ready", worker_id=worker_id, n_pages=n_pages)
             await service.stopping.wait()
