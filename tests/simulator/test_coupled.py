@@ -63,6 +63,18 @@ def test_with_chunks_nobody_stands_still() -> None:
     assert round(second.first_token_s, 6) == 5.16 + 2 * 1.5
 
 
+def test_the_next_turn_waits_for_the_one_before() -> None:
+    first, second, third = audited(
+        an_ask(at_s=1.0, session="s"),
+        an_ask(at_s=5.0, prompt=1, session="s"),
+        an_ask(at_s=2.0, prompt=2, session="s"),
+    )[0].records
+    assert first.ended_s is not None
+    assert second.arrived_s == first.ended_s + 5.0
+    assert second.ended_s is not None
+    assert third.arrived_s == second.ended_s + 2.0
+
+
 def test_prefixes_are_kept_only_with_prefix_caching() -> None:
     asks = (an_ask(0.0, shared=4), an_ask(50.0, prompt=1, shared=4))
     with_cache, _ = audited(*asks, prefix_caching=True)
