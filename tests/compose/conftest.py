@@ -109,9 +109,13 @@ class Container:
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample of its metrics, as they are now."""
-        fetch = "from urllib.request import urlopen as get; print(get(URL).read().decode())"
-        url = "'http://127.0.0.1:9100/metrics'"
-        shown = self.execute("python", "-c", fetch.replace("URL", url))
+        # It listens at its address in the control network, which its status file says.
+        fetch = """
+import json, os, urllib.request
+url = json.load(open(os.environ["HALFMOON_STATUS_FILE"]))["operators"] + "/metrics"
+print(urllib.request.urlopen(url).read().decode())
+"""
+        shown = self.execute("python", "-c", fetch)
         (value,) = (
             sample.value
             for family in text_string_to_metric_families(shown)
