@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
 from halfmoon_prefill.acquaintances import Acquaintances
 from halfmoon_protocol.ids import WorkerId
@@ -9,7 +11,7 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.readings import Labelled
-from halfmoon_transfer import Piece, TransferEngine
+from halfmoon_transfer import Lost, Piece, TransferEngine
 
 OWN, PEER = WorkerId("prefill-0"), WorkerId("decode-0")
 
@@ -101,5 +103,40 @@ async def test_a_member_whose_record_is_not_there_is_looked_up_until_it_is() -> 
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             assert peer.generation == 1
             await looked(acquaintances, "done")
+        knowing.cancel()
+        await asyncio.wait({knowing})
+
+
+async def test_a_peer_that_left_for_good_is_forgotten() -> None:
+    store = MemoryStore()
+    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
+        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01, forget_after_s=0.02)
+        knowing = asyncio.create_task(acquaintances.keep())
+        with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
+            membership = Membership(store, decode_worker(peer.generation))
+            await membership.join()
+            await looked(acquaintances, "done")
+        await membership.leave()
+        with pytest.raises(Lost):
+            async with asyncio.timeout(60):
+                while True:
+                    transfer.meet(PEER, 1)
+                    await asyncio.sleep(0.005)
+        knowing.cancel()
+        await asyncio.wait({knowing})
+
+
+async def test_a_peer_is_not_forgotten_while_nobody_can_say_whether_it_left() -> None:
+    store = ShakyStore()
+    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
+        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01, forget_after_s=0.0)
+        knowing = asyncio.create_task(acquaintances.keep())
+        with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
+            await Membership(store, decode_worker(peer.generation), ttl_s=600).join()
+            await looked(acquaintances, "done")
+            store.away = True
+            await looked(acquaintances, "failed")
+            transfer.meet(PEER, peer.generation)
+            store.away = False
         knowing.cancel()
         await asyncio.wait({knowing})

@@ -1,10 +1,12 @@
 """Knowing all members before there are bytes for them, so that an outage need not be asked.
 
 How a peer is reached stands in the metadata server, and is remembered once it was read. Who is
-first asked for it when the server is away can't be reached, however well it is.
+first asked for it when the server is away can't be reached, however well it is. Where containers
+come with new names all the time, those that left must be forgotten again.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 import structlog
@@ -20,10 +22,13 @@ log = structlog.get_logger()
 
 #: Seconds between two looks at who is there.
 LOOK_S = 2.0
+#: Seconds after which a peer that is no member any more is forgotten: longer than a member stays
+#: unseen while it starts again, or while the metadata server lost it.
+FORGET_AFTER_S = 300.0
 
 
 class Acquaintances:
-    """Looks up each start of each other member soon after it has joined.
+    """Looks up each start of each other member soon after it has joined; forgets who is gone.
 
     Each look is at all of them, not at those that are new: a member's record may come later than
     its membership, and what could not be read is asked for again.
@@ -33,6 +38,8 @@ class Acquaintances:
         transfer: what remembers how they are reached.
         own: this worker.
         look_s: seconds between two looks.
+        forget_after_s: seconds after which one who is no member any more is forgotten, with the
+            connections to it. Only looks that the server answered count.
     """
 
     def __init__(
@@ -42,11 +49,14 @@ class Acquaintances:
         own: WorkerId,
         *,
         look_s: float = LOOK_S,
+        forget_after_s: float = FORGET_AFTER_S,
     ) -> None:
         self._store = store
         self._transfer = transfer
         self._own = own
         self._look_s = look_s
+        self._forget_after_s = forget_after_s
+        self._seen_s: dict[WorkerId, float] = {}
         self._n_looks = {"done": 0, "failed": 0}
 
     async def keep(self) -> None:
@@ -71,7 +81,18 @@ class Acquaintances:
         except MetadataError:
             return False  # those who write to it say so
         others = [info for worker_id, info in there.items() if worker_id != self._own]
-        return await asyncio.to_thread(self._meet, others)
+        return await asyncio.to_thread(self._meet_and_forget, others)
+
+    def _meet_and_forget(self, others: list[WorkerInfo]) -> bool:
+        """Whether all are known now. Blocks on the store, and on connections that are closed."""
+        now_s = time.monotonic()
+        self._seen_s.update((info.worker_id, now_s) for info in others)
+        gone = [w for w, at_s in self._seen_s.items() if now_s - at_s > self._forget_after_s]
+        for worker_id in gone:
+            self._transfer.release_peer(worker_id)
+            del self._seen_s[worker_id]
+            log.info("forgotten", worker_id=worker_id, reason="no member any more")
+        return self._meet(others)
 
     def _meet(self, others: Iterable[WorkerInfo]) -> bool:
         all_known = True
