@@ -47,6 +47,7 @@ def trained(pre_tokenizer: Any, *, around: bool = False) -> Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("moonlight", lstrip=True, single_word=True)])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<|e", "?\n", " =")])
     if around:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A <|end|>", special_tokens=[("<s>", 0), ("<|end|>", 1)]
@@ -78,6 +79,10 @@ ODD_TEXTS = st.lists(
                 "<|end|>",
                 "<s>",
                 "<|",
+                "<|e",
+                "?\n",
+                " =",
+                "<|end|>user\n\nIt's half? <|end|>\n<s>",
                 "moonlight",
                 " moonlight",
                 "半月 🌗",
@@ -128,6 +133,7 @@ def hub(plain: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> HubTokeni
 @example(text="It’s – “half” …\n– we’re •x—y", special=False)
 @example(text="?\x1f?", special=False)
 @example(text="by moonlight, in moonlights", special=True)
+@example(text="<s><s>half?\n\n moon <|end|> \n<|end  x =\n<|e<|end|>|>", special=True)
 def test_odd_texts_have_the_tokens_that_they_have_without_a_cache(
     plain: Tokenizer, hub: HubTokenizer, text: str, special: bool
 ) -> None:
@@ -157,13 +163,22 @@ def test_a_word_is_asked_for_once() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["半月", "the <|end|>", "a moonlight", "a " * SHORT_CHARACTERS, "x" * 40],
-    ids=["not ASCII", "special token", "added token", "long text", "long word"],
+    ["半月", "the <|end|> of moonlight", "a moonlight", "a " * SHORT_CHARACTERS, "x" * 40],
+    ids=["not ASCII", "two kinds of tokens", "added token", "long text", "long word"],
 )
 def test_what_words_alone_may_not_decide_is_left_to_the_tokenizer(text: str) -> None:
     cache = opened(TOKENIZERS["gpt2"])
     assert cache is not None
     assert cache.encode(text, add_special_tokens=False) is None
+
+
+def test_a_chat_is_put_together_from_the_words_between_its_special_tokens(plain: Tokenizer) -> None:
+    cache = opened(plain)
+    assert cache is not None
+    chat = "<s>user\n\nHalf  a moon?\n<|end|>\n<s>assistant\n\n"
+    for special in (False, True):
+        expected = plain.encode(chat, add_special_tokens=special).ids
+        assert cache.encode(chat, add_special_tokens=special) == expected
 
 
 def test_of_many_new_words_a_few_are_learnt_at_a_time() -> None:
@@ -215,6 +230,21 @@ def test_other_tokenizers_have_no_cache(change: Callable[[dict[str, Any]], objec
     tokenizer = TOKENIZERS["gpt2"]
     assert WordCache.open(_with(lambda file: None), tokenizer) is not None
     assert WordCache.open(_with(change), tokenizer) is None
+
+
+def test_a_tokenizer_without_special_tokens_has_a_cache() -> None:
+    content = _with(lambda file: file.update(added_tokens=[]))
+    tokenizer = Tokenizer.from_str(content.decode())
+    cache = WordCache.open(content, tokenizer)
+    assert cache is not None
+    text = "the <|end|> of it"
+    assert cache.encode(text, add_special_tokens=False) == tokenizer.encode(text).ids
+
+
+def test_a_cache_that_disagrees_by_its_special_tokens_is_not_used() -> None:
+    tokenizer = TOKENIZERS["gpt2"]
+    swapped = _with(lambda file: file["added_tokens"][0].update(id=1))
+    assert WordCache.open(swapped, tokenizer) is None
 
 
 def test_a_cache_that_disagrees_with_its_tokenizer_is_not_used() -> None:

@@ -3,11 +3,13 @@
 A byte-level BPE cuts a text into words by a regular expression, and makes tokens of each word
 by itself. So a text's ids are those of its words in a row, and nearly all words of a text were
 in an earlier one: cutting and looking up takes a fifth of what the tokenizer takes, which builds
-words, offsets and strings that nobody here reads.
+words, offsets and strings that nobody here reads. Special tokens, which chat templates write
+between the turns, part a text first, and each has an id of its own.
 
 Whatever is not known to be cut in the same way is left to the tokenizer: texts with letters or
-digits that are not ASCII, for which `re` has other classes; texts with an added token in them;
-long ones, as `re` holds the interpreter's lock; and tokenizers with any part but those in
+digits that are not ASCII, for which `re` has other classes; texts with an added token in them
+that takes the spaces beside it along, or is looked for in some other way than by itself; long
+ones, as `re` holds the interpreter's lock; and tokenizers with any part but those in
 `_cut_by`.
 """
 
@@ -52,7 +54,8 @@ _IN_PYTHON = {
 _FOREIGN = re.compile(r"[^\x00-\x7f–—‘’“”…•]")
 #: A cache that disagrees with its tokenizer here is not used.
 _PROBE = "It's  a PROBE, isn't he'LL?\r\n\n \t1234 x_1\n   {'re}=[0.5];  \x00\x1f a\x0b b "
-
+#: Of the special tokens, so many are probed: a tokenizer may have hundreds.
+_MAX_PROBED = 32
 
 #: Words, and the ids of each.
 Known = dict[str, tuple[int, ...]]
@@ -66,7 +69,16 @@ class _Model(msgspec.Struct):
 
 
 class _Added(msgspec.Struct):
+    id: int
     content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+
+    def parts(self) -> bool:
+        """Whether it is a token wherever it stands, and what is beside it is as without it."""
+        return not (self.single_word or self.lstrip or self.rstrip or self.normalized)
 
 
 class _Parts(msgspec.Struct):
@@ -81,15 +93,24 @@ class _Parts(msgspec.Struct):
 class WordCache:
     """For one tokenizer; from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, words: re.Pattern[str], added: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, words: re.Pattern[str], added: Sequence[_Added]
+    ) -> None:
         """See `open`."""
         self._tokenizer = tokenizer
         self._words = words
-        self._added = tuple(added)
+        parting: Known = {token.content: (token.id,) for token in added if token.parts()}
+        self._odd = tuple(token.content for token in added if not token.parts())
+        #: The longest of those that begin at one place, as the tokenizer takes them.
+        self._parting = re.compile(
+            "(" + ("|".join(map(re.escape, sorted(parting, key=len, reverse=True))) or "(?!)") + ")"
+        )
         #: How these begin, in a few characters: many a tokenizer has hundreds that begin alike.
-        self._beginnings = tuple({text[:2] for text in added})
+        self._beginnings = tuple({token.content[:2] for token in added})
+        #: No word is a parting token, since these are taken out of a text before it is cut.
+        self._always = parting
         #: Replaced when it is full, so that who reads it keeps what it has.
-        self._known: Known = {}
+        self._known: Known = dict(parting)
         self._around = self._specials()
 
     @classmethod
@@ -107,22 +128,26 @@ class WordCache:
         words = _IN_PYTHON.get(_cut_by(parts))
         if words is None:
             return None
-        cache = cls(tokenizer, words, [token.content for token in parts.added_tokens])
-        for special in (False, True):
-            asked = _asked(tokenizer, [_PROBE], special)[0]
-            if cache.encode(_PROBE, add_special_tokens=special) not in (None, asked):
-                return None
+        cache = cls(tokenizer, words, parts.added_tokens)
+        tokens = [token.content for token in parts.added_tokens if token.parts()]
+        for probe in (_PROBE, _turns(tokens[:_MAX_PROBED])):
+            for special in (False, True):
+                asked = _asked(tokenizer, [probe], special)[0]
+                if cache.encode(probe, add_special_tokens=special) not in (None, asked):
+                    return None
         return cache
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
         """Token ids of a text, as the tokenizer has them; None: ask the tokenizer."""
         if len(text) > SHORT_CHARACTERS or (not text.isascii() and _FOREIGN.search(text)):
             return None
-        if any(each in text for each in self._beginnings) and any(
-            each in text for each in self._added
-        ):
-            return None
-        words, known = self._words.findall(text), self._known
+        if any(each in text for each in self._beginnings):
+            if any(each in text for each in self._odd):
+                return None
+            words = self._cut_at_tokens(text)
+        else:
+            words = self._words.findall(text)
+        known = self._known
         try:
             ids = list(chain.from_iterable(map(known.__getitem__, words)))
         except KeyError:
@@ -135,6 +160,16 @@ class WordCache:
             return [*before, *ids, *after]
         return ids
 
+    def _cut_at_tokens(self, text: str) -> list[str]:
+        """Parting tokens, and the words between them."""
+        words: list[str] = []
+        between, *rest = self._parting.split(text)
+        words += self._words.findall(between)
+        for token, after in zip(rest[::2], rest[1::2], strict=True):
+            words.append(token)
+            words += self._words.findall(after)
+        return words
+
     def _learn(self, words: list[str], known: Known) -> Known | None:
         """What is known with the words that were new; None: these are too many, or too long."""
         new = [word for word in dict.fromkeys(words) if word not in known]
@@ -142,7 +177,7 @@ class WordCache:
             return None
         kept = new[:_MAX_NEW_WORDS]
         if len(known) + len(kept) > MAX_WORDS:
-            self._known = {}
+            self._known = dict(self._always)
             return None
         known.update(zip(kept, map(tuple, _asked(self._tokenizer, kept, False)), strict=True))
         return known if len(kept) == len(new) else None
@@ -185,6 +220,11 @@ def _cut_by(parts: _Parts) -> str:
             return pattern
         case _:
             return ""
+
+
+def _turns(tokens: list[str]) -> str:
+    """Tokens as chat templates set them: between lines, words, spaces and one another."""
+    return "".join(f"{token}user\n\n x_1 {token}\n{token}  a  " for token in tokens)
 
 
 def _asked(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:
