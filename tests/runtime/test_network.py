@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -22,24 +23,39 @@ from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_runtime.zmq_sockets import SocketSettings
 
 
-@pytest.fixture(params=["memory", "zmq"])
-async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
+@asynccontextmanager
+async def opened(kind: str, *, patience_s: float) -> AsyncIterator[Network]:
+    """A network that holds a peer that is silent for so long to be gone."""
     network: Network
-    if request.param == "memory":
-        network = MemoryNetwork(inbox_messages=50, unread_s=1.0)
+    if kind == "memory":
+        network = MemoryNetwork(inbox_messages=50, unread_s=patience_s)
     else:
         settings = SocketSettings(
             inbox_messages=50,
             send_queue_messages=50,
             receive_queue_messages=50,
-            connect_timeout_s=0.5,
-            heartbeat_interval_s=0.2,
-            heartbeat_timeout_s=0.5,
+            connect_timeout_s=patience_s,
+            heartbeat_interval_s=patience_s / 4,
+            heartbeat_timeout_s=patience_s,
         )
         network = ZmqNetwork(settings)
     yield network
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await network.close()
+
+
+@pytest.fixture(params=["memory", "zmq"])
+async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
+    """More patient than a busy machine is slow."""
+    async with opened(request.param, patience_s=30.0) as network:
+        yield network
+
+
+@pytest.fixture(params=["memory", "zmq"])
+async def hasty(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
+    """For what must be found out to be gone."""
+    async with opened(request.param, patience_s=0.5) as network:
+        yield network
 
 
 def numbered(n: int) -> Cancel:
@@ -226,9 +242,9 @@ async def test_a_send_that_waits_for_a_caller_ends_when_it_hangs_up(network: Net
 
 
 async def test_a_caller_that_reads_nothing_is_gone_in_the_end_and_both_sides_know(
-    network: Network,
+    hasty: Network,
 ) -> None:
-    port, link, peer = await called(network)
+    port, link, peer = await called(hasty)
     big = DecodeFailed(request_id=RequestId("1"), reason="x" * 1_000_000, retryable=True)
     with pytest.raises(PeerUnreachable):
         for _ in range(300):
@@ -296,10 +312,10 @@ async def test_hanging_up_ends_our_own_receive(network: Network) -> None:
         await waiting
 
 
-async def test_a_link_to_nobody_is_down(network: Network) -> None:
-    port = await network.bind("decode-0")
+async def test_a_link_to_nobody_is_down(hasty: Network) -> None:
+    port = await hasty.bind("decode-0")
     await port.close()
-    link = await network.dial(port.commands, port.events)
+    link = await hasty.dial(port.commands, port.events)
     with pytest.raises(PeerUnreachable):
         await link.receive()
     with pytest.raises(PeerUnreachable):
