@@ -102,7 +102,7 @@ def written_since(store: ShakyStore, n_written: int) -> bool:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             if condition():
                 return
@@ -172,7 +172,7 @@ async def test_a_later_start_takes_the_record_and_the_earlier_one_stops(store: S
     keeping = asyncio.create_task(old.keep_alive())
     await new.join()
     with pytest.raises(Superseded, match=r"decode-0 of generation 1 .* generation 2"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await keeping
     with pytest.raises(Superseded):
         await old.join()
@@ -205,7 +205,7 @@ async def test_after_leaving_nothing_writes_the_record_again(store: ShakyStore) 
     await member.join()
     keeping = asyncio.create_task(member.keep_alive())
     await member.leave()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await keeping
     await member.update(worker(draining=True))
     assert record(store) is None
@@ -240,7 +240,7 @@ async def changes(store: ShakyStore) -> AsyncIterator[Callable[[], Any]]:
     watching = asyncio.create_task(watch())
 
     async def next_change() -> MemberEvent:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await seen.get()
 
     yield next_change
