@@ -34,26 +34,25 @@ class ShakyStore(MemoryStore):
             raise MetadataUnreachable("away")
 
 
-async def looked(acquaintances: Acquaintances, result: str) -> None:
-    """Until a look has begun and ended so."""
+def n_looks(acquaintances: Acquaintances, result: str) -> int:
+    ((_, shown),) = acquaintances.readings().values()
+    assert isinstance(shown, Labelled)
+    n = shown.values[result,]
+    assert isinstance(n, int)
+    return n
 
-    def n_looks() -> int:
-        ((_, shown),) = acquaintances.readings().values()
-        assert isinstance(shown, Labelled)
-        n = shown.values[result,]
-        assert isinstance(n, int)
-        return n
 
-    # One may be under way.
-    enough = n_looks() + 2
+async def looked(acquaintances: Acquaintances, result: str, *, n_more: int = 2) -> None:
+    """Until a look has begun and ended so; one may have been under way."""
+    enough = n_looks(acquaintances, result) + n_more
     async with asyncio.timeout(60):
-        while n_looks() < enough:
+        while n_looks(acquaintances, result) < enough:
             await asyncio.sleep(0.005)
 
 
-def decode_worker(generation: int) -> WorkerInfo:
+def decode_worker(generation: int, worker_id: WorkerId = PEER) -> WorkerInfo:
     return WorkerInfo(
-        worker_id=PEER,
+        worker_id=worker_id,
         role="decode",
         generation=generation,
         host="here",
@@ -138,5 +137,19 @@ async def test_a_peer_is_not_forgotten_while_nobody_can_say_whether_it_left() ->
             await looked(acquaintances, "failed")
             transfer.meet(PEER, peer.generation)
             store.away = False
+        knowing.cancel()
+        await asyncio.wait({knowing})
+
+
+async def test_where_members_are_many_looks_at_all_of_them_are_rare() -> None:
+    store = MemoryStore()
+    for number in range(40):
+        await Membership(store, decode_worker(1, WorkerId(f"decode-{number}")), ttl_s=600).join()
+    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
+        acquaintances = Acquaintances(store, transfer, OWN, look_s=2.0)
+        assert acquaintances.pause_s() == 2.0
+        knowing = asyncio.create_task(acquaintances.keep())
+        await looked(acquaintances, "failed", n_more=1)  # none of them has a record
+        assert acquaintances.pause_s() == pytest.approx(4.0)
         knowing.cancel()
         await asyncio.wait({knowing})

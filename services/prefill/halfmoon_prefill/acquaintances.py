@@ -20,8 +20,11 @@ from halfmoon_transfer import TransferEngine, TransferError
 
 log = structlog.get_logger()
 
-#: Seconds between two looks at who is there.
+#: Seconds between two looks at who is there, if they are few.
 LOOK_S = 2.0
+#: And for each of many: all of them look at all, and their records, of some 2 kB, would be most of
+#: what the metadata server sends.
+LOOK_S_PER_MEMBER = 0.1
 #: Seconds after which a peer that is no member any more is forgotten: longer than a member stays
 #: unseen while it starts again, or while the metadata server lost it.
 FORGET_AFTER_S = 300.0
@@ -37,7 +40,7 @@ class Acquaintances:
         store: the metadata server; while it is away, what is known stays known.
         transfer: what remembers how they are reached.
         own: this worker.
-        look_s: seconds between two looks.
+        look_s: seconds between two looks, more where there are many members.
         forget_after_s: seconds after which one who is no member any more is forgotten, with the
             connections to it. Only looks that the server answered count.
     """
@@ -63,7 +66,11 @@ class Acquaintances:
         """Look again and again; until cancelled."""
         while True:
             self._n_looks["done" if await self._look() else "failed"] += 1
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self.pause_s())
+
+    def pause_s(self) -> float:
+        """Seconds until the next look."""
+        return max(self._look_s, LOOK_S_PER_MEMBER * len(self._seen_s))
 
     def readings(self) -> Readings:
         """What the metrics show."""
