@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halfmoon_protocol.messages import DecodeCost
@@ -228,6 +228,7 @@ def test_every_request_ends_once_and_nothing_leaks(
         max_size=3,
     ),
 )
+@example(25261, [("prefill-1", 0.0, None), ("decode-0", 3.0, None)])  # two stopped in one pass
 def test_lost_workers_lose_no_request(
     seed: int, losses: list[tuple[str, float, float | None]]
 ) -> None:

@@ -371,6 +371,9 @@ class SimPrefill:
         chunks, self._pass = self._pass, []
         self._passing = False
         self.queue.advance(chunks)
+        for job in jobs:
+            if job.cancelled:  # no pass that the first to let go of pages brings about has these
+                self.queue.remove(job.request_id)
         for job, chunk in zip(jobs, chunks, strict=True):
             job.compute_s += took
             self.computed_tokens += chunk.n_tokens
