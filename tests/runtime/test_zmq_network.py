@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -23,7 +24,7 @@ from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch, encode_p
 from halfmoon_protocol.messages import Cancel
 from halfmoon_runtime.network import Link, PeerUnreachable
 from halfmoon_runtime.zmq_network import ZmqNetwork
-from halfmoon_runtime.zmq_sockets import SocketSettings
+from halfmoon_runtime.zmq_sockets import SocketSettings, Wire
 
 LIMIT = 10_000
 MESSAGE = Cancel(request_id=RequestId("hello"))
@@ -250,6 +251,36 @@ async def test_a_link_to_a_process_that_dies_or_freezes_goes_down(
         with contextlib.suppress(ProcessLookupError):
             worker.kill()
         await worker.wait()
+
+
+def test_a_send_that_finds_the_queue_full_notices_that_the_caller_left_meanwhile(
+    raw: "Callable[[int], zmq.Socket[bytes]]",
+) -> None:
+    router, dealer = raw(zmq.ROUTER), raw(zmq.DEALER)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.SNDHWM, 1)
+    dealer.setsockopt(zmq.RCVHWM, 1)
+    dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+    dealer.send(b"hello")
+    peer, _ = router.recv_multipart()
+    wire = Wire(router)
+    n_refused = 0
+    while n_refused < 100:  # and the caller's own queue is full too
+        try:
+            wire.send_now([peer, bytes(1_000_000)])
+        except zmq.Again:
+            n_refused += 1
+            time.sleep(0.002)
+        else:
+            n_refused = 0
+    dealer.close()
+    # The event loop has no turn here: what a send takes from the socket, no reader sees.
+    until_s = time.monotonic() + 60
+    with pytest.raises(zmq.ZMQError, match="unreachable"):
+        while time.monotonic() < until_s:
+            with contextlib.suppress(zmq.Again):
+                wire.send_now([peer, b"more"])
+            time.sleep(0.002)
 
 
 async def test_dial_waits_for_a_worker_that_binds_a_little_later(network: ZmqNetwork) -> None:

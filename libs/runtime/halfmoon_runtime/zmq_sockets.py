@@ -109,10 +109,14 @@ class Wire:
             zmq.Again: the queue is full.
             zmq.ZMQError: EHOSTUNREACH when a ROUTER has no such peer.
         """
-        self.socket.send_multipart(frames, zmq.NOBLOCK)
-        # Sending may have seen that something arrived; the descriptor does not tell it again.
-        if self._has_mail():
-            self._stirred.set()
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        finally:
+            # Sending, in vain too, may have seen that something arrived, or that the peer left:
+            # the descriptor does not tell it again. A peer whose queue is full stays until this
+            # look has found that nothing more comes from it.
+            if self._has_mail():
+                self._stirred.set()
 
     async def read_until(
         self, take: Callable[[Frames], Awaitable[None]], stop: asyncio.Event
