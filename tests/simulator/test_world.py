@@ -271,6 +271,22 @@ def test_a_lost_kvstore_is_done_without() -> None:
     assert (second.outcome, second.n_cached) == ("finished", 0)
 
 
+def test_who_shared_a_pass_with_a_read_from_a_lost_kvstore_is_answered() -> None:
+    costs = tiny_costs(local_bytes_per_s=100.0)
+    asks = [
+        an_ask(shared=4),
+        an_ask(100.0, 150, 1, prompt=1),  # is computed while the next two come
+        an_ask(100.2, 80, 1, prompt=2, shared=4),  # reads for 40 s
+        an_ask(100.3, 10, 1, prompt=3),  # has all but the end of that pass
+    ]
+    faults = [Fault(110.0, "kvstore-0")]
+    world = World(spec(), costs, patient(costs), asks, faults=faults)
+    *_, reader, other = audited(world).records
+    assert (reader.outcome, reader.attempts) == ("finished", 2)
+    assert (other.outcome, other.attempts) == ("finished", 1)
+    assert 110.0 < other.first_token_s < reader.first_token_s
+
+
 def test_a_fault_of_a_stranger_is_refused() -> None:
     costs = tiny_costs()
     with pytest.raises(BadScenario, match="decode-7"):

@@ -178,6 +178,8 @@ class SimPrefill:
         """A kvstore is gone: who reads from it fails, who writes to it does without."""
         self.staging.kvstore_lost(kvstore)
         for job in list(self._jobs.values()):
+            if job.request_id not in self._jobs:
+                continue  # its pass waited for one that failed here, and is over
             if job.home is kvstore:
                 job.home = None
                 if job.put is not None:
