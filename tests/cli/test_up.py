@@ -42,7 +42,7 @@ class Up:
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def until(self, condition: Callable[[], bool], within_s: float = 60) -> None:
+    def until(self, condition: Callable[[], bool], within_s: float = 120) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, self.text

@@ -152,7 +152,7 @@ class World:
             engine.check()
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
