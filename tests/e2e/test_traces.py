@@ -59,7 +59,7 @@ class Collector:
         self.until(lambda: roots <= by_name(self.trace(trace_id)).keys())
         return self.trace(trace_id)
 
-    def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    def until(self, condition: Callable[[], bool], within_s: float = 120.0) -> None:
         with self.came:
             in_time = self.came.wait_for(condition, within_s)
             names = [(span.service, span.name) for span in self.spans]
@@ -206,7 +206,13 @@ def test_a_request_is_one_trace_from_http_to_the_last_token(
     assert named["landing"].attributes["halfmoon.path"] == ["shm"]
     assert named["steps"].attributes["halfmoon.new_tokens"] == 3
     # The second time most of it came from the kvstore.
+    collector.until(lambda: "lease" in by_name(collector.trace(trace_id_of(again))))
     named = by_name(collector.whole(trace_id_of(again)))
+    assert (named["lease"].service, named["lease"].worker) == ("halfmoon-kvstore", "kvstore-0")
+    assert named["lease"].parent_id == named["try"].span_id
+    assert named["lease"].attributes["halfmoon.blocks"] == 9
+    assert named["lease"].attributes["halfmoon.blocks_from_disk"] == 0
+    assert named["fetch"].attributes["halfmoon.blocks_from_disk"] == 0
     assert named["fetch"].attributes["halfmoon.blocks"] == 9
     assert named["fetch"].attributes["halfmoon.source"] == "kvstore-0"
     assert named["fetch"].attributes["halfmoon.bytes"] > 0

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import xxhash
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from halfmoon_kvstore.copier import Copier
 from halfmoon_kvstore.disk import Disk
@@ -40,10 +43,13 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_protocol.traces import TraceContext
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.memory_network import MemoryNetwork
 from halfmoon_runtime.network import Link
+from halfmoon_runtime.otel import OtelTracer
+from halfmoon_runtime.tracing import Tracer
 from halfmoon_scheduling.eviction import POLICIES
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Piece
@@ -101,8 +107,14 @@ class Client:
         answer = await self.ask(CommitBlocks(ticket=reserved.ticket, checksums=checksums))
         assert isinstance(answer, BlocksCommitted)
 
-    async def lease(self, hashes: tuple[BlockHash, ...], layout: KvLayout = LAYOUT) -> Any:
-        return await self.ask(LeaseBlocks(ticket=self.ticket(), layout=layout, hashes=hashes))
+    async def lease(
+        self,
+        hashes: tuple[BlockHash, ...],
+        layout: KvLayout = LAYOUT,
+        trace: TraceContext | None = None,
+    ) -> Any:
+        ticket = self.ticket()
+        return await self.ask(LeaseBlocks(ticket=ticket, layout=layout, hashes=hashes, trace=trace))
 
     async def events(self, n: int) -> list[Any]:
         found: list[Any] = []
@@ -130,7 +142,9 @@ class Node:
 
 
 @asynccontextmanager
-async def open_node(disk: Disk | None = None, **settings: Any) -> AsyncIterator[Node]:
+async def open_node(
+    disk: Disk | None = None, tracer: Tracer | None = None, **settings: Any
+) -> AsyncIterator[Node]:
     network, store, clock = MemoryNetwork(), MemoryStore(), FakeClock()
     config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
     transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
@@ -149,7 +163,7 @@ async def open_node(disk: Disk | None = None, **settings: Any) -> AsyncIterator[
     async def record(info: WorkerInfo) -> None:
         records.append(info)
 
-    worker = KvstoreWorker(port, memory, info, config, clock, record, disk)
+    worker = KvstoreWorker(port, memory, info, config, clock, record, disk, tracer=tracer)
     task = asyncio.create_task(worker.serve())
     node = Node(worker, clock, network, store, records, [transfer])
     try:
@@ -310,6 +324,30 @@ async def test_above_the_watermark_room_is_made_ahead_of_demand() -> None:
         stored, removed = await listener.events(2)
         assert stored.block_hashes == hashes
         assert set(removed.block_hashes) == set(hashes[8:])
+
+
+async def test_a_lease_says_to_its_reader_and_in_its_span_what_came_from_the_disk(
+    tmp_path: Path,
+) -> None:
+    hashes, tokens = chain(N_SLOTS)
+    exporter = InMemorySpanExporter()
+    tracer = OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
+    disk = Disk(tmp_path, 4 << 20, generation=1)
+    async with open_node(
+        disk, tracer, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
+    ) as node:
+        listener, client = await node.client("listener"), await node.client()
+        await client.put(hashes, tokens)
+        await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
+        trace = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+        leased = await client.lease(hashes[:10], trace=trace)
+        assert (len(leased.places), leased.n_from_disk) == (10, 2)
+        strange = msgspec.structs.replace(LAYOUT, block_size=32)
+        assert isinstance(await client.lease(hashes, strange, trace), KvstoreRefused)
+        assert (await client.lease(hashes[:1])).n_from_disk == 0  # and no span
+    held, refused = exporter.get_finished_spans()
+    assert (held.attributes or {})["halfmoon.blocks_from_disk"] == 2
+    assert "block_size" in (refused.status.description or "")
 
 
 async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_in_the_other(

@@ -48,6 +48,7 @@ class World:
         #: Commands whose I/O goes on.
         self.running: list[WriteBack | Promote | Erase] = []
         self.answers: dict[tuple[str, Ticket], list[BlockHash]] = {}
+        self.n_from_disk: dict[tuple[str, Ticket], int] = {}
         #: What somebody who hears the announcements believes.
         self.told: dict[BlockHash, str] = {}
         self.n_tickets = 0
@@ -96,8 +97,10 @@ class World:
         match command:
             case WriteBack() | Promote() | Erase():
                 self.running.append(command)
-            case Answer(owner=owner, ticket=ticket, places=places):
+            case Answer(owner=owner, ticket=ticket, places=places, n_from_disk=n_from_disk):
                 assert (owner, ticket) not in self.answers, "answered twice"
+                assert 0 <= n_from_disk <= len(places)
+                self.n_from_disk[owner, ticket] = n_from_disk
                 for place in places:
                     assert self.memory[place.slot] == place.hash, "another block's bytes"
                     assert place.checksum == sum(place.hash)
@@ -167,6 +170,33 @@ def test_a_lease_on_blocks_of_both_tiers_is_answered_when_all_are_in_memory() ->
     world.settle()
     assert world.answer(ticket) == [bytes(block) for block in chain("abcdef")]
     world.check()
+
+
+def test_an_answer_says_how_many_of_its_blocks_came_from_the_disk() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    in_memory = [block for block in chain("abcdef") if block in world.tiers.memory]
+    ticket = world.lease("abcdef")
+    world.settle()
+    assert world.n_from_disk[ME, ticket] == 6 - len(in_memory) > 0
+    again = world.lease("abcdef")
+    assert world.n_from_disk[ME, again] == 0
+
+
+def test_a_block_that_came_behind_one_that_did_not_is_not_counted() -> None:
+    world = World(8, 8)
+    world.put("abcdefgh")
+    world.settle()
+    lost, *behind = [b for b in chain("abcdefgh") if b not in world.tiers.memory]
+    assert behind
+    ticket = world.lease("abcdefgh")
+    promoted = [command.record.hash for command in world.running if isinstance(command, Promote)]
+    world.finish(promoted.index(behind[0]))
+    world.finish(promoted.index(lost), "corrupt")
+    world.settle()
+    assert world.answer(ticket) == [bytes(block) for block in chain("abcdefgh") if block < lost]
+    assert world.n_from_disk[ME, ticket] == 0
 
 
 def test_a_lease_is_let_go_once_whether_it_waits_or_is_held() -> None:

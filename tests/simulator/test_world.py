@@ -284,6 +284,7 @@ def test_who_shared_a_pass_with_a_read_from_a_lost_kvstore_is_answered() -> None
     *_, reader, other = audited(world).records
     assert (reader.outcome, reader.attempts) == ("finished", 2)
     assert (other.outcome, other.attempts) == ("finished", 1)
+    assert other.first_token_s is not None and reader.first_token_s is not None
     assert 110.0 < other.first_token_s < reader.first_token_s
 
 

@@ -154,7 +154,7 @@ EXAMPLES: tuple[Message, ...] = (
     ),
     CommitBlocks(ticket=TICKET, checksums=(0x0123456789ABCDEF, 7)),
     RevokeBlocks(ticket=TICKET),
-    LeaseBlocks(ticket=TICKET, layout=LAYOUT, hashes=HASHES),
+    LeaseBlocks(ticket=TICKET, layout=LAYOUT, hashes=HASHES, trace=TRACE),
     RenewLease(ticket=TICKET),
     ReleaseLease(ticket=TICKET),
     ReplicateBlocks(
@@ -176,7 +176,11 @@ EXAMPLES: tuple[Message, ...] = (
     ),
     BlocksCommitted(ticket=TICKET),
     BlocksLeased(
-        ticket=TICKET, region=REGION, places=(Place(HASHES[0], 0, 0xFEED),), expires_s=10.0
+        ticket=TICKET,
+        region=REGION,
+        places=(Place(HASHES[0], 0, 0xFEED),),
+        expires_s=10.0,
+        n_from_disk=1,
     ),
     BlocksReplicated(ticket=TICKET, n_blocks=1),
     KvstoreRefused(ticket=TICKET, reason="all 64 blocks are leased", retry_after_s=10.0),

@@ -34,6 +34,7 @@ from halfmoon_protocol.messages import (
     SnapshotBlocks,
     VerifyBlocks,
 )
+from halfmoon_protocol.traces import TraceContext
 from halfmoon_runtime.network import Link, Network, PeerUnreachable
 
 log = structlog.get_logger()
@@ -77,16 +78,20 @@ class KvstoreClient:
         """Whether the link is up."""
         return not self._reader.done()
 
-    async def lease(self, layout: KvLayout, hashes: tuple[BlockHash, ...]) -> BlocksLeased:
+    async def lease(
+        self,
+        layout: KvLayout,
+        hashes: tuple[BlockHash, ...],
+        trace: TraceContext | None = None,
+    ) -> BlocksLeased:
         """Pin the longest stored prefix of `hashes`.
 
         Raises:
             KvstoreUnavailable: no lease is held.
         """
         ticket = self._ticket()
-        return await self._ask(
-            LeaseBlocks(ticket=ticket, layout=layout, hashes=hashes), ticket, BlocksLeased
-        )
+        wanted = LeaseBlocks(ticket=ticket, layout=layout, hashes=hashes, trace=trace)
+        return await self._ask(wanted, ticket, BlocksLeased)
 
     async def reserve(
         self,

@@ -46,6 +46,8 @@ class Answer(TierCommand, frozen=True, tag="answer"):
     owner: str
     ticket: Ticket
     places: tuple[Stored, ...]
+    #: Of these, those that the lease waited for.
+    n_from_disk: int = 0
 
 
 class Announce(TierCommand, frozen=True, tag="announce"):

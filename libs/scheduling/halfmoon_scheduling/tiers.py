@@ -16,7 +16,7 @@ until it has caught up (memory is never overfull); one that fails is left out fo
 what must go meanwhile is dropped, as without a disk.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.block_cache import (
@@ -244,7 +244,7 @@ class TieredCache:
             if not self._waiting.add((owner, ticket), prefix, missing, until_s):
                 self._decide(owner, ticket, now)
         else:
-            self._answer(owner, ticket, prefix, now)
+            self._answer(owner, ticket, prefix, now, ())
         if len(prefix) == len(asked) and prefix:
             self._read_ahead(prefix[-1])
         self._pump(now)
@@ -515,14 +515,22 @@ class TieredCache:
 
     def _decide(self, owner: str, ticket: Ticket, now: float) -> None:
         """A waiting lease becomes one on the prefix that is in memory."""
-        prefix = self._waiting.take((owner, ticket))
-        assert prefix is not None, "a lease is decided that does not wait"
+        waiting = self._waiting.take((owner, ticket))
+        assert waiting is not None, "a lease is decided that does not wait"
         self.memory.release(owner, ticket)
-        self._answer(owner, ticket, prefix, now)
+        self._answer(owner, ticket, waiting.prefix, now, waiting.came)
 
-    def _answer(self, owner: str, ticket: Ticket, prefix: Sequence[BlockHash], now: float) -> None:
+    def _answer(
+        self,
+        owner: str,
+        ticket: Ticket,
+        prefix: Sequence[BlockHash],
+        now: float,
+        came: Collection[BlockHash],
+    ) -> None:
         places: Sequence[Stored] = self.memory.lease(owner, ticket, prefix, now)
-        self._commands.append(Answer(owner, ticket, tuple(places)))
+        n_from_disk = sum(place.hash in came for place in places)
+        self._commands.append(Answer(owner, ticket, tuple(places), n_from_disk))
 
     # -- what leaves ---------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ lease on what is there.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from halfmoon_protocol.ids import BlockHash, Ticket
 
@@ -21,6 +21,8 @@ class Waiting:
     #: Those of `prefix` that are not in memory yet.
     missing: set[BlockHash]
     deadline_s: float
+    #: Those that were missing and have come.
+    came: set[BlockHash] = field(default_factory=set)
 
 
 class WaitingLeases:
@@ -40,10 +42,9 @@ class WaitingLeases:
         self._waiting[key] = waiting
         return bool(waiting.missing)
 
-    def take(self, key: Key) -> list[BlockHash] | None:
-        """End the waiting of one: the prefix that it is left with; None if it did not wait."""
-        waiting = self._waiting.pop(key, None)
-        return None if waiting is None else waiting.prefix
+    def take(self, key: Key) -> Waiting | None:
+        """End the waiting of one: what it is left with; None if it did not wait."""
+        return self._waiting.pop(key, None)
 
     def forget_owner(self, owner: str) -> None:
         """A client is gone."""
@@ -56,6 +57,7 @@ class WaitingLeases:
         for key, waiting in self._waiting.items():
             if block in waiting.missing:
                 waiting.missing.remove(block)
+                waiting.came.add(block)
                 found.append((key, not waiting.missing))
         return found
 

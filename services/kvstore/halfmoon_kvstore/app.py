@@ -19,6 +19,7 @@ from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, members, next_generation
+from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.transfer_readings import transfer_readings
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
@@ -32,6 +33,8 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
     async with AsyncExitStack() as stack:
         worker_id = WorkerId(settings.worker_id)
         service.announce("joining", worker_id=worker_id)
+        if tracer := open_tracer(settings, "halfmoon-kvstore"):
+            stack.push_async_callback(tracer.close)
         store = open_store(settings.metadata)
         stack.callback(store.close)
         generation = await next_generation(store, worker_id)
@@ -73,7 +76,9 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         stack.push_async_callback(kvstores.close)
         copier = Copier(kvstores, transfer, memory)
         clock = SystemClock()
-        worker = KvstoreWorker(port, memory, info, settings, clock, membership.update, disk, copier)
+        worker = KvstoreWorker(
+            port, memory, info, settings, clock, membership.update, disk, copier, tracer
+        )
 
         async def others() -> list[WorkerInfo]:
             return list((await members(store)).values())

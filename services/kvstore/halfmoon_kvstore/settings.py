@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.tracing import TracedSettings
 
 
-class KvstoreSettings(ServiceSettings):
+class KvstoreSettings(TracedSettings):
     """One kvstore node: how much it holds and how it lets go."""
 
     worker_id: str = Field("kvstore-0", description="Stable name of this node in the cluster")

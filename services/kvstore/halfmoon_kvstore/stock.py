@@ -16,6 +16,7 @@ from halfmoon_kvstore.journal import moved_events
 from halfmoon_kvstore.outbox import Outbox
 from halfmoon_kvstore.segment import MAX_HASH_BYTES
 from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.tracing import LeaseTraces
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import Ticket
 from halfmoon_protocol.layout import KvLayout
@@ -49,6 +50,7 @@ class Stock:
         outbox: Outbox,
         adopted: Adopted,
         disk: Disk | None = None,
+        traces: LeaseTraces | None = None,
     ) -> None:
         """Nothing is stored, and nothing read from the disk yet: see `remember`.
 
@@ -60,6 +62,7 @@ class Stock:
             outbox: for answers to leases and for events.
             adopted: hears what a block is, once that is known.
             disk: for blocks that leave memory; None: they are dropped.
+            traces: hears of answers to leases.
         """
         self.name = name
         self.memory = memory
@@ -69,6 +72,7 @@ class Stock:
         self._clock = clock
         self._outbox = outbox
         self._adopted = adopted
+        self._traces = traces or LeaseTraces()
         self.limits = TierLimits(
             promotion_wait_s=settings.promotion_wait_s, read_ahead=settings.read_ahead
         )
@@ -196,9 +200,9 @@ class Stock:
         size = self.layout.block_bytes
         for command in self.tiers.commands():
             match command:
-                case Answer(owner=owner, ticket=ticket, places=found):
+                case Answer(owner=owner, ticket=ticket, places=found, n_from_disk=n_from_disk):
                     places = tuple(Place(b.hash, b.slot * size, b.checksum) for b in found)
-                    self._outbox.answer(peer_of(owner), self.leased(ticket, places))
+                    self.answer_lease(peer_of(owner), ticket, places, n_from_disk)
                 case Announce():
                     self._outbox.tell(moved_events(command, self.layout.block_size))
                 case WriteBack() | Promote():
@@ -209,14 +213,19 @@ class Stock:
                 case _:
                     raise AssertionError(f"a command that nobody does: {command}")
 
-    def leased(self, ticket: Ticket, places: tuple[Place, ...]) -> BlocksLeased:
-        """The answer to a lease."""
-        return BlocksLeased(
+    def answer_lease(
+        self, peer: PeerId, ticket: Ticket, places: tuple[Place, ...] = (), n_from_disk: int = 0
+    ) -> None:
+        """Say what is held under a lease."""
+        leased = BlocksLeased(
             ticket=ticket,
             region=self.region,
             places=places,
             expires_s=self._settings.lease_ttl_s,
+            n_from_disk=n_from_disk,
         )
+        self._outbox.answer(peer, leased)
+        self._traces.answered(peer, leased, self._clock.now())
 
     async def save_all(self, limit_s: float) -> None:
         """Write to the disk what only memory has, for so long at the most."""

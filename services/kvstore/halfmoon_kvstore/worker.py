@@ -20,6 +20,7 @@ from halfmoon_kvstore.readings import load, readings
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.stock import Stock, owner_of
 from halfmoon_kvstore.suspects import Suspects
+from halfmoon_kvstore.tracing import LeaseTraces
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import ConductorId, Ticket
 from halfmoon_protocol.layout import KvLayout
@@ -49,6 +50,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.readings import Readings
+from halfmoon_runtime.tracing import Tracer
 from halfmoon_scheduling.block_cache import CacheError, CacheFull
 from halfmoon_scheduling.tiers import TieredCache
 from halfmoon_transfer.regions import Memory
@@ -79,6 +81,7 @@ class KvstoreWorker:
         record: Callable[[WorkerInfo], Awaitable[None]],
         disk: Disk | None = None,
         copier: Copier | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Serve nothing yet.
 
@@ -91,6 +94,7 @@ class KvstoreWorker:
             record: writes the worker's changed record to the metadata server.
             disk: for blocks that leave memory; None: they are dropped.
             copier: gets blocks of other kvstores; None: none are copied.
+            tracer: makes spans; None: no traces here.
         """
         self._port = port
         self._settings = settings
@@ -102,8 +106,16 @@ class KvstoreWorker:
         #: Where each conductor was last heard; they are told when `info` changes.
         self._conductors: dict[ConductorId, PeerId] = {}
         self._outbox = Outbox(port, self._on_lost)
+        self._traces = LeaseTraces(tracer)
         self.stock = Stock(
-            info.worker_id, memory, settings, clock, self._outbox, self._on_adopted, disk
+            info.worker_id,
+            memory,
+            settings,
+            clock,
+            self._outbox,
+            self._on_adopted,
+            disk,
+            self._traces,
         )
         self._suspects = Suspects(self.stock, clock)
         self._copying = None if copier is None else Copying(copier, self.stock, self._outbox, clock)
@@ -167,6 +179,7 @@ class KvstoreWorker:
                 if self.tiers is not None:
                     self.tiers.renew(owner_of(peer), ticket, self._clock.now())
             case ReleaseLease(ticket=ticket):
+                self._traces.given_up(peer, ticket, self._clock.now())
                 if self.tiers is not None:
                     self.tiers.release(owner_of(peer), ticket, self._clock.now())
                     self.stock.heed()
@@ -253,14 +266,16 @@ class KvstoreWorker:
         self.stock.heed()
 
     def _on_lease(self, peer: PeerId, wanted: LeaseBlocks) -> None:
+        self._traces.asked(peer, wanted, self._clock.now())
         if self.tiers is None or self.info.layout is None:
-            self._outbox.answer(peer, self.stock.leased(wanted.ticket, ()))
+            self.stock.answer_lease(peer, wanted.ticket)
             return
         try:
             self.info.layout.require_same(wanted.layout, self.info.worker_id, "the reader")
             self.tiers.lease(owner_of(peer), wanted.ticket, wanted.hashes, self._clock.now())
         except (LayoutMismatch, CacheError) as error:
             self._refuse(peer, wanted.ticket, str(error))
+            self._traces.refused(peer, wanted.ticket, str(error), self._clock.now())
         self.stock.heed()
 
     def _on_replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
@@ -280,6 +295,7 @@ class KvstoreWorker:
 
     def _on_lost(self, peer: PeerId) -> None:
         """A caller is gone: what it holds is let go."""
+        self._traces.lost(peer, self._clock.now())
         if self.tiers is not None:
             self.tiers.forget_owner(owner_of(peer))
         self._puts = {key: put for key, put in self._puts.items() if key[0] != peer}

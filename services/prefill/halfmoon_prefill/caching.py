@@ -63,7 +63,7 @@ class Caching:
             return
         job.fetching_since_s = self._clock.now()
         sources = [cached.kvstore, *cached.replicas]
-        job.lease = await self._replicas.lease(sources, hashes)
+        job.lease = await self._replicas.lease(sources, hashes, job.start.trace)
         job.leased_s = began_s = self._clock.now()
         if job.lease is None:
             self._replicas.reads["none"] += 1
@@ -95,7 +95,7 @@ class Caching:
         job.failed_sources.add(failed.address)
         sources = (cached.kvstore, *cached.replicas)
         others = [address for address in sources if address not in job.failed_sources]
-        lease = await self._replicas.lease(others, hashes)
+        lease = await self._replicas.lease(others, hashes, job.start.trace)
         if lease is None:
             return False
         fits = len(lease.places) == len(hashes)
@@ -165,7 +165,9 @@ class Caching:
             raise bad
         self._replicas.answered(lease.address)
         self._replicas.reads["first" if lease.address == cached.kvstore else "another"] += 1
-        job.fetched_from = lease.address.worker_id
+        self._replicas.blocks["disk"] += lease.n_from_disk
+        self._replicas.blocks["memory"] += len(lease.places) - lease.n_from_disk
+        job.fetched_from, job.n_from_disk = lease.address.worker_id, lease.n_from_disk
         await self._release(job)
 
     async def keep(self, job: Job) -> None:

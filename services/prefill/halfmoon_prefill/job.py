@@ -34,6 +34,8 @@ class Lease:
     region: Region
     places: tuple[Place, ...]
     expires_s: float
+    #: Of the blocks, those that were not in the kvstore's memory when they were asked for.
+    n_from_disk: int = 0
 
     @property
     def checksums(self) -> tuple[int, ...]:
@@ -94,8 +96,9 @@ class Job:
     loads: Sequence[Transfer] = ()
     #: Kvstores whose reads failed; none is tried twice.
     failed_sources: set[KvstoreAddress] = field(default_factory=set)
-    #: Whose blocks were verified.
+    #: Whose blocks were verified, and how many of them came from its disk.
     fetched_from: WorkerId | None = None
+    n_from_disk: int = 0
     landing_writes: list[Transfer] = field(default_factory=list)
     put_writes: list[Transfer] = field(default_factory=list)
     #: The first token's score, and those of the prompt computed so far; if they are wanted.

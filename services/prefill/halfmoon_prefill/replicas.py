@@ -14,6 +14,7 @@ from halfmoon_prefill.job import Lease
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress
+from halfmoon_protocol.traces import TraceContext
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.kvstores import (
     KvstoreClient,
@@ -41,6 +42,8 @@ class Replicas:
         self.health = ReplicaHealth()
         #: Cached prefixes by how they were read.
         self.reads: Counter[str] = Counter(first=0, another=0, none=0)
+        #: Blocks of those that were read, by the tier that had them when they were asked for.
+        self.blocks: Counter[str] = Counter(memory=0, disk=0)
 
     async def client(self, address: KvstoreAddress) -> KvstoreClient:
         """A kvstore, connected; if it had been left out, this is the probe.
@@ -55,7 +58,10 @@ class Replicas:
         return await self._kvstores.at(address)
 
     async def lease(
-        self, sources: Sequence[KvstoreAddress], hashes: tuple[BlockHash, ...]
+        self,
+        sources: Sequence[KvstoreAddress],
+        hashes: tuple[BlockHash, ...],
+        trace: TraceContext | None = None,
     ) -> Lease | None:
         """The longest prefix of these blocks that one of the sources has, held there.
 
@@ -63,7 +69,7 @@ class Replicas:
         """
         best: Lease | None = None
         for address in self.health.usable(sources, self._clock.now()):
-            lease = await self._lease_at(address, hashes)
+            lease = await self._lease_at(address, hashes, trace)
             if lease is None:
                 continue
             if best is None or len(lease.places) > len(best.places):
@@ -75,11 +81,14 @@ class Replicas:
         return best
 
     async def _lease_at(
-        self, address: KvstoreAddress, hashes: tuple[BlockHash, ...]
+        self,
+        address: KvstoreAddress,
+        hashes: tuple[BlockHash, ...],
+        trace: TraceContext | None,
     ) -> Lease | None:
         try:
             kvstore = await self.client(address)
-            leased = await kvstore.lease(self._layout, hashes)
+            leased = await kvstore.lease(self._layout, hashes, trace)
         except KvstoreUnavailable as error:
             self.went_wrong(address, error)
             log.info("cache_not_used", kvstore=address.worker_id, reason=str(error))
@@ -88,7 +97,13 @@ class Replicas:
             self.answered(address)
             return None
         return Lease(
-            kvstore, address, leased.ticket, leased.region, leased.places, leased.expires_s
+            kvstore,
+            address,
+            leased.ticket,
+            leased.region,
+            leased.places,
+            leased.expires_s,
+            leased.n_from_disk,
         )
 
     def answered(self, address: KvstoreAddress) -> None:
@@ -124,5 +139,10 @@ class Replicas:
                 "Cached prefixes read from the first replica that was asked, from another one"
                 " after it failed, and from none: computed instead.",
                 by("replica", self.reads),
+            ),
+            "halfmoon_prefill_cached_blocks_total": (
+                "Blocks of cached prefixes that were read, by the tier of the kvstore that had them"
+                " when they were asked for.",
+                by("tier", self.blocks),
             ),
         }

@@ -56,7 +56,13 @@ def _fetch(job: Job, span: Span, now_s: float) -> None:
     if job.leased_s:
         stage.event("leased", job.leased_s)
     blocks = job.n_cached // job.start.landing.layout.block_size
-    stage.set({"halfmoon.blocks": blocks, "halfmoon.source": job.fetched_from or ""})
+    stage.set(
+        {
+            "halfmoon.blocks": blocks,
+            "halfmoon.blocks_from_disk": job.n_from_disk,
+            "halfmoon.source": job.fetched_from or "",
+        }
+    )
     # Nobody may have had what the conductor thought they had: then nothing was read.
     stage.end(job.leased_s + job.fetch_s if job.leased_s else now_s, error)
 

@@ -12,6 +12,7 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.messages.prefill import KvstoreAddress
 from halfmoon_protocol.regions import Region
+from halfmoon_protocol.traces import TraceContext
 
 # client -> kvstore
 
@@ -51,6 +52,8 @@ class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
     ticket: Ticket
     layout: KvLayout
     hashes: tuple[BlockHash, ...]
+    #: Of the request that wants them, if it is sampled.
+    trace: TraceContext | None = None
 
 
 class RenewLease(Message, frozen=True, tag="renew_lease"):
@@ -150,6 +153,8 @@ class BlocksLeased(Message, frozen=True, tag="blocks_leased"):
     region: Region
     places: tuple[Place, ...]
     expires_s: float
+    #: Of `places`, those that were not in memory when they were asked for.
+    n_from_disk: int = 0
 
 
 class BlocksReplicated(Message, frozen=True, tag="blocks_replicated"):
