@@ -9,6 +9,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from halfmoon_decode.settings import DecodeSettings
 from halfmoon_decode.worker import DecodeWorker
 from halfmoon_engine.fake import FakeEngine
 from halfmoon_engine.interface import Engine
+from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
@@ -66,6 +68,8 @@ class LocalCluster:
     n_pages: int = 1024
     chunk_tokens: int = 512
     kvstore_mib: int = 64
+    #: Where kvstores have a disk tier, each in a folder of its name; None: they have none.
+    kvstore_disks: Path | None = None
     tenant_quotas_mib: str = ""
     backends: Sequence[Any] = ("memory",)
     prefill_settings: dict[str, Any] = field(default_factory=dict)
@@ -115,14 +119,21 @@ class LocalCluster:
     async def start_kvstore(self, name: str) -> KvstoreWorker:
         generation, transfer = await self._begin(name)
         settings = KvstoreSettings(
-            worker_id=name, capacity_mib=self.kvstore_mib, tenant_quotas_mib=self.tenant_quotas_mib
+            worker_id=name,
+            capacity_mib=self.kvstore_mib,
+            tenant_quotas_mib=self.tenant_quotas_mib,
+            promotion_wait_s=60.0,
         )
         memory = transfer.allocate(settings.capacity_bytes)
         self.memories[name] = memory
         port = await self.network.bind(name)
         info = self._info(name, "kvstore", generation, port)
         membership = Membership(self.store, info)
-        worker = KvstoreWorker(port, memory, info, settings, self.clock, membership.update)
+        disk = None
+        if self.kvstore_disks is not None:
+            disk = Disk(self.kvstore_disks / name, 64 << 20, generation)
+            self.stack.callback(disk.close)
+        worker = KvstoreWorker(port, memory, info, settings, self.clock, membership.update, disk)
         await self._run(name, worker, membership, None, transfer)
         return worker
 
@@ -271,7 +282,7 @@ class LocalCluster:
         first, *_ = [event.n_cached async for event in self.events(prompt, n_new)]
         return first
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.005)

@@ -1,0 +1,45 @@
+"""Prefixes that a kvstore has on its disk alone: the same tokens, and the metrics tell."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from halfmoon_engine.fake import FakeEngine
+
+ORACLE = FakeEngine()
+
+
+def prompt_of(n: int, salt: int = 0) -> list[int]:
+    return [(i * 7 + salt * 131) % 990 for i in range(n)]
+
+
+async def test_a_prefix_from_the_disk_is_counted_as_such_and_gives_the_same_tokens(
+    local_cluster: Callable[..., Any], tmp_path: Path
+) -> None:
+    prompt = prompt_of(300)
+    async with local_cluster(kvstore_mib=1, kvstore_disks=tmp_path) as cluster:
+        kvstore, prefill = cluster.worker("kvstore-0"), cluster.worker("prefill-0")
+
+        def n_blocks() -> tuple[int, int]:
+            by_tier = prefill.readings()["halfmoon_prefill_cached_blocks_total"][1].values
+            return by_tier["memory",], by_tier["disk",]
+
+        await cluster.generate(prompt, 1)
+        await cluster.settled()
+        ours = set(kvstore.tiers.memory.hashes())
+        n_cached = await cluster.n_cached(prompt)
+        in_memory, from_disk = n_blocks()
+        assert in_memory * kvstore.info.layout.block_size == n_cached > 0
+        assert from_disk == 0
+        # Others come until none of it is in memory any more.
+        salt = 0
+        while ours & set(kvstore.tiers.memory.hashes()):
+            salt += 1
+            await cluster.generate(prompt_of(300, salt), 1)
+            await cluster.settled()
+        assert ours <= set(kvstore.tiers.hashes())
+        events = [event async for event in cluster.events(prompt, 20)]
+        assert [event.token for event in events] == ORACLE.expected(prompt, 20)
+        assert events[0].n_cached == n_cached
+        assert n_blocks() == (in_memory, in_memory)
+        await cluster.settled()
