@@ -1,6 +1,7 @@
 """A kvstore node as its clients meet it: over a link, with bytes moved by transfer."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from halfmoon_runtime.network import Link
 from halfmoon_runtime.otel import OtelTracer
 from halfmoon_runtime.tracing import Tracer
 from halfmoon_scheduling.eviction import POLICIES
+from halfmoon_scheduling.tier_commands import Erase, Outcome, Promote, WriteBack
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Piece
 
@@ -348,6 +350,51 @@ async def test_a_lease_says_to_its_reader_and_in_its_span_what_came_from_the_dis
     held, refused = exporter.get_finished_spans()
     assert (held.attributes or {})["halfmoon.blocks_from_disk"] == 2
     assert "block_size" in (refused.status.description or "")
+
+
+class StuckDisk(Disk):
+    """Brings nothing back to memory before it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, 4 << 20, generation=1)
+        self.go = threading.Event()
+
+    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> Outcome:
+        if isinstance(command, Promote):
+            assert self.go.wait(60)
+        return super().perform(command, view)
+
+
+@pytest.mark.parametrize("how", ["released", "gone"])
+async def test_a_lease_that_waits_for_the_disk_may_be_given_up_and_its_span_ends(
+    tmp_path: Path, how: str
+) -> None:
+    hashes, tokens = chain(N_SLOTS)
+    exporter = InMemorySpanExporter()
+    tracer = OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
+    disk = StuckDisk(tmp_path)
+    async with open_node(
+        disk, tracer, high_watermark=0.75, low_watermark=0.5, promotion_wait_s=60
+    ) as node:
+        listener, client = await node.client("listener"), await node.client()
+        await client.put(hashes, tokens)
+        await listener.events(1 + N_SLOTS)  # until half of them are on the disk alone
+        trace = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+        ticket = client.ticket()
+        wanted = LeaseBlocks(ticket=ticket, layout=LAYOUT, hashes=hashes, trace=trace)
+        await client.link.send(wanted)
+        if how == "released":
+            await client.link.send(ReleaseLease(ticket=ticket))
+        else:  # which shows when it is to be answered something
+            await client.link.send(SnapshotBlocks())
+            await client.link.close()
+        async with asyncio.timeout(60):
+            while not exporter.get_finished_spans():
+                await asyncio.sleep(0.005)
+        disk.go.set()
+    (span,) = exporter.get_finished_spans()
+    assert [event.name for event in span.events] == (["given up"] if how == "released" else [])
+    assert span.status.is_ok == (how == "released")
 
 
 async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_in_the_other(
