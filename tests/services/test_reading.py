@@ -1,6 +1,7 @@
 """The layers of a cached prefix, from one replica or another: by hand, with transfers at will."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 
@@ -8,6 +9,7 @@ import pytest
 
 from halfmoon_prefill.reading import PrefixRead
 from halfmoon_transfer.interface import Cancelled, Lost, Report, TimedOut, Transfer, TransferError
+from halfmoon_transfer.waiting import outcome_of
 
 N_LAYERS = 4
 
@@ -39,7 +41,7 @@ class ByHand(Transfer):
         self.future.add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[object, None, Report]:
-        return asyncio.shield(asyncio.wrap_future(self.future)).__await__()
+        return outcome_of(self.future)
 
 
 class Bench:
@@ -133,3 +135,16 @@ async def test_cancelled_before_it_began_it_asks_for_nothing() -> None:
     with pytest.raises(Cancelled):
         await bench.read.layers[0]
     assert bench.transfers == []
+
+
+async def test_a_wait_that_was_cut_off_leaves_no_exception_behind_that_nobody_takes() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    bench = Bench("a", patience_s=0.01)
+    with pytest.raises(TimedOut):
+        await bench.read.layers[-1]
+    del bench
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert complaints == []

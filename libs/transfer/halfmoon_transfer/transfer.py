@@ -4,8 +4,6 @@ The caller's half is `Transfer`'s contract: wait, poll, cancel, from threads or 
 engine's half keeps the plan under a lock and passes its commands on to be performed.
 """
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -16,6 +14,7 @@ from halfmoon_transfer.backends.interface import all_of
 from halfmoon_transfer.interface import Report, TimedOut, Transfer, TransferError
 from halfmoon_transfer.plan import Batch, Carry, Command, Fate, Outcome, Path, PeerKey, Plan
 from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.waiting import outcome_of
 
 Perform = Callable[["LiveTransfer", Command], None]
 
@@ -72,22 +71,7 @@ class LiveTransfer(Transfer):
 
     def __await__(self) -> Generator[object, None, Report]:
         """Wait, from asyncio; raises like `result`. Cancelling the waiter doesn't cancel it."""
-        if not self._future.done():
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[None] = loop.create_future()
-
-            def end_wait() -> None:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-            def wake(_: Future[Report]) -> None:
-                # A loop that was closed meanwhile raises: nobody waits there any more.
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(end_wait)
-
-            self._future.add_done_callback(wake)
-            yield from waiter
-        return self._future.result(0)
+        return outcome_of(self._future)
 
     # The engine's half.
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from halfmoon_transfer.interface import Cancelled, Report, TimedOut, Transfer, TransferError
+from halfmoon_transfer.waiting import outcome_of
 
 #: Has another replica take over after an error, with so many layers here; False: nobody can.
 TakeOver = Callable[[TransferError, int], Awaitable[bool]]
@@ -112,7 +113,7 @@ class LayerRead(Transfer):
 
     def __await__(self) -> Generator[object, None, Report]:
         """See `Transfer.__await__`."""
-        return asyncio.shield(asyncio.wrap_future(self.future)).__await__()
+        return outcome_of(self.future)
 
 
 async def quiet(transfers: Sequence[Transfer]) -> None:
