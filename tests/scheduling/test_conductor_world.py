@@ -600,7 +600,7 @@ class World(RuleBasedStateMachine):
         for name in sorted(self.workers):
             if self.known.get(name) is None:
                 self.a_worker_comes(name, False)
-        for _ in range(80):
+        for _ in range(1000):  # far more than tokens of all tries, one after another
             self.run_a_while()
             if len(self.ended) == len(self.requests) and not self.to_resubmit:
                 break
