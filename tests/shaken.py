@@ -8,9 +8,8 @@ later. It takes five to ten times as long as without. What a test stops itself s
 """
 
 import argparse
-import os
+import contextlib
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -49,12 +48,13 @@ def shake(command: "subprocess.Popen[bytes]", dice: random.Random) -> None:
         time.sleep(dice.uniform(*RUNS_S))
         if time.monotonic() - looked_s > LOOKS_S:
             tree, looked_s = list(family(command.pid)), time.monotonic()
-        stopped = [process for process in tree if is_running(process) and stop(process)]
+        stopped = [process for process in tree if suspend(process)]
         try:
             time.sleep(dice.uniform(*STANDS_S))
         finally:
             for process in stopped:
-                go_on(process)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
 
 def family(pid: int) -> Iterator[psutil.Process]:
@@ -66,26 +66,15 @@ def family(pid: int) -> Iterator[psutil.Process]:
         return
 
 
-def is_running(process: psutil.Process) -> bool:
+def suspend(process: psutil.Process) -> bool:
+    """Whether it was running."""
     try:
-        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            return False
+        process.suspend()
     except psutil.NoSuchProcess:
         return False
-
-
-def stop(process: psutil.Process) -> bool:
-    try:
-        os.kill(process.pid, signal.SIGSTOP)
-    except ProcessLookupError:
-        return False
     return True
-
-
-def go_on(process: psutil.Process) -> None:
-    try:
-        os.kill(process.pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
 
 
 if __name__ == "__main__":

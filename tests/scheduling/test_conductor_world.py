@@ -600,7 +600,10 @@ class World(RuleBasedStateMachine):
         for name in sorted(self.workers):
             if self.known.get(name) is None:
                 self.a_worker_comes(name, False)
-        for _ in range(1000):  # far more than tokens of all tries, one after another
+        # A round makes a token of each that runs: at worst of one, and each of its tries anew.
+        unanswered = self.requests.keys() - self.ended.keys() | set(self.to_resubmit)
+        n_tokens = sum(self.requests[rid].stopping.max_new_tokens for rid in unanswered)
+        for _ in range(80 + self.config.max_attempts * n_tokens):
             self.run_a_while()
             if len(self.ended) == len(self.requests) and not self.to_resubmit:
                 break

@@ -1,6 +1,8 @@
 """Prefill workers know their peers before they need them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -50,6 +52,19 @@ async def looked(acquaintances: Acquaintances, result: str, *, n_more: int = 2) 
             await asyncio.sleep(0.005)
 
 
+@asynccontextmanager
+async def looking(
+    store: MemoryStore, *, look_s: float = 0.01, **more: float
+) -> AsyncIterator[tuple[TransferEngine, Acquaintances]]:
+    """A prefill worker's transfer engine, and who looks at all members for it from now on."""
+    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
+        acquaintances = Acquaintances(store, transfer, OWN, look_s=look_s, **more)
+        keeping = asyncio.create_task(acquaintances.keep())
+        yield transfer, acquaintances
+        keeping.cancel()
+        await asyncio.wait({keeping})
+
+
 def decode_worker(generation: int, worker_id: WorkerId = PEER) -> WorkerInfo:
     return WorkerInfo(
         worker_id=worker_id,
@@ -72,11 +87,9 @@ async def test_a_peer_that_was_never_written_to_is_reached_while_the_metadata_se
     None
 ):
     store = ShakyStore()
-    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
+    async with looking(store) as (transfer, acquaintances):
         mine = transfer.allocate(4)
         mine.view[:] = b"moon"
-        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01)
-        knowing = asyncio.create_task(acquaintances.keep())
         await looked(acquaintances, "done")
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             theirs = peer.allocate(4)
@@ -88,29 +101,21 @@ async def test_a_peer_that_was_never_written_to_is_reached_while_the_metadata_se
             await asyncio.to_thread(written.result, 60)
             assert bytes(theirs.view) == b"moon"
             store.away = False
-        knowing.cancel()
-        await asyncio.wait({knowing})
 
 
 async def test_a_member_whose_record_is_not_there_is_looked_up_until_it_is() -> None:
     store = MemoryStore()
-    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
-        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01)
-        knowing = asyncio.create_task(acquaintances.keep())
+    async with looking(store) as (_, acquaintances):
         await Membership(store, decode_worker(1)).join()
         await looked(acquaintances, "failed")
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             assert peer.generation == 1
             await looked(acquaintances, "done")
-        knowing.cancel()
-        await asyncio.wait({knowing})
 
 
 async def test_a_peer_that_left_for_good_is_forgotten() -> None:
     store = MemoryStore()
-    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
-        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01, forget_after_s=0.02)
-        knowing = asyncio.create_task(acquaintances.keep())
+    async with looking(store, forget_after_s=0.02) as (transfer, acquaintances):
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             membership = Membership(store, decode_worker(peer.generation))
             await membership.join()
@@ -121,15 +126,11 @@ async def test_a_peer_that_left_for_good_is_forgotten() -> None:
                 while True:
                     transfer.meet(PEER, 1)
                     await asyncio.sleep(0.005)
-        knowing.cancel()
-        await asyncio.wait({knowing})
 
 
 async def test_a_peer_is_not_forgotten_while_nobody_can_say_whether_it_left() -> None:
     store = ShakyStore()
-    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
-        acquaintances = Acquaintances(store, transfer, OWN, look_s=0.01, forget_after_s=0.0)
-        knowing = asyncio.create_task(acquaintances.keep())
+    async with looking(store, forget_after_s=0.0) as (transfer, acquaintances):
         with TransferEngine.open(PEER, metadata=store, backends=("memory",)) as peer:
             await Membership(store, decode_worker(peer.generation), ttl_s=600).join()
             await looked(acquaintances, "done")
@@ -137,19 +138,13 @@ async def test_a_peer_is_not_forgotten_while_nobody_can_say_whether_it_left() ->
             await looked(acquaintances, "failed")
             transfer.meet(PEER, peer.generation)
             store.away = False
-        knowing.cancel()
-        await asyncio.wait({knowing})
 
 
 async def test_where_members_are_many_looks_at_all_of_them_are_rare() -> None:
     store = MemoryStore()
     for number in range(40):
         await Membership(store, decode_worker(1, WorkerId(f"decode-{number}")), ttl_s=600).join()
-    with TransferEngine.open(OWN, metadata=store, backends=("memory",)) as transfer:
-        acquaintances = Acquaintances(store, transfer, OWN, look_s=2.0)
+    async with looking(store, look_s=2.0) as (_, acquaintances):
         assert acquaintances.pause_s() == 2.0
-        knowing = asyncio.create_task(acquaintances.keep())
         await looked(acquaintances, "failed", n_more=1)  # none of them has a record
         assert acquaintances.pause_s() == pytest.approx(4.0)
-        knowing.cancel()
-        await asyncio.wait({knowing})
