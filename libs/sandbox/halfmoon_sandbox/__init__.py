@@ -1,0 +1,17 @@
+"""Child processes for work whose cost an untrusted input decides: grammars, texts, large bodies.
+
+    sandbox = Sandbox("package.module:make_handler", argument, memory_bytes=512 * MIB)
+    child = sandbox.fork()                      # a few milliseconds
+    answer = child.call(request, cpu_s=2.0)     # or: await child.call_async(request, cpu_s=2.0)
+    child.close()
+
+`Sandbox` starts one template process that imports the handler's module and calls
+``make_handler(argument)`` once. Each `Child` is a fork of it and runs ``handler(request)``. A
+call that passes its limits, or crashes, ends its child alone and raises `Exceeded`.
+"""
+
+from halfmoon_sandbox.child import Child
+from halfmoon_sandbox.errors import Broken, Exceeded, HandlerFailed, SandboxError
+from halfmoon_sandbox.sandbox import Sandbox
+
+__all__ = ["Broken", "Child", "Exceeded", "HandlerFailed", "Sandbox", "SandboxError"]

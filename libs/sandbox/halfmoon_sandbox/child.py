@@ -1,0 +1,229 @@
+"""One child process as its owner sees it: send a request, get the answer or the reason for none.
+
+`begin` and `poll` are for an owner that has other work meanwhile; `call` and `call_async` wait.
+A child serves one request at a time.
+"""
+
+import asyncio
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from halfmoon_sandbox import frames
+from halfmoon_sandbox.control import MEMORY_EXIT
+from halfmoon_sandbox.errors import Broken, Exceeded, HandlerFailed
+
+if TYPE_CHECKING:
+    from halfmoon_sandbox.sandbox import Sandbox
+
+#: A call may wait for the processor this many times as long as it may use it, and a bit more.
+_WALL_FACTOR = 10.0
+_WALL_EXTRA_S = 5.0
+
+
+class Child:
+    """A fork of a sandbox's template. Close it; not thread-safe."""
+
+    def __init__(self, sandbox: "Sandbox", connection: socket.socket, pid: int) -> None:
+        connection.setblocking(False)
+        self._sandbox = sandbox
+        self._connection: socket.socket | None = connection
+        self.pid = pid
+        #: Processor seconds that all its answers took.
+        self.cpu_s = 0.0
+        self._to_send = memoryview(b"")
+        self._received = bytearray()
+        self._allowed_s = 0.0
+        #: When the request under way must be answered, by `time.monotonic`; None: there is none.
+        self._deadline_s: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._connection is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return self._deadline_s is not None
+
+    def fileno(self) -> int:
+        """Readable when something has come; for `selectors`.
+
+        Raises:
+            Broken: it has ended.
+        """
+        return self._socket().fileno()
+
+    def call(self, request: bytes, *, cpu_s: float) -> bytes:
+        """Have a request handled and wait for the answer.
+
+        Raises:
+            HandlerFailed, Exceeded, Broken: see there.
+        """
+        self.begin(request, cpu_s=cpu_s)
+        while (answer := self.poll()) is None:
+            wait_readable([self], 1.0)
+        return answer
+
+    async def call_async(self, request: bytes, *, cpu_s: float) -> bytes:
+        """The same on an event loop. A cancelled call ends the child.
+
+        Raises:
+            HandlerFailed, Exceeded, Broken: see there.
+        """
+        self.begin(request, cpu_s=cpu_s)
+        try:
+            while (answer := self.poll()) is None:
+                await self._progress()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        return answer
+
+    def begin(self, request: bytes, *, cpu_s: float) -> None:
+        """Send a request, as far as the socket takes it at once; `poll` does the rest.
+
+        Args:
+            request: for the handler.
+            cpu_s: processor seconds after which the child is ended.
+
+        Raises:
+            Broken: it has ended.
+        """
+        assert not self.busy, "a child serves one request at a time"
+        self._socket()
+        self._to_send = memoryview(frames.frame(frames.REQUEST.pack(cpu_s), request))
+        self._allowed_s = cpu_s
+        self._deadline_s = time.monotonic() + _WALL_FACTOR * cpu_s + _WALL_EXTRA_S
+        self._send()
+
+    def poll(self) -> bytes | None:
+        """The answer, once it has come; None while it may still come.
+
+        Raises:
+            HandlerFailed: the handler raised.
+            Exceeded: the request passed a limit or crashed the child, which has ended.
+            Broken: it had ended before, or its template has.
+        """
+        assert self._deadline_s is not None, "nothing was asked"
+        self._send()
+        answer = self._receive()
+        if answer is None and time.monotonic() > self._deadline_s:
+            self._end("time", f"no answer within {self._allowed_s:g} s of processor time")
+        return answer
+
+    def close(self) -> None:
+        """End the process at once."""
+        if self._connection is None:
+            return
+        self._let_go()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._sandbox.exit_status(self.pid)
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _socket(self) -> socket.socket:
+        if self._connection is None:
+            raise Broken("the child process has ended")
+        return self._connection
+
+    def _send(self) -> None:
+        connection = self._socket()
+        with suppress(BlockingIOError, ConnectionError):  # that it ended, reading tells
+            while self._to_send:
+                self._to_send = self._to_send[connection.send(self._to_send) :]
+
+    def _receive(self) -> bytes | None:
+        connection = self._socket()
+        try:
+            while (missing := self._missing()) > 0:
+                data = connection.recv(min(missing, 1 << 20))
+                if not data:
+                    self._ended()
+                self._received += data
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            self._ended()
+        body = bytes(self._received[frames.LENGTH.size :])
+        self._received.clear()
+        self._deadline_s = None
+        status, used_s = frames.RESPONSE.unpack_from(body)
+        self.cpu_s += used_s
+        payload = body[frames.RESPONSE.size :]
+        if status != frames.OK:
+            raise HandlerFailed(payload.decode("utf-8", "replace"))
+        return payload
+
+    def _missing(self) -> int:
+        """Bytes of the answer that have not come, as far as its length is known."""
+        if len(self._received) < frames.LENGTH.size:
+            return frames.LENGTH.size - len(self._received)
+        (n_bytes,) = frames.LENGTH.unpack_from(self._received)
+        if n_bytes > frames.MAX_FRAME_BYTES:
+            self._end("crash", "its child process answered garbage")
+        return int(n_bytes) + frames.LENGTH.size - len(self._received)
+
+    def _ended(self) -> NoReturn:
+        status = self._sandbox.exit_status(self.pid)
+        if status is None:
+            self._let_go()
+            raise Broken("the child process has ended with its template")
+        if status == -signal.SIGPROF:
+            self._forget("time", f"it took over {self._allowed_s:g} s of processor time")
+        if status in (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGKILL):
+            self._forget("memory", "it took more memory than it may")
+        self._forget("crash", f"its process ended with status {status}")
+
+    def _end(self, limit: str, detail: str) -> NoReturn:
+        self.close()
+        raise Exceeded(limit, detail)
+
+    def _forget(self, limit: str, detail: str) -> NoReturn:
+        self._let_go()
+        raise Exceeded(limit, detail)
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._deadline_s = None
+
+    async def _progress(self) -> None:
+        """Wait until the socket may take or give bytes, or the deadline has come."""
+        loop = asyncio.get_running_loop()
+        moved = asyncio.Event()
+        descriptor = self.fileno()
+        loop.add_reader(descriptor, moved.set)
+        if self._to_send:
+            loop.add_writer(descriptor, moved.set)
+        assert self._deadline_s is not None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._deadline_s - time.monotonic()) + 0.01):
+                    await moved.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            loop.remove_writer(descriptor)
+
+
+def wait_readable(children: Sequence[Child], timeout_s: float) -> None:
+    """Wait until one of these children has something to say, or may take more of its request."""
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child._to_send else 0)
+            selector.register(child, wanted)
+        selector.select(timeout_s)

@@ -1,0 +1,27 @@
+"""How a call into a child process can fail."""
+
+
+class SandboxError(Exception):
+    """Base of all errors here."""
+
+
+class HandlerFailed(SandboxError):
+    """The handler raised; the text is its exception's. The child goes on."""
+
+
+class Exceeded(SandboxError):
+    """The request passed a limit or crashed its child, which has ended.
+
+    Args:
+        limit: what it passed.
+        detail: a sentence for logs and clients.
+    """
+
+    def __init__(self, limit: str, detail: str) -> None:
+        super().__init__(detail)
+        #: "time", "memory" or "crash".
+        self.limit = limit
+
+
+class Broken(SandboxError):
+    """No child can be had: the template process does not start, or this child was closed."""

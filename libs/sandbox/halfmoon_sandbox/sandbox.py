@@ -1,0 +1,186 @@
+"""The owner's side of a template process: starts it, asks it for children, ends it."""
+
+import socket
+import subprocess
+import sys
+import threading
+from typing import Self
+
+from halfmoon_sandbox import control, frames
+from halfmoon_sandbox.child import Child
+from halfmoon_sandbox.errors import Broken
+
+MIB = 1024 * 1024
+#: Seconds until a template must have loaded its handler.
+_START_S = 120.0
+#: Seconds until it must have forked; it does nothing else.
+_FORK_S = 30.0
+
+
+class Sandbox:
+    """One template process, started at once and again when it has died.
+
+    Thread-safe. Close it: its children end with it.
+
+    Args:
+        factory: ``module:function`` that makes the handler (`bytes -> bytes`) of `argument`, in
+            the template process.
+        argument: for the factory.
+        memory_bytes: address space that a child may use beyond the template's.
+        niceness: by how much a child yields the processor to its owner (see nice(2)).
+    """
+
+    def __init__(
+        self,
+        factory: str,
+        argument: bytes = b"",
+        *,
+        memory_bytes: int = 512 * MIB,
+        niceness: int = 5,
+    ) -> None:
+        self._command = (factory, str(memory_bytes), str(niceness))
+        self._argument = argument
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready = False
+        with self._lock:
+            self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the template; None when it is not running."""
+        return None if self._process is None else self._process.pid
+
+    def wait_ready(self) -> None:
+        """Wait until the template has loaded its handler.
+
+        Raises:
+            Broken: it can't; the text says why.
+        """
+        with self._lock:
+            self._control_socket()
+
+    def fork(self) -> Child:
+        """Start a child.
+
+        Raises:
+            Broken: the template does not start, or this sandbox was closed.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with self._lock, theirs:
+                pid = self._fork(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        return Child(self, ours, pid)
+
+    def exit_status(self, pid: int) -> int | None:
+        """Reap a child that has ended or been killed; None when its template has gone too."""
+        with self._lock:
+            if self._control is None or not self._ready:
+                return None
+            try:
+                self._control.sendall(control.WAIT + control.PID.pack(pid))
+                reply = _exactly(self._control, 1 + control.STATUS.size)
+            except OSError:
+                self._discard()
+                return None
+            status: int = control.STATUS.unpack(reply[1:])[0]
+            return status
+
+    def close(self) -> None:
+        """End the template and all its children."""
+        with self._lock:
+            self._closed = True
+            self._discard()
+
+    # -- under the lock ----------------------------------------------------------------------
+
+    def _fork(self, descriptor: int) -> int:
+        for attempt in (1, 2):  # a template that was killed is started once more
+            link = self._control_socket()
+            try:
+                socket.send_fds(link, [control.FORK], [descriptor])
+                reply = _exactly(link, 1 + control.PID.size)
+            except OSError as error:
+                self._discard()
+                if attempt == 2:
+                    raise Broken(f"the template process can't fork: {error}") from error
+            else:
+                pid: int = control.PID.unpack(reply[1:])[0]
+                return pid
+        raise AssertionError("unreachable")
+
+    def _control_socket(self) -> socket.socket:
+        if self._closed:
+            raise Broken("the sandbox is closed")
+        if self._control is None:
+            self._start()
+        link = self._control
+        assert link is not None
+        if not self._ready:
+            try:
+                link.settimeout(_START_S)
+                reply = frames.receive(link)
+            except OSError as error:
+                self._discard()
+                raise Broken(f"the template process does not start: {error}") from error
+            if reply is None or not reply.startswith(control.READY):
+                self._discard()
+                why = "it ended" if reply is None else reply[1:].decode("utf-8", "replace")
+                raise Broken(f"the template process does not start: {why}")
+            link.settimeout(_FORK_S)
+            self._ready = True
+        return link
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "halfmoon_sandbox.template",
+                    str(theirs.fileno()),
+                    *self._command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._control, self._ready = ours, False
+        try:
+            ours.settimeout(_START_S)
+            ours.sendall(frames.frame(self._argument))
+        except OSError:
+            pass  # it has died already: reading its answer says so
+
+    def _discard(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._ready = False
+
+
+def _exactly(link: socket.socket, n_bytes: int) -> bytes:
+    data = b""
+    while len(data) < n_bytes:
+        more = link.recv(n_bytes - len(data))
+        if not more:
+            raise ConnectionResetError("the template process has ended")
+        data += more
+    return data

@@ -1,0 +1,33 @@
+"""A handler for tests that does as it is told: echoes, fails, spins, grows, crashes, sleeps."""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+
+
+def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
+    """A handler whose answers begin with `argument`."""
+    if argument == b"broken":
+        raise ValueError("this one never loads")
+
+    def handle(request: bytes) -> bytes:
+        match request.split(b" ", 1)[0]:
+            case b"fail":
+                raise ValueError("as told")
+            case b"spin":
+                while True:
+                    pass
+            case b"grow":
+                kept = []
+                while True:
+                    kept.append(bytearray(1 << 20))
+            case b"crash":
+                ctypes.string_at(0)
+            case b"sleep":
+                time.sleep(3600)
+            case b"pid":
+                return str(os.getpid()).encode()
+        return argument + request
+
+    return handle
