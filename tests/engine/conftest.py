@@ -56,7 +56,7 @@ class Driver:
             (token,) = self.engine.forward([Run(part, start, own, draw)])
             start += len(part)
             if last:
-                assert token is not None
+                assert isinstance(token, int)
                 tokens.append(token)
         if pages is None:
             self.free(own)

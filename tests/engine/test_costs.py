@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from halfmoon_engine.fake import FakeEngine, FakeModel
-from halfmoon_engine.interface import Draw, Run
+from halfmoon_engine.interface import Chosen, Draw, Run
 from halfmoon_engine.timing import typical_s
 from halfmoon_protocol.sampling import Sampling
 
@@ -41,7 +41,7 @@ def test_a_forward_that_takes_long_is_not_repeated(long_s: float, n_forwards: in
 class Counting(FakeEngine):
     n_forwards = 0
 
-    def forward(self, *args: Any, **kwargs: Any) -> list[int | None]:
+    def forward(self, *args: Any, **kwargs: Any) -> list[Chosen | None]:
         self.n_forwards += 1
         return super().forward(*args, **kwargs)
 

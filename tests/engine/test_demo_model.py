@@ -161,7 +161,7 @@ def greedy(engine: Engine, pages: list[int], tokens: list[int], n_cached: int) -
     draw = Draw(Sampling(temperature=0.0))
     while True:
         (token,) = engine.forward([Run(tokens[start:], start, pages, draw)])
-        assert token is not None
+        assert isinstance(token, int)
         if token in engine.eos_token_ids:
             return tokens[n_prompt:]
         start = len(tokens)

@@ -38,12 +38,12 @@ def generate(
         draw = Draw(sampling, tuple(tokens), len(prompt)) if last else None
         (token,) = engine.forward([Run(prompt[start : start + size], start, pages, draw)])
         start += size
-    assert token is not None
+    assert isinstance(token, int)
     tokens.append(token)
     while len(tokens) < len(prompt) + n:
         draw = Draw(sampling, tuple(tokens), len(prompt))
         (token,) = engine.forward([Run(tokens[-1:], len(tokens) - 1, pages, draw)])
-        assert token is not None
+        assert isinstance(token, int)
         tokens.append(token)
     return tokens[len(prompt) :]
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from halfmoon_engine.interface import Draw, Run, Scratch
+from halfmoon_engine.interface import Chosen, Draw, Late, NotFollowed, Run, Scratch
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.testing import make_tiny_model
 from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS
@@ -44,6 +44,15 @@ def text_of(tiny: Callable[[str], Path]) -> Callable[[Sequence[int]], str]:
     return lambda tokens: str(tokenizer.decode(list(tokens)))
 
 
+def chosen(engine: Any, runs: Sequence[Run]) -> list[Chosen | None]:
+    """What a forward chooses, with what was late at first."""
+    result: list[Chosen | None] = engine.forward(runs)
+    while late := {i: each for i, each in enumerate(result) if isinstance(each, Late)}:
+        for i, each in zip(late, engine.finish([*late.values()], 0.02), strict=True):
+            result[i] = each
+    return result
+
+
 def answer(
     driver: Any, sampling: Sampling, *, most: int = 400, scratch: Scratch | None = None
 ) -> list[int]:
@@ -51,9 +60,9 @@ def answer(
     tokens, pages, start = list(PROMPT), driver.pages_for(len(PROMPT) + most), 0
     while len(tokens) < len(PROMPT) + most:
         draw = Draw(sampling, tuple(tokens), len(PROMPT), scratch=scratch)
-        (token,) = driver.engine.forward([Run(tokens[start:], start, pages, draw)])
+        (token,) = chosen(driver.engine, [Run(tokens[start:], start, pages, draw)])
         start = len(tokens)
-        assert token is not None
+        assert isinstance(token, int)
         if token in EOS_TOKEN_IDS:
             break
         tokens.append(token)
@@ -94,7 +103,7 @@ def test_a_matcher_made_anew_goes_on_as_the_kept_one(driver: Any) -> None:
 def test_the_same_draw_made_twice_gives_the_same_token(driver: Any) -> None:
     pages, scratch = driver.pages_for(len(PROMPT) + 1), Scratch()
     draw = Draw(Sampling(temperature=0.0, grammar=GRAMMAR), PROMPT, len(PROMPT), scratch=scratch)
-    once, again = (driver.engine.forward([Run(PROMPT, 0, pages, draw)]) for _ in range(2))
+    once, again = (chosen(driver.engine, [Run(PROMPT, 0, pages, draw)]) for _ in range(2))
     assert once == again
     driver.free(pages)
 
@@ -107,10 +116,9 @@ def test_others_of_a_batch_draw_as_they_would_alone(driver: Any, temperature: fl
     prompts = [PROMPT[i:] for i in range(4)]
     pages = [driver.pages_for(len(prompt)) for prompt in prompts]
 
-    def drawn(draws: Sequence[Draw]) -> list[int | None]:
+    def drawn(draws: Sequence[Draw]) -> list[Chosen | None]:
         runs = zip(prompts, pages, draws, strict=True)
-        tokens: list[int | None] = driver.engine.forward([Run(p, 0, at, d) for p, at, d in runs])
-        return tokens
+        return chosen(driver.engine, [Run(p, 0, at, d) for p, at, d in runs])
 
     alone, mixed = drawn([free] * 4), drawn([free, bound, broken, free])
     assert (mixed[0], mixed[3]) == (alone[0], alone[3])
@@ -123,9 +131,10 @@ def test_a_grammar_that_does_not_compile_concerns_its_run_alone(driver: Any) -> 
     pages = [driver.pages_for(len(PROMPT)) for _ in range(2)]
     draws = [Draw(Sampling(grammar="start: ("), PROMPT, len(PROMPT)), Draw(Sampling())]
     runs = [Run(PROMPT, 0, at, draw) for at, draw in zip(pages, draws, strict=True)]
-    broken, free = driver.engine.forward(runs)
-    assert broken is None
-    assert free is not None
+    broken, free = chosen(driver.engine, runs)
+    assert isinstance(broken, NotFollowed)
+    assert not broken.over_limit
+    assert isinstance(free, int)
     for each in pages:
         driver.free(each)
 
@@ -133,7 +142,8 @@ def test_a_grammar_that_does_not_compile_concerns_its_run_alone(driver: Any) -> 
 def test_an_answer_outside_its_grammar_gets_no_token(driver: Any) -> None:
     pages = driver.pages_for(len(PROMPT))
     draw = Draw(Sampling(grammar='start: "{}"'), PROMPT, len(PROMPT) - 1)
-    assert driver.engine.forward([Run(PROMPT, 0, pages, draw)]) == [None]
+    (outcome,) = chosen(driver.engine, [Run(PROMPT, 0, pages, draw)])
+    assert isinstance(outcome, NotFollowed)
     driver.free(pages)
 
 

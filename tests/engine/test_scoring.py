@@ -32,7 +32,7 @@ def run_scored(
         last = start + len(part) == len(prompt)
         draw = Draw(SCORED, report=first.extend) if last else None
         _, token = engine.forward([others, Run(part, start, pages[:-1], draw, scoring=scoring)])
-    assert token is not None
+    assert isinstance(token, int)
     (its_score,) = first
     return told, its_score, token
 

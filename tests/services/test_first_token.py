@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from halfmoon_engine.fake import FakeEngine, FakeModel
-from halfmoon_engine.interface import Run
+from halfmoon_engine.interface import Chosen, Run
 from halfmoon_transfer.backends.faults import FaultPlan, Faults
 
 LocalCluster = Callable[..., Any]
@@ -72,7 +72,7 @@ class GatedEngine(FakeEngine):
         super().__init__()
         self.gate = threading.Event()
 
-    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[int | None]:
+    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[Chosen | None]:
         assert self.gate.wait(30)
         return super().forward(runs, **hooks)
 

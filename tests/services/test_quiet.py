@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from halfmoon_engine.fake import FakeEngine
-from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine.interface import Chosen, LayerHook, Run
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -45,7 +45,7 @@ class GatedEngine(FakeEngine):
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
-    ) -> list[int | None]:
+    ) -> list[Chosen | None]:
         self.inside.set()
         assert self.gate.wait(30)
         return super().forward(runs, before_layer=before_layer, after_layer=after_layer)

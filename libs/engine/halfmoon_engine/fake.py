@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.costs import measure_costs
 from halfmoon_engine.errors import BadEngineSpec, PoolNotAttached
-from halfmoon_engine.interface import Draw, LayerHook, Run
+from halfmoon_engine.interface import Chosen, Draw, Late, LayerHook, Run
 from halfmoon_engine.runs import check_pool, check_runs
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType, KvLayout
@@ -63,6 +63,8 @@ class FakeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     step_s: float = 0.0
     #: and seconds more for each token that runs in it.
     token_s: float = 0.0
+    #: Tokens of requests with a grammar are late for so many calls of `finish`.
+    late: int = 0
 
     def __post_init__(self) -> None:
         row_bytes = self.kv_heads * self.head_dim * (4 if self.dtype == "float32" else 2)
@@ -167,7 +169,7 @@ class FakeEngine:
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
-    ) -> list[int | None]:
+    ) -> list[Chosen | None]:
         """Write the runs' KV and draw from all KV of each sequence, as read from the pool.
 
         Raises:
@@ -207,7 +209,21 @@ class FakeEngine:
             if run.scoring is not None:
                 n_top = run.scoring.n_top
                 run.scoring.report([self._score(each, n_top) for each in run.scoring.targets])
-        return tokens
+        return [
+            _LateToken(token, self.model.late)
+            if token is not None and self.model.late and run.draw and run.draw.sampling.grammar
+            else token
+            for run, token in zip(runs, tokens, strict=True)
+        ]
+
+    def finish(self, late: Sequence[Late], wait_s: float) -> list[Chosen]:
+        """Hand out tokens that have been late often enough."""
+        chosen: list[Chosen] = []
+        for each in late:
+            assert isinstance(each, _LateToken), "a late token of another engine"
+            left = each.n_calls - 1
+            chosen.append(each.token if left <= 0 else _LateToken(each.token, left))
+        return chosen
 
     def _score(self, token: int, n_top: int) -> TokenScore:
         logprob = -math.log(self.model.vocab)
@@ -309,6 +325,14 @@ class FakeEngine:
             weights = self._position_weights[: len(history)]
             dice ^= _mix_int(int((_mix(history) * weights).sum(dtype=np.uint64)) + draw.n_prompt)
         return _mix_int((digest ^ dice) & _MASK) % self.model.vocab
+
+
+class _LateToken(Late):
+    """A token that is handed out after so many calls of `finish`."""
+
+    def __init__(self, token: int, n_calls: int) -> None:
+        self.token = token
+        self.n_calls = n_calls
 
 
 def _end(run: Run) -> int:

@@ -19,8 +19,25 @@ from halfmoon_protocol.scores import TokenScore
 Report = Callable[[Sequence[TokenScore]], None]
 
 
-#: What a request is told for which `Engine.forward` gave no token.
-NOT_FOLLOWED = "the grammar that the answer must keep to could not be followed by this worker"
+class NotFollowed(msgspec.Struct, frozen=True):
+    """No token: the grammar that the answer must keep to could not be followed."""
+
+    reason: str
+    #: True when the grammar took more time or memory than a request may: no other worker
+    #: should try it. False when this worker can't follow it, or the answer has left it.
+    over_limit: bool
+
+
+class Late:
+    """No token yet: what the grammar allows next is still being computed.
+
+    The run's KV is written. `Engine.finish` chooses the token; losing this loses the token.
+    Engines keep what they need in a subclass.
+    """
+
+
+#: What a forward says of a run that wants a token.
+Chosen = int | Late | NotFollowed
 
 
 class Scratch(msgspec.Struct):
@@ -121,7 +138,7 @@ class Engine(Protocol):
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
-    ) -> list[int | None]:
+    ) -> list[Chosen | None]:
         """Run a ragged batch and choose the next token of each run that wants one.
 
         Args:
@@ -132,9 +149,18 @@ class Engine(Protocol):
                 pool's bytes; must be quick. An exception from either ends the forward.
 
         Returns:
-            One entry per run: the token, or None where ``draw`` is None and where the
-            sampling's grammar could not be followed, which concerns that run alone. An engine
-            without text (the fake) draws as if there were no grammar.
+            One entry per run: None where ``draw`` is None, else the token, or why there is
+            none (yet), which concerns that run alone: other runs do not wait for a grammar.
+            An engine without text (the fake) draws as if there were no grammar.
+        """
+        ...
+
+    def finish(self, late: Sequence[Late], wait_s: float) -> list[Chosen]:
+        """Choose the tokens that were late, waiting for so long at the most.
+
+        Args:
+            late: from `forward` or an earlier `finish` of this engine, each once.
+            wait_s: seconds; 0 only looks.
         """
         ...
 

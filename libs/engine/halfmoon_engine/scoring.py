@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfmoon_engine.interface import Report, Run
+from halfmoon_engine.interface import Chosen, Draw, Report, Run
 from halfmoon_protocol.scores import TokenScore
 
 #: Logits that are turned into probabilities at once; float32, so 64 MiB.
@@ -26,26 +26,34 @@ def scored_rows(runs: Sequence[Run]) -> Iterator[NDArray[np.int64]]:
         start += len(run.token_ids)
 
 
-def report_scores(logits: torch.Tensor, runs: Sequence[Run], chosen: Sequence[int | None]) -> None:
-    """Tell each run's asker what it wants to know.
+def report_scores(
+    logits: torch.Tensor, runs: Sequence[Run], chosen: Sequence[Chosen | None]
+) -> None:
+    """Report the scores that each run asks for.
 
     Args:
         logits: [n_drawn + n_scored, vocab]; drawn tokens' rows, then `scored_rows`.
         runs: the batch.
-        chosen: a token for each run that draws.
+        chosen: what was chosen for each run; None for those that draw nothing.
     """
-    drawn = [
-        (run.draw, token) for run, token in zip(runs, chosen, strict=True) if token is not None
-    ]
-    for row, (draw, token) in enumerate(drawn):
-        if draw is not None and draw.sampling.logprobs is not None and draw.report is not None:
-            _report(logits[row : row + 1], [token], draw.sampling.logprobs, draw.report)
-    start = len(drawn)
+    start = 0
+    for run, token in zip(runs, chosen, strict=True):
+        if run.draw is None:
+            continue
+        if isinstance(token, int):
+            report_drawn(logits[start], run.draw, token)
+        start += 1
     for run in runs:
         if (scoring := run.scoring) is not None:
             stop = start + len(scoring.targets)
             _report(logits[start:stop], scoring.targets, scoring.n_top, scoring.report)
             start = stop
+
+
+def report_drawn(logits: torch.Tensor, draw: Draw, token: int) -> None:
+    """Report a drawn token's score, if its draw asks for it; logits are its row, [vocab]."""
+    if draw.sampling.logprobs is not None and draw.report is not None:
+        _report(logits[None], [token], draw.sampling.logprobs, draw.report)
 
 
 def _report(logits: torch.Tensor, tokens: Sequence[int], n_top: int, report: Report) -> None:

@@ -7,6 +7,7 @@ them apart. Only rows that draw a token go through the model's head.
 import inspect
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,25 @@ from halfmoon_engine.architecture import KvShape
 from halfmoon_engine.costs import measure_costs
 from halfmoon_engine.device_pool import DevicePool
 from halfmoon_engine.errors import PoolNotAttached
-from halfmoon_engine.grammar import GrammarNotFollowed, Grammars
-from halfmoon_engine.interface import Draw, LayerHook, Run
+from halfmoon_engine.grammar import Grammars, Mask
+from halfmoon_engine.interface import Chosen, Draw, Late, LayerHook, NotFollowed, Run
 from halfmoon_engine.paged_attention import attending
 from halfmoon_engine.plan import plan_forward
 from halfmoon_engine.pool import TORCH_DTYPES, HostPool, Pool
 from halfmoon_engine.runs import check_runs
-from halfmoon_engine.sampling import Allowed, choose_tokens
-from halfmoon_engine.scoring import report_scores, scored_rows
+from halfmoon_engine.sampling import choose_tokens
+from halfmoon_engine.scoring import report_drawn, report_scores, scored_rows
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
 log = logging.getLogger(__name__)
+
+#: How long a batch waits for grammars' masks after its forward pass: when others' tokens are
+#: ready, and when there are none.
+_GRACE_S = 0.005
+_ALONE_S = 0.02
+_NO_GRAMMARS = NotFollowed("this model's tokenizer is none that grammars need", over_limit=False)
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -125,7 +132,7 @@ class TorchEngine:
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
-    ) -> list[int | None]:
+    ) -> list[Chosen | None]:
         """Run a ragged batch and choose the next token of each run that wants one.
 
         Raises:
@@ -140,6 +147,7 @@ class TorchEngine:
             return []
         plan = plan_forward(runs, self._layout, self._pool, self._device, self._dtype)
         plan.before_layer, plan.after_layer = before_layer, after_layer
+        asked = self._ask(runs)  # child processes work on these during the forward pass
         tokens = np.concatenate([np.asarray(run.token_ids, dtype=np.int64) for run in runs])
         lengths = [len(run.token_ids) for run in runs]
         positions = np.concatenate(
@@ -150,20 +158,25 @@ class TorchEngine:
         rows = np.concatenate([last_rows[drawing], *scored_rows(runs)])
         with attending(plan):
             logits = self._logits(tokens, positions, rows)
-        result: list[int | None] = [None] * len(runs)
+        result: list[Chosen | None] = [None] * len(runs)
         if drawing:
-            draws = [draw for run in runs if (draw := run.draw) is not None]
             ends = [runs[i].start + lengths[i] for i in drawing]
-            allowed, failed = self._allowed(draws)
-            chosen = choose_tokens(logits[: len(drawing)], draws, ends, allowed)
-            for i, token in zip(drawing, chosen, strict=True):
-                result[i] = token
-            report_scores(logits, runs, result)
-            for row in failed:
-                result[drawing[row]] = None
-        else:
-            report_scores(logits, runs, result)
+            draws = [draw for run in runs if (draw := run.draw) is not None]
+            masks = [asked.get(i) for i in drawing]
+            chosen = self._choose(logits[: len(drawing)], draws, ends, masks)
+            for i, each in zip(drawing, chosen, strict=True):
+                result[i] = each
+        report_scores(logits, runs, result)
         return result
+
+    @torch.inference_mode()
+    def finish(self, late: Sequence[Late], wait_s: float) -> list[Chosen]:
+        """Choose the tokens that were late, waiting for so long at the most."""
+        assert self._grammars is not None
+        waiting = [each for each in late if isinstance(each, _LateToken)]
+        assert len(waiting) == len(late), "a late token of another engine"
+        self._grammars.collect([each.mask for each in waiting], wait_s)
+        return [self._finish(each) for each in waiting]
 
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
         """Time a few forwards on scratch pages of the attached pool and fit the cost models."""
@@ -171,21 +184,61 @@ class TorchEngine:
             raise PoolNotAttached("measuring needs scratch pages; call attach(memory) first")
         return measure_costs(self, self._pool.n_pages)
 
-    def _allowed(self, draws: Sequence[Draw]) -> tuple[dict[int, Allowed], list[int]]:
-        """By row, the tokens that grammars allow; and the rows whose grammar can't be followed."""
-        allowed: dict[int, Allowed] = {}
-        failed: list[int] = []
-        for row, draw in enumerate(draws):
-            if not draw.sampling.grammar:
-                continue
-            try:
-                if self._grammars is None:
-                    raise GrammarNotFollowed("this model's tokenizer is none that grammars need")
-                allowed[row] = self._grammars.allowed(draw)
-            except GrammarNotFollowed as error:
-                log.warning("a grammar was not followed: %s", error)
-                failed.append(row)
-        return allowed, failed
+    def _ask(self, runs: Sequence[Run]) -> dict[int, Mask | NotFollowed]:
+        """By run, the masks of those whose draws keep to a grammar."""
+        return {
+            i: _NO_GRAMMARS if self._grammars is None else self._grammars.ask(run.draw)
+            for i, run in enumerate(runs)
+            if run.draw is not None and run.draw.sampling.grammar
+        }
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        draws: Sequence[Draw],
+        positions: Sequence[int],
+        masks: Sequence[Mask | NotFollowed | None],
+    ) -> list[Chosen]:
+        """A token for each row of logits, [n, vocab], or why there is none yet."""
+        asked = [mask for mask in masks if isinstance(mask, Mask)]
+        if asked and self._grammars is not None:
+            self._grammars.collect(asked, _ALONE_S if len(asked) == len(masks) else _GRACE_S)
+        known = [mask.result if isinstance(mask, Mask) else mask for mask in masks]
+        chosen: list[Chosen] = []
+        ready: list[int] = []
+        for row, (mask, result) in enumerate(zip(masks, known, strict=True)):
+            if isinstance(result, NotFollowed):
+                log.warning("a grammar was not followed: %s", result.reason)
+                chosen.append(result)
+            elif isinstance(mask, Mask) and result is None:
+                # A copy: the others' logits need not be kept for its sake.
+                chosen.append(_LateToken(logits[row].clone(), draws[row], positions[row], mask))
+            else:
+                chosen.append(0)
+                ready.append(row)
+        if not ready:
+            return chosen
+        everything = len(ready) == len(draws)
+        tokens = choose_tokens(
+            logits if everything else logits[ready],
+            [draws[row] for row in ready],
+            [positions[row] for row in ready],
+            {i: may for i, row in enumerate(ready) if isinstance(may := known[row], np.ndarray)},
+        )
+        for row, token in zip(ready, tokens, strict=True):
+            chosen[row] = token
+        return chosen
+
+    def _finish(self, late: "_LateToken") -> Chosen:
+        allowed = late.mask.result
+        if allowed is None:
+            return late
+        if isinstance(allowed, NotFollowed):
+            log.warning("a grammar was not followed: %s", allowed.reason)
+            return allowed
+        (token,) = choose_tokens(late.logits[None], [late.draw], [late.position], {0: allowed})
+        report_drawn(late.logits, late.draw, token)
+        return token
 
     def _logits(
         self, tokens: "np.typing.NDArray[np.int64]", positions: Any, rows: Any
@@ -207,3 +260,13 @@ class TorchEngine:
         )
         logits: torch.Tensor = out.logits[0]
         return logits if self._selects_logits else logits[kept]
+
+
+@dataclass(frozen=True)
+class _LateToken(Late):
+    """A row of logits whose mask has not come."""
+
+    logits: torch.Tensor
+    draw: Draw
+    position: int
+    mask: Mask

@@ -10,8 +10,12 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 #: Of a grammar; a JSON schema of that length has a thousand properties or so.
 MAX_GRAMMAR_CHARACTERS = 65_536
-#: Of the compiled grammar: a larger one would take the forward's thread for seconds.
+#: Of the compiled grammar: a larger one takes seconds.
 MAX_GRAMMAR_SYMBOLS = 50_000
+#: Processor seconds that a request's grammar may take, to be checked and, on each worker, to be
+#: compiled and followed; and what each token of the answer adds to that.
+MAX_GRAMMAR_CPU_S = 2.0
+MAX_GRAMMAR_TOKEN_CPU_S = 0.005
 _Top = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 _Bias = Annotated[float, Meta(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 

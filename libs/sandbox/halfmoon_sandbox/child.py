@@ -186,7 +186,7 @@ class Child:
             self._forget("time", f"it took over {self._allowed_s:g} s of processor time")
         if status in (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGKILL):
             self._forget("memory", "it took more memory than it may")
-        self._forget("crash", f"its process ended with status {status}")
+        self._forget("crash", f"it crashed its process (status {status})")
 
     def _end(self, limit: str, detail: str) -> NoReturn:
         self.close()

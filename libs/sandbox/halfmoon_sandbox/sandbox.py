@@ -1,5 +1,6 @@
 """The owner's side of a template process: starts it, asks it for children, ends it."""
 
+import select
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ _FORK_S = 30.0
 
 
 class Sandbox:
-    """One template process, started at once and again when it has died.
+    """One template process, started when it is first needed and again when it has died.
 
     Thread-safe. Close it: its children end with it.
 
@@ -45,8 +46,8 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._ready = False
-        with self._lock:
-            self._start()
+        #: Why the handler can't be made; trying again would not help.
+        self._broken = ""
 
     def __enter__(self) -> Self:
         return self
@@ -59,14 +60,35 @@ class Sandbox:
         """Process id of the template; None when it is not running."""
         return None if self._process is None else self._process.pid
 
+    def start(self) -> None:
+        """Start the template, unless it runs. Does not wait.
+
+        Raises:
+            Broken: it can't load its handler, or this sandbox was closed.
+        """
+        with self._lock:
+            self._link()
+
+    def started(self) -> bool:
+        """Start the template; whether it has loaded its handler by now. Does not wait.
+
+        Raises:
+            Broken: it can't, or this sandbox was closed.
+        """
+        with self._lock:
+            link = self._link()
+            if not self._ready and select.select([link], [], [], 0)[0]:
+                self._ready_link()
+            return self._ready
+
     def wait_ready(self) -> None:
-        """Wait until the template has loaded its handler.
+        """Start the template and wait until it has loaded its handler.
 
         Raises:
             Broken: it can't; the text says why.
         """
         with self._lock:
-            self._control_socket()
+            self._ready_link()
 
     def fork(self) -> Child:
         """Start a child.
@@ -107,7 +129,7 @@ class Sandbox:
 
     def _fork(self, descriptor: int) -> int:
         for attempt in (1, 2):  # a template that was killed is started once more
-            link = self._control_socket()
+            link = self._ready_link()
             try:
                 socket.send_fds(link, [control.FORK], [descriptor])
                 reply = _exactly(link, 1 + control.PID.size)
@@ -120,26 +142,34 @@ class Sandbox:
                 return pid
         raise AssertionError("unreachable")
 
-    def _control_socket(self) -> socket.socket:
+    def _link(self) -> socket.socket:
+        """The control socket of a template that runs, and perhaps still loads."""
         if self._closed:
             raise Broken("the sandbox is closed")
+        if self._broken:
+            raise Broken(self._broken)
         if self._control is None:
             self._start()
-        link = self._control
-        assert link is not None
-        if not self._ready:
-            try:
-                link.settimeout(_START_S)
-                reply = frames.receive(link)
-            except OSError as error:
-                self._discard()
-                raise Broken(f"the template process does not start: {error}") from error
-            if reply is None or not reply.startswith(control.READY):
-                self._discard()
-                why = "it ended" if reply is None else reply[1:].decode("utf-8", "replace")
-                raise Broken(f"the template process does not start: {why}")
-            link.settimeout(_FORK_S)
-            self._ready = True
+        assert self._control is not None
+        return self._control
+
+    def _ready_link(self) -> socket.socket:
+        """The control socket of a template that has loaded."""
+        link = self._link()
+        if self._ready:
+            return link
+        try:
+            reply = frames.receive(link)
+        except OSError as error:
+            self._discard()
+            raise Broken(f"the template process does not start: {error}") from error
+        if reply is None or not reply.startswith(control.READY):
+            self._discard()
+            why = "it ended" if reply is None else reply[1:].decode("utf-8", "replace")
+            self._broken = f"the template process does not start: {why}" if reply else ""
+            raise Broken(f"the template process does not start: {why}")
+        link.settimeout(_FORK_S)
+        self._ready = True
         return link
 
     def _start(self) -> None:

@@ -54,6 +54,8 @@ class Fail(Command, frozen=True, tag="fail"):
 
     request_id: RequestId
     reason: str
+    #: True when the request itself is at fault → 400; else the service is → 500.
+    invalid: bool = False
 
 
 class RefuseWorker(Command, frozen=True, tag="refuse_worker"):

@@ -337,7 +337,8 @@ class Conductor:
             return self._on_prefill_stopped(worker_id, message.request_id)
         assert tracked.decode is not None
         commands = self._requests.send(tracked.decode, Cancel(request_id=message.request_id))
-        self._placer.avoid(message.request_id, message.culprit or worker_id)
+        if not message.invalid:
+            self._placer.avoid(message.request_id, message.culprit or worker_id)
         culprit = self.cluster.get(message.culprit) if message.culprit is not None else None
         if (
             culprit is not None
@@ -346,7 +347,9 @@ class Conductor:
         ):
             commands += self._requests.send(culprit.worker_id, SnapshotBlocks())
         reason = f"prefill at {worker_id} failed: {message.reason}"
-        return commands + self._requests.again(tracked, reason, now, retryable=message.retryable)
+        return commands + self._requests.again(
+            tracked, reason, now, retryable=message.retryable, invalid=message.invalid
+        )
 
     def _on_prefill_stopped(self, worker_id: WorkerId, request_id: RequestId) -> list[AnyCommand]:
         """Nothing more is written: decode may free the landing of a request given up."""
@@ -378,7 +381,9 @@ class Conductor:
         if tracked.phase is Phase.PREFILLING and tracked.prefill is not None and tracked.writers:
             commands = self._requests.send(tracked.prefill, Cancel(request_id=request_id))
         reason = f"decode at {worker_id} failed: {message.reason}"
-        return commands + self._requests.again(tracked, reason, now, retryable=message.retryable)
+        return commands + self._requests.again(
+            tracked, reason, now, retryable=message.retryable, invalid=message.invalid
+        )
 
     def _on_request_finished(self, event: RequestFinished, now: float) -> list[AnyCommand]:
         tracked = self._requests.get(event.request_id)

@@ -83,6 +83,8 @@ class _Running(_Held):
     token: int
     #: New tokens so far, the first one (prefill's) included.
     n_new: int
+    #: Its next token is being chosen still: it sits steps out until `produced`.
+    held: bool = False
 
     @property
     def position(self) -> int:
@@ -248,10 +250,20 @@ class DecodeBatch:
         for request_id in list(self._running):
             if request_id not in self._running:
                 break  # preempted for an older one, as are all after it
+            if self._running[request_id].held:
+                continue
             if self._grow(request_id, preempted):
                 running = self._running[request_id]
                 rows.append(Row(request_id, running.token, running.position, tuple(running.pages)))
         return Step(tuple(rows), tuple(preempted))
+
+    def hold(self, request_id: RequestId) -> None:
+        """Leave a request out of steps until its next token, which is late, is `produced`.
+
+        Raises:
+            KeyError: the request is not running.
+        """
+        self._running[request_id].held = True
 
     def produced(self, request_id: RequestId, token: int) -> str:
         """A step chose this request's next token. A finished request leaves and frees all.
@@ -265,6 +277,7 @@ class DecodeBatch:
         running = self._running[request_id]
         running.token = token
         running.n_new += 1
+        running.held = False
         finish = finish_reason(running.stopping, running.n_new, token)
         if finish:
             self._pages.release(self._running.pop(request_id).pages)

@@ -369,6 +369,7 @@ class Lifecycle:
         now: float,
         *,
         retryable: bool = True,
+        invalid: bool = False,
         keep_landing: bool = False,
     ) -> list[AnyCommand]:
         """End this try, whose workers know; another one follows if it may help and is allowed."""
@@ -377,12 +378,12 @@ class Lifecycle:
         # the request is preempted.
         decoding = tracked.phase is Phase.DECODING
         fruitless = 0 if decoding else tracked.request.fruitless + 1
-        if retryable and fruitless < self._config.max_attempts:
+        if retryable and not invalid and fruitless < self._config.max_attempts:
             return [Resubmit(tracked.request_id, reason)]
         self._placer.forget(tracked.request_id)
-        if retryable:
+        if retryable and not invalid:
             reason = f"{reason} ({fruitless} tries in a row brought no token)"
-        return [Fail(tracked.request_id, reason)]
+        return [Fail(tracked.request_id, reason, invalid)]
 
     def refuse(self, tracked: Tracked, reject: Reject) -> list[AnyCommand]:
         """End a request that holds nothing; a retry, whose stream has begun, fails instead."""

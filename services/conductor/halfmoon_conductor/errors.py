@@ -14,7 +14,8 @@ ApiError
 └── Unavailable          503  nobody is there to serve it; retry later
 
 The gateway raises `TooLong`, `Overloaded` and `Unavailable` before the first token, and
-`GenerationFailed` at any time. How these look on the wire is `error_responses`.
+`GenerationFailed` and `InvalidRequest` at any time. How these look on the wire is
+`error_responses`.
 """
 
 from typing import ClassVar

@@ -15,6 +15,7 @@ import msgspec
 from halfmoon_conductor.errors import (
     ApiError,
     GenerationFailed,
+    InvalidRequest,
     Overloaded,
     TooLong,
     Unavailable,
@@ -187,11 +188,11 @@ class Gateway:
         if stream is not None and not stream.over and stream.current == request_id:
             self._try(stream)
 
-    def fail(self, request_id: RequestId, reason: str) -> None:
-        """End a request with an error."""
+    def fail(self, request_id: RequestId, reason: str, *, invalid: bool) -> None:
+        """End a request with an error: the client's if `invalid`, else ours."""
         stream = self._streams.get(origin(request_id))
         if stream is not None and stream.current == request_id:
-            stream.end(GenerationFailed(reason))
+            stream.end(InvalidRequest(reason) if invalid else GenerationFailed(reason))
 
     def _moments(self, request_id: RequestId) -> Moments | None:
         stream = self._streams.get(origin(request_id))

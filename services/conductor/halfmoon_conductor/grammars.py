@@ -1,10 +1,7 @@
 """What an answer must be, from the fields that clients know to one grammar for the workers.
 
-The grammar is Lark text (see `halfmoon_protocol.sampling.Sampling.grammar`). It is checked here
-with the library that the workers use, so that what does not compile is refused before anything
-is spent. The library recurses as deep as rules lead to rules, on a thread's stack: the limits
-on references and on a client's own grammar keep it far from the end of one: by a factor of four, as
-far as chains of rules and of references were tried.
+The grammar is Lark text (see `halfmoon_protocol.sampling.Sampling.grammar`). Here it is put
+together, within limits of size and depth; `grammar_checker` compiles it before anything is spent.
 """
 
 import json
@@ -13,18 +10,15 @@ from typing import Any
 
 import llguidance
 import msgspec
-from llguidance.gbnf_to_lark import any_to_lark
 
-from halfmoon_conductor.errors import InvalidRequest
-from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_SYMBOLS
+from halfmoon_conductor.schema_depth import check_depth
+from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS
 
 #: Of a grammar that a client wrote itself.
 MAX_OWN_GRAMMAR_CHARACTERS = 3_000
 MAX_SCHEMA_REFERENCES = 128
 #: Between the parts of JSON a model may indent, and not go on with blanks for ever.
 _BLANKS = "[ \\n\\t]{0,16}"
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=MAX_GRAMMAR_SYMBOLS)
-_SHOWN_CHARACTERS = 300
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -32,6 +26,8 @@ class Wanted(msgspec.Struct, frozen=True):
 
     grammar: str
     param: str
+    #: Whether the client wrote it: Lark or GBNF, which is to be made Lark.
+    own: bool = False
 
 
 def any_object() -> str:
@@ -79,11 +75,21 @@ def json_of(schema: dict[str, Any]) -> str:
             f"the schema has {n_references} references, over the {MAX_SCHEMA_REFERENCES} that it "
             "may have; write some of them out"
         )
+    check_depth(schema)
     return f"%json {text}"
 
 
 def of_regex(pattern: str) -> str:
-    """A whole text that matches, anchored or not."""
+    """A whole text that matches, anchored or not.
+
+    Raises:
+        ValueError: it is longer than any grammar may be.
+    """
+    if len(pattern) > MAX_GRAMMAR_CHARACTERS:
+        raise ValueError(
+            f"the pattern has {len(pattern)} characters, over the {MAX_GRAMMAR_CHARACTERS} "
+            "that one may have"
+        )
     return f"start: /{llguidance.regex_to_lark(pattern, '')}/"
 
 
@@ -98,37 +104,14 @@ def literal(text: str) -> str:
 
 
 def of_own(text: str) -> str:
-    """A client's grammar: Lark, or GBNF (rules with ``::=``), which is translated.
+    """A client's grammar as it is, Lark or GBNF.
 
     Raises:
-        ValueError: too long, or not what it seems to be.
+        ValueError: too long.
     """
     if len(text) > MAX_OWN_GRAMMAR_CHARACTERS:
         raise ValueError(
             f"the grammar has {len(text)} characters, over the {MAX_OWN_GRAMMAR_CHARACTERS} "
             "that one may have"
         )
-    try:
-        return str(any_to_lark(text))
-    except Exception as error:  # the translator raises what it likes
-        raise ValueError(str(error)) from None
-
-
-def check(wanted: Wanted) -> None:
-    """Compile it, without a tokenizer. Takes milliseconds, at worst some hundreds: for a thread.
-
-    Raises:
-        InvalidRequest: it does not compile, or is too large; the text says where and why.
-    """
-    if len(wanted.grammar) > MAX_GRAMMAR_CHARACTERS:
-        raise InvalidRequest(
-            f"{wanted.param} makes a grammar of {len(wanted.grammar)} characters, over the "
-            f"{MAX_GRAMMAR_CHARACTERS} that one may have.",
-            param=wanted.param,
-        )
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-        wanted.grammar, limits=_LIMITS
-    )
-    if failed:
-        why = " ".join(messages).split("\n   1 |")[0].strip()[:_SHOWN_CHARACTERS]
-        raise InvalidRequest(f"{wanted.param} does not compile: {why}", param=wanted.param)
+    return text

@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import msgspec
 
-from halfmoon_conductor import grammars
 from halfmoon_conductor.asking import Asker
 from halfmoon_conductor.chat_template import ChatTemplate
 from halfmoon_conductor.errors import (
@@ -23,6 +22,8 @@ from halfmoon_conductor.errors import (
     Unavailable,
 )
 from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
+from halfmoon_conductor.grammar_check import CheckArgument
+from halfmoon_conductor.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.offloading import unless_short
 from halfmoon_conductor.openai_requests import (
@@ -93,6 +94,9 @@ class Intake:
     ) -> None:
         self._gateway = gateway
         self._tokenizer = tokenizer
+        self._grammars = GrammarChecker(
+            CheckArgument(tokenizer.definition, tokenizer.vocab_size, tokenizer.eos_token_ids)
+        )
         source = tokenizer.chat_template
         self._tool_parser = (
             parser_of(source or "") if tool_call_parser == "auto" else tool_call_parser
@@ -191,7 +195,7 @@ class Intake:
 
     async def _grammar(self, wish: Callable[[], Wanted | None]) -> str:
         """What the answer must be, known to compile; empty: anything."""
-        wanted = await asyncio.to_thread(_checked_wish, wish)
+        wanted = await asyncio.to_thread(wish)
         if wanted is None:
             return ""
         if not self._tokenizer.knows_grammars:
@@ -200,7 +204,7 @@ class Intake:
                 "tokens or no token that ends an answer.",
                 param=wanted.param,
             )
-        return wanted.grammar
+        return await self._grammars.check(wanted)
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """A chat as the tokens that its model goes on with, tools included.
@@ -386,13 +390,6 @@ class Intake:
                 param=param,
             )
         return token_ids
-
-
-def _checked_wish(wish: Callable[[], Wanted | None]) -> Wanted | None:
-    wanted = wish()
-    if wanted is not None:
-        grammars.check(wanted)
-    return wanted
 
 
 def _wanted_of_chat(body: ChatRequest, parser: Parser | None) -> Wanted | None:

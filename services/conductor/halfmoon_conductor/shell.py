@@ -55,7 +55,7 @@ class Clients(Protocol):
         """Start the next try, with what was delivered so far."""
         ...
 
-    def fail(self, request_id: RequestId, reason: str) -> None:
+    def fail(self, request_id: RequestId, reason: str, *, invalid: bool) -> None:
         """End a request with an error."""
         ...
 
@@ -125,9 +125,9 @@ class Shell:
             case Resubmit(request_id=request_id, reason=reason):
                 log.info("request_placed_again", request_id=request_id, reason=reason)
                 self._clients.resubmit(request_id, reason)
-            case Fail(request_id=request_id, reason=reason):
+            case Fail(request_id=request_id, reason=reason, invalid=invalid):
                 log.warning("request_failed", request_id=request_id, reason=reason)
-                self._clients.fail(request_id, reason)
+                self._clients.fail(request_id, reason, invalid=invalid)
             case RefuseWorker(worker_id=worker_id, reason=reason):
                 log.error("worker_refused", worker_id=worker_id, reason=reason)
                 self._workers.refuse(worker_id, reason)

@@ -116,12 +116,15 @@ def wishes(
     Raises:
         InvalidRequest: two of them ask, or one can't be made a grammar of.
     """
-    asked: list[tuple[str, Callable[[], str]]] = []
+    #: The field, what makes its grammar, and whether a client wrote that itself.
+    asked: list[tuple[str, Callable[[], str], bool]] = []
     if isinstance(response_format, ObjectFormat):
-        asked.append((format_field, grammars.any_object))
+        asked.append((format_field, grammars.any_object, False))
     elif isinstance(response_format, SchemaFormat):
         schema = response_format.json_schema.schema_
-        asked.append((format_field, lambda: grammars.of_schema(schema or {"type": "object"})))
+        asked.append(
+            (format_field, lambda: grammars.of_schema(schema or {"type": "object"}), False)
+        )
     if structured is not None:
         parts = _parts(structured)
         if len(parts) != 1:
@@ -130,18 +133,18 @@ def wishes(
                 f"json_object; it has {len(parts)}.",
                 param="structured_outputs",
             )
-        asked += [("structured_outputs", make) for _, make in parts]
-    asked += [(f"guided_{name}", make) for name, make in _parts(guided)]
+        asked += [("structured_outputs", make, name == "grammar") for name, make in parts]
+    asked += [(f"guided_{name}", make, name == "grammar") for name, make in _parts(guided)]
     if not asked:
         return None
-    param, make = asked[0]
+    param, make, own = asked[0]
     if len(asked) > 1:
         raise InvalidRequest(
             f"{param} and {asked[1][0]} both say what the answer must be; send one of them.",
             param=asked[1][0],
         )
     try:
-        return Wanted(make(), param)
+        return Wanted(make(), param, own)
     except ValueError as error:
         raise InvalidRequest(f"{param} can't be used: {error}", param=param) from None
 

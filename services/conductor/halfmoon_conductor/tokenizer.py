@@ -55,6 +55,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def definition(self) -> str:
+        """The text of its ``tokenizer.json``, without cutting and padding; empty: none."""
+        ...
+
+    @property
     def knows_grammars(self) -> bool:
         """Whether tokens have texts and one ends an answer, as a grammar needs it."""
         ...
@@ -138,6 +143,11 @@ class HubTokenizer:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Of the generation config, else the config, else the tokenizer's config."""
         return self._eos_token_ids
+
+    @property
+    def definition(self) -> str:
+        """As text, without cutting and padding."""
+        return str(self._fast.to_str())
 
     @property
     def knows_grammars(self) -> bool:
@@ -224,6 +234,7 @@ class FakeTokenizer:
     )
 
     #: The fake engine's tokens are no text.
+    definition = ""
     knows_grammars = False
 
     def __init__(self, vocab_size: int = 997, eos_token_ids: tuple[int, ...] = ()) -> None:

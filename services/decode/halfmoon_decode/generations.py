@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from halfmoon_engine.interface import Draw, Run, Scratch
+from halfmoon_engine.interface import Draw, Late, Run, Scratch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import StartDecode
 from halfmoon_protocol.sampling import Sampling
@@ -22,6 +22,8 @@ class _Generation:
     #: Of the newest token, if it is wanted, until somebody takes it.
     scores: list[TokenScore] = field(default_factory=list)
     scratch: Scratch = field(default_factory=Scratch)
+    #: Its next token, while that is late.
+    late: Late | None = None
 
 
 class Generations:
@@ -63,11 +65,21 @@ class Generations:
             generation.stepped = True
         return runs
 
+    @property
+    def late(self) -> dict[RequestId, Late]:
+        """Next tokens that are late."""
+        return {request_id: g.late for request_id, g in self._running.items() if g.late is not None}
+
+    def hold(self, request_id: RequestId, late: Late) -> None:
+        """Keep a next token that is late."""
+        self._running[request_id].late = late
+
     def add(self, request_id: RequestId, token: int) -> None:
-        """It said one more token."""
-        history = self._running[request_id].history
-        if history is not None:
-            history.append(token)
+        """Record a request's next token."""
+        generation = self._running[request_id]
+        generation.late = None
+        if generation.history is not None:
+            generation.history.append(token)
 
     def take_scores(
         self, request_ids: Sequence[RequestId]

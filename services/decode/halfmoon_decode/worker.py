@@ -7,7 +7,7 @@ pages are being written until then.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from halfmoon_decode.generations import Generations
 from halfmoon_decode.readings import DecodeCounts, batch_readings
 from halfmoon_decode.settings import DecodeSettings
 from halfmoon_decode.tracing import DecodeTraces
-from halfmoon_engine.interface import NOT_FOLLOWED, Engine
+from halfmoon_engine.interface import Chosen, Engine, Late, NotFollowed, Run
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -41,12 +41,14 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.readings import Readings
-from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
+from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal
 from halfmoon_scheduling.pages import PageAllocator
 
 log = structlog.get_logger()
 
 _HOUSEKEEPING_S = 0.1
+#: How long to wait for late tokens at a time when there is nothing else to compute.
+_LATE_S = 0.02
 #: Weight of the newest step in the smoothed step time.
 _STEP_WEIGHT = 0.2
 
@@ -210,18 +212,22 @@ class DecodeWorker:
             for request_id in step.preempted:
                 self._counts.gave_up("preempted")
                 await self._fail(request_id, "preempted: no page is free for its next token")
-            if not step.rows:  # the pool is full of landings: the oldest waits for one to end
+            late = self._generations.late
+            if not step.rows and not late:
+                # The pool is full of landings: the oldest waits for one to end.
                 await asyncio.sleep(_HOUSEKEEPING_S)
                 continue
-            self._in_step = {row.request_id for row in step.rows}
+            in_step = [*(row.request_id for row in step.rows), *late]
+            self._in_step = set(in_step)
             began = self.clock.now()
+            chosen: list[Chosen] | None
             try:
-                tokens = await loop.run_in_executor(
-                    forward, self.engine.forward, self._generations.runs_of(step)
+                chosen = await loop.run_in_executor(
+                    forward, self._compute, self._generations.runs_of(step), [*late.values()]
                 )
             except Exception:
                 log.exception("step_failed", n_rows=len(step.rows))
-                tokens = []
+                chosen = None
             took = self.clock.now() - began
             self.traces.stepped(self._in_step, began, began + took)
             self._counts.step(took, len(step.rows))
@@ -230,29 +236,38 @@ class DecodeWorker:
             for request_id in self._to_cancel:
                 self._let_go(request_id, in_doubt=False)
             self._to_cancel.clear()
-            if tokens:
-                await self._deliver(step, tokens)
+            if chosen is not None:
+                await self._deliver(dict(zip(in_step, chosen, strict=True)))
             else:
-                for row in step.rows:
-                    if self.batch.cancel(row.request_id):
+                for request_id in in_step:
+                    if self.batch.cancel(request_id):
                         self._counts.gave_up("step_failed")
-                        await self._fail(row.request_id, "the forward pass failed")
+                        await self._fail(request_id, "the forward pass failed")
 
-    async def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
+    def _compute(self, runs: Sequence[Run], late: Sequence[Late]) -> list[Chosen]:
+        """Run a step, and choose what was late in earlier ones; in the forward's thread."""
+        chosen = self.engine.forward(runs) if runs else []
+        finished = self.engine.finish(late, 0.0 if runs else _LATE_S) if late else []
+        return [*(each for each in chosen if each is not None), *finished]
+
+    async def _deliver(self, chosen: Mapping[RequestId, Chosen]) -> None:
         """Record a step's tokens and tell each conductor of its own, in one message each."""
         self._n_steps += 1
         produced: dict[RequestId, Produced] = {}
-        stuck: list[RequestId] = []
-        for row, token in zip(step.rows, tokens, strict=True):
+        stuck: dict[RequestId, NotFollowed] = {}
+        for request_id, token in chosen.items():
             # Those that are missing were let go while the pass was running.
-            if row.request_id not in self._generations:
+            if request_id not in self._generations:
                 continue
-            if token is None:
-                stuck.append(row.request_id)
-                continue
-            self._generations.add(row.request_id, token)
-            finish = self.batch.produced(row.request_id, token)
-            produced[row.request_id] = Produced(row.request_id, token, finish)
+            if isinstance(token, NotFollowed):
+                stuck[request_id] = token
+            elif isinstance(token, Late):
+                self._generations.hold(request_id, token)
+                self.batch.hold(request_id)
+            else:
+                self._generations.add(request_id, token)
+                finish = self.batch.produced(request_id, token)
+                produced[request_id] = Produced(request_id, token, finish)
         self._counts.produced(len(produced))
         for peer, request_ids in self.conductors.owners.group(produced).items():
             mine = tuple(produced[request_id] for request_id in request_ids)
@@ -267,16 +282,20 @@ class DecodeWorker:
         for request_id, outcome in produced.items():
             if outcome.finish:
                 self._forget(request_id, finish=outcome.finish)
-        for request_id in stuck:
+        for request_id, why in stuck.items():
             self.batch.cancel(request_id)
-            await self._fail(request_id, NOT_FOLLOWED, retryable=False)
+            await self._fail(request_id, why.reason, retryable=False, invalid=why.over_limit)
 
-    async def _fail(self, request_id: RequestId, reason: str, *, retryable: bool = True) -> None:
+    async def _fail(
+        self, request_id: RequestId, reason: str, *, retryable: bool = True, invalid: bool = False
+    ) -> None:
         """Tell the owner that a request, which the batch holds no more, is gone."""
         peer = self.conductors.owners.of(request_id)
         self._forget(request_id, error=reason)
         if peer is not None:
-            failed = DecodeFailed(request_id=request_id, reason=reason, retryable=retryable)
+            failed = DecodeFailed(
+                request_id=request_id, reason=reason, retryable=retryable, invalid=invalid
+            )
             await self.conductors.answer(peer, failed)
 
     # -- housekeeping ------------------------------------------------------------------------

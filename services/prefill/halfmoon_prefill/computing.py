@@ -6,13 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from halfmoon_engine.interface import NOT_FOLLOWED
+from halfmoon_engine.interface import Chosen, Late, NotFollowed
 from halfmoon_prefill.forward import PrefillForward
 from halfmoon_prefill.job import Job, Refused
 from halfmoon_protocol.ids import RequestId
 from halfmoon_scheduling.prefill_queue import Chunk, PrefillQueue
 
 log = structlog.get_logger()
+
+#: How long to wait for late tokens at a time when there is nothing else to compute.
+_LATE_S = 0.02
 
 
 class Computing:
@@ -23,6 +26,8 @@ class Computing:
         self._forward = forward
         #: The jobs that were admitted and not removed, with their next token to come.
         self._jobs: dict[RequestId, tuple[Job, asyncio.Future[int]]] = {}
+        #: First tokens that are late: what their grammars allow is not known yet.
+        self._late: dict[RequestId, Late] = {}
         #: Requests in the forward pass that runs now.
         self._in_forward: frozenset[RequestId] = frozenset()
         self._forward_over = asyncio.Condition()
@@ -42,6 +47,7 @@ class Computing:
         async with self._forward_over:
             await self._forward_over.wait_for(lambda: request_id not in self._in_forward)
         self._jobs.pop(request_id, None)
+        self._late.pop(request_id, None)
 
     async def run(self) -> None:
         """Work through the queue until cancelled."""
@@ -49,38 +55,58 @@ class Computing:
         with ThreadPoolExecutor(1, thread_name_prefix="forward") as thread:
             while True:
                 chunks = self._queue.next_batch()
-                if not chunks:
+                late = dict(self._late)
+                if not chunks and not late:
                     self._work.clear()
                     await self._work.wait()
                     continue
                 batch = [(self._jobs[chunk.request_id][0], chunk) for chunk in chunks]
                 self._in_forward = frozenset(chunk.request_id for chunk in chunks)
                 try:
-                    tokens = await loop.run_in_executor(thread, self._forward, batch)
+                    chosen, finished = await loop.run_in_executor(
+                        thread, self._compute, batch, [*late.values()]
+                    )
                 except Exception as error:
                     log.exception("forward_failed", n_requests=len(batch))
-                    self._give_up(chunks, error)
+                    self._give_up([*(chunk.request_id for chunk in chunks), *late], error)
                 else:
                     self._queue.advance(chunks)
-                    self._hand_out(chunks, tokens)
+                    for chunk, each in zip(chunks, chosen, strict=True):
+                        if each is not None:
+                            self._hand_out(chunk.request_id, each)
+                    for request_id, each in zip(late, finished, strict=True):
+                        self._hand_out(request_id, each)
                 finally:
                     async with self._forward_over:
                         self._in_forward = frozenset()
                         self._forward_over.notify_all()
 
-    def _hand_out(self, chunks: Sequence[Chunk], tokens: Sequence[int | None]) -> None:
-        for chunk, token in zip(chunks, tokens, strict=True):
-            future = self._jobs[chunk.request_id][1]
-            if future.done():
-                continue
-            if token is not None:
-                future.set_result(token)
-            elif chunk.last:
-                future.set_exception(Refused(NOT_FOLLOWED, retryable=False))
+    def _compute(
+        self, batch: Sequence[tuple[Job, Chunk]], late: Sequence[Late]
+    ) -> tuple[list[Chosen | None], list[Chosen]]:
+        """Run a batch, and choose what was late in earlier ones; in the forward's thread."""
+        chosen = self._forward(batch) if batch else []
+        wait_s = 0.0 if batch else _LATE_S
+        return chosen, self._forward.engine.finish(late, wait_s) if late else []
 
-    def _give_up(self, chunks: Sequence[Chunk], error: Exception) -> None:
-        for chunk in chunks:
-            self._queue.remove(chunk.request_id)
-            future = self._jobs[chunk.request_id][1]
-            if not future.done():
+    def _hand_out(self, request_id: RequestId, chosen: Chosen) -> None:
+        """Give a request its first token, or the reason for none; unless it has gone."""
+        _, future = self._jobs.get(request_id, (None, None))
+        self._late.pop(request_id, None)
+        if future is None or future.done():
+            return
+        if isinstance(chosen, Late):
+            self._late[request_id] = chosen
+        elif isinstance(chosen, NotFollowed):
+            over = chosen.over_limit
+            future.set_exception(Refused(chosen.reason, retryable=False, invalid=over))
+        else:
+            future.set_result(chosen)
+
+    def _give_up(self, request_ids: Sequence[RequestId], error: Exception) -> None:
+        for request_id in request_ids:
+            self._queue.remove(request_id)
+            self._late.pop(request_id, None)
+            _, future = self._jobs.get(request_id, (None, None))
+            if future is not None and not future.done():
                 future.set_exception(error)

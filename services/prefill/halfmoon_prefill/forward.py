@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run
+from halfmoon_engine.interface import Chosen, Draw, Engine, PromptScoring, Run
 from halfmoon_prefill.job import Job, Pass
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
@@ -36,8 +36,8 @@ class PrefillForward:
     pool: Region
     clock: Clock
 
-    def __call__(self, batch: Sequence[tuple[Job, Chunk]]) -> list[int | None]:
-        """Compute these chunks; one entry each: the next token where the chunk is the last."""
+    def __call__(self, batch: Sequence[tuple[Job, Chunk]]) -> list[Chosen | None]:
+        """Compute these chunks; one entry each: what was chosen where the chunk is the last."""
         blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
         began = self.clock.now()
         waited = 0.0

@@ -69,11 +69,26 @@ class Pass:
 class Refused(Exception):
     """This worker can't do the request, now or ever."""
 
-    def __init__(self, reason: str, *, retryable: bool, culprit: WorkerId | None = None) -> None:
-        """Whether another try may go better, and which other worker failed this one."""
+    def __init__(
+        self,
+        reason: str,
+        *,
+        retryable: bool,
+        culprit: WorkerId | None = None,
+        invalid: bool = False,
+    ) -> None:
+        """Make one.
+
+        Args:
+            reason: for the client.
+            retryable: whether another try may go better.
+            culprit: which other worker failed this one.
+            invalid: whether the request itself is at fault.
+        """
         super().__init__(reason)
         self.retryable = retryable
         self.culprit = culprit
+        self.invalid = invalid
 
 
 @dataclass

@@ -209,6 +209,7 @@ class PrefillWorker:
                 reason=str(refused),
                 retryable=refused.retryable,
                 culprit=refused.culprit,
+                invalid=refused.invalid,
             )
         except Exception as error:
             log.exception("prefill_failed", request_id=job.request_id)

@@ -84,6 +84,9 @@ class DecodeFailed(Message, frozen=True, tag="decode_failed"):
     reason: str
     #: True when another try can succeed (preempted, landing lost), false when it can't.
     retryable: bool
+    #: True when the request itself is at fault, such as a grammar that takes too much: no worker
+    #: should try it again, and its client is told so. `retryable` is false then.
+    invalid: bool = False
 
 
 class DecodeLoad(Message, frozen=True, tag="decode_load"):

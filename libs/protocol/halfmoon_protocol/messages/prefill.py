@@ -122,6 +122,9 @@ class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
     retryable: bool
     #: The worker that could not be reached, if that was the cause.
     culprit: WorkerId | None = None
+    #: True when the request itself is at fault, such as a grammar that takes too much: no worker
+    #: should try it again, and its client is told so. `retryable` is false then.
+    invalid: bool = False
 
 
 class PrefillStopped(Message, frozen=True, tag="prefill_stopped"):

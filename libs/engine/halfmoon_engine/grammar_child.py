@@ -1,0 +1,77 @@
+"""The child process of one grammar: compiles it, and says which tokens may come next.
+
+`halfmoon_sandbox` forks it from a template that has read the model's tokenizer. One process
+follows one grammar, for any number of requests, each with a matcher of its own. Nothing here
+trusts the grammar: the process may be ended at any moment, and another one gets all tokens of
+an answer again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import llguidance
+import msgspec
+
+from halfmoon_engine.grammar_messages import ChildArgument, Follow, Followed
+from halfmoon_protocol.sampling import MAX_GRAMMAR_SYMBOLS
+
+#: Requests whose matchers are kept, the last used ones.
+_MAX_MATCHERS = 64
+_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=MAX_GRAMMAR_SYMBOLS)
+
+
+def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
+    """A handler of `Follow` messages.
+
+    Args:
+        argument: a `ChildArgument`.
+    """
+    made = msgspec.msgpack.decode(argument, type=ChildArgument)
+    tokenizer = llguidance.LLTokenizer(
+        made.tokenizer, n_vocab=made.n_vocab, eos_token=list(made.eos_token_ids)
+    )
+    matchers = Matchers(lambda text: compile_grammar(text, tokenizer))
+    decoder = msgspec.msgpack.Decoder(Follow)
+
+    def handle(request: bytes) -> bytes:
+        return msgspec.msgpack.encode(matchers.follow(decoder.decode(request)))
+
+    return handle
+
+
+def compile_grammar(text: str, tokenizer: Any) -> Any:
+    """A matcher at the beginning of an answer; it may be in an error state."""
+    return llguidance.LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+
+
+class Matchers:
+    """Answers that are being followed, each with its matcher."""
+
+    def __init__(self, compile_text: Callable[[str], Any]) -> None:
+        self._compile = compile_text
+        self._compiled: Any = None
+        #: By key: the matcher, and how many tokens it has seen.
+        self._running: OrderedDict[int, tuple[Any, int]] = OrderedDict()
+
+    def follow(self, asked: Follow) -> Followed:
+        """Feed an answer's new tokens to its matcher; the tokens that may follow."""
+        if asked.n_before == 0:
+            if self._compiled is None:
+                self._compiled = self._compile(asked.grammar)
+            matcher = self._compiled.deep_copy()
+        else:
+            matcher, n_seen = self._running.get(asked.key, (None, -1))
+            if n_seen != asked.n_before:
+                return Followed("unknown")
+        if asked.tokens and not matcher.is_error():
+            matcher.consume_tokens(list(asked.tokens))
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            self._running.pop(asked.key, None)
+            return Followed("not_followed", reason=matcher.get_error()[:300])
+        self._running[asked.key] = matcher, asked.n_before + len(asked.tokens)
+        self._running.move_to_end(asked.key)
+        if len(self._running) > _MAX_MATCHERS:
+            self._running.popitem(last=False)
+        return Followed("mask", mask=mask)

@@ -1,0 +1,38 @@
+"""What a worker and the child process of a grammar say to each other."""
+
+from typing import Literal
+
+import msgspec
+
+
+class ChildArgument(msgspec.Struct, frozen=True):
+    """What the template is made of."""
+
+    #: Text of the model's ``tokenizer.json``, without truncation and padding.
+    tokenizer: str
+    #: Logits of a row.
+    n_vocab: int
+    #: Tokens that end an answer; allowed once the grammar is fulfilled.
+    eos_token_ids: tuple[int, ...]
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True):
+    """Follow an answer by these tokens, and say which may come next."""
+
+    #: The same text in every request to one process.
+    grammar: str
+    #: The answer's name at this process.
+    key: int
+    #: Tokens that this process has followed before; 0 begins the answer anew.
+    n_before: int
+    tokens: tuple[int, ...]
+
+
+class Followed(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to `Follow`."""
+
+    outcome: Literal["mask", "not_followed", "unknown"]
+    #: One bit for each token, the lowest first.
+    mask: bytes = b""
+    #: Why it was not followed.
+    reason: str = ""

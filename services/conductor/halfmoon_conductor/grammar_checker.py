@@ -1,0 +1,123 @@
+"""Checking grammars before anything is spent, in child processes with limits."""
+
+import asyncio
+import weakref
+from collections import OrderedDict
+
+import msgspec
+import structlog
+
+from halfmoon_conductor.errors import InvalidRequest, Overloaded, Unavailable
+from halfmoon_conductor.grammar_check import Check, CheckArgument, Checked
+from halfmoon_conductor.grammars import Wanted
+from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_CPU_S
+from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
+
+log = structlog.get_logger()
+
+#: Checks at once, and those that may wait for their turn.
+_MAX_RUNNING = 2
+_MAX_WAITING = 64
+_RETRY_S = 1.0
+#: Outcomes that are remembered, the last used ones.
+_MAX_REMEMBERED = 2048
+#: Checks after which a process is replaced by a fresh one.
+_MAX_CHECKS = 1000
+_MEMORY_BYTES = 512 * 1024 * 1024
+
+_decoder = msgspec.msgpack.Decoder(Checked)
+
+
+class GrammarChecker:
+    """Checks wishes of clients, and remembers what came out.
+
+    Args:
+        argument: of the child processes.
+    """
+
+    def __init__(self, argument: CheckArgument) -> None:
+        self._sandbox = Sandbox(
+            "halfmoon_conductor.grammar_check:make_handler",
+            msgspec.msgpack.encode(argument),
+            memory_bytes=_MEMORY_BYTES,
+        )
+        self._remembered: OrderedDict[tuple[str, bool], Checked] = OrderedDict()
+        self._turn = asyncio.Semaphore(_MAX_RUNNING)
+        self._n_waiting = 0
+        #: Children that serve nobody now, each with its number of checks.
+        self._idle: list[tuple[Child, int]] = []
+        weakref.finalize(self, self._sandbox.close)
+
+    def start(self) -> None:
+        """Begin to load the template, so that the first request need not wait for that."""
+        self._sandbox.start()
+
+    async def check(self, wanted: Wanted) -> str:
+        """The grammar in Lark, known to compile within its budget of time and memory.
+
+        Raises:
+            InvalidRequest: it does not compile, is too large or takes too much; it says which.
+            Overloaded: too many checks wait.
+            Unavailable: no process can be started to check it.
+        """
+        if len(wanted.grammar) > MAX_GRAMMAR_CHARACTERS:
+            raise InvalidRequest(
+                f"{wanted.param} makes a grammar of {len(wanted.grammar)} characters, over the "
+                f"{MAX_GRAMMAR_CHARACTERS} that one may have.",
+                param=wanted.param,
+            )
+        key = (wanted.grammar, wanted.own)
+        checked = self._remembered.get(key)
+        if checked is None:
+            checked = self._remembered[key] = await self._checked(Check(*key))
+            if len(self._remembered) > _MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+        self._remembered.move_to_end(key)
+        if checked.problem:
+            raise InvalidRequest(f"{wanted.param} {checked.problem}", param=wanted.param)
+        return checked.grammar
+
+    async def _checked(self, asked: Check) -> Checked:
+        if self._n_waiting >= _MAX_WAITING:
+            raise Overloaded(
+                f"{self._n_waiting} grammars wait to be checked, the most that may.", _RETRY_S
+            )
+        self._n_waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._n_waiting -= 1
+        try:
+            return await self._ask(asked)
+        except Broken as error:
+            log.error("grammar_not_checked", reason=str(error))
+            raise Unavailable("Grammars can't be checked now.", _RETRY_S) from error
+        finally:
+            self._turn.release()
+
+    async def _ask(self, asked: Check) -> Checked:
+        child, n_checks = self._idle.pop() if self._idle else (await self._fork(), 0)
+        keep = False
+        try:
+            answer = await child.call_async(msgspec.msgpack.encode(asked), cpu_s=MAX_GRAMMAR_CPU_S)
+            keep = n_checks + 1 < _MAX_CHECKS
+        except Exceeded as error:
+            log.warning("grammar_refused", reason=str(error), limit=error.limit)
+            return Checked(
+                problem=f"can't be used: to check it, {error}; make it simpler, with fewer "
+                "references, repetitions and large numbers"
+            )
+        except HandlerFailed as error:
+            return Checked(problem=f"can't be used: {error}")
+        finally:
+            if keep:
+                self._idle.append((child, n_checks + 1))
+            else:
+                child.close()
+        return _decoder.decode(answer)
+
+    async def _fork(self) -> Child:
+        """A new child; the first one waits in a thread until the template has loaded."""
+        if self._sandbox.started():
+            return self._sandbox.fork()
+        return await asyncio.to_thread(self._sandbox.fork)
