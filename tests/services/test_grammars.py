@@ -11,8 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from halfmoon_conductor import grammars
-from halfmoon_conductor.errors import ApiError
+from halfmoon_conductor.errors import ApiError, InvalidRequest
 from halfmoon_conductor.tool_calls import CallReader, Parser, grammar_of
+from halfmoon_engine.fake import FakeEngine, FakeModel
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.testing import make_tiny_model
@@ -131,4 +132,67 @@ async def test_a_grammar_that_a_worker_can_not_follow_fails_its_request_alone(
         assert isinstance(outcomes[0], ApiError)
         assert "grammar" in str(outcomes[0])
         assert len(outcomes[1]) == 20
+        await cluster.settled()
+
+
+async def test_tokens_that_are_late_hold_up_no_other_request_and_change_none(
+    local_cluster: Callable[..., Any],
+) -> None:
+    in_time, late = FakeEngine(FakeModel()), FakeEngine(FakeModel(late=5))
+    prompt, bound = [7] * 40, Sampling(temperature=0.0, grammar="any")
+    expected = in_time.expected(prompt, 30)
+    async with local_cluster(lambda: FakeEngine(late.model)) as cluster:
+        answers = await asyncio.gather(
+            *(cluster.generate([7] * 40, 30, sampling=bound) for _ in range(3)),
+            *(cluster.generate([9, i], 200) for i in range(3)),
+        )
+        assert answers[:3] == [expected] * 3
+        assert answers[3:] == [in_time.expected([9, i], 200) for i in range(3)]
+        await cluster.settled()
+
+
+async def test_a_request_whose_token_is_late_can_be_given_up(
+    local_cluster: Callable[..., Any],
+) -> None:
+    for n_tokens in (0, 3):  # while prefill has it, and while decode does
+        model = FakeModel(late=1_000_000 if n_tokens == 0 else 5)
+        async with local_cluster(lambda model=model: FakeEngine(model)) as cluster:
+            sampling = Sampling(temperature=0.0, grammar="any")
+            events = cluster.events([7] * 40, 30, sampling)
+            for _ in range(n_tokens):
+                await anext(events)
+            if n_tokens == 0:
+                waiting = asyncio.create_task(anext(events))
+                worker = cluster.members["prefill-0"].worker
+                await cluster.until(lambda worker=worker: worker.computing._late)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+            await events.aclose()
+            await cluster.settled()
+
+
+@pytest.mark.parametrize("at", ["prefill", "decode"])
+async def test_a_grammar_over_its_limits_is_the_requests_fault_and_is_not_placed_again(
+    local_cluster: Callable[..., Any], make_engine: Callable[[], Engine], at: str
+) -> None:
+    spinning = 'start: %json {"type":"integer","multipleOf":2147483648}'
+    grammar = spinning if at == "prefill" else f"start: /[a-z]{{3}}/ tail\ntail: {spinning[7:]}"
+    async with local_cluster(make_engine, n_prefill=2, n_decode=2) as cluster:
+        alone = await cluster.generate([8, 9], 60)
+        attempts: list[int] = []
+        place = cluster.gateway._try
+
+        def counted(stream: Any) -> None:
+            attempts.append(stream.attempt)
+            place(stream)
+
+        cluster.gateway._try = counted
+        sampling = Sampling(temperature=0.0, grammar=grammar)
+        failing = cluster.generate([5, 6, 7], 0, sampling=sampling, stopping=STOPPING)
+        others = cluster.generate([8, 9], 60)
+        outcomes: Any = await asyncio.gather(failing, others, return_exceptions=True)
+        assert isinstance(outcomes[0], InvalidRequest)
+        assert "processor time" in str(outcomes[0])
+        assert outcomes[1] == alone
+        assert len(attempts) == 2  # one each
         await cluster.settled()

@@ -96,12 +96,15 @@ class GrammarChecker:
             self._turn.release()
 
     async def _ask(self, asked: Check) -> Checked:
+        """Have a child check it: one that is there, else, or if that one dies, a fresh one."""
         child, n_checks = self._idle.pop() if self._idle else (await self._fork(), 0)
         keep = False
         try:
             answer = await child.call_async(msgspec.msgpack.encode(asked), cpu_s=MAX_GRAMMAR_CPU_S)
             keep = n_checks + 1 < _MAX_CHECKS
         except Exceeded as error:
+            if n_checks and error.limit != "time":
+                return await self._ask(asked)  # what others left there may have been the reason
             log.warning("grammar_refused", reason=str(error), limit=error.limit)
             return Checked(
                 problem=f"can't be used: to check it, {error}; make it simpler, with fewer "

@@ -1,0 +1,168 @@
+"""Grammars are checked where they can harm nothing, before anything is spent on them."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from halfmoon_conductor import grammar_checker
+from halfmoon_conductor.errors import InvalidRequest, Overloaded
+from halfmoon_conductor.grammar_check import CheckArgument
+from halfmoon_conductor.grammar_checker import GrammarChecker
+from halfmoon_conductor.grammars import Wanted, of_schema
+from halfmoon_conductor.schema_depth import MAX_SCHEMA_DEPTH, check_depth
+from halfmoon_conductor.testing import ScriptedGateway
+
+SPINNING = {"type": "integer", "multipleOf": 2**31}
+CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+def checker(bpe: Tokenizer) -> Iterator[GrammarChecker]:
+    made = GrammarChecker(CheckArgument(bpe.to_str(), bpe.get_vocab_size(), (0,)))
+    yield made
+    made._sandbox.close()
+
+
+def wanted(grammar: str, *, own: bool = False) -> Wanted:
+    return Wanted(grammar, "guided_grammar", own)
+
+
+async def test_a_grammar_that_takes_too_long_is_refused_and_remembered(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 0.2)
+    spinning = wanted(of_schema(SPINNING))
+    with pytest.raises(InvalidRequest, match=r"guided_grammar can't be used.*processor time"):
+        await checker.check(spinning)
+    checker._sandbox.close()  # nothing can be checked any more: it is known
+    with pytest.raises(InvalidRequest, match="processor time"):
+        await checker.check(spinning)
+
+
+async def test_the_loop_and_other_checks_go_on_meanwhile(checker: GrammarChecker) -> None:
+    assert await checker.check(wanted('start: "a"')) == 'start: "a"'
+    spinning = asyncio.create_task(checker.check(wanted(of_schema(SPINNING))))
+    for i in range(20):
+        assert await checker.check(wanted(f'start: "{i}"'))
+        assert not spinning.done()
+    with pytest.raises(InvalidRequest):
+        await spinning
+
+
+async def test_a_check_whose_client_has_gone_ends_its_process(checker: GrammarChecker) -> None:
+    await checker.check(wanted('start: "a"'))
+    (child, _) = checker._idle[0]
+    spinning = asyncio.create_task(checker.check(wanted(of_schema(SPINNING))))
+    while not child.busy:
+        await asyncio.sleep(0)
+    spinning.cancel()
+    await asyncio.gather(spinning, return_exceptions=True)
+    assert not child.alive
+    assert await checker.check(wanted('start: "b"'))
+
+
+async def test_too_many_checks_at_once_are_refused_for_now(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "_MAX_WAITING", 3)
+    checks = [checker.check(wanted(f'start: "{i}"')) for i in range(20)]
+    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+    assert {type(each) for each in outcomes} == {str, Overloaded}
+    assert await checker.check(wanted('start: "later"'))
+
+
+async def test_a_process_that_dies_is_replaced(checker: GrammarChecker) -> None:
+    await checker.check(wanted('start: "a"'))
+    (child, _) = checker._idle[0]
+    os.kill(child.pid, signal.SIGKILL)
+    assert await checker.check(wanted('start: "b"'))
+
+
+async def test_a_clients_own_grammar_is_translated_in_the_process(checker: GrammarChecker) -> None:
+    lark = await checker.check(wanted('root ::= "a"', own=True))
+    assert 'start: "a"' in lark
+    with pytest.raises(InvalidRequest):
+        await checker.check(wanted("root ::= (", own=True))
+
+
+def chained(n: int, depth: int) -> dict[str, Any]:
+    def link(i: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"$ref": f"#/$defs/d{i + 1}"}
+        for _ in range(depth):
+            schema = {"items": schema}
+        return schema
+
+    return {"$defs": {**{f"d{i}": link(i) for i in range(n)}, f"d{n}": {}}, "$ref": "#/$defs/d0"}
+
+
+def test_depth_is_counted_through_references() -> None:
+    check_depth(chained(10, 10))
+    with pytest.raises(ValueError, match=f"over {MAX_SCHEMA_DEPTH} levels"):
+        check_depth(chained(110, 15))
+
+
+def test_a_recursive_schema_is_as_deep_as_it_is_written() -> None:
+    tree = {"type": "object", "properties": {"children": {"items": {"$ref": "#"}}}}
+    check_depth(tree, limit=4)
+    with pytest.raises(ValueError):
+        check_depth(tree, limit=3)
+
+
+def test_references_that_lead_nowhere_are_left_to_the_library() -> None:
+    for reference in ("#/$defs/none", "#/a/0/b", "#nowhere", "other.json#/x", 5):
+        check_depth({"$ref": reference, "a": [1]})
+
+
+def test_a_schema_of_many_paths_is_counted_in_time_of_its_size() -> None:
+    both = [{"$ref": f"#/$defs/d{i}"} for i in range(60)]
+    links = {f"d{i}": {"anyOf": both[i + 1 :]} for i in range(60)}
+    check_depth({"$defs": links, "$ref": "#/$defs/d0"}, limit=500)  # 2**59 paths
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "s", "schema": SPINNING},
+                }
+            },
+            "response_format",
+        ),
+        ({"guided_json": chained(110, 15)}, "guided_json"),
+        ({"guided_regex": "a*" * 30_000}, "guided_regex"),
+        ({"guided_regex": "a*" * 100_000}, "guided_regex"),
+        ({"guided_json": json.dumps(SPINNING)}, "guided_json"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {"type": "object", "properties": {"a": SPINNING}},
+                        },
+                    }
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+)
+async def test_a_hostile_wish_gets_a_400_that_names_its_field(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, fields: dict[str, Any], param: str
+) -> None:
+    answer = await client.post("/v1/chat/completions", json={**CHAT, **fields})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert not gateway.requests

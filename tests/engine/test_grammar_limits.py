@@ -1,0 +1,205 @@
+"""What a grammar may cost: its own request, and nothing of anybody else's."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmoon_engine import grammar as grammar_module
+from halfmoon_engine.grammar import Grammars
+from halfmoon_engine.interface import Chosen, Draw, Late, NotFollowed, Run, Scratch
+from halfmoon_engine.load import open_engine
+from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS
+from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
+
+PROMPT = list(range(20, 60))
+FREE = Draw(Sampling(temperature=0.0))
+MakeDriver = Callable[..., Any]
+
+
+def _chained(n: int, depth: int) -> str:
+    def link(i: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"$ref": f"#/$defs/d{i + 1}"}
+        for _ in range(depth):
+            schema = {"items": schema}
+        return schema
+
+    links = {f"d{i}": link(i) for i in range(n)}
+    return json.dumps({"$defs": {**links, f"d{n}": {}}, "$ref": "#/$defs/d0"})
+
+
+#: Each takes minutes, gigabytes, or the process.
+HOSTILE = {
+    "multiple": 'start: %json {"type":"integer","multipleOf":2147483648}',
+    "stars": f"start: /{'a*' * 30_000}/",
+    "chain": f"start: %json {_chained(110, 15)}",
+}
+
+
+@pytest.fixture
+def driver(make_driver: MakeDriver, tiny: Callable[[str], Path]) -> Iterator[Any]:
+    engine: Any = open_engine(str(tiny("llama")), block_size=16, dtype="float32", device="cpu")
+    assert engine._grammars is not None
+    yield make_driver(engine, 4096)
+    engine._grammars.close()
+
+
+def finish(engine: Any, late: Late) -> Chosen:
+    """The outcome, however late."""
+    outcome: Chosen = late
+    while isinstance(outcome, Late):
+        (outcome,) = engine.finish([outcome], 0.1)
+    return outcome
+
+
+def draw_of(grammar: str, history: Sequence[int] = PROMPT) -> Draw:
+    sampling = Sampling(temperature=0.0, grammar=grammar)
+    return Draw(sampling, tuple(history), len(PROMPT), scratch=Scratch())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_others_get_all_their_tokens_while_a_hostile_grammar_is_worked_on(
+    driver: Any, name: str
+) -> None:
+    engine = driver.engine
+    expected = driver.generate(PROMPT, 20)
+    pages, other = driver.pages_for(len(PROMPT)), driver.pages_for(len(PROMPT) + 20)
+    hostile, first = engine.forward(
+        [Run(PROMPT, 0, pages, draw_of(HOSTILE[name])), Run(PROMPT, 0, other, FREE)]
+    )
+    said = [first]
+    while len(said) < 20:
+        (token,) = engine.forward([Run(said[-1:], len(PROMPT) + len(said) - 1, other, FREE)])
+        said.append(token)
+    assert said == expected
+    outcome = finish(engine, hostile) if isinstance(hostile, Late) else hostile
+    assert isinstance(outcome, NotFollowed)
+    assert outcome.over_limit
+
+
+def test_a_grammar_that_could_not_be_compiled_in_time_is_not_tried_again(driver: Any) -> None:
+    pages = driver.pages_for(len(PROMPT))
+    runs = [Run(PROMPT, 0, pages, draw_of(HOSTILE["multiple"]))]
+    (late,) = driver.engine.forward(runs)
+    first = finish(driver.engine, late)
+    (again,) = driver.engine.forward(runs)
+    assert again == first
+
+
+def test_a_late_token_is_the_one_that_would_have_come_in_time(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = driver.pages_for(len(PROMPT))
+    draw = draw_of('start: "moon" | "sun" | "star"')
+    (outcome,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
+    in_time = finish(driver.engine, outcome) if isinstance(outcome, Late) else outcome
+    monkeypatch.setattr("halfmoon_engine.torch_engine._ALONE_S", 0.0)
+    monkeypatch.setattr(Grammars, "collect", _never_in_time(Grammars.collect))
+    (late,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
+    assert isinstance(late, Late)
+    assert finish(driver.engine, late) == in_time
+
+
+def _never_in_time(collect: Callable[..., None]) -> Callable[..., None]:
+    """Collects nothing within a forward, which waits for no time at all."""
+
+    def collect_late(self: Grammars, masks: Any, wait_s: float) -> None:
+        if wait_s > 0:
+            collect(self, masks, wait_s)
+
+    return collect_late
+
+
+@pytest.fixture
+def grammars(tiny: Callable[[str], Path]) -> Iterator[Grammars]:
+    made = Grammars.of_model(tiny("llama"), 400, EOS_TOKEN_IDS)
+    assert made is not None
+    yield made
+    made.close()
+
+
+def mask_of(grammars: Grammars, draw: Draw) -> Any:
+    mask = grammars.ask(draw)
+    while mask.result is None:
+        grammars.collect([mask], 1.0)
+    return mask.result
+
+
+def child_of(grammars: Grammars, text: str) -> int:
+    child = grammars._processes[text].child
+    assert child is not None
+    return child.pid
+
+
+def test_an_answer_goes_on_when_its_process_is_killed_between_tokens(grammars: Grammars) -> None:
+    text = 'start: "a" "b" "c"'
+    scratch, history = Scratch(), list(PROMPT)
+    for letter in "abc":
+        draw = Draw(Sampling(grammar=text), tuple(history), len(PROMPT), scratch=scratch)
+        mask = mask_of(grammars, draw)
+        (token,) = mask.nonzero()[0]
+        history.append(int(token))
+        if letter == "b":
+            grammars._processes[text].close()
+    assert len(set(history[len(PROMPT) :])) == 3
+
+
+def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: Grammars) -> None:
+    text = 'start: "a" | "b"'
+    expected = mask_of(grammars, draw_of(text))
+    process = grammars._processes[text]
+    os.kill(child_of(grammars, text), signal.SIGKILL)
+    assert (mask_of(grammars, draw_of(text)) == expected).all()
+    assert process.child is not None
+
+
+def test_masks_count_against_the_same_budget_as_compiling(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, scratch = "start: /[a-z]*/", Scratch()
+    assert not isinstance(
+        mask_of(grammars, Draw(Sampling(grammar=text), PROMPT, len(PROMPT), scratch=scratch)),
+        NotFollowed,
+    )
+    following: Any = scratch.value
+    assert following.spent_s > 0
+    limits: list[float] = []
+    child: Any = grammars._processes[text].child
+    begin = child.begin
+
+    def noted(request: bytes, *, cpu_s: float) -> None:
+        limits.append(cpu_s)
+        begin(request, cpu_s=cpu_s)
+
+    monkeypatch.setattr(child, "begin", noted)
+    following.spent_s = 1.5
+    draw = Draw(Sampling(grammar=text), PROMPT, len(PROMPT), scratch=scratch)
+    mask_of(grammars, draw)
+    assert limits == [pytest.approx(MAX_GRAMMAR_CPU_S - 1.5)]
+
+
+def test_a_process_works_no_more_for_a_request_that_has_gone(grammars: Grammars) -> None:
+    mask_of(grammars, draw_of('start: "a"'))  # the template has loaded
+    text = HOSTILE["stars"]
+    mask: Any = grammars.ask(draw_of(text))
+    pid = child_of(grammars, text)
+    del mask
+    # Whatever is asked next, of that grammar too, finds the process ended.
+    grammars._processes[text].advance(grammars)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_more_grammars_than_processes_are_all_followed(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "_MAX_PROCESSES", 2)
+    texts = [f'start: "{letter}"' for letter in "abcdef"]
+    masks = [grammars.ask(draw_of(text)) for text in texts]
+    while any(mask.result is None for mask in masks):
+        grammars.collect(masks, 1.0)
+    assert not any(isinstance(mask.result, NotFollowed) for mask in masks)
+    assert sum(process.child is not None for process in grammars._processes.values()) <= 2
