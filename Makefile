@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-soak test-shaken native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma clean
+.PHONY: help up test fuzz test-soak test-shaken native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ OPERATIONS ?= 4000
 test-soak: $(VENV)/.dev ## kvstore nodes under every misfortune, for long: OPERATIONS=4000 SEED=7
 	HALFMOON_SOAK_OPERATIONS=$(OPERATIONS) HALFMOON_SOAK_SEED=$(SEED) \
 		$(BIN)/pytest -s --timeout 7200 tests/kvstore/test_soak.py
+
+# Hostile inputs of each fuzzer; SEED repeats a run.
+N ?= 10000
+
+fuzz: $(VENV)/.dev ## hostile grammars by the thousand: N=10000 SEED=7
+	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 14400 tests/fuzz
 
 # Which tests stand still again and again; all take hours.
 SHAKEN ?= tests/runtime tests/services

@@ -27,7 +27,7 @@ CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
 def checker(bpe: Tokenizer) -> Iterator[GrammarChecker]:
     made = GrammarChecker(CheckArgument(bpe.to_str(), bpe.get_vocab_size(), (0,)))
     yield made
-    made._sandbox.close()
+    made.close()
 
 
 def wanted(grammar: str, *, own: bool = False) -> Wanted:
@@ -41,7 +41,7 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_remembered(
     spinning = wanted(of_schema(SPINNING))
     with pytest.raises(InvalidRequest, match=r"guided_grammar can't be used.*processor time"):
         await checker.check(spinning)
-    checker._sandbox.close()  # nothing can be checked any more: it is known
+    checker.close()  # nothing can be checked any more: it is known
     with pytest.raises(InvalidRequest, match="processor time"):
         await checker.check(spinning)
 
@@ -82,6 +82,13 @@ async def test_a_process_that_dies_is_replaced(checker: GrammarChecker) -> None:
     await checker.check(wanted('start: "a"'))
     (child, _) = checker._idle[0]
     os.kill(child.pid, signal.SIGKILL)
+    assert await checker.check(wanted('start: "b"'))
+
+
+async def test_a_template_that_dies_is_replaced(checker: GrammarChecker) -> None:
+    await checker.check(wanted('start: "a"'))
+    assert checker._sandbox.pid is not None
+    os.kill(checker._sandbox.pid, signal.SIGKILL)
     assert await checker.check(wanted('start: "b"'))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,21 +98,11 @@ def test_a_late_token_is_the_one_that_would_have_come_in_time(
     draw = draw_of('start: "moon" | "sun" | "star"')
     (outcome,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
     in_time = finish(driver.engine, outcome) if isinstance(outcome, Late) else outcome
-    monkeypatch.setattr("halfmoon_engine.torch_engine._ALONE_S", 0.0)
-    monkeypatch.setattr(Grammars, "collect", _never_in_time(Grammars.collect))
-    (late,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
+    with monkeypatch.context() as standing_still:
+        standing_still.setattr(grammar_module._Process, "advance", lambda *_: None)
+        (late,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
     assert isinstance(late, Late)
     assert finish(driver.engine, late) == in_time
-
-
-def _never_in_time(collect: Callable[..., None]) -> Callable[..., None]:
-    """Collects nothing within a forward, which waits for no time at all."""
-
-    def collect_late(self: Grammars, masks: Any, wait_s: float) -> None:
-        if wait_s > 0:
-            collect(self, masks, wait_s)
-
-    return collect_late
 
 
 @pytest.fixture
@@ -157,6 +148,16 @@ def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: Gra
     assert process.child is not None
 
 
+def test_an_answer_goes_on_when_the_template_is_killed(grammars: Grammars) -> None:
+    text = 'start: "a" | "b"'
+    expected = mask_of(grammars, draw_of(text))
+    pid = grammars._sandbox.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert (mask_of(grammars, draw_of(text)) == expected).all()
+    assert grammars._sandbox.pid != pid
+
+
 def test_masks_count_against_the_same_budget_as_compiling(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +191,8 @@ def test_a_process_works_no_more_for_a_request_that_has_gone(grammars: Grammars)
     del mask
     # Whatever is asked next, of that grammar too, finds the process ended.
     grammars._processes[text].advance(grammars)
-    assert not Path(f"/proc/{pid}").exists()
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
 
 
 def test_more_grammars_than_processes_are_all_followed(

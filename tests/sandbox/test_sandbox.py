@@ -81,13 +81,15 @@ def test_an_owner_that_does_not_wait_can_look_again_later(child: Child) -> None:
 
 
 async def test_a_cancelled_call_ends_the_process(child: Child) -> None:
+    pid = child.pid
     call = asyncio.create_task(child.call_async(b"spin", cpu_s=600))
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     assert not child.alive
-    assert not _runs(child.pid)
+    _wait_until_gone([pid])
+    assert child.pid == 0
 
 
 async def test_calls_on_a_loop_leave_it_free(sandbox: Sandbox) -> None:
@@ -138,6 +140,7 @@ def test_a_template_that_was_killed_is_started_again(sandbox: Sandbox) -> None:
         assert child.call(b"a", cpu_s=1) == b"re: a"
     assert sandbox.pid is not None
     os.kill(sandbox.pid, signal.SIGKILL)
+    _wait_until_gone([sandbox.pid])
     with sandbox.fork() as child:
         assert child.call(b"a", cpu_s=1) == b"re: a"
 

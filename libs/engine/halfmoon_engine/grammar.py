@@ -279,9 +279,10 @@ class _Process:
         except Exceeded as error:
             self._exceeded(mask, error, owner)
             return True
-        except Broken:
+        except Broken as error:
             self.close()
-            raise
+            self._retry(mask, NotFollowed(str(error), over_limit=False))
+            return True
         if answer is None:
             return False
         following.spent_s += child.cpu_s - before_s
@@ -300,14 +301,23 @@ class _Process:
     def _exceeded(self, mask: Mask, error: Exceeded, owner: Grammars) -> None:
         shared = self._served - {mask.following.key}
         self.close()
+        why = NotFollowed(f"the grammar can't be followed: {error}", over_limit=True)
         if shared and error.limit != "time" and not mask.retried:
-            mask.retried = True  # what others left in that process may have been the reason
-            self._waiting.appendleft(weakref.ref(mask))
+            # What others left in that process may have been the reason.
+            self._retry(mask, why)
             return
         log.warning("a grammar passed its limits: %s", error)
-        mask.result = NotFollowed(f"the grammar can't be followed: {error}", over_limit=True)
+        mask.result = why
         if not mask.tokens:
-            owner.refuse(mask.grammar, mask.result)
+            owner.refuse(mask.grammar, why)
+
+    def _retry(self, mask: Mask, why: NotFollowed) -> None:
+        """Ask a fresh process, once; after that the result is `why`."""
+        if mask.retried:
+            mask.result = why
+        else:
+            mask.retried = True
+            self._waiting.appendleft(weakref.ref(mask))
 
 
 def _left_s(mask: Mask) -> float:

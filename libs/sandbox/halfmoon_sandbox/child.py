@@ -5,7 +5,6 @@ A child serves one request at a time.
 """
 
 import asyncio
-import os
 import selectors
 import signal
 import socket
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from halfmoon_sandbox import frames
-from halfmoon_sandbox.control import MEMORY_EXIT
+from halfmoon_sandbox.control import MEMORY_EXIT, NO_CHILD
 from halfmoon_sandbox.errors import Broken, Exceeded, HandlerFailed
 
 if TYPE_CHECKING:
@@ -29,11 +28,11 @@ _WALL_EXTRA_S = 5.0
 class Child:
     """A fork of a sandbox's template. Close it; not thread-safe."""
 
-    def __init__(self, sandbox: "Sandbox", connection: socket.socket, pid: int) -> None:
+    def __init__(self, sandbox: "Sandbox", connection: socket.socket, number: int) -> None:
         connection.setblocking(False)
         self._sandbox = sandbox
         self._connection: socket.socket | None = connection
-        self.pid = pid
+        self._number = number
         #: Processor seconds that all its answers took.
         self.cpu_s = 0.0
         self._to_send = memoryview(b"")
@@ -47,6 +46,11 @@ class Child:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id, asked of the template; 0 when it has ended."""
+        return self._sandbox.pid_of(self._number)
 
     @property
     def alive(self) -> bool:
@@ -125,13 +129,11 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """End the process at once."""
+        """End the process. Does not wait."""
         if self._connection is None:
             return
         self._let_go()
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._sandbox.exit_status(self.pid)
+        self._sandbox.kill(self._number)
 
     # -- parts -------------------------------------------------------------------------------
 
@@ -178,10 +180,10 @@ class Child:
         return int(n_bytes) + frames.LENGTH.size - len(self._received)
 
     def _ended(self) -> NoReturn:
-        status = self._sandbox.exit_status(self.pid)
-        if status is None:
+        status = self._sandbox.exit_status(self._number)
+        if status is None or status == NO_CHILD:
             self._let_go()
-            raise Broken("the child process has ended with its template")
+            raise Broken("the child process has ended with its template, or was never forked")
         if status == -signal.SIGPROF:
             self._forget("time", f"it took over {self._allowed_s:g} s of processor time")
         if status in (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGKILL):

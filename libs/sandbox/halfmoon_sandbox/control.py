@@ -1,16 +1,21 @@
 """What a template process and its owner say to each other over the control socket.
 
-first    = a frame with the factory's argument   -> a frame: b"R", or b"B" and the reason
-control  = b"F" and one descriptor               -> b"P" u32 process id
-         | b"W" u32 process id                   -> b"S" i32 exit status (negative: a signal)
+    first = a frame with the factory's argument    -> a frame: b"R", or b"B" and the reason
+    b"F" u32 child, and one descriptor: fork       -> nothing
+    b"K" u32 child: kill it                        -> nothing
+    b"W" u32 child: it has closed its descriptor   -> i32 exit status (negative: a signal)
+    b"P" u32 child: its process id                 -> i32, 0 when there is none
+
+The owner chooses the numbers of children, so that it need not wait for a fork.
 """
 
 import struct
 
 READY, BROKEN = b"R", b"B"
-FORK, FORKED = b"F", b"P"
-WAIT, ENDED = b"W", b"S"
-PID = struct.Struct("<I")
-STATUS = struct.Struct("<i")
+FORK, KILL, WAIT, PID = b"F", b"K", b"W", b"P"
+ORDER = struct.Struct("<cI")
+ANSWER = struct.Struct("<i")
 #: Exit status of a child that Python found to be out of memory.
 MEMORY_EXIT = 86
+#: Answer to `WAIT` for a child that could not be forked.
+NO_CHILD = 1 << 20

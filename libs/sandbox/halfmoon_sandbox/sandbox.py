@@ -1,5 +1,6 @@
 """The owner's side of a template process: starts it, asks it for children, ends it."""
 
+import itertools
 import select
 import socket
 import subprocess
@@ -42,6 +43,7 @@ class Sandbox:
         self._command = (factory, str(memory_bytes), str(niceness))
         self._argument = argument
         self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -91,7 +93,7 @@ class Sandbox:
             self._ready_link()
 
     def fork(self) -> Child:
-        """Start a child.
+        """Start a child. Waits for the template to load, not for the fork.
 
         Raises:
             Broken: the template does not start, or this sandbox was closed.
@@ -99,25 +101,30 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         try:
             with self._lock, theirs:
-                pid = self._fork(theirs.fileno())
+                number = self._fork(theirs.fileno())
         except BaseException:
             ours.close()
             raise
-        return Child(self, ours, pid)
+        return Child(self, ours, number)
 
-    def exit_status(self, pid: int) -> int | None:
-        """Reap a child that has ended or been killed; None when its template has gone too."""
+    def pid_of(self, number: int) -> int:
+        """A child's process id; 0 when it has ended."""
         with self._lock:
-            if self._control is None or not self._ready:
-                return None
-            try:
-                self._control.sendall(control.WAIT + control.PID.pack(pid))
-                reply = _exactly(self._control, 1 + control.STATUS.size)
-            except OSError:
-                self._discard()
-                return None
-            status: int = control.STATUS.unpack(reply[1:])[0]
-            return status
+            return self._ask(control.PID, number) or 0
+
+    def exit_status(self, number: int) -> int | None:
+        """Reap a child whose end of the socket is closed; None when its template has gone too."""
+        with self._lock:
+            return self._ask(control.WAIT, number)
+
+    def kill(self, number: int) -> None:
+        """End a child. Does not wait."""
+        with self._lock:
+            if self._control is not None and self._ready:
+                try:
+                    self._control.sendall(control.ORDER.pack(control.KILL, number))
+                except OSError:
+                    self._discard()
 
     def close(self) -> None:
         """End the template and all its children."""
@@ -128,19 +135,31 @@ class Sandbox:
     # -- under the lock ----------------------------------------------------------------------
 
     def _fork(self, descriptor: int) -> int:
+        number = next(self._numbers)
+        order = control.ORDER.pack(control.FORK, number)
         for attempt in (1, 2):  # a template that was killed is started once more
             link = self._ready_link()
             try:
-                socket.send_fds(link, [control.FORK], [descriptor])
-                reply = _exactly(link, 1 + control.PID.size)
+                socket.send_fds(link, [order], [descriptor])
             except OSError as error:
                 self._discard()
                 if attempt == 2:
                     raise Broken(f"the template process can't fork: {error}") from error
             else:
-                pid: int = control.PID.unpack(reply[1:])[0]
-                return pid
+                return number
         raise AssertionError("unreachable")
+
+    def _ask(self, verb: bytes, number: int) -> int | None:
+        if self._control is None or not self._ready:
+            return None
+        try:
+            self._control.sendall(control.ORDER.pack(verb, number))
+            reply = _exactly(self._control, control.ANSWER.size)
+        except OSError:
+            self._discard()
+            return None
+        answer: int = control.ANSWER.unpack(reply)[0]
+        return answer
 
     def _link(self) -> socket.socket:
         """The control socket of a template that runs, and perhaps still loads."""

@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -20,14 +21,15 @@ from pathlib import Path
 
 from halfmoon_sandbox import frames
 from halfmoon_sandbox.control import (
+    ANSWER,
     BROKEN,
-    ENDED,
     FORK,
-    FORKED,
+    KILL,
     MEMORY_EXIT,
+    NO_CHILD,
+    ORDER,
     PID,
     READY,
-    STATUS,
     WAIT,
 )
 
@@ -35,6 +37,8 @@ Handler = Callable[[bytes], bytes]
 
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1
+#: How often to look whether a killed child has ended.
+_REAP_S = 0.05
 
 
 def main() -> None:
@@ -65,33 +69,50 @@ def load(factory: str, argument: bytes) -> Handler:
 
 def _serve(control: socket.socket, handler: Handler, memory_bytes: int, niceness: int) -> None:
     own = os.getpid()
-    while True:
-        head, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if head == FORK:
-            (descriptor,) = descriptors
-            child = os.fork()
-            if child == 0:
+    #: Process ids of children, by the owner's numbers; and of those that were killed.
+    children: dict[int, int] = {}
+    dying: set[int] = set()
+    while (order := _order(control, dying)) is not None:
+        verb, number, descriptor = order
+        if verb == FORK:
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1  # the owner finds its end closed, and asks
+            if pid == 0:
                 control.close()
                 _end_with(own)
                 run_child(socket.socket(fileno=descriptor), handler, memory_bytes, niceness)
             os.close(descriptor)
-            control.sendall(FORKED + PID.pack(child))
-        elif head == WAIT:
-            (child,) = PID.unpack(_exactly(control, PID.size))
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            control.sendall(ENDED + STATUS.pack(status))
-        else:
-            return  # the owner has gone
+            if pid > 0:
+                children[number] = pid
+        elif verb == PID:
+            control.sendall(ANSWER.pack(children.get(number, 0)))
+        elif verb == WAIT:
+            status = NO_CHILD
+            if (pid := children.pop(number, 0)) > 0:
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            control.sendall(ANSWER.pack(status))
+        elif verb == KILL and (pid := children.pop(number, 0)) > 0:
+            os.kill(pid, signal.SIGKILL)
+            dying.add(pid)
 
 
-def _exactly(control: socket.socket, n_bytes: int) -> bytes:
-    data = b""
-    while len(data) < n_bytes:
-        more = control.recv(n_bytes - len(data))
-        if not more:
-            raise SystemExit
-        data += more
-    return data
+def _order(control: socket.socket, dying: set[int]) -> tuple[bytes, int, int] | None:
+    """The owner's next order, with a descriptor or -1; None when the owner has gone."""
+    while True:
+        for pid in list(dying):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                dying.discard(pid)
+        if select.select([control], [], [], _REAP_S if dying else None)[0]:
+            break
+    data, descriptors, _, _ = socket.recv_fds(control, ORDER.size, 1)
+    while 0 < len(data) < ORDER.size:
+        data += control.recv(ORDER.size - len(data)) or b"\0" * ORDER.size
+    if not data:
+        return None
+    verb, number = ORDER.unpack_from(data)
+    return verb, number, descriptors[0] if descriptors else -1
 
 
 def run_child(

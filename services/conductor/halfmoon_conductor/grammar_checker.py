@@ -3,6 +3,7 @@
 import asyncio
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -52,6 +53,14 @@ class GrammarChecker:
         """Begin to load the template, so that the first request need not wait for that."""
         self._sandbox.start()
 
+    def close(self) -> None:
+        """End all child processes."""
+        self._sandbox.close()
+
+    async def check_text(self, grammar: str) -> str:
+        """The same for a grammar in Lark that no field of a request asks for."""
+        return await self.check(Wanted(grammar, "grammar"))
+
     async def check(self, wanted: Wanted) -> str:
         """The grammar in Lark, known to compile within its budget of time and memory.
 
@@ -88,6 +97,8 @@ class GrammarChecker:
         finally:
             self._n_waiting -= 1
         try:
+            with suppress(Broken):  # its template has ended: there will be another one
+                return await self._ask(asked)
             return await self._ask(asked)
         except Broken as error:
             log.error("grammar_not_checked", reason=str(error))
