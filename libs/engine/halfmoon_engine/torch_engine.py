@@ -182,7 +182,11 @@ class TorchEngine:
         """Time a few forwards on scratch pages of the attached pool and fit the cost models."""
         if self._pool is None:
             raise PoolNotAttached("measuring needs scratch pages; call attach(memory) first")
-        return measure_costs(self, self._pool.n_pages)
+        costs = measure_costs(self, self._pool.n_pages)
+        if self._grammars is not None:
+            # Served soon: the first request with a grammar need not wait for the template.
+            self._grammars.start()
+        return costs
 
     def _ask(self, runs: Sequence[Run]) -> dict[int, Mask | NotFollowed]:
         """By run, the masks of those whose draws keep to a grammar."""

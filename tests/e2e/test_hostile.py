@@ -1,0 +1,416 @@
+"""Everything hostile that is known, sent in turn to a live cluster while a victim asks on.
+
+The victim's latencies are printed, with the process that each hostile act is aimed at; what is
+asserted is that no process ends and that the victim gets its exact tokens each time.
+"""
+
+import asyncio
+import base64
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from halfmoon_protocol.ids import ConductorId, RequestId
+from halfmoon_protocol.messages import (
+    Cancel,
+    DecodeReserved,
+    Hello,
+    Message,
+    ReserveDecode,
+    StartDecode,
+    Welcome,
+)
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.network import PeerUnreachable
+from halfmoon_runtime.zmq_network import ZmqNetwork
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+#: Seconds between two requests of the victim.
+PAUSE_S = 0.3
+PROMPT = [5 + i % 300 for i in range(100)]
+SPINNING = {"type": "integer", "multipleOf": 2**31}
+Act = Callable[[Any], Any]
+StartCluster = Callable[..., Any]
+
+
+class Victim:
+    """Asks the same again and again, and remembers what it got, when, and how fast."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._model = cluster.model
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask_on)
+        self.expected = self._ask()
+        #: Name of what is done to the cluster now.
+        self.act = ""
+        self.waits: list[tuple[float, str]] = []
+        self.failures: list[tuple[str, str]] = []
+
+    def __enter__(self) -> "Victim":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask_on(self) -> None:
+        while not self._over.wait(PAUSE_S):
+            act, began_s = self.act, time.monotonic()
+            try:
+                got = self._ask()
+            except Exception as error:
+                self.failures.append((act, repr(error)))
+                continue
+            self.waits.append((time.monotonic() - began_s, act))
+            if got != self.expected:
+                self.failures.append((act, f"got {got!r}"))
+
+    def _ask(self) -> str:
+        answer = httpx.post(
+            f"{self._cluster.url}/v1/completions",
+            json={"model": self._model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+
+# -- over HTTP ---------------------------------------------------------------------------------
+
+
+def chat(**fields: Any) -> Act:
+    def act(cluster: Any) -> int:
+        body = {"model": cluster.model, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return post(cluster, "/v1/chat/completions", json.dumps(body).encode())
+
+    return act
+
+
+def raw(path: str, body: bytes) -> Act:
+    return lambda cluster: post(cluster, path, body)
+
+
+def post(cluster: Any, path: str, body: bytes) -> int:
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{cluster.url}{path}", content=body, headers=headers, timeout=120)
+    assert answer.status_code != 500, answer.text[:300]
+    assert len(answer.content) < 20_000, "an error that is as long as the request"
+    return answer.status_code
+
+
+def several(act: Act, n: int) -> Act:
+    def acts(cluster: Any) -> list[Any]:
+        with ThreadPoolExecutor(n) as clients:
+            return list(clients.map(act, [cluster] * n))
+
+    return acts
+
+
+def left(act: Act) -> Act:
+    """The same by clients that hang up after a moment."""
+
+    def acts(cluster: Any) -> None:
+        transport = httpx.HTTPTransport()
+        for _ in range(5):
+            body = json.dumps(
+                {"model": cluster.model, "prompt": "\n" * 2_000_000, "guided_json": SPINNING}
+            ).encode()
+            with pytest.raises(httpx.TimeoutException), httpx.Client(transport=transport) as client:
+                client.post(
+                    f"{cluster.url}/v1/completions",
+                    content=body,
+                    headers={"content-type": "application/json"},
+                    timeout=0.05,
+                )
+                raise httpx.ReadTimeout("it was quicker")
+
+    return acts
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}
+
+
+def chained(n: int, depth: int) -> dict[str, Any]:
+    def link(i: int) -> dict[str, Any]:
+        below: dict[str, Any] = {"$ref": f"#/$defs/d{i + 1}"}
+        for _ in range(depth):
+            below = {"items": below}
+        return below
+
+    return {"$defs": {**{f"d{i}": link(i) for i in range(n)}, f"d{n}": {}}, "$ref": "#/$defs/d0"}
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"a": SPINNING}}
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **fields}}
+
+
+def connected(cluster: Any) -> socket.socket:
+    parts = urlsplit(cluster.url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=60)
+
+
+def huge_header(cluster: Any) -> None:
+    with connected(cluster) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-large: ")
+        try:
+            for _ in range(50):
+                client.sendall(b"a" * 1_000_000)
+        except OSError:
+            return  # refused before all of it was sent
+        raise AssertionError("50 MB of one header were taken")
+
+
+def many_headers(cluster: Any) -> None:
+    with connected(cluster) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n")
+        try:
+            for i in range(200_000):
+                client.sendall(b"x-%d: a\r\n" % i)
+        except OSError:
+            return
+        raise AssertionError("200,000 headers were taken")
+
+
+def half_sent(n: int, declared: int) -> Act:
+    """Bodies that are announced and never sent to their end."""
+
+    def act(cluster: Any) -> list[socket.socket]:
+        clients = [connected(cluster) for _ in range(n)]
+        for client in clients:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n{" % declared
+            )
+        held.extend(clients)
+        return clients
+
+    return act
+
+
+#: Connections that stay open to the end.
+held: list[socket.socket] = []
+
+EMPTY = {"role": "user", "content": ""}
+PART = {"type": "text", "text": ""}
+OVER_HTTP: dict[str, Act] = {
+    "a schema that spins": chat(response_format=schema(SPINNING)),
+    "four of them at once": several(chat(response_format=schema(SPINNING)), 4),
+    "the same as a tool": chat(tools=[tool(strict=True)], tool_choice="required"),
+    "the same as a tool, at will": chat(tools=[tool(strict=True)]),
+    "another one that spins": chat(
+        response_format=schema({"type": "number", "multipleOf": 123456789.25})
+    ),
+    "chained references": chat(response_format=schema(chained(110, 15))),
+    "cyclic references": chat(response_format=schema({"$ref": "#", "items": {"$ref": "#"}})),
+    "a* for ever": chat(guided_regex="a*" * 30_000),
+    "a long count": chat(guided_regex="((a{1000}){1000}){1000}"),
+    "a grammar that recurses": chat(guided_grammar="start: start start | start | "),
+    "a grammar of nothing": chat(guided_grammar='start: ("" | "")*'),
+    "clients that leave at once": left(chat()),
+    "180,000 empty messages": chat(messages=[EMPTY] * 180_000),
+    "100,000 parts": chat(messages=[{"role": "user", "content": [PART] * 100_000}]),
+    "100,000 items": raw(
+        "/v1/responses", json.dumps({"model": "m", "input": [EMPTY] * 100_000}).encode()
+    ),
+    "100,000 tools": chat(tools=[tool()] * 30_000),
+    "100,000 stop strings": chat(stop=["a"] * 100_000),
+    "8 MiB of newlines": chat(messages=[{"role": "user", "content": "\n" * 4_000_000}]),
+    "8 MiB of one word": chat(messages=[{"role": "user", "content": "a" * 8_000_000}]),
+    "8 MiB of spaces to tokenize": raw(
+        "/tokenize", json.dumps({"prompt": " " * 8_000_000}).encode()
+    ),
+    "arrays within arrays": raw("/v1/completions", b'{"prompt":' + b"[" * 4_000_000),
+    "objects within objects": raw("/v1/chat/completions", b'{"a":' * 1_000_000),
+    "a million empty objects": raw(
+        "/v1/chat/completions", b'{"messages":[' + b"{}," * 1_000_000 + b"{}]}"
+    ),
+    "a million wrong fields": raw(
+        "/v1/completions",
+        b"{" + b",".join(b'"f%d":1' % i for i in range(500_000)) + b"}",
+    ),
+    "two million token ids": raw(
+        "/v1/completions", b'{"prompt":[' + b"1," * 2_000_000 + b'1],"max_tokens":1}'
+    ),
+    "a number of a million digits": raw(
+        "/v1/completions", b'{"prompt":"a","seed":' + b"9" * 1_000_000 + b"}"
+    ),
+    "a template variable that is deep": chat(
+        chat_template_kwargs={"a": json.loads("[" * 200 + "]" * 200)}
+    ),
+    "50 MB of one header": huge_header,
+    "200,000 headers": many_headers,
+    "half-sent bodies": half_sent(300, 1000),
+    "half-sent large bodies": half_sent(300, 8_000_000),
+}
+
+
+# -- as a neighbour ----------------------------------------------------------------------------
+
+
+def record(**changes: Any) -> Act:
+    """A member's record in the metadata server."""
+
+    def act(cluster: Any) -> None:
+        found = httpx.get(f"{cluster.url}/metadata", params={"prefix": "halfmoon/members/"})
+        assert found.status_code == 200
+        info = {
+            "worker_id": "hostile",
+            "role": "prefill",
+            "generation": 1,
+            "host": "h",
+            "commands": "tcp://127.0.0.1:1",
+            "events": "tcp://127.0.0.1:1",
+            **changes,
+        }
+        key = f"halfmoon/members/{info['worker_id']}"
+        httpx.put(
+            f"{cluster.url}/metadata", params={"key": key}, content=json.dumps(info), timeout=30
+        )
+
+    return act
+
+
+def spoken(role: str, *messages: Callable[[Any], Message], name: str = "conductor-x") -> Act:
+    """Messages to each worker of a role, over a connection of our own.
+
+    Each is made of the worker's latest answer, None at first; a reservation waits for its answer.
+    """
+
+    async def speak(cluster: Any) -> None:
+        network = ZmqNetwork()
+        try:
+            for info in workers(cluster, role):
+                link = await network.dial(info["commands"], info["events"])
+                answer: Any = None
+                await link.send(Hello(conductor_id=ConductorId(name), session=10**9))
+                while not isinstance(answer, Welcome):
+                    answer = await link.receive()
+                for make in messages:
+                    message = make(answer)
+                    await link.send(message)
+                    while isinstance(message, ReserveDecode):
+                        answer = await link.receive()
+                        if isinstance(answer, DecodeReserved):
+                            break
+                with pytest.raises((TimeoutError, PeerUnreachable)):
+                    async with asyncio.timeout(0.5):
+                        while True:
+                            await link.receive()
+        finally:
+            await network.close()
+
+    return lambda cluster: asyncio.run(speak(cluster))
+
+
+def workers(cluster: Any, role: str) -> list[dict[str, Any]]:
+    listed = httpx.get(f"{cluster.url}/metadata", params={"prefix": "halfmoon/members/"}).json()
+    infos = [json.loads(base64.b64decode(value)) for value in listed.values()]
+    return [info for info in infos if info["role"] == role and info["worker_id"] != "hostile"]
+
+
+R = RequestId("hostile")
+
+
+def reserve(n_tokens: int = 5, most: int = 20) -> Callable[[Any], Message]:
+    return lambda _: ReserveDecode(
+        request_id=R, n_tokens=n_tokens, stopping=Stopping(max_new_tokens=most)
+    )
+
+
+def start(token: int = 5, most: int = 20, **sampling: Any) -> Callable[[Any], Message]:
+    return lambda _: StartDecode(
+        request_id=R,
+        first_token=token,
+        sampling=Sampling(temperature=0.0, **sampling),
+        stopping=Stopping(max_new_tokens=most),
+        n_prompt=5,
+        history=(1, 2, 3, 4, 5) if sampling else (),
+    )
+
+
+def put_foreign_objects(cluster: Any) -> None:
+    folder = cluster.cluster.folder
+    (folder / "object").write_bytes(bytes(300_000))
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "halfmoon_cli", "kv", "put", "x", str(folder / "object")),
+            *("--block-size-kib", "256", "--metadata", f"{cluster.url}/metadata"),
+        ],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+
+AS_A_NEIGHBOUR: dict[str, Act] = {
+    "a group of 10^9 stages": record(stage={"group": "g", "index": 0, "n_stages": 10**9}),
+    "a worker of endless blocks": record(n_blocks=2**62, max_context=2**62),
+    "a worker with absurd costs": record(
+        worker_id="hostile", prefill_cost={"c0_s": -1e308, "c1_s": 1e308, "c2_s": 1e308}
+    ),
+    "start_decode twice": spoken("decode", reserve(), start(), start()),
+    "one token, then started": spoken("decode", reserve(5, 1), start(5, 1)),
+    "a token outside the vocabulary": spoken("decode", reserve(), start(2**31)),
+    "a bias outside the vocabulary": spoken(
+        "decode", reserve(), start(5, logit_bias=((10**9, 1.0),))
+    ),
+    "a grammar that spins": spoken(
+        "decode",
+        reserve(),
+        start(5, grammar='start: %json {"type":"integer","multipleOf":2147483648}'),
+    ),
+    "cancels of anything": spoken(
+        "decode", *[lambda _, i=i: Cancel(request_id=RequestId(f"r-{i}")) for i in range(1000)]
+    ),
+    "another conductor of the same name": spoken("decode", reserve(), start(), name="conductor-0"),
+    "the same at prefill": spoken("prefill", name="conductor-0"),
+    "objects of another size": put_foreign_objects,
+}
+
+
+def test_no_hostile_request_ends_a_process_or_fails_a_victim(
+    start_cluster: StartCluster, tiny_model: Path
+) -> None:
+    with (
+        start_cluster(str(tiny_model), n_prefill=2, n_decode=2) as cluster,
+        Victim(cluster) as victim,
+    ):
+        live = cluster.live()
+        for name, act in _acts():
+            victim.act, n_before = name, len(victim.waits)
+            began_s = time.monotonic()
+            said = act(cluster)
+            took_s = time.monotonic() - began_s
+            cluster.until(lambda n=n_before: len(victim.waits) + len(victim.failures) >= n + 2)
+            slowest = max(wait for wait, _ in victim.waits[n_before:])
+            print(f"{name:40} {str(said)[:24]:24} {took_s:6.2f} s, victim {slowest * 1e3:6.0f} ms")
+            assert not cluster.cluster.dead(), (name, cluster.logs())
+            assert not victim.failures, (victim.failures, cluster.logs())
+        victim.act = "nothing"
+        cluster.until(lambda: cluster.live() == live)
+        for client in held:
+            client.close()
+    assert victim.expected
+    slowest_s, act_then = max(victim.waits)
+    print(f"{len(victim.waits)} requests of the victim; slowest {slowest_s:.2f} s at {act_then!r}")
+
+
+def _acts() -> Iterator[tuple[str, Act]]:
+    yield from OVER_HTTP.items()
+    yield from AS_A_NEIGHBOUR.items()
