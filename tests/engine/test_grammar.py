@@ -133,7 +133,7 @@ def test_a_grammar_that_does_not_compile_concerns_its_run_alone(driver: Any) -> 
     runs = [Run(PROMPT, 0, at, draw) for at, draw in zip(pages, draws, strict=True)]
     broken, free = chosen(driver.engine, runs)
     assert isinstance(broken, NotFollowed)
-    assert not broken.over_limit
+    assert broken.invalid
     assert isinstance(free, int)
     for each in pages:
         driver.free(each)
@@ -144,6 +144,7 @@ def test_an_answer_outside_its_grammar_gets_no_token(driver: Any) -> None:
     draw = Draw(Sampling(grammar='start: "{}"'), PROMPT, len(PROMPT) - 1)
     (outcome,) = chosen(driver.engine, [Run(PROMPT, 0, pages, draw)])
     assert isinstance(outcome, NotFollowed)
+    assert not outcome.invalid
     driver.free(pages)
 
 

@@ -79,7 +79,7 @@ def test_others_get_all_their_tokens_while_a_hostile_grammar_is_worked_on(
     assert said == expected
     outcome = finish(engine, hostile) if isinstance(hostile, Late) else hostile
     assert isinstance(outcome, NotFollowed)
-    assert outcome.over_limit
+    assert outcome.invalid
 
 
 def test_a_grammar_that_could_not_be_compiled_in_time_is_not_tried_again(driver: Any) -> None:

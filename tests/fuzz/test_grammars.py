@@ -184,7 +184,7 @@ def _step(
         request.n_computed = len(request.tokens)
         request.late = each if isinstance(each, Late) else None
         if isinstance(each, NotFollowed):
-            over.append((request, "over its limits" if each.over_limit else "not followed"))
+            over.append((request, "invalid" if each.invalid else "not followed"))
         elif isinstance(each, int):
             request.tokens.append(each)
             if each in EOS_TOKEN_IDS or len(request.tokens) == len(PROMPT) + MOST:

@@ -143,7 +143,7 @@ class Grammars:
                     process.advance(self)
             except Broken as error:
                 log.warning("a grammar's process broke: %s", error)
-                mask.result = NotFollowed(str(error), over_limit=False)
+                mask.result = NotFollowed(str(error), invalid=False)
 
     def _process_of(self, grammar: str) -> "_Process":
         process = self._processes.get(grammar)
@@ -185,7 +185,7 @@ class Grammars:
         mask.result = (
             allowed
             if allowed.any()
-            else NotFollowed("no token of the model fits what must come next", over_limit=False)
+            else NotFollowed("no token of the model fits what must come next", invalid=True)
         )
 
 
@@ -274,14 +274,14 @@ class _Process:
             answer = child.poll()
         except HandlerFailed as error:
             following.child = None
-            mask.result = NotFollowed(str(error), over_limit=False)
+            mask.result = NotFollowed(str(error), invalid=False)
             return True
         except Exceeded as error:
             self._exceeded(mask, error, owner)
             return True
         except Broken as error:
             self.close()
-            self._retry(mask, NotFollowed(str(error), over_limit=False))
+            self._retry(mask, NotFollowed(str(error), invalid=False))
             return True
         if answer is None:
             return False
@@ -295,13 +295,15 @@ class _Process:
             self._waiting.appendleft(weakref.ref(mask))
         else:
             following.child = None
-            mask.result = NotFollowed(said.reason, over_limit=False)
+            mask.result = NotFollowed(
+                f"the grammar can't be followed: {said.reason}", invalid=said.outcome == "invalid"
+            )
         return True
 
     def _exceeded(self, mask: Mask, error: Exceeded, owner: Grammars) -> None:
         shared = self._served - {mask.following.key}
         self.close()
-        why = NotFollowed(f"the grammar can't be followed: {error}", over_limit=True)
+        why = NotFollowed(f"the grammar can't be followed: {error}", invalid=True)
         if shared and error.limit != "time" and not mask.retried:
             # What others left in that process may have been the reason.
             self._retry(mask, why)

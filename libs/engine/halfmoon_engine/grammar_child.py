@@ -18,6 +18,7 @@ from halfmoon_protocol.sampling import MAX_GRAMMAR_SYMBOLS
 
 #: Requests whose matchers are kept, the last used ones.
 _MAX_MATCHERS = 64
+_SHOWN_CHARACTERS = 300
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=MAX_GRAMMAR_SYMBOLS)
 
 
@@ -64,14 +65,19 @@ class Matchers:
             matcher, n_seen = self._running.get(asked.key, (None, -1))
             if n_seen != asked.n_before:
                 return Followed("unknown")
-        if asked.tokens and not matcher.is_error():
-            matcher.consume_tokens(list(asked.tokens))
-        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        self._running.pop(asked.key, None)
         if matcher.is_error():
-            self._running.pop(asked.key, None)
-            return Followed("not_followed", reason=matcher.get_error()[:300])
+            return Followed("invalid", reason=_reason(matcher))
+        if asked.tokens and not matcher.consume_tokens(list(asked.tokens)):
+            return Followed("left", reason=_reason(matcher))
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            return Followed("invalid", reason=_reason(matcher))
         self._running[asked.key] = matcher, asked.n_before + len(asked.tokens)
-        self._running.move_to_end(asked.key)
         if len(self._running) > _MAX_MATCHERS:
             self._running.popitem(last=False)
         return Followed("mask", mask=mask)
+
+
+def _reason(matcher: Any) -> str:
+    return str(matcher.get_error()).split("\n<")[0][:_SHOWN_CHARACTERS]

@@ -31,7 +31,8 @@ class Follow(msgspec.Struct, frozen=True, array_like=True):
 class Followed(msgspec.Struct, frozen=True, array_like=True):
     """The answer to `Follow`."""
 
-    outcome: Literal["mask", "not_followed", "unknown"]
+    #: "left": the answer is none of the grammar; "unknown": tokens before these are missing here.
+    outcome: Literal["mask", "invalid", "left", "unknown"]
     #: One bit for each token, the lowest first.
     mask: bytes = b""
     #: Why it was not followed.

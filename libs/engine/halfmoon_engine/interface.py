@@ -23,9 +23,10 @@ class NotFollowed(msgspec.Struct, frozen=True):
     """No token: the grammar that the answer must keep to could not be followed."""
 
     reason: str
-    #: True when the grammar took more time or memory than a request may: no other worker
-    #: should try it. False when this worker can't follow it, or the answer has left it.
-    over_limit: bool
+    #: True when the grammar is at fault: it does not compile, no token fits, or it takes more
+    #: time or memory than a request may. No other worker should try it. False when this worker
+    #: can't follow it, or when the answer so far has left it.
+    invalid: bool
 
 
 class Late:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: ready, and when there are none.
 _GRACE_S = 0.005
 _ALONE_S = 0.02
-_NO_GRAMMARS = NotFollowed("this model's tokenizer is none that grammars need", over_limit=False)
+_NO_GRAMMARS = NotFollowed("this model's tokenizer is none that grammars need", invalid=False)
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 

@@ -284,7 +284,7 @@ class DecodeWorker:
                 self._forget(request_id, finish=outcome.finish)
         for request_id, why in stuck.items():
             self.batch.cancel(request_id)
-            await self._fail(request_id, why.reason, retryable=False, invalid=why.over_limit)
+            await self._fail(request_id, why.reason, retryable=False, invalid=why.invalid)
 
     async def _fail(
         self, request_id: RequestId, reason: str, *, retryable: bool = True, invalid: bool = False

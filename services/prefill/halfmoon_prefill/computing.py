@@ -98,7 +98,7 @@ class Computing:
         if isinstance(chosen, Late):
             self._late[request_id] = chosen
         elif isinstance(chosen, NotFollowed):
-            over = chosen.over_limit
+            over = chosen.invalid
             future.set_exception(Refused(chosen.reason, retryable=False, invalid=over))
         else:
             future.set_result(chosen)
