@@ -154,8 +154,18 @@ def test_an_answer_goes_on_when_the_template_is_killed(grammars: Grammars) -> No
     pid = grammars._sandbox.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    assert (mask_of(grammars, draw_of(text)) == expected).all()
-    assert grammars._sandbox.pid != pid
+    while grammars._sandbox.pid == pid:
+        assert (mask_of(grammars, draw_of(text)) == expected).all()
+
+
+def test_a_limit_of_the_library_itself_is_the_grammars_fault(grammars: Grammars) -> None:
+    history = list(PROMPT)
+    while not isinstance(
+        mask := mask_of(grammars, draw_of("start: /((a{1000}){1000}){1000}/", history)), NotFollowed
+    ):
+        history.append(int(mask.nonzero()[0][-1]))
+    assert "too many" in mask.reason
+    assert mask.invalid
 
 
 def test_masks_count_against_the_same_budget_as_compiling(

@@ -69,7 +69,9 @@ class Matchers:
         if matcher.is_error():
             return Followed("invalid", reason=_reason(matcher))
         if asked.tokens and not matcher.consume_tokens(list(asked.tokens)):
-            return Followed("left", reason=_reason(matcher))
+            # The library has one kind of error for a wrong token and for a limit of its own.
+            left = "satisfy the grammar" in matcher.get_error()
+            return Followed("left" if left else "invalid", reason=_reason(matcher))
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             return Followed("invalid", reason=_reason(matcher))
