@@ -165,26 +165,22 @@ def connected(cluster: Any) -> socket.socket:
     return socket.create_connection((parts.hostname, parts.port), timeout=60)
 
 
-def huge_header(cluster: Any) -> None:
-    with connected(cluster) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-large: ")
-        try:
-            for _ in range(50):
-                client.sendall(b"a" * 1_000_000)
-        except OSError:
-            return  # refused before all of it was sent
-        raise AssertionError("50 MB of one header were taken")
+def headers(*lines: bytes) -> Act:
+    """A head that never ends; the answer, or None where the connection was closed before."""
 
+    def act(cluster: Any) -> int | None:
+        with connected(cluster) as client:
+            try:
+                client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n")
+                for line in lines:
+                    client.sendall(line)
+                status = client.recv(4096).split()[1]
+            except OSError:
+                return None
+        assert status == b"431"
+        return 431
 
-def many_headers(cluster: Any) -> None:
-    with connected(cluster) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n")
-        try:
-            for i in range(200_000):
-                client.sendall(b"x-%d: a\r\n" % i)
-        except OSError:
-            return
-        raise AssertionError("200,000 headers were taken")
+    return act
 
 
 def half_sent(n: int, declared: int) -> Act:
@@ -253,8 +249,8 @@ OVER_HTTP: dict[str, Act] = {
     "a template variable that is deep": chat(
         chat_template_kwargs={"a": json.loads("[" * 200 + "]" * 200)}
     ),
-    "50 MB of one header": huge_header,
-    "200,000 headers": many_headers,
+    "50 MB of one header": headers(b"x-large: ", *[b"a" * 1_000_000] * 50),
+    "200,000 headers": headers(*[b"x-a: b\r\n" * 1000] * 200),
     "half-sent bodies": half_sent(300, 1000),
     "half-sent large bodies": half_sent(300, 8_000_000),
 }
