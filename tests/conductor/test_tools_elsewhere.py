@@ -286,7 +286,7 @@ def calling(role: str, block: dict[str, Any]) -> dict[str, Any]:
         (MESSAGES, {"tool_choice": {"type": "tool", "name": "sun"}}, "none of the tools"),
         (MESSAGES, {"tool_choice": {"type": "some"}}, "auto, any, tool or none"),
         (MESSAGES, {"tools": [*ANTHROPIC["tools"], ANTHROPIC["tools"][0]]}, "the same name"),
-        (MESSAGES, {"tools": [{**ANTHROPIC["tools"][0], "strict": True}]}, "strict is not"),
+        (MESSAGES, {"tools": [{**ANTHROPIC["tools"][0], "strict": "yes"}]}, "strict"),
         (
             MESSAGES,
             calling("user", {"type": "tool_use", "id": "a", "name": "tide", "input": {}}),

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 
 from halfmoon_conductor import sse
 from halfmoon_conductor.answering import Answer, Piece
+from halfmoon_conductor.call_bodies import Call
 from halfmoon_conductor.logprob_shapes import LogprobWriter, Scored
-from halfmoon_conductor.openai_requests import ChatRequest, SharedFields
+from halfmoon_conductor.openai_requests import SharedFields
 from halfmoon_conductor.openai_responses import (
     AssistantMessage,
     ChatChoice,
@@ -32,7 +33,7 @@ from halfmoon_conductor.openai_responses import (
     Usage,
 )
 from halfmoon_conductor.sse import EventTemplate
-from halfmoon_conductor.tool_calls import Call, CallReader
+from halfmoon_conductor.tool_calls import CallReader
 
 Chunk = CompletionChunk | ChatChunk
 
@@ -45,6 +46,8 @@ class _Written:
     tokens: list[Scored] = field(default_factory=list)
     finish: FinishReason = "stop"
     stop_reason: int | str | None = None
+    #: As `Piece.is_cut` of the last one.
+    is_cut: bool = False
 
     @property
     def text(self) -> str:
@@ -74,7 +77,7 @@ class AnswerShape(ABC):
         self._tells_tokens = body.n_top is not None or bool(body.return_token_ids)
         #: Whether pieces in the midst of a choice differ in their text only.
         self._only_texts = not (
-            self._tells_tokens or body.wants_continuous_usage or answer.order.tool_parser
+            self._tells_tokens or body.wants_continuous_usage or answer.order.calling
         )
         #: The event of such a piece, by choice.
         self._templates: dict[int, EventTemplate] = {}
@@ -91,6 +94,7 @@ class AnswerShape(ABC):
                 if piece.finish:
                     choice.finish = piece.finish
                     choice.stop_reason = self._stop_reason(piece)
+                    choice.is_cut = piece.is_cut
         return self._whole(written)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -271,13 +275,14 @@ class ChatShape(AnswerShape):
         message = AssistantMessage(role="assistant", content=written.text, refusal=None)
         finish = written.finish
         if (reader := self._reader(index)) is not None:
-            words, calls = reader.feed(written.text)
-            rest, last = reader.finish()
-            message.content = words + rest
-            if calls + last:
+            read = [*map(reader.feed, written.texts), reader.finish(cut=written.is_cut)]
+            message.content = "".join(words for words, _ in read)
+            calls = [call for _, calls in read for call in calls]
+            if calls or reader.cut_in_call:
                 message.content = message.content.strip() or None
-                message.tool_calls = [_tool_call(call) for call in calls + last]
-                finish = "tool_calls" if finish == "stop" else finish
+            if calls:
+                message.tool_calls = [_tool_call(call) for call in calls]
+            finish = _finish_of(finish, reader)
         choice = ChatChoice(
             index=index,
             message=message,
@@ -298,14 +303,15 @@ class ChatShape(AnswerShape):
 
     def _chunks(self, piece: Piece) -> list[Chunk]:
         chunks: list[Chunk] = []
-        text, calls, finish = piece.text, list[Call](), _finish_of(piece)
+        text, calls = piece.text, list[Call]()
+        finish: FinishReason | None = piece.finish or None
         if (reader := self._reader(piece.index)) is not None:
             n_before = reader.n_calls
             text, calls = reader.feed(piece.text)
             if piece.finish:
-                rest, last = reader.finish()
+                rest, last = reader.finish(cut=piece.is_cut)
                 text, calls = text + rest, calls + last
-                finish = "tool_calls" if reader.n_calls and finish == "stop" else finish
+                finish = _finish_of(piece.finish, reader)
             for number, call in enumerate(calls, n_before):
                 delta = ChatDelta(tool_calls=[_tool_call(call, number)])
                 chunks.append(self._chunk(piece.index, delta))
@@ -325,11 +331,11 @@ class ChatShape(AnswerShape):
 
     def _reader(self, index: int) -> CallReader | None:
         """The one that takes a choice's text apart, if the model has tools."""
-        parser = self.answer.order.tool_parser
-        if parser is None or not isinstance(self._body, ChatRequest):
+        calling = self.answer.order.calling
+        if calling is None:
             return None
         if index not in self._readers:
-            self._readers[index] = CallReader(parser, self._body.most_calls)
+            self._readers[index] = CallReader.of(calling)
         return self._readers[index]
 
     def _told(self, tokens: list[Scored]) -> ChatLogprobs | None:
@@ -353,8 +359,11 @@ class ChatShape(AnswerShape):
         )
 
 
-def _finish_of(piece: Piece) -> FinishReason | None:
-    return piece.finish or None
+def _finish_of(finish: FinishReason, reader: CallReader) -> FinishReason:
+    """The end of an answer with tools: a call that was cut off is never one to be made."""
+    if reader.cut_in_call:
+        return "length"
+    return "tool_calls" if reader.n_calls and finish == "stop" else finish
 
 
 def _tool_call(call: Call, index: int | None = None) -> ToolCall:

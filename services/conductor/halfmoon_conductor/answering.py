@@ -29,6 +29,11 @@ class Piece(msgspec.Struct, frozen=True):
     #: The stop string that ended the text.
     stop_string: str | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text ends here, and not because the model ended it."""
+        return self.finish == "length" or self.stop_string is not None
+
 
 class Answer:
     """Reads one order's generations, once.

@@ -1,6 +1,5 @@
 """An answer in the shapes of Anthropic's Messages API: whole, or as its named events."""
 
-import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, Literal
@@ -10,8 +9,8 @@ from pydantic import BaseModel
 
 from halfmoon_conductor import error_responses, sse
 from halfmoon_conductor.answering import Answer, Piece
+from halfmoon_conductor.call_bodies import Call
 from halfmoon_conductor.called_text import CalledText, Part, joined
-from halfmoon_conductor.tool_calls import Call
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -68,13 +67,12 @@ class MessagesShape:
 
     Args:
         model: its name as the client wrote it.
-        most_calls: of tools, at the most.
     """
 
-    def __init__(self, answer: Answer, model: str, most_calls: int) -> None:
+    def __init__(self, answer: Answer, model: str) -> None:
         self.answer = answer
         self.model = model
-        self._text = CalledText(answer.order.tool_parser, most_calls)
+        self._text = CalledText(answer.order.calling)
 
     async def whole(self) -> AnthropicMessage:
         """All of it, once it is complete."""
@@ -201,8 +199,8 @@ class _Blocks:
 
 def _block(part: Part) -> ContentBlock:
     if isinstance(part, Call):
-        given = json.loads(part.arguments)
-        return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=part.name, input=given)
+        name, given = part.name, part.members()
+        return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=name, input=given)
     return TextContent(type="text", text=part)
 
 

@@ -160,8 +160,10 @@ class AnthropicTool(Shape):
     description: Text | None = None
     input_schema: dict[str, JsonValue] = Field(description="A JSON schema.")
     cache_control: CacheControl = None
+    strict: bool | None = Field(
+        None, description="Whatever the choice: its input keeps to the schema."
+    )
 
-    strict: Annotated[Any, Neutral(False)] = None
     allowed_callers: Annotated[Any, Neutral(["direct"])] = None
     defer_loading: Annotated[Any, Neutral(False)] = None
     eager_input_streaming: Annotated[Any, Neutral(False)] = None
@@ -175,7 +177,7 @@ class AnthropicTool(Shape):
 
     def as_chat(self) -> Tool:
         """As chat completions have it."""
-        return Tool.of(self.name, self.description, self.input_schema)
+        return Tool.of(self.name, self.description, self.input_schema, self.strict)
 
 
 class AnyTool(Shape):

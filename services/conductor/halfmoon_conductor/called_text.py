@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 
 from halfmoon_conductor.answering import Piece
-from halfmoon_conductor.tool_calls import Call, CallReader, Parser
+from halfmoon_conductor.call_bodies import Call
+from halfmoon_conductor.call_syntax import Calling
+from halfmoon_conductor.tool_calls import CallReader
 
-#: Words, or a whole call.
+#: Words, or a call.
 Part = str | Call
 
 
@@ -13,12 +15,11 @@ class CalledText:
     """Pieces in, parts out; each piece's words come before its calls.
 
     Args:
-        parser: how calls are written; None: all is words.
-        most: calls that are wanted.
+        calling: the calls that there may be; None: all is words.
     """
 
-    def __init__(self, parser: Parser | None, most: int) -> None:
-        self._reader = None if parser is None else CallReader(parser, most)
+    def __init__(self, calling: Calling | None) -> None:
+        self._reader = None if calling is None else CallReader.of(calling)
 
     @property
     def may_call(self) -> bool:
@@ -30,13 +31,18 @@ class CalledText:
         """Calls so far."""
         return 0 if self._reader is None else self._reader.n_calls
 
+    @property
+    def cut_in_call(self) -> bool:
+        """Whether the text was cut off within a call."""
+        return self._reader is not None and self._reader.cut_in_call
+
     def feed(self, piece: Piece) -> list[Part]:
         """What is certain with this piece; with the last one, all."""
         if self._reader is None:
             return [piece.text] if piece.text else []
         parts = list(_parts(*self._reader.feed(piece.text)))
         if piece.finish:
-            parts += _parts(*self._reader.finish())
+            parts += _parts(*self._reader.finish(cut=piece.is_cut))
         return parts
 
 

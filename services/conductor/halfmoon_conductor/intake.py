@@ -34,8 +34,8 @@ from halfmoon_conductor.openai_requests import (
     SharedFields,
 )
 from halfmoon_conductor.tokenizer import Tokenizer
-from halfmoon_conductor.tool_calls import Parser, grammar_of, parser_of
-from halfmoon_conductor.tool_fields import NamedTool
+from halfmoon_conductor.tool_calls import Calling, Parser, parser_of
+from halfmoon_conductor.tool_wishes import calling_of, wanted_of_chat
 from halfmoon_protocol.sampling import Sampling, Stopping
 
 #: New tokens of a completion that doesn't say how many, as OpenAI has it.
@@ -62,8 +62,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     echoes: tuple[str, ...] = ()
     #: False when a client wants scores of its prompt and no new token: one is made in vain.
     shows_new: bool = True
-    #: How calls of tools are written, if there are tools; None: text is text.
-    tool_parser: Parser | None = None
+    #: The calls of tools that answers may have; None: text is text.
+    calling: Calling | None = None
 
     @property
     def n_prompt(self) -> int:
@@ -166,16 +166,16 @@ class Intake:
             TooLong: conversation and new tokens don't fit into the context.
         """
         card = self.card(body.model)
-        parser = self._parser(body)
+        calling = calling_of(body, self._parser(body))
         token_ids = await self.encode_chat(body)
         if not token_ids:
             raise InvalidRequest("The conversation has no tokens.", param="messages")
-        constrained = body.constrains or parser is not None
-        grammar = await self._grammar(lambda: _wanted_of_chat(body, parser)) if constrained else ""
+        constrained = body.constrains or (calling is not None and calling.place != "free")
+        grammar = await self._grammar(lambda: wanted_of_chat(body, calling)) if constrained else ""
         order = self._order(
             "chatcmpl", body, [token_ids], card, asker, card.max_context, "messages", grammar
         )
-        return msgspec.structs.replace(order, tool_parser=parser)
+        return msgspec.structs.replace(order, calling=calling)
 
     def _parser(self, body: ChatRequest) -> Parser | None:
         """How this model calls tools, if it is offered some.
@@ -220,7 +220,7 @@ class Intake:
                 body.messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
                 variables=body.chat_template_kwargs,
-                tools=[tool.model_dump(exclude_none=True) for tool in body.offered],
+                tools=[tool.for_template() for tool in body.offered],
             ),
         )
 
@@ -390,24 +390,3 @@ class Intake:
                 param=param,
             )
         return token_ids
-
-
-def _wanted_of_chat(body: ChatRequest, parser: Parser | None) -> Wanted | None:
-    """What the answer must be, tools that must be called included."""
-    wanted = body.wanted()
-    choice = body.tool_choice
-    if parser is None or choice in (None, "auto"):
-        return wanted
-    if wanted is not None:
-        raise InvalidRequest(
-            f"{wanted.param} and tool_choice both say what the answer must be; send one of them.",
-            param="tool_choice",
-        )
-    name = choice.function.name if isinstance(choice, NamedTool) else None
-    called = [tool.function for tool in body.offered if name in (None, tool.function.name)]
-    schemas = [(each.name, dict(each.parameters or {"type": "object"})) for each in called]
-    try:
-        most = 1 if name else body.most_calls
-        return Wanted(grammar_of(parser, schemas, most), "tools")
-    except ValueError as error:
-        raise InvalidRequest(f"tools can't be used: {error}", param="tools") from None

@@ -33,7 +33,7 @@ def messages_router(front: Front, generation: Responses, counting: Responses) ->
         began_s = time.perf_counter()
         chat = body.as_chat()
         order = await front.intake.chat(chat, asker)
-        shape = MessagesShape(front.answer(order, asker, began_s), body.model, chat.most_calls)
+        shape = MessagesShape(front.answer(order, asker, began_s), body.model)
         return await respond(
             shape, request, stream=bool(body.stream), last_words=anthropic_shapes.error_event
         )
@@ -62,7 +62,7 @@ def responses_router(front: Front, generation: Responses) -> APIRouter:
         began_s = time.perf_counter()
         chat = body.as_chat()
         order = await front.intake.chat(chat, asker)
-        shape = ResponsesShape(front.answer(order, asker, began_s), body, chat.most_calls)
+        shape = ResponsesShape(front.answer(order, asker, began_s), body)
         return await respond(shape, request, stream=bool(body.stream), last_words=shape.error_event)
 
     return router

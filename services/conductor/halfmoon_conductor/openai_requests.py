@@ -190,13 +190,22 @@ class SharedFields(SamplingFields):
         wanted = wishes(
             self.response_format, self.structured_outputs, guided, format_field=self.format_field
         )
-        if wanted is not None and (self.ignore_eos or self.min_tokens):
+        if wanted is not None:
+            self.check_ending(wanted.param)
+        return wanted
+
+    def check_ending(self, param: str) -> None:
+        """That an answer may end when what the field `param` asks for is complete.
+
+        Raises:
+            InvalidRequest: it may not.
+        """
+        if self.ignore_eos or self.min_tokens:
             raise InvalidRequest(
-                f"{wanted.param} ends the answer when it is complete; leave out ignore_eos and "
+                f"{param} ends the answer when it is complete; leave out ignore_eos and "
                 "min_tokens.",
                 param="ignore_eos" if self.ignore_eos else "min_tokens",
             )
-        return wanted
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 
 from halfmoon_conductor import error_responses, sse
 from halfmoon_conductor.answering import Answer
+from halfmoon_conductor.call_bodies import Call
 from halfmoon_conductor.called_text import CalledText, Part, joined
 from halfmoon_conductor.generation import Finish
 from halfmoon_conductor.openai_responses import PromptTokensDetails
 from halfmoon_conductor.responses_requests import ResponsesRequest, TextConfig
-from halfmoon_conductor.tool_calls import Call
 
 Status = Literal["in_progress", "completed", "incomplete"]
 #: What an answer repeats of each function.
@@ -108,15 +108,14 @@ class ResponsesShape:
 
     Args:
         body: what the client asked for.
-        most_calls: of functions, at the most.
     """
 
-    def __init__(self, answer: Answer, body: ResponsesRequest, most_calls: int) -> None:
+    def __init__(self, answer: Answer, body: ResponsesRequest) -> None:
         self.answer = answer
         self._body = body
         self._name = answer.order.id.rpartition("-")[2]
         self._id = f"resp_{self._name}"
-        self._text = CalledText(answer.order.tool_parser, most_calls)
+        self._text = CalledText(answer.order.calling)
         self._sequence = itertools.count()
 
     async def whole(self) -> ResponseObject:
@@ -131,7 +130,7 @@ class ResponsesShape:
         for part in joined(parts):
             for _ in items.add(part):
                 pass
-        status = _status_of(finish)
+        status = self._status_of(finish)
         for _ in items.end(status):
             pass
         return self._response(status, items.done)
@@ -155,7 +154,7 @@ class ResponsesShape:
                 for part in self._text.feed(piece):
                     for event in items.add(part):
                         yield event
-        status = _status_of(finish)
+        status = self._status_of(finish)
         for event in items.end(status):
             yield event
         response = self._response(status, items.done).model_dump()
@@ -207,6 +206,10 @@ class ResponsesShape:
             user=body.user,
         )
 
+    def _status_of(self, finish: Finish) -> Status:
+        cut = finish == "length" or self._text.cut_in_call
+        return "incomplete" if cut else "completed"
+
     def _usage(self) -> ResponsesUsage:
         n_prompt, n_generated = self.answer.order.n_prompt, self.answer.n_generated
         return ResponsesUsage(
@@ -221,10 +224,6 @@ class ResponsesShape:
 def _text_config(asked: TextConfig | None) -> dict[str, Any]:
     told = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
     return {"format": {"type": "text"}, **told}
-
-
-def _status_of(finish: Finish) -> Status:
-    return "incomplete" if finish == "length" else "completed"
 
 
 def _choice_of(body: ResponsesRequest) -> str | dict[str, str]:
@@ -283,7 +282,7 @@ class _Items:
             call_id=f"call_{uuid4().hex}",
             name=call.name,
             arguments=call.arguments,
-            status="completed",
+            status="completed" if call.whole else "incomplete",
         )
         at = {"output_index": len(self.done)}
         begun = item.model_copy(update={"arguments": "", "status": "in_progress"})

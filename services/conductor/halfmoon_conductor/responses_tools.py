@@ -31,8 +31,10 @@ class FunctionTool(Shape):
     name: Name
     description: Text | None = None
     parameters: dict[str, JsonValue] | None = Field(None, description="A JSON schema.")
+    strict: bool | None = Field(
+        None, description="Whatever the choice: its arguments keep to the schema."
+    )
 
-    strict: Annotated[Any, Neutral(False)] = None
     allowed_callers: Annotated[Any, Neutral()] = None
     async_: Annotated[Any, Neutral(False)] = Field(None, alias="async")
     defer_loading: Annotated[Any, Neutral(False)] = None
@@ -46,7 +48,7 @@ class FunctionTool(Shape):
 
     def as_chat(self) -> Tool:
         """As chat completions have it."""
-        return Tool.of(self.name, self.description, self.parameters)
+        return Tool.of(self.name, self.description, self.parameters, self.strict)
 
 
 class OneFunction(Shape):

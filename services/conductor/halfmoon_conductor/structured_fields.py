@@ -82,6 +82,13 @@ ResponseFormat = Annotated[
 ]
 
 
+def schema_of(asked: TextFormat | ObjectFormat | SchemaFormat | None) -> Schema | None:
+    """The schema that an answer has to be JSON of; None: any text will do."""
+    if isinstance(asked, SchemaFormat):
+        return asked.json_schema.schema_ or {"type": "object"}
+    return {"type": "object"} if isinstance(asked, ObjectFormat) else None
+
+
 class StructuredOutputs(Shape):
     """vLLM's wishes for an answer's form; exactly one of them."""
 
@@ -118,13 +125,8 @@ def wishes(
     """
     #: The field, what makes its grammar, and whether a client wrote that itself.
     asked: list[tuple[str, Callable[[], str], bool]] = []
-    if isinstance(response_format, ObjectFormat):
-        asked.append((format_field, grammars.any_object, False))
-    elif isinstance(response_format, SchemaFormat):
-        schema = response_format.json_schema.schema_
-        asked.append(
-            (format_field, lambda: grammars.of_schema(schema or {"type": "object"}), False)
-        )
+    if (form := schema_of(response_format)) is not None:
+        asked.append((format_field, lambda: grammars.of_schema(form), False))
     if structured is not None:
         parts = _parts(structured)
         if len(parts) != 1:

@@ -1,141 +1,189 @@
-"""How models write that they call a tool, and their text taken apart into words and calls.
+"""A model's text taken apart into words and calls.
 
-*hermes* (Qwen too): ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, any number of
-them, anywhere. *llama3_json*: the whole answer is ``{"name": …, "parameters": {…}}``.
+How calls are written is in `call_syntax`, and what is between their markers in `call_bodies`.
 """
 
-import json
-from collections.abc import Sequence
-from typing import Any, Literal
+from halfmoon_conductor.call_bodies import (
+    Call,
+    begins_with_name,
+    in_string,
+    may_begin_call,
+    read_call,
+    read_cut_call,
+)
+from halfmoon_conductor.call_syntax import CLOSE, OPEN, Calling, Parser, Place, parser_of
+from halfmoon_conductor.tool_grammars import grammar_of
 
-import msgspec
-
-from halfmoon_conductor.grammars import json_of, literal
-
-Parser = Literal["hermes", "llama3_json"]
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-
-
-class Call(msgspec.Struct, frozen=True):
-    """One call; its arguments are a JSON object's text."""
-
-    name: str
-    arguments: str
-
-
-def parser_of(template: str) -> Parser | None:
-    """What a model whose chat template this is has learned to write; None: no tools."""
-    if "tools" not in template:
-        return None
-    if _OPEN in template:
-        return "hermes"
-    return "llama3_json" if '"parameters"' in template else None
-
-
-def grammar_of(parser: Parser, functions: Sequence[tuple[str, dict[str, Any]]], most: int) -> str:
-    """An answer that is nothing but calls of these functions: one, or up to `most`.
-
-    Args:
-        parser: the model's way of writing them.
-        functions: names and schemas of their arguments.
-        most: calls at the most; of llama3_json only ever one.
-
-    Raises:
-        ValueError: as `grammars.json_of`.
-    """
-    key = "arguments" if parser == "hermes" else "parameters"
-    calls = " | ".join(
-        " ".join((literal(f'{{"name": "{name}", "{key}": '), json_of(schema), literal("}")))
-        for name, schema in functions
-    )
-    if parser == "llama3_json":
-        return f"start: call\ncall: {calls}"
-    more = f"({literal(chr(10))} one){{0,{most - 1}}}" if most > 1 else ""
-    opened, closed = literal(f"{_OPEN}\n"), literal(f"\n{_CLOSE}")
-    return f"start: one {more}\none: {opened} call {closed}\ncall: {calls}"
+__all__ = ["Call", "CallReader", "Calling", "Parser", "grammar_of", "parser_of"]
 
 
 class CallReader:
-    """Text in, words and whole calls out; what is no call after all comes out as words.
+    """Text in, words and calls out; what is no call after all comes out as words.
 
     Args:
         parser: how calls are written.
         most: calls that are wanted; later ones are dropped.
+        names: functions on offer.
+        place: where calls may be.
     """
 
-    def __init__(self, parser: Parser, most: int) -> None:
+    def __init__(
+        self, parser: Parser, most: int, names: tuple[str, ...] = (), place: Place = "free"
+    ) -> None:
         self._parser = parser
         self._left = most
+        self._names = names
+        self._place: Place = place
         self._held = ""
+        #: How far closing markers in it have been found to be within strings.
+        self._n_judged = 0
+        #: Blanks that are words only if other words follow them.
+        self._blanks = ""
         #: Whether words have come out: then an answer is no call of llama3_json.
         self._spoke = False
         self.n_calls = 0
+        #: Whether the answer was cut off within a call.
+        self.cut_in_call = False
+
+    @classmethod
+    def of(cls, calling: Calling) -> "CallReader":
+        """The one for these."""
+        return cls(calling.parser, calling.most, calling.names, calling.place)
 
     def feed(self, text: str) -> tuple[str, list[Call]]:
         """What is certain with this text."""
         self._held += text
-        words, calls = "", list[Call]()
+        if not self._may_call():
+            words, self._held = self._held, ""
+            return self._visible(words), []
         if self._parser == "llama3_json":
-            if self._spoke or self._held.lstrip()[:1] not in ("", "{"):
-                self._spoke = True
-                words, self._held = self._held, ""
-            return words, calls
-        while True:
-            at = self._held.find(_OPEN)
-            if at < 0:
-                keep = _n_begun(self._held)
-                cut = len(self._held) - keep
-                words, self._held = words + self._held[:cut], self._held[cut:]
-                return self._visible(words), calls
-            end = self._held.find(_CLOSE, at)
-            if end < 0:
-                words, self._held = words + self._held[:at], self._held[at:]
-                return self._visible(words), calls
-            body = self._held[at + len(_OPEN) : end]
-            call = _read(body)
-            if call is None:
-                words += self._held[: end + len(_CLOSE)]
-            else:
-                words += self._held[:at]
-                calls += self._count(call)
-            self._held = self._held[end + len(_CLOSE) :]
+            return "", []
+        return self._take(in_strings=False)
 
-    def finish(self) -> tuple[str, list[Call]]:
-        """The rest, at the end of the answer."""
-        held, self._held = self._held, ""
-        if self._parser == "llama3_json" and not self._spoke:
-            call = _read(held)
-            if call is not None:
-                return "", self._count(call)
-        return self._visible(held), []
+    def finish(self, *, cut: bool = False) -> tuple[str, list[Call]]:
+        """The rest, at the end of the answer.
+
+        Args:
+            cut: by a limit or a stop string, and not by the model. A call that was begun then comes
+                out as far as its name is certain, and nothing of it as words.
+        """
+        if not self._may_call():
+            calls = None
+        elif cut:
+            calls = self._cut_call()
+        else:
+            calls = self._last_call()
+        if calls is not None:
+            self._held = ""
+            return self._ended(""), calls
+        words, calls = "", []
+        if self._parser == "hermes":
+            words, calls = self._take(in_strings=True)
+        words += self._visible(self._held)
+        self._held = ""
+        return self._ended(words), calls
+
+    def _may_call(self) -> bool:
+        """Whether what is held may be, or become, a call."""
+        begun = self._held.lstrip()
+        if self._parser == "llama3_json":
+            return not self._spoke and begun[:1] in ("", "{")
+        if self._place == "first" and not self.n_calls:
+            return not self._spoke and OPEN.startswith(begun[: len(OPEN)])
+        return True
+
+    def _take(self, *, in_strings: bool) -> tuple[str, list[Call]]:
+        """Words and whole calls of hermes; what may yet become a call stays held.
+
+        Args:
+            in_strings: let a marker within a string end a call that is then no JSON.
+        """
+        words, calls = "", list[Call]()
+        while (at := self._held.find(OPEN)) >= 0:
+            words += self._visible(self._held[:at], before_call=True)
+            self._held = self._held[at:]
+            body, end = self._closed(in_strings=in_strings)
+            if body is None:
+                return words, calls
+            call = read_call(body)
+            if call is None:
+                words += self._visible(self._held[:end])
+            else:
+                calls += self._count(call)
+            self._held = self._held[end:]
+        cut = len(self._held) - _n_begun(self._held)
+        words += self._visible(self._held[:cut])
+        self._held = self._held[cut:]
+        return words, calls
+
+    def _closed(self, *, in_strings: bool) -> tuple[str | None, int]:
+        """The body of the call that is held, and where it ends; None: not yet."""
+        start = 0 if in_strings else self._n_judged
+        while (end := self._held.find(CLOSE, start)) >= 0:
+            body = self._held[len(OPEN) : end]
+            if in_strings or not in_string(body):
+                self._n_judged = 0
+                return body, end + len(CLOSE)
+            start = self._n_judged = end + 1
+        return None, 0
+
+    def _last_call(self) -> list[Call] | None:
+        """The call that an answer of llama3_json is; None: words."""
+        if self._parser != "llama3_json":
+            return None
+        if self._place != "free" and not begins_with_name(self._held):
+            return None
+        call = read_call(self._held)
+        return None if call is None or not self._offers(call) else self._count(call)
+
+    def _cut_call(self) -> list[Call] | None:
+        """The call, or none, that an answer was cut off in; None: it was cut off in words."""
+        if self._parser == "llama3_json":
+            begun, body = begins_with_name(self._held), self._held
+        else:
+            begun, body = self._held.startswith(OPEN), self._held.removeprefix(OPEN)
+        if not begun:
+            # Where words may be, the beginning of a marker is words.
+            if self._place == "free" or (self._place == "exact" and not self.n_calls):
+                return None
+            if not self._held.strip():
+                self.cut_in_call = not self.n_calls
+                return []
+            body = "" if self._parser == "hermes" else body
+        elif not may_begin_call(body, self._names):
+            return [] if self._place == "only" else None
+        call = read_cut_call(body, self._names)
+        if call is not None and not self._offers(call):
+            return None
+        self.cut_in_call = call is None or not call.whole
+        return [] if call is None else self._count(call)
+
+    def _offers(self, call: Call) -> bool:
+        """Whether this is a call: JSON with some name in it may be an answer of llama3_json."""
+        return self._parser == "hermes" or not self._names or call.name in self._names
 
     def _count(self, call: Call) -> list[Call]:
         if self._left <= self.n_calls:
             return []
         self.n_calls += 1
+        self._blanks = ""
         return [call]
 
-    def _visible(self, words: str) -> str:
-        """Blanks around and between calls are no words."""
-        if not self._spoke and not words.strip() and (self.n_calls or _OPEN in self._held):
+    def _visible(self, words: str, *, before_call: bool = False) -> str:
+        """Words with the blanks before them; blanks around and between calls are none."""
+        if not words.strip() and (not self._spoke or self.n_calls or before_call):
+            self._blanks += words
             return ""
+        words, self._blanks = self._blanks + words, ""
         self._spoke = self._spoke or bool(words.strip())
-        return words if words.strip() or not self.n_calls else ""
+        return words
+
+    def _ended(self, words: str) -> str:
+        """Words at the end: blanks that nothing follows are words where there is no call."""
+        blanks, self._blanks = self._blanks, ""
+        return words if self.n_calls or self.cut_in_call else words + blanks
 
 
 def _n_begun(text: str) -> int:
     """Characters at the end that may begin a call."""
-    return next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)
-
-
-def _read(body: str) -> Call | None:
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
-        return None
-    arguments = call.get("arguments", call.get("parameters", {}))
-    if not isinstance(arguments, dict):
-        return None
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
+    return next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)

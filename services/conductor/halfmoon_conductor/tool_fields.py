@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
-from halfmoon_conductor.request_fields import MAX_CHOICES, Neutral, Shape, Text, one_of
+from halfmoon_conductor.request_fields import MAX_CHOICES, Shape, Text, one_of
 
 Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -22,7 +22,9 @@ class Function(Shape):
     name: Name
     description: Text | None = None
     parameters: dict[str, JsonValue] | None = Field(None, description="A JSON schema.")
-    strict: Annotated[Any, Neutral(False)] = None
+    strict: bool | None = Field(
+        None, description="Whatever the choice: its arguments keep to the schema."
+    )
 
 
 class Tool(Shape):
@@ -33,11 +35,21 @@ class Tool(Shape):
 
     @classmethod
     def of(
-        cls, name: str, description: str | None, parameters: dict[str, JsonValue] | None
+        cls,
+        name: str,
+        description: str | None,
+        parameters: dict[str, JsonValue] | None,
+        strict: bool | None,
     ) -> Self:
         """The one with these."""
-        function = Function(name=name, description=description, parameters=parameters)
+        function = Function(
+            name=name, description=description, parameters=parameters, strict=strict
+        )
         return cls(type="function", function=function)
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it; `strict` is for grammars, not for the model."""
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
 class FunctionName(Shape):

@@ -1,0 +1,100 @@
+"""What stands between the markers of a call, whole or cut off, read as a call."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pydantic_core
+
+_KEYS = ("arguments", "parameters")
+#: How a call is written up to its arguments, with the blanks that JSON allows.
+_BLANKS = r"[ \t\r\n]*"
+_HEADER = re.compile(
+    _BLANKS.join(
+        ("", r"\{", '"name"', ":", r'"(?P<name>[^"\\]*)"', ",", f'"(?:{"|".join(_KEYS)})"', ":", "")
+    )
+)
+_NAME_FIRST = re.compile(rf'{_BLANKS}\{{{_BLANKS}"name"')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call; its arguments are a JSON object's text."""
+
+    name: str
+    arguments: str
+    #: False: the answer was cut off within the arguments, which are the text as far as it came.
+    whole: bool = True
+
+    def members(self) -> dict[str, Any]:
+        """The arguments as an object; of those that are cut off, the members that are complete."""
+        if self.whole:
+            return dict(json.loads(self.arguments))
+        try:
+            read = pydantic_core.from_json(self.arguments or "{}", allow_partial=True)
+        except ValueError:
+            return {}
+        return read if isinstance(read, dict) else {}
+
+
+def read_call(body: str) -> Call | None:
+    """The call that a body is, if it is one."""
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        return None
+    return Call(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def read_cut_call(body: str, names: Sequence[str]) -> Call | None:
+    """The call that a body, cut off anywhere, begins with, if its name can be told.
+
+    Args:
+        body: what came of it.
+        names: the functions on offer; a name that is cut off is completed if one alone fits.
+    """
+    if header := _HEADER.match(body):
+        arguments = body[header.end() :]
+        return _cut_arguments(header["name"], arguments) if arguments[:1] in ("", "{") else None
+    fitting = _fitting(body, names)
+    return Call(fitting[0], "", whole=False) if len(fitting) == 1 else None
+
+
+def may_begin_call(body: str, names: Sequence[str]) -> bool:
+    """Whether a body, cut off anywhere, may become a call of one of these."""
+    return bool(_fitting(body, names)) or read_cut_call(body, names) is not None
+
+
+def begins_with_name(body: str) -> bool:
+    """Whether a body begins as grammars write calls: with the name."""
+    return _NAME_FIRST.match(body) is not None
+
+
+def in_string(body: str) -> bool:
+    """Whether the end of a JSON text lies within one of its strings."""
+    return '"' in _STRING.sub("", body)
+
+
+def _cut_arguments(name: str, text: str) -> Call:
+    try:
+        arguments, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return Call(name, text, whole=False)
+    return Call(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _fitting(body: str, names: Sequence[str]) -> list[str]:
+    """The names that a header, cut off before its end, may still have."""
+    begun = "".join(body.split())
+    return [
+        name
+        for name in names
+        if any(f'{{"name":"{name}","{key}":'.startswith(begun) for key in _KEYS)
+    ]

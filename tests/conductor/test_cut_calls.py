@@ -1,0 +1,348 @@
+"""A call that is cut off, anywhere, comes as a call as far as it goes, and never as words."""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import httpx
+import pydantic_core
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.call_syntax import Parser
+from halfmoon_conductor.generation import ModelCard
+from halfmoon_conductor.http import create_app
+from halfmoon_conductor.testing import ScriptedGateway
+from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.tool_calls import CallReader
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"at": {"type": "string"}, "day": {"type": "integer"}},
+    "required": ["at", "day"],
+    "additionalProperties": False,
+}
+HELLO = [{"role": "user", "content": "Hi"}]
+ARGUMENTS = '{"at": "Cork </tool_call> a", "day": 3}'
+NAMES = ("moon_phase", "moon_rise")
+Events = Callable[[str], list[Any]]
+
+
+class Answer(NamedTuple):
+    """What a client reads, of either API."""
+
+    words: str
+    #: Names and arguments.
+    calls: list[tuple[str, Any]]
+    end: str
+
+
+def written(parser: Parser, name: str) -> tuple[str, int, int]:
+    """A call as models write it, and where its name and its arguments begin."""
+    key, opened, closed = (
+        ("arguments", "<tool_call>\n", "\n</tool_call>")
+        if parser == "hermes"
+        else ("parameters", "", "")
+    )
+    begin = f'{opened}{{"name": "'
+    head = f'{begin}{name}", "{key}": '
+    return f"{head}{ARGUMENTS}}}{closed}", len(begin), len(head)
+
+
+def expected(parser: Parser, text: str, cut: int, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """What has to come of a text's first characters, when nothing but a call may come."""
+    whole, name_at, arguments_at = written(parser, NAMES[0])
+    assert text == whole
+    if cut < arguments_at:
+        came = text[name_at:cut].partition('"')[0] if cut > name_at else ""
+        closed = cut > name_at + len(NAMES[0])
+        fit = [name for name in names if (name == came if closed else name.startswith(came))]
+        return [(fit[0], "")] if len(fit) == 1 else []
+    return [(NAMES[0], text[arguments_at : min(cut, arguments_at + len(ARGUMENTS))])]
+
+
+@pytest.fixture
+def card() -> ModelCard:
+    """One with room for tools in its context."""
+    return ModelCard(name="lab/moon", max_context=4000, created=1_700_000_000)
+
+
+@pytest.fixture(params=["hermes", "llama3_json"])
+def parser(request: pytest.FixtureRequest) -> Parser:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def app(
+    gateway: ScriptedGateway, tokenizer: HubTokenizer, registry: CollectorRegistry, parser: Parser
+) -> FastAPI:
+    return create_app(gateway, tokenizer, registry=registry, tool_call_parser=parser)
+
+
+def chat(names: tuple[str, ...], choice: str, limit: int, **more: Any) -> tuple[str, Any]:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}}
+        for name in names
+    ]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": choice, "max_tokens": limit}
+    return "/v1/chat/completions", {"model": "lab/moon", **body, **more}
+
+
+def response(names: tuple[str, ...], choice: str, limit: int, **more: Any) -> tuple[str, Any]:
+    tools = [
+        {"type": "function", "name": name, "parameters": SCHEMA, "strict": True} for name in names
+    ]
+    body = {"input": "Hi", "tools": tools, "tool_choice": choice, "max_output_tokens": limit}
+    return "/v1/responses", {"model": "lab/moon", **body, **more}
+
+
+def message(names: tuple[str, ...], choice: str, limit: int, **more: Any) -> tuple[str, Any]:
+    tools = [{"name": name, "input_schema": SCHEMA, "strict": True} for name in names]
+    kind = {"type": "any" if choice == "required" else choice}
+    if "stop" in more:
+        more["stop_sequences"] = more.pop("stop")
+    body = {"messages": HELLO, "tools": tools, "tool_choice": kind, "max_tokens": limit}
+    return "/v1/messages", {"model": "lab/moon", **body, **more}
+
+
+BODIES = {"chat": chat, "responses": response, "messages": message}
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: Any) -> Any:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def events(client: httpx.AsyncClient, path: str, body: Any) -> list[Any]:
+    answer = await client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    blocks = [block.split("data: ")[1] for block in answer.text.split("\n\n")[:-1]]
+    return [json.loads(block) for block in blocks if block != "[DONE]"]
+
+
+def read_chat(choice: Any) -> Answer:
+    message = choice["message"]
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
+    return Answer((message["content"] or "").strip(), calls, choice["finish_reason"])
+
+
+def read_chunks(chunks: list[Any]) -> Answer:
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    words = "".join(delta.get("content") or "" for delta in deltas)
+    made = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["index"] for call in made] == list(range(len(made)))
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in made]
+    return Answer(words.strip(), calls, chunks[-1]["choices"][0]["finish_reason"])
+
+
+def read_response(answer: Any) -> Answer:
+    words, calls = "", list[tuple[str, Any]]()
+    for item in answer["output"]:
+        if item["type"] == "message":
+            words += item["content"][0]["text"]
+        else:
+            calls.append((item["name"], item["arguments"]))
+            closed = item["arguments"] == ARGUMENTS
+            assert item["status"] == ("completed" if closed else "incomplete")
+    if answer["status"] == "incomplete":
+        assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    return Answer(words.strip(), calls, answer["status"])
+
+
+def read_response_events(told: list[Any]) -> Answer:
+    answer = read_response(told[-1]["response"])
+    given = [each["delta"] for each in told if each["type"].endswith("arguments.delta")]
+    assert given == [arguments for _, arguments in answer.calls]
+    assert told[-1]["type"] == f"response.{answer.end}"
+    return answer
+
+
+def read_message(answer: Any) -> Answer:
+    words = "".join(block.get("text", "") for block in answer["content"])
+    calls = [
+        (block["name"], block["input"]) for block in answer["content"] if block["type"] != "text"
+    ]
+    return Answer(words.strip(), calls, answer["stop_reason"])
+
+
+def read_message_events(told: list[Any]) -> Answer:
+    words, calls = "", list[tuple[str, Any]]()
+    for event in told:
+        if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
+            calls.append((event["content_block"]["name"], ""))
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            words += delta.get("text", "")
+            if "partial_json" in delta:
+                name, given = calls[-1]
+                calls[-1] = name, given + delta["partial_json"]
+    # As Anthropic's package puts them together.
+    read = [(name, members(given)) for name, given in calls]
+    return Answer(words.strip(), read, told[-2]["delta"]["stop_reason"])
+
+
+def members(arguments: str) -> Any:
+    return pydantic_core.from_json(arguments or "{}", allow_partial=True)
+
+
+READERS: dict[str, tuple[Callable[[Any], Answer], Callable[[Any], Answer]]] = {
+    "chat": (lambda answer: read_chat(answer["choices"][0]), read_chunks),
+    "responses": (read_response, read_response_events),
+    "messages": (read_message, read_message_events),
+}
+CUT = {"chat": "length", "responses": "incomplete", "messages": "max_tokens"}
+WHOLE = {"chat": "tool_calls", "responses": "completed", "messages": "tool_use"}
+
+
+async def both(client: httpx.AsyncClient, api: str, path: str, body: Any) -> Answer:
+    """The same answer, whole and streamed."""
+    whole, streamed = READERS[api]
+    answer = whole(await ask(client, path, body))
+    assert streamed(await events(client, path, body)) == answer
+    return answer
+
+
+@pytest.mark.parametrize("api", BODIES)
+@pytest.mark.parametrize("names", [NAMES, NAMES[:1]])
+async def test_a_required_call_cut_at_any_token_is_a_call_as_far_as_it_goes(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    parser: Parser,
+    api: str,
+    names: tuple[str, ...],
+) -> None:
+    text, _, _ = written(parser, NAMES[0])
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    gateway.script = [*tokens, 0]
+    for limit in range(1, len(tokens) + 1):
+        came = len(tokenizer.decode(tokens[:limit]))
+        calls: list[tuple[str, Any]] = list(expected(parser, text, came, names))
+        if api == "messages":
+            calls = [(name, members(arguments)) for name, arguments in calls]
+        answer = await both(client, api, *BODIES[api](names, "required", limit))
+        assert answer == Answer("", calls, CUT[api]), text[:came]
+    answer = await both(client, api, *BODIES[api](names, "required", len(tokens) + 1))
+    assert answer.end == WHOLE[api]
+    assert len(answer.calls) == 1
+
+
+@pytest.mark.parametrize("api", BODIES)
+@pytest.mark.parametrize("parser", ["hermes"], indirect=True)
+async def test_words_before_a_call_that_is_cut_off_stay_words(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    parser: Parser,
+    api: str,
+) -> None:
+    call, _, _ = written(parser, NAMES[0])
+    text = f"Let me see: {call}\n{call}"
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    gateway.script = [*tokens, 0]
+    second = text.rindex("<tool_call>")
+    for limit in range(1, len(tokens) + 1):
+        came = len(tokenizer.decode(tokens[:limit]))
+        answer = await both(client, api, *BODIES[api](NAMES, "auto", limit))
+        assert answer.end == CUT[api]
+        assert "Let me see:".startswith(answer.words.partition("<")[0].strip())
+        if came > text.index("<tool_call>") + len("<tool_call>"):
+            assert answer.words == "Let me see:"
+        if came >= second + len(call) - len("\n</tool_call>"):
+            assert len(answer.calls) == 2
+        elif came >= second + len('<tool_call>\n{"name": "moon_p'):
+            assert [name for name, _ in answer.calls] == [NAMES[0]] * 2
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+@pytest.mark.parametrize(
+    ("stop", "n_calls"), [("Cork", 1), ('"day', 1), ("phase", 1), ("moon", 0), ("{", 0)]
+)
+async def test_a_stop_string_within_a_call_cuts_it_off_like_a_limit(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    parser: Parser,
+    api: str,
+    stop: str,
+    n_calls: int,
+) -> None:
+    text, _, arguments_at = written(parser, NAMES[0])
+    gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
+    names = NAMES if n_calls == 0 else NAMES[:1]
+    answer = await both(client, api, *BODIES[api](names, "required", 400, stop=[stop]))
+    ends = {"chat": "length", "responses": "incomplete", "messages": "stop_sequence"}
+    assert (answer.words, answer.end, len(answer.calls)) == ("", ends[api], n_calls)
+    if answer.calls and api != "messages":
+        assert answer.calls == [(NAMES[0], text[arguments_at : text.index(stop)])]
+
+
+async def test_a_stop_string_in_a_call_is_named_beside_it(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, parser: Parser
+) -> None:
+    text, _, _ = written(parser, NAMES[0])
+    gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
+    path, body = chat(NAMES, "required", 400, stop=["Cork"])
+    (choice,) = (await ask(client, path, body))["choices"]
+    assert choice["stop_reason"] == "Cork"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "calls"),
+    [
+        ("a <tool_call> b", "a <tool_call> b", []),
+        ("a < b <tool", "a < b <tool", []),
+        ('a <tool_call>{"name": "moon', "a ", []),
+        ('a <tool_call>{ "name":"moon_p', "a ", [("moon_phase", "")]),
+        ('<tool_call>{"name": "sun"', '<tool_call>{"name": "sun"', []),
+        ('<tool_call>{"name": "sun", "arguments": {"a', "", [("sun", '{"a')]),
+        ('<tool_call>{"name": "sun", "parameters": {} ', "", [("sun", "{}")]),
+        ('<tool_call>{"name": "sun", "parameters": 3', None, []),
+    ],
+)  # fmt: skip
+def test_where_calls_are_free_what_can_be_none_stays_words_when_it_is_cut_off(
+    text: str, words: str | None, calls: list[tuple[str, str]]
+) -> None:
+    reader = CallReader("hermes", 9, NAMES)
+    said, made = reader.feed(text)
+    rest, last = reader.finish(cut=True)
+    assert said + rest == (text if words is None else words)
+    assert [(call.name, call.arguments) for call in made + last] == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "n_calls", "stays"),
+    [
+        ('{"name": "moon_rise", "parameters": {"day', 1, False),
+        ('{"name": "moon_r', 1, False),
+        ('{"name": "moon', 0, False),
+        ('{"name": "Ann", "age": 3', 0, True),
+        ('{"name": "Ann", "parameters": {"a', 0, True),
+        ('{"na', 0, True),
+        ("{", 0, True),
+    ],
+)
+def test_json_that_is_cut_off_is_a_call_of_llama_only_with_the_name_of_a_function(
+    text: str, n_calls: int, stays: bool
+) -> None:
+    reader = CallReader("llama3_json", 9, NAMES)
+    assert reader.feed(text) == ("", [])
+    words, calls = reader.finish(cut=True)
+    assert (words, len(calls)) == (text if stays else "", n_calls)
+
+
+def test_a_marker_within_an_argument_ends_no_call() -> None:
+    text = (
+        '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> \\" </tool_call>"}}</tool_call>'
+    )
+    for cut in range(len(text)):
+        reader = CallReader("hermes", 9)
+        read = [reader.feed(text[:cut]), reader.feed(text[cut:]), reader.finish()]
+        assert "".join(words for words, _ in read) == ""
+        (call,) = [call for _, calls in read for call in calls]
+        assert json.loads(call.arguments) == {"a": '</tool_call> " </tool_call>'}
