@@ -148,7 +148,10 @@ async def test_every_field_does_what_the_page_says(
 
 
 #: What no two answers share, and labels that an answer repeats.
-_NAMES = re.compile(r'"(id|created|created_at|user)":("[^"]*"|\d+|null)')
+_NAMES = re.compile(
+    r'"(id|created|created_at|user|safety_identifier|prompt_cache_key|prompt_cache_retention)":'
+    r'("[^"]*"|\d+|null)|"(metadata|reasoning)":\{[^}]*\}'
+)
 
 
 def _nameless(request: GenerationRequest, *, dice: bool) -> GenerationRequest:

@@ -155,7 +155,7 @@ async def test_no_json_makes_the_front_fail(client: httpx.AsyncClient, data: st.
         (CHAT, {"echo": True}),
         (COMPLETIONS, {"suffix": "end"}),
         (CHAT, {"modalities": ["audio"]}),
-        (CHAT, {"reasoning_effort": "low"}),
+        (CHAT, {"web_search_options": {"search_context_size": "low"}}),
         (CHAT, {"chat_template": "{{ messages }}"}),
     ],
 )

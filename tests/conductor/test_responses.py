@@ -93,12 +93,11 @@ async def test_a_streams_events_are_numbered_and_say_what_the_whole_answer_says(
     [
         ({"input": []}, "input", "at least 1"),
         ({"input": None}, "input", "a string or a list"),
-        ({"store": True}, "store", "not supported"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
         ({"tools": [{"type": "web_search", "filters": {}}]}, "tools[0]", "not supported"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "not supported"),
         ({"background": True}, "background", "not supported"),
-        ({"reasoning": {"effort": "low"}}, "reasoning", "not supported"),
+        ({"truncation": "auto"}, "truncation", "not supported"),
         ({"input": [{"type": "reasoning", "role": "user", "content": "a"}]},
          "input[0].type", "only message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "text": ""}]}]},

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -42,6 +42,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(source)
+            #: Names that the template reads.
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerUnavailable(
                 f"the chat template is not valid Jinja: {error.message}, line {error.lineno}"
@@ -82,6 +84,23 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"this model's chat template refuses these messages: {error}", param="messages"
             ) from None
+
+    def with_effort(
+        self, variables: Mapping[str, Any] | None, effort: str | None
+    ) -> Mapping[str, Any] | None:
+        """Variables for a template, with those that say how much the model is to think.
+
+        Args:
+            variables: what the client sends for the template; what it sets stays.
+            effort: such as "low"; "none" also switches off `enable_thinking`.
+        """
+        if effort is None:
+            return variables
+        told: dict[str, Any] = {"reasoning_effort": effort}
+        if effort == "none":
+            told["enable_thinking"] = False
+        known = {name: value for name, value in told.items() if name in self.variables}
+        return {**known, **(variables or {})}
 
 
 class _GenerationBlock(Extension):

@@ -219,10 +219,15 @@ class Intake:
             lambda: self.encode_messages(
                 body.messages,
                 add_generation_prompt=body.add_generation_prompt is not False,
-                variables=body.chat_template_kwargs,
+                variables=self._variables(body),
                 tools=[tool.for_template() for tool in body.offered],
             ),
         )
+
+    def _variables(self, body: ChatRequest) -> Mapping[str, Any] | None:
+        """What the chat template is to read beside the conversation."""
+        given = body.chat_template_kwargs
+        return self._template.with_effort(given, body.reasoning_effort) if self._template else given
 
     def encode_messages(
         self,

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.grammars import Wanted
+from halfmoon_conductor.label_fields import Label, Metadata, Options, Word
 from halfmoon_conductor.request_fields import (
     MAX_CHOICES,
     MAX_TOKEN_ID,
@@ -52,6 +53,7 @@ class StreamOptions(Shape):
     continuous_usage_stats: bool | None = Field(
         None, description="With include_usage: the usage so far in every chunk."
     )
+    include_obfuscation: bool | None = Field(None, description="Changes nothing: there is none.")
 
 
 class SharedFields(SamplingFields):
@@ -99,11 +101,17 @@ class SharedFields(SamplingFields):
     tbt_slo_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Seconds between tokens, at the most."
     )
-    user: Text | None = Field(None, description="A label of the client's; changes nothing.")
-    safety_identifier: Text | None = Field(None, description="A label; changes nothing.")
-    prompt_cache_key: Text | None = Field(
+    user: Label | None = Field(None, description="A label of the client's; changes nothing.")
+    safety_identifier: Label | None = Field(None, description="A label; changes nothing.")
+    prompt_cache_key: Label | None = Field(
         None, description="Taken and not needed: equal prefixes find their cache by themselves."
     )
+    prompt_cache_retention: Word | None = Field(None, description="Taken and not needed.")
+    prompt_cache_options: Options | None = Field(None, description="Taken and not needed.")
+    metadata: Metadata | None = Field(None, description="Labels; nothing is stored.")
+    store: bool | None = Field(None, description="Changes nothing: nothing is stored.")
+    service_tier: Word | None = Field(None, description="Changes nothing: there is one tier.")
+    chat_id: Label | None = Field(None, description="A label; changes nothing.")
 
     response_format: ResponseFormat | None = Field(
         None, description="What the answer must be: any text, a JSON object, JSON of a schema."
@@ -116,9 +124,8 @@ class SharedFields(SamplingFields):
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
 
-    session_id: Text | None = Field(None, description="A label; changes nothing.")
+    session_id: Label | None = Field(None, description="A label; changes nothing.")
 
-    metadata: Annotated[Any, Neutral({})] = None
     truncate_prompt_tokens: Annotated[Any, Neutral()] = None
     truncation_side: Annotated[Any, Neutral()] = None
     logprob_token_ids: Annotated[Any, Neutral()] = None
@@ -334,6 +341,13 @@ Content = Annotated[
 ]
 
 
+class Prediction(Shape):
+    """What the client thinks that the answer will be, mostly."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatMessage(Shape):
     """One turn. An assistant's may be handed back just as it was answered."""
 
@@ -431,15 +445,18 @@ class ChatRequest(SharedFields):
     tools: Tools | None = Field(None, description="Functions that the model may call.")
     tool_choice: ToolChoice | None = Field(None, description="Default auto.")
     parallel_tool_calls: bool | None = Field(None, description="Default true; false: one call.")
+    prediction: Prediction | None = Field(
+        None, description="Changes nothing: what an answer may be is not used to hasten it."
+    )
+    reasoning_effort: Word | None = Field(
+        None, description="Given to a chat template that has such a switch; else changes nothing."
+    )
+    verbosity: Word | None = Field(None, description="Changes nothing: models have no such switch.")
+
     functions: Annotated[Any, Neutral([])] = None
     function_call: Annotated[Any, Neutral("none")] = None
     modalities: Annotated[Any, Neutral(["text"])] = None
     audio: Annotated[Any, Neutral()] = None
-    prediction: Annotated[Any, Neutral()] = None
-    reasoning_effort: Annotated[Any, Neutral()] = None
-    verbosity: Annotated[Any, Neutral()] = None
-    service_tier: Annotated[Any, Neutral("auto", "default")] = None
-    store: Annotated[Any, Neutral(False)] = None
     web_search_options: Annotated[Any, Neutral()] = None
     documents: Annotated[Any, Neutral()] = None
     chat_template: Annotated[Any, Neutral()] = None

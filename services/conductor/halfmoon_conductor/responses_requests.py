@@ -14,6 +14,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from halfmoon_conductor.label_fields import (
+    Include,
+    Label,
+    Metadata,
+    ObfuscationOptions,
+    Options,
+    Reasoning,
+    Word,
+)
 from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest
 from halfmoon_conductor.request_fields import (
     MAX_TOKEN_ID,
@@ -162,7 +171,7 @@ class TextConfig(Shape):
         ]
         | None
     ) = None
-    verbosity: Annotated[Any, Neutral()] = None
+    verbosity: Word | None = Field(None, description="Changes nothing: models have no such switch.")
 
     def as_chat(self) -> TextFormat | ObjectFormat | SchemaFormat | None:
         """The same as chat completions ask for it."""
@@ -195,10 +204,19 @@ class ResponsesRequest(SamplingFields):
     tool_choice: FunctionChoice | None = Field(None, description="Default auto.")
     parallel_tool_calls: bool | None = Field(None, description="Default true; false: one call.")
     stream: bool | None = None
-    user: Text | None = Field(None, description="A label; changes nothing.")
-    safety_identifier: Text | None = Field(None, description="A label; changes nothing.")
-    session_id: Text | None = Field(None, description="A label; changes nothing.")
-    prompt_cache_key: Text | None = Field(None, description="Taken and not needed.")
+    user: Label | None = Field(None, description="A label; changes nothing.")
+    safety_identifier: Label | None = Field(None, description="A label; changes nothing.")
+    session_id: Label | None = Field(None, description="A label; changes nothing.")
+    prompt_cache_key: Label | None = Field(None, description="Taken and not needed.")
+    prompt_cache_retention: Word | None = Field(None, description="Taken and not needed.")
+    prompt_cache_options: Options | None = Field(None, description="Taken and not needed.")
+    metadata: Metadata | None = Field(None, description="Labels, which the answer repeats.")
+    store: bool | None = Field(None, description="Changes nothing: nothing is stored.")
+    service_tier: Word | None = Field(None, description="Changes nothing: there is one tier.")
+    chat_id: Label | None = Field(None, description="A label; changes nothing.")
+    include: Include | None = Field(None, description="Only what no answer here has.")
+    reasoning: Reasoning | None = Field(None, description="Its effort: see reasoning_effort.")
+    stream_options: ObfuscationOptions | None = None
     cache_salt: Salt | None = Field(
         None, description="Share cached prefixes only with the same salt."
     )
@@ -211,26 +229,19 @@ class ResponsesRequest(SamplingFields):
     context_management: Annotated[Any, Neutral()] = None
     ec_transfer_params: Annotated[Any, Neutral()] = None
     enable_response_messages: Annotated[Any, Neutral(False)] = None
-    include: Annotated[Any, Neutral([])] = None
     include_reasoning: Annotated[Any, Neutral(True)] = None
     include_stop_str_in_output: Annotated[Any, Neutral(False)] = None
     kv_transfer_params: Annotated[Any, Neutral()] = None
     max_tool_calls: Annotated[Any, Neutral()] = None
     media_io_kwargs: Annotated[Any, Neutral({})] = None
-    metadata: Annotated[Any, Neutral({})] = None
     mm_payload: Annotated[Any, Neutral("tensors")] = None
     mm_processor_kwargs: Annotated[Any, Neutral({})] = None
     previous_input_messages: Annotated[Any, Neutral([])] = None
     previous_response_id: Annotated[Any, Neutral()] = None
     prompt: Annotated[Any, Neutral()] = None
-    prompt_cache_retention: Annotated[Any, Neutral()] = None
-    reasoning: Annotated[Any, Neutral({})] = None
     request_id: Annotated[Any, Neutral()] = None
     return_mm_kwargs: Annotated[Any, Neutral(True)] = None
-    service_tier: Annotated[Any, Neutral("auto", "default")] = None
     skip_special_tokens: Annotated[Any, Neutral(True)] = None
-    store: Annotated[Any, Neutral(False)] = None
-    stream_options: Annotated[Any, Neutral({})] = None
     top_logprobs: Annotated[Any, Neutral(0)] = None
     truncation: Annotated[Any, Neutral("disabled")] = None
     vllm_xargs: Annotated[Any, Neutral({})] = None
@@ -264,6 +275,7 @@ class ResponsesRequest(SamplingFields):
             response_format=None if self.text is None else self.text.as_chat(),
             structured_outputs=self.structured_outputs,
             chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             cache_salt=self.cache_salt,
             priority=self.priority,
             **self.sampling_fields(),

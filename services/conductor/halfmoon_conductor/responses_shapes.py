@@ -81,6 +81,7 @@ class ResponseObject(BaseModel):
 
     id: str
     object: Literal["response"]
+    background: bool
     created_at: int
     status: Status
     error: None
@@ -92,6 +93,11 @@ class ResponseObject(BaseModel):
     output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
+    prompt_cache_key: str | None
+    prompt_cache_retention: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
     store: bool
     temperature: float
     text: dict[str, Any]
@@ -182,6 +188,7 @@ class ResponsesShape:
         return ResponseObject(
             id=self._id,
             object="response",
+            background=False,
             created_at=self.answer.created,
             status=status,
             error=None,
@@ -190,11 +197,16 @@ class ResponsesShape:
             else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
-            metadata={},
+            metadata=body.metadata or {},
             model=body.model,
             output=list(output or ()),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=None,
+            prompt_cache_key=body.prompt_cache_key,
+            prompt_cache_retention=body.prompt_cache_retention,
+            reasoning=_reasoning(body),
+            safety_identifier=body.safety_identifier,
+            service_tier="default",
             store=False,
             temperature=1.0 if body.temperature is None else body.temperature,
             text=_text_config(body.text),
@@ -224,6 +236,14 @@ class ResponsesShape:
 def _text_config(asked: TextConfig | None) -> dict[str, Any]:
     told = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
     return {"format": {"type": "text"}, **told}
+
+
+def _reasoning(body: ResponsesRequest) -> dict[str, str | None]:
+    asked = body.reasoning
+    return {
+        "effort": None if asked is None else asked.effort,
+        "summary": None if asked is None else asked.summary,
+    }
 
 
 def _choice_of(body: ResponsesRequest) -> str | dict[str, str]:
