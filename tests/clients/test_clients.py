@@ -44,6 +44,20 @@ def test_langchain_openai(run_client: Run, python_with: PythonWith, program: Pro
     run_client(python, program("langchain_python.py"))
 
 
+def test_openai_agents_with_tools(
+    run_client: Run, python_with: PythonWith, program: Program
+) -> None:
+    python = python_with("openai-agents", "openai-agents")
+    run_client(python, program("openai_agents.py"))
+
+
+def test_pydantic_ai_with_an_output_type(
+    run_client: Run, python_with: PythonWith, program: Program
+) -> None:
+    python = python_with("pydantic-ai", "pydantic-ai-slim[openai]")
+    run_client(python, program("pydantic_ai_python.py"))
+
+
 def test_lm_eval_scores_a_local_task(
     run_client: Run, python_with: PythonWith, served: Any, tmp_path: Path
 ) -> None:

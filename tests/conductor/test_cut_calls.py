@@ -346,3 +346,43 @@ def test_a_marker_within_an_argument_ends_no_call() -> None:
         assert "".join(words for words, _ in read) == ""
         (call,) = [call for _, calls in read for call in calls]
         assert json.loads(call.arguments) == {"a": '</tool_call> " </tool_call>'}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ('{"at": "Cork", "day": ', {"at": "Cork"}),
+        ('{"at": "Co', {}),
+        ("{", {}),
+        ("", {}),
+        ('{"a": nonsense', {}),
+        ('{"a": 1', {"a": 1}),
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": ' + "[" * 3000, {}),
+    ],
+)
+@pytest.mark.parametrize("parser", ["hermes"], indirect=True)
+async def test_a_call_that_was_cut_off_may_be_handed_back_as_it_came(
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    parser: Parser,
+    arguments: str,
+    read: Any,
+) -> None:
+    function = {"name": NAMES[0], "arguments": arguments}
+    turns = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "What?"},
+    ]
+    await ask(client, *chat(NAMES, "auto", 4, messages=turns))
+    call = {"type": "function_call", "call_id": "c", **function, "status": "incomplete"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "What?"}
+    await ask(client, *response(NAMES, "auto", 4, input=[*HELLO, call, output]))
+    for made in gateway.requests:
+        prompt = tokenizer.decode(made.prompt_token_ids)
+        assert f'"arguments": {json.dumps(read)}' in prompt

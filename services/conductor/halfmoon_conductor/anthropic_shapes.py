@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from halfmoon_conductor import error_responses, sse
 from halfmoon_conductor.answering import Answer, Piece
-from halfmoon_conductor.call_bodies import Call
+from halfmoon_conductor.call_bodies import Call, members_of
 from halfmoon_conductor.called_text import CalledText, Part, joined
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -199,7 +199,7 @@ class _Blocks:
 
 def _block(part: Part) -> ContentBlock:
     if isinstance(part, Call):
-        name, given = part.name, part.members()
+        name, given = part.name, members_of(part.arguments)
         return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=name, input=given)
     return TextContent(type="text", text=part)
 

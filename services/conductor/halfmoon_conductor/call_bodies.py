@@ -28,15 +28,22 @@ class Call(msgspec.Struct, frozen=True):
     #: False: the answer was cut off within the arguments, which are the text as far as it came.
     whole: bool = True
 
-    def members(self) -> dict[str, Any]:
-        """The arguments as an object; of those that are cut off, the members that are complete."""
-        if self.whole:
-            return dict(json.loads(self.arguments))
-        try:
-            read = pydantic_core.from_json(self.arguments or "{}", allow_partial=True)
-        except ValueError:
-            return {}
-        return read if isinstance(read, dict) else {}
+
+def members_of(arguments: str) -> dict[str, Any]:
+    """Arguments as an object; of a text that is cut off, the members that are complete."""
+    try:
+        whole = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return _complete_members(arguments)
+    return whole if isinstance(whole, dict) else {}
+
+
+def _complete_members(text: str) -> dict[str, Any]:
+    try:
+        read = pydantic_core.from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def read_call(body: str) -> Call | None:

@@ -4,13 +4,13 @@ They are chat completions' own. What the other APIs call a tool, a choice or a c
 of these (`of`).
 """
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, Tag
 from pydantic_core import PydanticCustomError
 
+from halfmoon_conductor.call_bodies import members_of
 from halfmoon_conductor.request_fields import MAX_CHOICES, Shape, Text, one_of
 
 Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -73,14 +73,13 @@ class NamedTool(Shape):
 def object_text(text: str) -> str:
     """A text that is a JSON object's, or empty for one without names.
 
+    An answer's call that was cut off may be handed back too: it begins as an object does.
+
     Raises:
         PydanticCustomError: it is not.
     """
-    try:
-        if isinstance(json.loads(text or "{}"), dict):
-            return text
-    except (ValueError, RecursionError):
-        pass
+    if text.lstrip()[:1] in ("", "{"):
+        return text
     raise PydanticCustomError("not_an_object", "must be the text of a JSON object")
 
 
@@ -113,9 +112,14 @@ class CalledTool(Shape):
         return cls(id=call_id, type="function", function=function)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it, with the arguments as an object."""
-        arguments = json.loads(self.function.arguments or "{}")
-        function = {"name": self.function.name, "arguments": arguments}
+        """As chat templates read it, with the arguments as an object.
+
+        Of arguments that are cut off, those members that were complete.
+        """
+        function = {
+            "name": self.function.name,
+            "arguments": members_of(self.function.arguments),
+        }
         return {"id": self.id, "type": "function", "function": function}
 
 

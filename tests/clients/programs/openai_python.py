@@ -3,8 +3,17 @@
 import json
 import os
 import re
+from typing import Literal
 
-from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
+from openai import (
+    AuthenticationError,
+    BadRequestError,
+    LengthFinishReasonError,
+    NotFoundError,
+    OpenAI,
+    pydantic_function_tool,
+)
+from pydantic import BaseModel
 
 url, key, model = (os.environ[f"HALFMOON_{name}"] for name in ("URL", "KEY", "MODEL"))
 client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
@@ -64,6 +73,40 @@ with client.chat.completions.stream(**calling) as stream:
 assert streamed.finish_reason == "tool_calls"
 assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
 
+
+# Strict tools made of a class, and answers read into one.
+class Moon(BaseModel):
+    """What is to be said of the moon."""
+
+    phase: Literal["half", "full"]
+    lit: bool
+
+
+for choice in ("required", "auto"):
+    parsed = client.chat.completions.parse(
+        model=model, messages=hello, max_completion_tokens=600, temperature=0, tool_choice=choice,
+        tools=[pydantic_function_tool(Moon)], parallel_tool_calls=False, metadata={"a": "b"},
+        store=True, service_tier="flex", reasoning_effort="low", verbosity="low",
+        prediction={"type": "content", "content": "full"},
+    ).choices[0].message  # fmt: skip
+    calls = parsed.tool_calls or []
+    assert calls or (choice == "auto" and parsed.content)
+    assert all(isinstance(call.function.parsed_arguments, Moon) for call in calls)
+read = client.chat.completions.parse(
+    model=model, messages=hello, max_completion_tokens=600, response_format=Moon
+)
+assert isinstance(read.choices[0].message.parsed, Moon)
+try:
+    client.chat.completions.parse(
+        model=model, messages=hello, max_completion_tokens=40, tools=[pydantic_function_tool(Moon)],
+        tool_choice="required",
+    )  # fmt: skip
+except LengthFinishReasonError as error:
+    (call,) = error.completion.choices[0].message.tool_calls
+    assert call.function.name == "Moon"
+else:
+    raise AssertionError("a call that was cut off was read as a whole one")
+
 # Completions.
 batch = client.completions.create(
     model=model, prompt=[[70, 71, 72], [73, 74]], max_tokens=4, logprobs=1, echo=True, seed=1
@@ -89,6 +132,14 @@ shaped = client.responses.create(
     text={"format": {"type": "json_schema", "name": "moon", "schema": schema, "strict": True}},
 )
 assert json.loads(shaped.output_text)["phase"] in ("half", "full")
+made = client.responses.parse(
+    model=model, input="Hello", max_output_tokens=600, temperature=0, tool_choice="required",
+    tools=[pydantic_function_tool(Moon, name="moon")["function"] | {"type": "function"}],
+    parallel_tool_calls=False, metadata={"a": "b"}, store=True, reasoning={"effort": "low"},
+)  # fmt: skip
+assert made.metadata == {"a": "b"}
+(call,) = made.output
+Moon.model_validate_json(call.arguments)
 
 tool = {
     "type": "function",
