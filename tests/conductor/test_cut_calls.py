@@ -147,8 +147,7 @@ def read_response(answer: Any) -> Answer:
             words += item["content"][0]["text"]
         else:
             calls.append((item["name"], item["arguments"]))
-            closed = item["arguments"] == ARGUMENTS
-            assert item["status"] == ("completed" if closed else "incomplete")
+            assert item["status"] == ("completed" if is_json(item["arguments"]) else "incomplete")
     if answer["status"] == "incomplete":
         assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     return Answer(words.strip(), calls, answer["status"])
@@ -184,6 +183,14 @@ def read_message_events(told: list[Any]) -> Answer:
     # As Anthropic's package puts them together.
     read = [(name, members(given)) for name, given in calls]
     return Answer(words.strip(), read, told[-2]["delta"]["stop_reason"])
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def members(arguments: str) -> Any:
@@ -386,3 +393,36 @@ async def test_a_call_that_was_cut_off_may_be_handed_back_as_it_came(
     for made in gateway.requests:
         prompt = tokenizer.decode(made.prompt_token_ids)
         assert f'"arguments": {json.dumps(read)}' in prompt
+
+
+@pytest.mark.parametrize("api", BODIES)
+async def test_a_call_that_spells_half_of_a_surrogate_pair_can_be_answered_and_handed_back(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, api: str,
+    parser: Parser,
+) -> None:  # fmt: skip
+    text = written(parser, NAMES[0])[0].replace("Cork </tool_call>", "\\ud800")
+    gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
+    answer = await both(client, api, *BODIES[api](NAMES, "required", 400))
+    ((_, arguments),) = answer.calls
+    read = arguments if api == "messages" else json.loads(arguments)
+    assert read == {"at": "\ufffd a", "day": 3}
+    function = {"name": NAMES[0], "arguments": '{"at": "\\ud800"}'}
+    call = {"id": "c", "type": "function", "function": function}
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    await ask(client, *chat(NAMES, "auto", 4, messages=turns))
+
+
+async def test_a_stop_token_within_a_call_cuts_it_off_like_a_limit(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, parser: Parser
+) -> None:
+    text, _, arguments_at = written(parser, NAMES[0])
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    gateway.script = [*tokens, 0]
+    n_before = next(
+        n for n in range(len(tokens)) if len(tokenizer.decode(tokens[:n])) > arguments_at
+    )
+    stop = next(token for token in tokens[n_before:] if token not in tokens[:n_before])
+    path, body = chat(NAMES, "required", 400, stop_token_ids=[stop])
+    answer = await both(client, "chat", path, body)
+    arguments = tokenizer.decode(tokens[: tokens.index(stop)])[arguments_at:]
+    assert answer == Answer("", [(NAMES[0], arguments)], "length")

@@ -215,6 +215,29 @@ async def test_a_schema_that_can_not_be_kept_to_is_refused_before_anything_is_sp
     assert not gateway.requests
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_arguments_that_could_be_no_object_are_refused(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, choice: str
+) -> None:
+    for schema in ({"type": "string"}, {"type": ["string", "null"]}, {"enum": [1]}):
+        body = chat(function("moon", schema, True), tool_choice=choice)
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert not gateway.requests
+
+
+async def test_arguments_that_need_not_be_objects_are_objects(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, accepts: Callable[[str, str], bool]
+) -> None:
+    for schema in ({}, {"anyOf": [DAY, {"type": "string"}]}, {**DAY, "type": ["object", "null"]}):
+        body = chat(function("moon", schema, False), tool_choice="required")
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        grammar = gateway.requests[-1].sampling.grammar
+        assert accepts(grammar, CALL)
+        assert not accepts(grammar, CALL.replace('{"day": 3}', '"x"'))
+        assert not accepts(grammar, CALL.replace('{"day": 3}', "null"))
+
+
 def sampled(bpe: Tokenizer, grammar: str, begun: str, dice: random.Random) -> tuple[str, bool]:
     """A text of random tokens under a grammar, and whether it came to its end."""
     tokens = llguidance.LLTokenizer(bpe.to_str(), eos_token=[0])

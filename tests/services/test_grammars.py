@@ -11,8 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from halfmoon_conductor import grammars
+from halfmoon_conductor.call_syntax import Parser
 from halfmoon_conductor.errors import ApiError, InvalidRequest
-from halfmoon_conductor.tool_calls import CallReader, Parser, grammar_of
+from halfmoon_conductor.tool_calls import CallReader
+from halfmoon_conductor.tool_grammars import free_grammar_of, grammar_of
 from halfmoon_engine.fake import FakeEngine, FakeModel
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
@@ -96,6 +98,31 @@ async def test_random_weights_call_a_tool_that_they_must_call(
     (call,) = [*calls, *more]
     assert (words, call.name) == ("", "paint")
     jsonschema.validate(json.loads(call.arguments), SCHEMA)
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
+async def test_beside_a_strict_tool_random_weights_say_words_or_call_it_with_valid_arguments(
+    local_cluster: Callable[..., Any],
+    make_engine: Callable[[], Engine],
+    text_of: Callable[[list[int]], str],
+    parser: Parser,
+) -> None:
+    grammar = free_grammar_of(parser, [("paint", SCHEMA)], 2)
+    stopping = Stopping(max_new_tokens=60, stop_token_ids=EOS_TOKEN_IDS)
+    async with local_cluster(make_engine) as cluster:
+        for seed in range(4):
+            sampling = Sampling(temperature=1.0, seed=seed, grammar=grammar)
+            text = text_of(
+                await cluster.generate([40 + seed] * 20, 0, sampling=sampling, stopping=stopping)
+            )
+            reader = CallReader(parser, 2, ("paint",), "exact")
+            read = [reader.feed(text), reader.finish(cut=True)]
+            assert "<tool_call>" not in "".join(words for words, _ in read)
+            for call in (call for _, calls in read for call in calls):
+                if call.whole:
+                    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+            # Words under a grammar are Unicode, broken off at the limit at the most.
+            assert "\N{REPLACEMENT CHARACTER}" not in text[:-3]
 
 
 async def test_a_retry_goes_on_within_the_grammar_where_the_dead_worker_stopped(

@@ -35,7 +35,7 @@ def members_of(arguments: str) -> dict[str, Any]:
         whole = json.loads(arguments)
     except (ValueError, RecursionError):
         return _complete_members(arguments)
-    return whole if isinstance(whole, dict) else {}
+    return dict(json.loads(_text_of(whole))) if isinstance(whole, dict) else {}
 
 
 def _complete_members(text: str) -> dict[str, Any]:
@@ -55,9 +55,7 @@ def read_call(body: str) -> Call | None:
     if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
-    if not isinstance(arguments, dict):
-        return None
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
+    return Call(_unicode(name), _text_of(arguments)) if isinstance(arguments, dict) else None
 
 
 def read_cut_call(body: str, names: Sequence[str]) -> Call | None:
@@ -94,7 +92,20 @@ def _cut_arguments(name: str, text: str) -> Call:
         arguments, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return Call(name, text, whole=False)
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
+    return Call(name, _text_of(arguments))
+
+
+def _text_of(arguments: dict[str, Any]) -> str:
+    return _unicode(json.dumps(arguments, ensure_ascii=False))
+
+
+def _unicode(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can spell and no answer can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _fitting(body: str, names: Sequence[str]) -> list[str]:

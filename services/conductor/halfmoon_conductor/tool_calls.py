@@ -65,11 +65,12 @@ class CallReader:
 
         Args:
             cut: by a limit or a stop string, and not by the model. A call that was begun then comes
-                out as far as its name is certain, and nothing of it as words.
+                out as far as its name is certain, and nothing of it as words. Where a grammar has
+                the calls, one that is not whole is always cut off: the model could not end it.
         """
         if not self._may_call():
             calls = None
-        elif cut:
+        elif cut or self._place != "free":
             calls = self._cut_call()
         else:
             calls = self._last_call()

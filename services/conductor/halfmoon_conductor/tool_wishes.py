@@ -78,8 +78,16 @@ def _grammar(body: ChatRequest, calling: Calling) -> str:
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    default = _NO_PARAMETERS if function.strict else _ANY_OBJECT
-    return dict(function.parameters or default)
+    """What the arguments must be: some object at least, since nothing else is a call.
+
+    Raises:
+        ValueError: the parameters are of another type.
+    """
+    schema = function.parameters or (_NO_PARAMETERS if function.strict else _ANY_OBJECT)
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ValueError(f'parameters of {function.name} must have the type "object"')
+    return {**schema, "type": "object"}
 
 
 def _callable(body: ChatRequest) -> list[Tool]:
