@@ -41,6 +41,8 @@ class CallReader:
         self._blanks = ""
         #: Whether words have come out: then an answer is no call of llama3_json.
         self._spoke = False
+        #: Whether the answer begins with a marker.
+        self._leads = False
         self.n_calls = 0
         #: Whether the answer was cut off within a call.
         self.cut_in_call = False
@@ -89,9 +91,10 @@ class CallReader:
         begun = self._held.lstrip()
         if self._parser == "llama3_json":
             return not self._spoke and begun[:1] in ("", "{")
-        if self._place == "first" and not self.n_calls:
-            return not self._spoke and OPEN.startswith(begun[: len(OPEN)])
-        return True
+        if self._place != "first" or self._leads:
+            return True
+        self._leads = not self._spoke and begun.startswith(OPEN)
+        return not self._spoke and OPEN.startswith(begun[: len(OPEN)])
 
     def _take(self, *, in_strings: bool) -> tuple[str, list[Call]]:
         """Words and whole calls of hermes; what may yet become a call stays held.
