@@ -6,7 +6,7 @@ import pytest
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch
-from halfmoon_protocol.messages import Cancel
+from halfmoon_protocol.messages import Cancel, PrefillStopped
 from halfmoon_runtime.memory_network import MemoryNetwork
 from halfmoon_runtime.network import PeerUnreachable
 
@@ -98,3 +98,17 @@ async def test_closing_the_network_ends_every_port_and_link() -> None:
     await network.close()
     with pytest.raises(PeerUnreachable):
         await waiting
+
+
+async def test_a_message_that_can_not_be_read_is_dropped_by_its_receiver() -> None:
+    network = MemoryNetwork()
+    port = await network.bind("decode-0")
+    link = await network.dial(port.commands, port.events)
+    await link.send(Cancel(request_id=RequestId("")))
+    await link.send(Cancel(request_id=RequestId("r")))
+    peer, message = await port.receive()
+    assert message == Cancel(request_id=RequestId("r"))
+    await port.send(peer, PrefillStopped(request_id=RequestId("")))
+    await port.send(peer, PrefillStopped(request_id=RequestId("r")))
+    assert await link.receive() == PrefillStopped(request_id=RequestId("r"))
+    await network.close()

@@ -28,7 +28,7 @@ from halfmoon_protocol.messages import (
     StartPrefill,
     Welcome,
 )
-from halfmoon_protocol.sampling import Sampling
+from halfmoon_protocol.sampling import Finish, Sampling
 from halfmoon_scheduling import placer
 from halfmoon_scheduling.commands import (
     AnyCommand,
@@ -99,7 +99,7 @@ class Core:
         return self.hear(worker, message)
 
     def prefilled(
-        self, worker: str = "prefill-0", rid: str = "cmpl-1", finish: str = "", **fields: Any
+        self, worker: str = "prefill-0", rid: str = "cmpl-1", finish: Finish = "", **fields: Any
     ) -> list[AnyCommand]:
         defaults = {"n_cached": 0, "queue_s": 0.0, "compute_s": 0.01, "drain_s": 0.0}
         message = PrefillDone(

@@ -36,6 +36,7 @@ from halfmoon_protocol.messages import (
     TokensProduced,
     WorkerInfo,
 )
+from halfmoon_protocol.sampling import Finish
 from halfmoon_scheduling.commands import (
     AnyCommand,
     Deliver,
@@ -524,7 +525,7 @@ class World(RuleBasedStateMachine):
             PrefillDone(
                 request_id=rid,
                 first_token=1,
-                finish=outcome,
+                finish=msgspec.convert(outcome, Finish),
                 n_cached=n_cached,
                 queue_s=0.0,
                 compute_s=0.02,

@@ -9,12 +9,16 @@ attention is done), and a page of a worker's pool holds exactly one block. Keys 
 after rotary embedding.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from halfmoon_protocol.bounds import Name
 from halfmoon_protocol.errors import LayoutMismatch
 
+#: Of one dimension of a block: no size is 0, and their product is a number of bytes.
+_Size = Annotated[int, Meta(ge=1, le=2**24)]
 DType = Literal["float32", "bfloat16", "float16"]
 _ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -23,13 +27,13 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The shape and meaning of a KV block. Equal layouts mean interchangeable bytes."""
 
     #: Fingerprint of config and weights: KV of another model is noise.
-    model: str
-    n_layers: int
-    n_kv_heads: int
-    head_dim: int
+    model: Name
+    n_layers: _Size
+    n_kv_heads: _Size
+    head_dim: _Size
     dtype: DType
     #: Tokens per block, 16 to 512.
-    block_size: int
+    block_size: _Size
 
     @property
     def token_bytes(self) -> int:

@@ -5,8 +5,12 @@ it is, how it is reached). A *region* is one registered buffer in it, addressed 
 can't be guessed. Messages carry regions; the bytes move through `halfmoon_transfer`.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from halfmoon_protocol.bounds import Count, Name
 from halfmoon_protocol.layout import KvLayout
 
 KEY_BYTES = 16
@@ -16,14 +20,14 @@ class Region(msgspec.Struct, frozen=True):
     """A registered buffer of some process, as its peers name it."""
 
     #: Name of the segment, the key of its record in the metadata server.
-    segment: str
+    segment: Name
     #: The segment's generation: a restarted process has a higher one, and an access with
     #: an old one is refused rather than applied to other memory.
-    generation: int
+    generation: Count
     #: 16 random bytes; whoever holds them may read and write the region.
-    key: bytes
+    key: Annotated[bytes, Meta(max_length=64)]
     #: Length in bytes.
-    length: int
+    length: Count
 
 
 class Landing(msgspec.Struct, frozen=True):
@@ -31,5 +35,5 @@ class Landing(msgspec.Struct, frozen=True):
 
     region: Region
     #: Page i of the request's blocks; its bytes start at ``pages[i] * layout.block_bytes``.
-    pages: tuple[int, ...]
+    pages: tuple[Count, ...]
     layout: KvLayout

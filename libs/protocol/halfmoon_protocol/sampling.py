@@ -1,13 +1,20 @@
 """How the next token is chosen: the parameters of a request, checked at the edge."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from halfmoon_protocol.bounds import MAX_COUNT, MAX_STOP_TOKENS, Count, Positive, TokenId
+
+#: Why a request ended: "stop" by a stop token, "length" by its bound; "" while it goes on.
+Finish = Literal["", "stop", "length"]
+
 #: Likeliest tokens whose log probabilities can be asked for, at each place.
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+MAX_TEMPERATURE = 1e6
+MAX_REPETITION_PENALTY = 1e6
 #: Of a grammar; a JSON schema of that length has a thousand properties or so.
 MAX_GRAMMAR_CHARACTERS = 65_536
 #: Of the compiled grammar: a larger one takes seconds.
@@ -28,17 +35,17 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     #: 0 is greedy.
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     #: 0 keeps all.
-    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_k: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=MAX_REPETITION_PENALTY)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     #: Added to the logits of these tokens before all else.
-    logit_bias: tuple[tuple[int, _Bias], ...] = ()
+    logit_bias: tuple[tuple[TokenId, _Bias], ...] = ()
     #: Report each new token's score with so many likeliest tokens; None: no scores.
     logprobs: _Top | None = None
     #: The same for the prompt's tokens. All of them are computed then, none come from a cache.
@@ -63,8 +70,8 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a request is finished, as far as token ids tell (stop strings are the gateway's)."""
 
     #: New tokens at the most, the first one included.
-    max_new_tokens: Annotated[int, Meta(ge=1)]
+    max_new_tokens: Positive
     #: Any of these ends the request; it is reported and counted, its text is not shown.
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     #: Until so many tokens are out, stop tokens don't stop.
-    min_new_tokens: Annotated[int, Meta(ge=0)] = 0
+    min_new_tokens: Count = 0

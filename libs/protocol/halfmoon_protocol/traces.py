@@ -1,6 +1,9 @@
 """Where a request's trace goes on: W3C Trace Context, as messages carry it."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class TraceContext(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -10,6 +13,6 @@ class TraceContext(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     #: ``00-<trace id, 32 hex digits>-<span id, 16>-01``
-    traceparent: str
+    traceparent: Annotated[str, Meta(max_length=256)]
     #: What tracing systems add, as they wrote it.
-    tracestate: str = ""
+    tracestate: Annotated[str, Meta(max_length=8192)] = ""

@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 
 from halfmoon_protocol.codec import MAX_MESSAGE_BYTES, decode, encode
-from halfmoon_protocol.errors import MessageTooLarge
+from halfmoon_protocol.errors import MessageTooLarge, ProtocolError
 from halfmoon_protocol.kv_events import KvEvent, KvEventBatch, decode_payload, encode_payload
 from halfmoon_protocol.messages import AnyMessage, Message
-from halfmoon_runtime.drops import drop
+from halfmoon_runtime.drops import drop, drop_reason
 from halfmoon_runtime.inbox import Inbox
 from halfmoon_runtime.network import PeerId, PeerUnreachable
 from halfmoon_runtime.turns import Turns
@@ -125,7 +125,9 @@ class MemoryPort:
 
     async def send(self, peer: PeerId, message: Message) -> None:
         """See `Port.send`."""
-        arriving = decode(encode(message))
+        arriving = _read(encode(message), self.commands)
+        if arriving is None:
+            return
         try:
             async with asyncio.timeout(self._network.unread_s):
                 await self._turns.send(peer, lambda: self._offer(peer, arriving))
@@ -136,7 +138,8 @@ class MemoryPort:
 
     async def publish(self, message: Message) -> None:
         """See `Port.publish`."""
-        self._publish(decode(encode(message)))
+        if (arriving := _read(encode(message), self.events)) is not None:
+            self._publish(arriving)
 
     async def publish_kv(self, events: Sequence[KvEvent]) -> int:
         """See `Port.publish_kv`."""
@@ -205,7 +208,8 @@ class MemoryLink:
         frame = encode(message)
         if self._port is None:
             raise PeerUnreachable(f"{self._endpoint}: {self._down}")
-        if not self._port.take(self._peer, decode(frame)):
+        message_read = _read(frame, self._endpoint)
+        if message_read is not None and not self._port.take(self._peer, message_read):
             raise PeerUnreachable(f"{self._endpoint}: its queue is full")
 
     async def receive(self) -> AnyMessage | KvEventBatch:
@@ -237,3 +241,12 @@ class MemoryLink:
             self._publisher.listeners.pop(self._peer, None)
         self._port = self._publisher = None
         self._inbox.end(f"{self._endpoint}: {reason}")
+
+
+def _read(frame: bytes, where: str) -> AnyMessage | None:
+    """A frame as its receiver reads it; None when it is dropped there."""
+    try:
+        return decode(frame)
+    except ProtocolError as error:
+        drop(drop_reason(error), where, error)
+        return None

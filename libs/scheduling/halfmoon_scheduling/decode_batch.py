@@ -21,7 +21,7 @@ that started last gives its pages up, since the least work is lost with it.
 from dataclasses import dataclass
 
 from halfmoon_protocol.ids import RequestId
-from halfmoon_protocol.sampling import Stopping
+from halfmoon_protocol.sampling import Finish, Stopping
 from halfmoon_scheduling.pages import OutOfPages, PageAllocator
 
 
@@ -91,7 +91,7 @@ class _Running(_Held):
         return self.n_landed + self.n_new - 1
 
 
-def finish_reason(stopping: Stopping, n_new: int, token: int) -> str:
+def finish_reason(stopping: Stopping, n_new: int, token: int) -> Finish:
     """Whether a request is finished by its newest token.
 
     Args:
@@ -177,6 +177,19 @@ class DecodeBatch:
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._running or request_id in self._landings
+
+    def request_ids(self) -> list[RequestId]:
+        """All requests here, landings and running ones."""
+        return [*self._landings, *self._running]
+
+    def is_running(self, request_id: RequestId) -> bool:
+        """Whether a request is in the next step, if it is not preempted."""
+        return request_id in self._running
+
+    def n_landed(self, request_id: RequestId) -> int | None:
+        """Tokens of a landing that waits for its start; None when there is none."""
+        landing = self._landings.get(request_id)
+        return None if landing is None else landing.n_landed
 
     def reserve(
         self, request_id: RequestId, n_tokens: int, stopping: Stopping, now: float
@@ -265,7 +278,7 @@ class DecodeBatch:
         """
         self._running[request_id].held = True
 
-    def produced(self, request_id: RequestId, token: int) -> str:
+    def produced(self, request_id: RequestId, token: int) -> Finish:
         """A step chose this request's next token. A finished request leaves and frees all.
 
         Returns:

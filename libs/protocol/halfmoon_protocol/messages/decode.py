@@ -2,10 +2,11 @@
 
 import msgspec
 
+from halfmoon_protocol.bounds import Count, Measured, Positive, RequestName, Seconds, TokenId
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
-from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_protocol.sampling import Finish, Sampling, Stopping
 from halfmoon_protocol.scores import TokenScore
 from halfmoon_protocol.traces import TraceContext
 
@@ -15,9 +16,9 @@ from halfmoon_protocol.traces import TraceContext
 class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
     """Set pages aside for the KV of a prompt; answered by `DecodeReserved` or `DecodeRefused`."""
 
-    request_id: RequestId
+    request_id: RequestName
     #: Tokens whose KV will land.
-    n_tokens: int
+    n_tokens: Positive
     stopping: Stopping
     #: Whose child the worker's span is, from here to the last token; none: not traced.
     trace: TraceContext | None = None
@@ -26,15 +27,15 @@ class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
 class StartDecode(Message, frozen=True, tag="start_decode"):
     """The KV has landed and the first token is known: go on from there."""
 
-    request_id: RequestId
-    first_token: int
+    request_id: RequestName
+    first_token: TokenId
     sampling: Sampling
     stopping: Stopping
     #: Where new tokens begin: tokens of the client's prompt. Less than the `n_tokens` of the
     #: reservation when tokens had been delivered before this try.
-    n_prompt: int
+    n_prompt: Positive
     #: All tokens before `first_token`; empty when sampling does not look at them.
-    history: tuple[int, ...] = ()
+    history: tuple[TokenId, ...] = ()
 
 
 # decode -> conductor
@@ -43,38 +44,38 @@ class StartDecode(Message, frozen=True, tag="start_decode"):
 class DecodeReserved(Message, frozen=True, tag="decode_reserved"):
     """Pages are set aside until the landing's deadline, or until `Cancel`."""
 
-    request_id: RequestId
+    request_id: RequestName
     landing: Landing
     #: Seconds after which the pages are given to others if decoding has not started.
-    expires_s: float
+    expires_s: Seconds
 
 
 class DecodeRefused(Message, frozen=True, tag="decode_refused"):
     """No pages, or no such length: nothing is held for this request."""
 
-    request_id: RequestId
+    request_id: RequestName
     reason: str
     #: True when waiting may help (no free page now), false when it can't (too long).
     retryable: bool
-    retry_after_s: float = 1.0
+    retry_after_s: Seconds = 1.0
 
 
 class Produced(msgspec.Struct, frozen=True, array_like=True):
     """One request's part of a step."""
 
-    request_id: RequestId
-    token: int
+    request_id: RequestName
+    token: TokenId
     #: "" while it goes on, else "stop" (a stop token) or "length".
-    finish: str = ""
+    finish: Finish = ""
 
 
 class TokensProduced(Message, frozen=True, tag="tokens_produced"):
     """The tokens of one decode step, of all requests of this conductor in it."""
 
-    step: int
+    step: Count
     produced: tuple[Produced, ...]
     #: Scores of those of them whose requests ask for `logprobs`.
-    scores: tuple[tuple[RequestId, TokenScore], ...] = ()
+    scores: tuple[tuple[RequestName, TokenScore], ...] = ()
 
 
 class DecodeFailed(Message, frozen=True, tag="decode_failed"):
@@ -92,10 +93,10 @@ class DecodeFailed(Message, frozen=True, tag="decode_failed"):
 class DecodeLoad(Message, frozen=True, tag="decode_load"):
     """How busy a decode worker is; published."""
 
-    n_running: int
-    n_reserved: int
-    context_tokens: int
-    free_pages: int
-    n_pages: int
+    n_running: Count
+    n_reserved: Count
+    context_tokens: Count
+    free_pages: Count
+    n_pages: Count
     #: Seconds of a recent step, smoothed; 0 before the first one.
-    step_s: float
+    step_s: Measured

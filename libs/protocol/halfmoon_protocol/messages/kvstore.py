@@ -7,6 +7,7 @@ putting one that is there already is success.
 
 import msgspec
 
+from halfmoon_protocol.bounds import Checksum, Count, Name, Seconds, Sequence, TicketName, TokenId
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages.base import Message
@@ -20,36 +21,36 @@ from halfmoon_protocol.traces import TraceContext
 class ReserveBlocks(Message, frozen=True, tag="reserve_blocks"):
     """Make room for blocks; answered by `BlocksReserved` or `KvstoreRefused`."""
 
-    ticket: Ticket
+    ticket: TicketName
     layout: KvLayout
     #: In prefix order: block i+1 is the child of block i.
     hashes: tuple[BlockHash, ...]
     #: Hash of the block before the first of `hashes`; none for the start of a prompt.
     parent: BlockHash | None
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events.
-    token_ids: tuple[int, ...]
+    token_ids: tuple[TokenId, ...]
     #: Whose blocks they are, where tenants have quotas; empty: nobody's.
-    tenant: str = ""
+    tenant: Name = ""
 
 
 class CommitBlocks(Message, frozen=True, tag="commit_blocks"):
     """The bytes are written: these blocks may be served. Answered by `BlocksCommitted`."""
 
-    ticket: Ticket
+    ticket: TicketName
     #: xxh3-64 of each written block's bytes, in the order of `BlocksReserved.places`.
-    checksums: tuple[int, ...]
+    checksums: tuple[Checksum, ...]
 
 
 class RevokeBlocks(Message, frozen=True, tag="revoke_blocks"):
     """Give the reservation back; nothing is answered."""
 
-    ticket: Ticket
+    ticket: TicketName
 
 
 class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
     """Hold the longest prefix of these blocks; answered by `BlocksLeased`."""
 
-    ticket: Ticket
+    ticket: TicketName
     layout: KvLayout
     hashes: tuple[BlockHash, ...]
     #: Of the request that wants them, if it is sampled.
@@ -59,13 +60,13 @@ class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
 class RenewLease(Message, frozen=True, tag="renew_lease"):
     """A long read is still running; nothing is answered."""
 
-    ticket: Ticket
+    ticket: TicketName
 
 
 class ReleaseLease(Message, frozen=True, tag="release_lease"):
     """The read is over; nothing is answered."""
 
-    ticket: Ticket
+    ticket: TicketName
 
 
 class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
@@ -75,7 +76,7 @@ class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
     Only for kvstores whose record says `replicates`.
     """
 
-    ticket: Ticket
+    ticket: TicketName
     source: KvstoreAddress
     layout: KvLayout
     #: In prefix order: block i+1 is the child of block i.
@@ -84,9 +85,9 @@ class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
     parent: BlockHash | None
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events. Empty
     #: when who orders does not know them: a kvstore that moves its blocks elsewhere.
-    token_ids: tuple[int, ...]
+    token_ids: tuple[TokenId, ...]
     #: Whose blocks they are, if that is known. Copies count, and are not refused for a quota.
-    tenant: str = ""
+    tenant: Name = ""
 
 
 class DropBlocks(Message, frozen=True, tag="drop_blocks"):
@@ -111,7 +112,7 @@ class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
     """Tell all that is stored; answered by `BlocksSnapshot`."""
 
     #: Comes back with the answer.
-    ticket: Ticket = Ticket("")
+    ticket: TicketName = Ticket("")
 
 
 # kvstore -> client
@@ -122,20 +123,20 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     hash: BlockHash
     #: Bytes from the region's start.
-    offset: int
+    offset: Count
     #: xxh3-64 of its bytes; 0 in a reservation.
-    checksum: int = 0
+    checksum: Checksum = 0
 
 
 class BlocksReserved(Message, frozen=True, tag="blocks_reserved"):
     """Write these. Of the hashes asked for and missing in `places`, those in `not_stored` are
     not served: somebody else is writing them, or there is no room now. The rest is stored."""
 
-    ticket: Ticket
+    ticket: TicketName
     region: Region
     places: tuple[Place, ...]
     #: Seconds after which an uncommitted reservation is discarded.
-    expires_s: float
+    expires_s: Seconds
     #: Who must know them stored asks again; who fills a cache need not care.
     not_stored: tuple[BlockHash, ...] = ()
 
@@ -143,34 +144,34 @@ class BlocksReserved(Message, frozen=True, tag="blocks_reserved"):
 class BlocksCommitted(Message, frozen=True, tag="blocks_committed"):
     """The blocks are served from now on."""
 
-    ticket: Ticket
+    ticket: TicketName
 
 
 class BlocksLeased(Message, frozen=True, tag="blocks_leased"):
     """The longest prefix that is here, perhaps empty, held until the lease runs out."""
 
-    ticket: Ticket
+    ticket: TicketName
     region: Region
     places: tuple[Place, ...]
-    expires_s: float
+    expires_s: Seconds
     #: Of `places`, those that were not in memory when they were asked for.
-    n_from_disk: int = 0
+    n_from_disk: Count = 0
 
 
 class BlocksReplicated(Message, frozen=True, tag="blocks_replicated"):
     """The first `n_blocks` of the blocks asked for are served here from now on; those that
     were there before count."""
 
-    ticket: Ticket
-    n_blocks: int
+    ticket: TicketName
+    n_blocks: Count
 
 
 class KvstoreRefused(Message, frozen=True, tag="kvstore_refused"):
     """No; the text says why and what would help."""
 
-    ticket: Ticket
+    ticket: TicketName
     reason: str
-    retry_after_s: float = 0.0
+    retry_after_s: Seconds = 0.0
 
 
 class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
@@ -180,28 +181,28 @@ class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
     """
 
     #: -1 before the first event.
-    sequence: int
+    sequence: Sequence
     hashes: tuple[BlockHash, ...]
     #: Of the question.
-    ticket: Ticket = Ticket("")
+    ticket: TicketName = Ticket("")
     #: Bytes of blocks that fit here without others being given up.
-    room_bytes: int = 0
+    room_bytes: Count = 0
 
 
 class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):
     """How full a kvstore is, and how far its KV events are; published."""
 
-    n_stored: int
-    n_reserved: int
-    n_leased: int
-    n_blocks: int
+    n_stored: Count
+    n_reserved: Count
+    n_leased: Count
+    n_blocks: Count
     #: Number of a KV event that was published before this; -1: none, or not told. Events and
     #: this come in order, so a listener who has not heard of it has missed it.
-    sequence: int = -1
+    sequence: Sequence = -1
     #: The same of the disk; 0 without one.
-    n_disk_stored: int = 0
-    n_disk_blocks: int = 0
+    n_disk_stored: Count = 0
+    n_disk_blocks: Count = 0
     #: Blocks asked for since the start, by where they were.
-    n_found_in_memory: int = 0
-    n_found_on_disk: int = 0
-    n_missing: int = 0
+    n_found_in_memory: Count = 0
+    n_found_on_disk: Count = 0
+    n_missing: Count = 0

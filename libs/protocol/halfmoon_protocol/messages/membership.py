@@ -3,8 +3,19 @@
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
+from halfmoon_protocol.bounds import (
+    MAX_STAGES,
+    Address,
+    ConductorName,
+    Count,
+    Name,
+    Positive,
+    RequestName,
+    Seconds,
+    WorkerName,
+)
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages.base import Message
 
@@ -14,17 +25,17 @@ Role = Literal["prefill", "decode", "kvstore"]
 class PrefillCost(msgspec.Struct, frozen=True):
     """Seconds to prefill n tokens of which p are cached: c0 + c1·(n-p) + c2·(n²-p²)."""
 
-    c0_s: float = 0.01
-    c1_s: float = 1e-4
-    c2_s: float = 0.0
+    c0_s: Seconds = 0.01
+    c1_s: Seconds = 1e-4
+    c2_s: Seconds = 0.0
 
 
 class DecodeCost(msgspec.Struct, frozen=True):
     """Seconds of one step: d0 + d1·(requests in it) + d2·(context tokens in it)."""
 
-    d0_s: float = 0.01
-    d1_s: float = 1e-3
-    d2_s: float = 0.0
+    d0_s: Seconds = 0.01
+    d1_s: Seconds = 1e-3
+    d2_s: Seconds = 0.0
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -35,46 +46,46 @@ class Stage(msgspec.Struct, frozen=True):
     """
 
     #: Name of the group; it can work when all its stages are there.
-    group: str
+    group: Name
     #: Which stage this worker is, from 0. Stage 0 is told what to compute, and answers.
-    index: int
-    n_stages: int
+    index: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
+    n_stages: Annotated[int, Meta(ge=1, le=MAX_STAGES)]
     #: Tokens of a chunk at the most.
-    chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
+    chunk_tokens: Positive = 2048
     #: Seconds in which a chunk's activations go from one stage to the next.
-    hop_s: float = 0.0
+    hop_s: Seconds = 0.0
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker, in its own words: its record in the metadata server, and its welcome."""
 
-    worker_id: WorkerId
+    worker_id: WorkerName
     role: Role
     #: Which start of this worker it is; a restart has a higher one.
-    generation: int
+    generation: Count
     #: The machine it runs on: workers with equal hosts may share memory.
-    host: str
+    host: Name
     #: ZeroMQ endpoint of its ROUTER, for commands.
-    commands: str
+    commands: Address
     #: ZeroMQ endpoint of its PUB, for events.
-    events: str
+    events: Address
     #: What its KV bytes mean. A kvstore that has not stored anything yet has none.
     layout: KvLayout | None = None
     #: Name of the model it serves, as clients write it.
-    model: str = ""
+    model: Name = ""
     #: Tokens of the longest context that the model allows.
-    max_context: int = 0
+    max_context: Count = 0
     #: Blocks that its memory holds (pages of a pool, slots of a store).
-    n_blocks: int = 0
+    n_blocks: Count = 0
     prefill_cost: PrefillCost | None = None
     decode_cost: DecodeCost | None = None
     #: The kvstore that this prefill worker would rather use, by its settings.
-    home_kvstore: WorkerId | None = None
+    home_kvstore: WorkerName | None = None
     #: True when it finishes what it has and takes nothing new.
     draining: bool = False
     #: Roles that it takes on when a conductor says `ChangeRole`, its present one among them;
     #: empty: it stays what it is.
-    roles: tuple[Role, ...] = ()
+    roles: Annotated[tuple[Role, ...], Meta(max_length=16)] = ()
     #: True when this kvstore knows `ReplicateBlocks` and `DropBlocks`.
     replicates: bool = False
     #: What this prefill worker does in a group, besides taking prompts by itself; None: nothing.
@@ -82,18 +93,18 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: Longest uncached rest of a prompt, in tokens, that this decode worker computes in one of
     #: its steps when it gets `StartPrefill` for a landing of its own; 0: it does not know that.
     #: Its record states a `prefill_cost` then.
-    local_prefill_tokens: int = 0
+    local_prefill_tokens: Count = 0
     #: URL at which operators ask this worker by HTTP; empty: they can't.
-    http: str = ""
+    http: Address = ""
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """The first message on a connection. A worker drops what this conductor's earlier
-    sessions had asked of it, and answers `Welcome`."""
+    """The first message on a connection, answered by `Welcome`. What was asked for on an earlier
+    connection of this name ends when that connection is down; while it is up, both are served."""
 
-    conductor_id: ConductorId
+    conductor_id: ConductorName
     #: Counts this conductor's connections to this worker.
-    session: int
+    session: Count
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -103,7 +114,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Unwelcome(Message, frozen=True, tag="unwelcome"):
-    """A conductor will not use this worker; the worker logs the reason and stops."""
+    """A conductor will not use this worker. The worker logs the reason; a prefill or decode worker
+    stops when no connected conductor is left that uses it."""
 
     reason: str
 
@@ -124,7 +136,7 @@ class Cancel(Message, frozen=True, tag="cancel"):
     A prefill worker answers `PrefillStopped`; a decode worker answers nothing.
     """
 
-    request_id: RequestId
+    request_id: RequestName
     #: To decode: whoever writes the landing could not be stopped (it is lost), so its pages
     #: are kept aside for a while before another request gets them.
     landing_in_doubt: bool = False
