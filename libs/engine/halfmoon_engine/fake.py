@@ -144,6 +144,11 @@ class FakeEngine:
         return self.model.max_context
 
     @property
+    def n_vocab(self) -> int:
+        """Ids that it draws are below this; it reads others, too."""
+        return self.model.vocab
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The one of the spec, or none."""
         return () if self.model.eos < 0 else (self.model.eos,)

@@ -115,6 +115,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def n_vocab(self) -> int:
+        """Tokens that it can read and draw: ids 0 to `n_vocab` - 1. Others may fail a forward."""
+        ...
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a generation, from the model's generation config."""
         ...

@@ -85,6 +85,7 @@ class TorchEngine:
         )
         self._max_context = max_context
         self._eos_token_ids = eos_token_ids
+        self._n_vocab = _n_vocab(model)
         self._grammars = grammars
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._pool: Pool | None = None
@@ -103,6 +104,11 @@ class TorchEngine:
     def max_context(self) -> int:
         """Tokens of the longest sequence that the model allows."""
         return self._max_context
+
+    @property
+    def n_vocab(self) -> int:
+        """Rows of its embedding, or of its head if those are fewer."""
+        return self._n_vocab
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -248,11 +254,10 @@ class TorchEngine:
         self, tokens: "np.typing.NDArray[np.int64]", positions: Any, rows: Any
     ) -> torch.Tensor:
         """[n_rows, vocab] of the chosen rows; the model's own head makes them."""
-        embedding = self._model.get_input_embeddings()
-        if tokens.min() < 0 or tokens.max() >= embedding.num_embeddings:
+        if tokens.min() < 0 or tokens.max() >= self._n_vocab:
             raise ValueError(
                 f"token {tokens.max() if tokens.min() >= 0 else tokens.min()} is not in the "
-                f"vocabulary of {embedding.num_embeddings}"
+                f"vocabulary of {self._n_vocab}"
             )
         kept = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._device)
         options = {"logits_to_keep": kept} if self._selects_logits else {}
@@ -274,3 +279,10 @@ class _LateToken(Late):
     draw: Draw
     position: int
     mask: Mask
+
+
+def _n_vocab(model: Any) -> int:
+    """Tokens that a model has both an embedding and a logit for."""
+    n_embedded = int(model.get_input_embeddings().num_embeddings)
+    head = model.get_output_embeddings()
+    return n_embedded if head is None else min(n_embedded, int(head.weight.shape[0]))

@@ -47,11 +47,19 @@ class Generations:
         """It runs no more, if it did."""
         self._running.pop(request_id, None)
 
-    def runs_of(self, step: Step) -> list[Run]:
-        """What the engine is to compute in this step, which is then taken."""
+    def runs_of(self, step: Step, *, again: bool = False) -> list[Run]:
+        """What the engine is to compute in this step, which is then taken.
+
+        Args:
+            step: of requests that run.
+            again: after a forward of the same step that failed, wherever it had come to.
+        """
         runs: list[Run] = []
         for row in step.rows:
             generation = self._running[row.request_id]
+            if again:
+                generation.scores.clear()
+                generation.stepped = False
             draw = Draw(
                 generation.sampling,
                 generation.history or (),

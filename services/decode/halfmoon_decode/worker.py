@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from halfmoon_decode.arriving import start_fault
 from halfmoon_decode.generations import Generations
 from halfmoon_decode.readings import DecodeCounts, batch_readings
 from halfmoon_decode.settings import DecodeSettings
 from halfmoon_decode.tracing import DecodeTraces
 from halfmoon_engine.interface import Chosen, Engine, Late, NotFollowed, Run
-from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     Cancel,
@@ -39,9 +39,11 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
+from halfmoon_runtime.drops import drop
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.readings import Readings
-from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal
+from halfmoon_runtime.serving import serve_messages, unexpected
+from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
 from halfmoon_scheduling.pages import PageAllocator
 
 log = structlog.get_logger()
@@ -95,7 +97,7 @@ class DecodeWorker:
         """Answer commands and run steps until cancelled.
 
         Raises:
-            LayoutMismatch: a conductor refused this worker, with its reason.
+            Unwanted: no conductor wants this worker.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="forward") as forward:
             async with asyncio.TaskGroup() as tasks:
@@ -104,9 +106,7 @@ class DecodeWorker:
                     tasks.create_task(self._keep_house()),
                 ]
                 try:
-                    while True:
-                        peer, message = await self.port.receive()
-                        await self._handle(peer, message)
+                    await serve_messages(self.port, self._handle)
                 finally:
                     for task in others:
                         task.cancel()
@@ -127,21 +127,22 @@ class DecodeWorker:
                 await self._on_reserve(peer, message)
             case StartDecode():
                 await self._on_start(peer, message)
-            case Cancel(request_id=request_id):
-                self._let_go(RequestId(request_id), in_doubt=message.landing_in_doubt)
+            case Cancel():
+                self._on_cancel(peer, message)
             case Hello(conductor_id=conductor):
                 await self.conductors.greet(conductor, peer, self.info)
             case Unwelcome(reason=reason):
-                raise LayoutMismatch(reason)
+                self.conductors.refused(peer, reason)
             case _:
-                log.warning("unexpected_message", message_type=type(message).__name__)
+                unexpected(self.port, message)
 
     async def _on_reserve(self, peer: PeerId, wanted: ReserveDecode) -> None:
         request_id = wanted.request_id
+        if request_id in self.batch and self.conductors.owners.of(request_id) == peer:
+            drop("duplicate", self.port.commands, f"ReserveDecode of {request_id}")
+            return
         try:
-            pages = self.batch.reserve(
-                request_id, wanted.n_tokens, wanted.stopping, self.clock.now()
-            )
+            pages = self._reserve(wanted)
         except Refusal as refusal:
             self._counts.gave_up("refused")
             await self.conductors.answer(
@@ -150,9 +151,6 @@ class DecodeWorker:
                     request_id=request_id, reason=refusal.reason, retryable=refusal.retryable
                 ),
             )
-            return
-        except ValueError as error:  # a duplicate: the first one stands
-            log.warning("reservation_ignored", request_id=request_id, reason=str(error))
             return
         self._idle.clear()
         self.conductors.owners.add(request_id, peer)
@@ -165,23 +163,67 @@ class DecodeWorker:
             ),
         )
 
+    def _reserve(self, wanted: ReserveDecode) -> list[int]:
+        """Set pages aside.
+
+        Raises:
+            Refusal: none are.
+        """
+        if self.info.draining:
+            raise Refusal(f"{self.info.worker_id} is stopping: use another one", retryable=True)
+        if wanted.request_id in self.batch:
+            raise Refusal(
+                f"another connection has a request {wanted.request_id!r} here: take another id",
+                retryable=True,
+            )
+        return self.batch.reserve(
+            wanted.request_id, wanted.n_tokens, wanted.stopping, self.clock.now()
+        )
+
     async def _on_start(self, peer: PeerId, start: StartDecode) -> None:
         request_id = start.request_id
+        if self.conductors.owners.of(request_id) != peer:
+            await self._refuse_start(peer, start, "no landing is held for it on this connection")
+            return
+        if self.batch.is_running(request_id):
+            drop("duplicate", self.port.commands, f"StartDecode of {request_id}")
+            return
+        n_landed = self.batch.n_landed(request_id)
+        assert n_landed is not None, "a request with an owner is landing or runs"
+        fault = start_fault(start, n_landed=n_landed, n_vocab=self.engine.n_vocab)
+        if fault:
+            await self._end_landing(request_id, fault, retryable=False)
+            return
         try:
             self.batch.start(request_id, start.first_token, self.clock.now())
-        except KeyError as error:
-            reason = str(error.args[0])
-            self._forget(request_id, error=reason)
-            await self.conductors.answer(
-                peer, DecodeFailed(request_id=request_id, reason=reason, retryable=True)
-            )
+        except KeyError as error:  # it ran out, and is freed
+            await self._say(self._ended(str(error.args[0]), request_id))
+        except ValueError as error:
+            await self._end_landing(request_id, str(error), retryable=False)
+        else:
+            self._generations.start(start)
+            self.traces.started(request_id, self.clock.now())
+            self._wake.set()
+
+    async def _refuse_start(self, peer: PeerId, start: StartDecode, reason: str) -> None:
+        """Say that nothing runs; what another connection holds under this id stays."""
+        failed = DecodeFailed(request_id=start.request_id, reason=reason, retryable=True)
+        await self.conductors.answer(peer, failed)
+
+    async def _end_landing(self, request_id: RequestId, reason: str, *, retryable: bool) -> None:
+        """Free a landing that can't be started, and tell its owner."""
+        self.batch.cancel(request_id)
+        await self._say(self._ended(reason, request_id, retryable=retryable))
+
+    def _on_cancel(self, peer: PeerId, cancel: Cancel) -> None:
+        request_id = cancel.request_id
+        if request_id in self.batch and self.conductors.owners.of(request_id) != peer:
+            drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
             return
-        self._generations.start(start)
-        self.traces.started(request_id, self.clock.now())
-        self._wake.set()
+        self._let_go(request_id, in_doubt=cancel.landing_in_doubt)
 
     def _on_orphan(self, request_id: RequestId) -> None:
-        """Nobody waits for it any more; whether somebody writes its landing is not known."""
+        """Its owner is gone; whether its landing is being written is not known."""
         self._let_go(request_id, in_doubt=True)
 
     def _let_go(self, request_id: RequestId, *, in_doubt: bool) -> None:
@@ -203,31 +245,26 @@ class DecodeWorker:
     # -- steps -------------------------------------------------------------------------------
 
     async def _step_forever(self, forward: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             if not self.batch.n_running:
                 self._wake.clear()
                 await self._wake.wait()
             step = self.batch.next_step()
-            for request_id in step.preempted:
+            self._in_step = {row.request_id for row in step.rows}
+            for _ in step.preempted:
                 self._counts.gave_up("preempted")
-                await self._fail(request_id, "preempted: no page is free for its next token")
             late = self._generations.late
+            for request_id in step.preempted:
+                late.pop(request_id, None)
+            self._in_step |= late.keys()
+            preempted = "preempted: no page is free for its next token"
+            await self._say(self._ended(preempted, *step.preempted))
             if not step.rows and not late:
                 # The pool is full of landings: the oldest waits for one to end.
                 await asyncio.sleep(_HOUSEKEEPING_S)
                 continue
-            in_step = [*(row.request_id for row in step.rows), *late]
-            self._in_step = set(in_step)
             began = self.clock.now()
-            chosen: list[Chosen] | None
-            try:
-                chosen = await loop.run_in_executor(
-                    forward, self._compute, self._generations.runs_of(step), [*late.values()]
-                )
-            except Exception:
-                log.exception("step_failed", n_rows=len(step.rows))
-                chosen = None
+            chosen = await self._compute(step, late, forward)
             took = self.clock.now() - began
             self.traces.stepped(self._in_step, began, began + took)
             self._counts.step(took, len(step.rows))
@@ -236,30 +273,67 @@ class DecodeWorker:
             for request_id in self._to_cancel:
                 self._let_go(request_id, in_doubt=False)
             self._to_cancel.clear()
-            if chosen is not None:
-                await self._deliver(dict(zip(in_step, chosen, strict=True)))
-            else:
-                for request_id in in_step:
-                    if self.batch.cancel(request_id):
-                        self._counts.gave_up("step_failed")
-                        await self._fail(request_id, "the forward pass failed")
+            await self._deliver([*(row.request_id for row in step.rows), *late], chosen)
 
-    def _compute(self, runs: Sequence[Run], late: Sequence[Late]) -> list[Chosen]:
-        """Run a step, and choose what was late in earlier ones; in the forward's thread."""
+    async def _compute(
+        self, step: Step, late: Mapping[RequestId, Late], forward: ThreadPoolExecutor
+    ) -> dict[RequestId, Chosen]:
+        """Run a step, and choose what was late in earlier ones; what failed is missing.
+
+        When a batch fails, one request of it may be the cause, and which one is not told: each
+        is computed once more by itself.
+        """
+        in_step = [*(row.request_id for row in step.rows), *late]
+        runs = self._generations.runs_of(step)
+        batch = await self._try_forward(runs, [*late.values()], forward)
+        if batch is not None:
+            return dict(zip(in_step, batch, strict=True))
+        chosen: dict[RequestId, Chosen] = {}
+        rows = {row.request_id: row for row in step.rows}
+        for request_id in in_step if len(in_step) > 1 else ():
+            if request_id in self._to_cancel:
+                continue
+            row, token = rows.get(request_id), late.get(request_id)
+            alone = self._generations.runs_of(Step((row,), ()), again=True) if row else []
+            one = await self._try_forward(alone, [] if token is None else [token], forward)
+            if one is not None:
+                chosen[request_id] = one[0]
+        return chosen
+
+    async def _try_forward(
+        self, runs: Sequence[Run], late: Sequence[Late], forward: ThreadPoolExecutor
+    ) -> list[Chosen] | None:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(forward, self._forward, runs, late)
+        except Exception:
+            log.exception("step_failed", n_rows=len(runs))
+            return None
+
+    def _forward(self, runs: Sequence[Run], late: Sequence[Late]) -> list[Chosen]:
+        """In the forward's thread."""
         chosen = self.engine.forward(runs) if runs else []
         finished = self.engine.finish(late, 0.0 if runs else _LATE_S) if late else []
         return [*(each for each in chosen if each is not None), *finished]
 
-    async def _deliver(self, chosen: Mapping[RequestId, Chosen]) -> None:
-        """Record a step's tokens and tell each conductor of its own, in one message each."""
+    async def _deliver(
+        self, in_step: Sequence[RequestId], chosen: Mapping[RequestId, Chosen]
+    ) -> None:
+        """Record a step's tokens and tell each conductor of its own, in one message each.
+
+        All books are up to date before the first message goes out: others may come meanwhile.
+        """
         self._n_steps += 1
         produced: dict[RequestId, Produced] = {}
+        failed: list[RequestId] = []
         stuck: dict[RequestId, NotFollowed] = {}
-        for request_id, token in chosen.items():
+        for request_id in in_step:
             # Those that are missing were let go while the pass was running.
             if request_id not in self._generations:
                 continue
-            if isinstance(token, NotFollowed):
+            if (token := chosen.get(request_id)) is None:
+                failed.append(request_id)
+            elif isinstance(token, NotFollowed):
                 stuck[request_id] = token
             elif isinstance(token, Late):
                 self._generations.hold(request_id, token)
@@ -269,34 +343,47 @@ class DecodeWorker:
                 finish = self.batch.produced(request_id, token)
                 produced[request_id] = Produced(request_id, token, finish)
         self._counts.produced(len(produced))
+        messages: list[tuple[PeerId, Message]] = []
         for peer, request_ids in self.conductors.owners.group(produced).items():
             mine = tuple(produced[request_id] for request_id in request_ids)
-            await self.conductors.answer(
-                peer,
-                TokensProduced(
-                    step=self._n_steps,
-                    produced=mine,
-                    scores=self._generations.take_scores(request_ids),
-                ),
+            scores = self._generations.take_scores(request_ids)
+            messages.append(
+                (peer, TokensProduced(step=self._n_steps, produced=mine, scores=scores))
             )
         for request_id, outcome in produced.items():
             if outcome.finish:
                 self._forget(request_id, finish=outcome.finish)
-        for request_id, why in stuck.items():
+        for request_id in (*failed, *stuck):
             self.batch.cancel(request_id)
-            await self._fail(request_id, why.reason, retryable=False, invalid=why.invalid)
+        for _ in failed:
+            self._counts.gave_up("step_failed")
+        messages += self._ended("the forward pass failed", *failed)
+        for request_id, why in stuck.items():
+            messages += self._ended(why.reason, request_id, retryable=False, invalid=why.invalid)
+        await self._say(messages)
 
-    async def _fail(
-        self, request_id: RequestId, reason: str, *, retryable: bool = True, invalid: bool = False
-    ) -> None:
-        """Tell the owner that a request, which the batch holds no more, is gone."""
-        peer = self.conductors.owners.of(request_id)
-        self._forget(request_id, error=reason)
-        if peer is not None:
-            failed = DecodeFailed(
-                request_id=request_id, reason=reason, retryable=retryable, invalid=invalid
-            )
-            await self.conductors.answer(peer, failed)
+    def _ended(
+        self,
+        reason: str,
+        *request_ids: RequestId,
+        retryable: bool = True,
+        invalid: bool = False,
+    ) -> list[tuple[PeerId, Message]]:
+        """Forget requests that the batch holds no more; what to tell their owners."""
+        messages: list[tuple[PeerId, Message]] = []
+        for request_id in request_ids:
+            peer = self.conductors.owners.of(request_id)
+            self._forget(request_id, error=reason)
+            if peer is not None:
+                failed = DecodeFailed(
+                    request_id=request_id, reason=reason, retryable=retryable, invalid=invalid
+                )
+                messages.append((peer, failed))
+        return messages
+
+    async def _say(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
+        for peer, message in messages:
+            await self.conductors.answer(peer, message)
 
     # -- housekeeping ------------------------------------------------------------------------
 
@@ -304,9 +391,11 @@ class DecodeWorker:
         """Give up landings that nobody started, say how busy it is."""
         while True:
             now = self.clock.now()
-            for request_id in self.batch.expire(now):
+            late = self.batch.expire(now)
+            for _ in late:
                 self._counts.gave_up("not_landed")
-                await self._fail(request_id, "its KV did not land before the deadline")
+            await self._say(self._ended("its KV did not land before the deadline", *late))
+            await self.conductors.look(self.info, now)
             await self.port.publish(
                 DecodeLoad(
                     n_running=self.batch.n_running,
@@ -327,3 +416,4 @@ class DecodeWorker:
         """Audit: the batch, and that every request here has what it should and an owner."""
         self.batch.check()
         assert len(self._generations) == self.batch.n_running
+        assert self.conductors.owners.all() <= set(self.batch.request_ids())

@@ -1,0 +1,237 @@
+"""What a decode worker makes of messages that nobody should send."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_protocol.ids import ConductorId, RequestId
+from halfmoon_protocol.messages import (
+    Cancel,
+    DecodeFailed,
+    DecodeRefused,
+    DecodeReserved,
+    Hello,
+    ReserveDecode,
+    StartDecode,
+    TokensProduced,
+    Unwelcome,
+    Welcome,
+)
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.serving import FAILED
+from halfmoon_runtime.testing import Caller
+
+LocalCluster = Callable[..., Any]
+ORACLE = FakeEngine()
+GREEDY = Sampling(temperature=0.0)
+MINE = RequestId("mine")
+SLOW = FakeModel(step_s=0.005)
+PROMPT = [(i * 7) % 990 for i in range(40)]
+
+
+def n_failed() -> float:
+    """Messages that only the last line of defence has caught."""
+    return sum(s.value for m in FAILED.collect() for s in m.samples if s.name.endswith("_total"))
+
+
+def reserve(request_id: str = MINE, n_tokens: int = 20, n_new: int = 8) -> ReserveDecode:
+    return ReserveDecode(
+        request_id=RequestId(request_id),
+        n_tokens=n_tokens,
+        stopping=Stopping(max_new_tokens=n_new),
+    )
+
+
+def start(request_id: str = MINE, first_token: int = 7, **more: Any) -> StartDecode:
+    fields: dict[str, Any] = {
+        "sampling": GREEDY,
+        "n_prompt": 20,
+        "stopping": Stopping(max_new_tokens=8),
+    } | more
+    return StartDecode(request_id=RequestId(request_id), first_token=first_token, **fields)
+
+
+class Scene:
+    """A cluster with a victim at work, and a stranger beside it."""
+
+    def __init__(self, cluster: Any, stranger: Caller, victim: "asyncio.Task[list[int]]") -> None:
+        self.cluster, self.stranger, self.victim = cluster, stranger, victim
+        self.worker = cluster.worker("decode-0")
+        (self.victims_id,) = self.worker.batch.request_ids()
+
+    async def caller(self) -> Caller:
+        info = self.worker.info
+        return await Caller.dial(self.cluster.network, info.commands)
+
+
+@pytest.fixture
+def scene(local_cluster: LocalCluster) -> Any:
+    """The victim's tokens are the oracle's, whatever happens in the block; nothing is held after
+    it, and no message was handled by the last line of defence."""
+
+    @asynccontextmanager
+    async def open_scene(n_new: int = 60) -> Any:
+        before = n_failed()
+        async with local_cluster(lambda: FakeEngine(SLOW), n_pages=64) as cluster:
+            victim = asyncio.create_task(cluster.generate(PROMPT, n_new))
+            await cluster.until(lambda: cluster.worker("decode-0").batch.n_running == 1)
+            info = cluster.worker("decode-0").info
+            stranger = await Caller.dial(cluster.network, info.commands)
+            scene = Scene(cluster, stranger, victim)
+            yield scene
+            assert await victim == ORACLE.expected(PROMPT, n_new)
+            await scene.stranger.say(Cancel(request_id=MINE))
+            await cluster.settled()
+            assert n_failed() == before
+
+    return open_scene
+
+
+async def test_a_start_said_twice_starts_once(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(reserve(), *[start()] * 3)
+        await at.stranger.told(TokensProduced, 7)
+        await at.stranger.say(start())
+        (failed,) = await at.stranger.told(DecodeFailed)
+        assert "no landing" in failed.reason
+        tokens = await at.stranger.told(TokensProduced, 7)
+        assert [p.finish for t in tokens for p in t.produced] == [""] * 6 + ["length"]
+
+
+async def test_a_reservation_of_one_token_can_not_be_started(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(reserve(n_new=1), start())
+        (failed,) = await at.stranger.told(DecodeFailed)
+        assert "nothing to decode" in failed.reason and not failed.retryable
+        assert at.worker.batch.request_ids() == [at.victims_id]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"first_token": 997}, "first_token is 997, the vocabulary has 997"),
+        ({"first_token": 2**32 - 1}, "4294967295"),
+        ({"n_prompt": 21}, "n_prompt is 21, 20 tokens were reserved"),
+        ({"sampling": Sampling(logit_bias=((997, 1.0),))}, "logit_bias has token 997"),
+        (
+            {"sampling": Sampling(repetition_penalty=2.0), "history": (1,) * 19},
+            "history has 19 tokens, 20 were reserved",
+        ),
+        (
+            {"sampling": Sampling(repetition_penalty=2.0), "history": (5000,) * 20},
+            "history has token 5000",
+        ),
+    ],
+)
+async def test_a_start_that_would_fail_its_step_is_refused_by_name(
+    scene: Any, wrong: dict[str, Any], named: str
+) -> None:
+    async with scene() as at:
+        await at.stranger.say(reserve(), start(**wrong))
+        (failed,) = await at.stranger.told(DecodeFailed)
+        assert named in failed.reason and not failed.retryable
+        assert at.worker.batch.request_ids() == [at.victims_id]
+
+
+async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(
+            Hello(conductor_id=ConductorId("stranger"), session=1),
+            Cancel(request_id=at.victims_id),
+            Cancel(request_id=at.victims_id, landing_in_doubt=True),
+            start(at.victims_id),
+            reserve(at.victims_id),
+        )
+        (failed,) = await at.stranger.told(DecodeFailed)
+        (refused,) = await at.stranger.told(DecodeRefused)
+        assert "on this connection" in failed.reason and failed.retryable
+        assert "another connection" in refused.reason and refused.retryable
+
+
+async def test_a_landing_is_started_by_the_connection_that_reserved_it(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(reserve())
+        await at.stranger.told(DecodeReserved)
+        other = await at.caller()
+        await other.say(start(), Cancel(request_id=MINE))
+        await other.told(DecodeFailed)
+        await at.stranger.say(start())
+        await at.stranger.told(TokensProduced, 7)
+
+
+async def test_a_second_conductor_of_the_victims_name_takes_nothing_from_it(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(*[Hello(conductor_id=ConductorId("conductor-0"), session=1)] * 2)
+        await at.stranger.told(Welcome, 2)
+        await at.stranger.say(reserve(), start())
+        await at.stranger.told(TokensProduced, 7)
+
+
+async def test_a_conductor_started_again_is_rid_of_what_it_had_asked_for(scene: Any) -> None:
+    async with scene() as at:
+        hello = Hello(conductor_id=ConductorId("again"), session=1)
+        await at.stranger.say(hello, reserve())
+        await at.stranger.told(DecodeReserved)
+        await at.stranger.close()
+        later = await at.caller()
+        await later.say(hello, reserve())
+        await later.told(DecodeReserved)
+        at.stranger = later
+        await later.say(Cancel(request_id=MINE))
+        await at.cluster.until(lambda: at.worker.batch.n_reserved == 0)
+
+
+async def test_the_word_of_one_conductor_ends_no_worker_that_another_one_uses(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(Unwelcome(reason="before any hello"))
+        await at.stranger.say(Hello(conductor_id=ConductorId("stranger"), session=1))
+        await at.stranger.say(Unwelcome(reason="another layout"))
+        await at.stranger.say(reserve())
+        await at.stranger.told(DecodeReserved)
+
+
+async def test_a_draining_worker_takes_no_reservation_and_finishes_what_it_has(scene: Any) -> None:
+    async with scene(n_new=20) as at:
+        await at.stranger.say(reserve("before"))
+        await at.stranger.told(DecodeReserved)
+        draining = msgspec.structs.replace(at.worker.info, draining=True)
+        leaving = asyncio.create_task(at.worker.drain(draining, 60.0))
+        await at.cluster.until(lambda: at.worker.info.draining)
+        await at.stranger.say(reserve())
+        (refused,) = await at.stranger.told(DecodeRefused)
+        assert refused.retryable and "stopping" in refused.reason
+        await at.stranger.say(start("before"))
+        await at.stranger.told(TokensProduced, 7)
+        await leaving
+
+
+UNLUCKY = next(token for token in range(997) if token not in ORACLE.expected(PROMPT, 30))
+
+
+class Brittle(FakeEngine):
+    """An engine that fails every batch which has a certain token in it."""
+
+    def forward(self, runs: Any, **hooks: Any) -> Any:
+        if any(run.token_ids == (UNLUCKY,) for run in runs):
+            raise RuntimeError("unlucky")
+        return super().forward(runs, **hooks)
+
+
+async def test_a_row_that_fails_its_step_fails_alone(local_cluster: LocalCluster) -> None:
+    tokens = ORACLE.expected(PROMPT, 30)
+    assert UNLUCKY not in tokens
+    async with local_cluster(lambda: Brittle(SLOW)) as cluster:
+        victim = asyncio.create_task(cluster.generate(PROMPT, 30))
+        worker = cluster.worker("decode-0")
+        await cluster.until(lambda: worker.batch.n_running == 1)
+        stranger = await Caller.dial(cluster.network, worker.info.commands)
+        await stranger.say(reserve(), start(first_token=UNLUCKY))
+        (failed,) = await stranger.told(DecodeFailed)
+        assert "forward pass failed" in failed.reason
+        assert await victim == tokens
+        await cluster.settled()
