@@ -39,6 +39,9 @@ from halfmoon_runtime.network import Link, Network, PeerUnreachable
 
 log = structlog.get_logger()
 
+#: Seconds between two renewals of a lease, at the least.
+_LEAST_PAUSE_S = 0.05
+
 _Answer = TypeVar(
     "_Answer", BlocksLeased, BlocksReserved, BlocksCommitted, BlocksSnapshot, BlocksReplicated
 )
@@ -91,7 +94,15 @@ class KvstoreClient:
         """
         ticket = self._ticket()
         wanted = LeaseBlocks(ticket=ticket, layout=layout, hashes=hashes, trace=trace)
-        return await self._ask(wanted, ticket, BlocksLeased)
+        leased = await self._ask(wanted, ticket, BlocksLeased)
+        asked = tuple(dict.fromkeys(hashes))
+        if tuple(place.hash for place in leased.places) != asked[: len(leased.places)]:
+            await self.release(ticket)
+            raise KvstoreUnavailable(f"{self.name} leased blocks that were not asked for")
+        if (fault := _places_fault(leased, layout)) or (leased.places and not leased.expires_s):
+            await self.release(ticket)
+            raise KvstoreUnavailable(f"{self.name}: {fault or 'a lease of no time'}")
+        return leased
 
     async def reserve(
         self,
@@ -115,7 +126,15 @@ class KvstoreClient:
             token_ids=token_ids,
             tenant=tenant,
         )
-        return await self._ask(put, ticket, BlocksReserved)
+        reserved = await self._ask(put, ticket, BlocksReserved)
+        places = {place.hash for place in reserved.places}
+        if not places <= set(hashes) or len(places) < len(reserved.places):
+            await self.revoke(ticket)
+            raise KvstoreUnavailable(f"{self.name} reserved blocks that were not asked for")
+        if fault := _places_fault(reserved, layout):
+            await self.revoke(ticket)
+            raise KvstoreUnavailable(f"{self.name}: {fault}")
+        return reserved
 
     async def commit(self, ticket: Ticket, checksums: tuple[int, ...]) -> None:
         """The bytes are written.
@@ -143,7 +162,7 @@ class KvstoreClient:
 
         async def renew() -> None:
             while True:
-                await asyncio.sleep(lease.expires_s / 3)
+                await asyncio.sleep(max(_LEAST_PAUSE_S, lease.expires_s / 3))
                 await self.renew(lease.ticket)
 
         renewing = asyncio.create_task(renew())
@@ -232,6 +251,18 @@ class KvstoreClient:
                     future.set_exception(error)
 
 
+def _places_fault(answer: BlocksLeased | BlocksReserved, layout: KvLayout) -> str:
+    """Which place lies outside of the region; empty when none does."""
+    last = answer.region.length - layout.block_bytes
+    beyond = next((place for place in answer.places if place.offset > last), None)
+    if beyond is None:
+        return ""
+    return (
+        f"a block of {layout.block_bytes} bytes at byte {beyond.offset} of a region of "
+        f"{answer.region.length}"
+    )
+
+
 class Kvstores:
     """All kvstores that a process talks to."""
 
@@ -261,7 +292,8 @@ class Kvstores:
             client = self._clients.get(address)
             if client is not None and client.alive:
                 return client
-            for stale in [a for a in self._clients if a.worker_id == address.worker_id]:
+            # Only those that are down: an address is a caller's word, and may be wrong.
+            for stale in [a for a, known in self._clients.items() if not known.alive]:
                 await self._clients.pop(stale).close()
             try:
                 link = await self._network.dial(address.commands)

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from halfmoon_engine.interface import Engine
+from halfmoon_prefill.arriving import request_fault, start_fault
 from halfmoon_prefill.job import Job, Refused
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import RequestId, WorkerId
@@ -14,10 +16,11 @@ class Entry:
     """A worker's queue and pool, as requests come into them and leave."""
 
     def __init__(
-        self, worker_id: WorkerId, layout: KvLayout, queue: PrefillQueue, pages: PageAllocator
+        self, worker_id: WorkerId, engine: Engine, queue: PrefillQueue, pages: PageAllocator
     ) -> None:
         self._worker_id = worker_id
-        self._layout = layout
+        self._engine = engine
+        self._layout: KvLayout = engine.layout
         self._queue = queue
         self._pages = pages
         #: Requests take pages in the queue's order, each in its turn: a large one is not passed
@@ -30,7 +33,8 @@ class Entry:
         """Take it into the queue, not ready yet, so that it keeps its place.
 
         Raises:
-            Refused: another layout than the landing's, a prompt over the pool, a full queue.
+            Refused: another layout than the landing's, a start that would fail its forward,
+                a prompt over the pool, a full queue.
         """
         start = job.start
         try:
@@ -39,11 +43,16 @@ class Entry:
             )
         except LayoutMismatch as error:
             raise Refused(str(error), retryable=False) from None
+        engine = self._engine
+        fault = request_fault(start, n_vocab=engine.n_vocab, max_context=engine.max_context)
+        if fault:
+            raise Refused(fault, retryable=False, invalid=True)
+        if fault := start_fault(start, self._layout):
+            raise Refused(fault, retryable=False)
         needed = self._layout.blocks_for(job.n_tokens)
-        if needed > self._pages.n_pages or needed > len(start.landing.pages):
+        if needed > self._pages.n_pages:
             raise Refused(
-                f"{job.n_tokens} tokens need {needed} pages: the pool has {self._pages.n_pages},"
-                f" the landing {len(start.landing.pages)}",
+                f"{job.n_tokens} tokens need {needed} pages: the pool has {self._pages.n_pages}",
                 retryable=False,
             )
         hoped = start.cached.n_blocks * self._layout.block_size if start.cached else 0

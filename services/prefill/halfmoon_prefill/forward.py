@@ -16,7 +16,7 @@ from halfmoon_prefill.job import Job, Pass
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.prefill_queue import Chunk
-from halfmoon_transfer.interface import Op, Piece, Transfer, TransferError
+from halfmoon_transfer.interface import Op, Piece, Transfer
 
 
 class Submit(Protocol):
@@ -51,14 +51,17 @@ class PrefillForward:
                 if job.loads and job.failure is None:
                     try:
                         job.loads[layer].result()
-                    except TransferError as error:
+                    except Exception as error:  # whatever it is, it is this job's alone
                         job.failure = error
             waited += self.clock.now() - since
 
         def after_layer(layer: int) -> None:
             for (job, _), complete in zip(batch, blocks, strict=True):
                 if complete and job.failure is None:
-                    self._hand_on(job, layer, complete)
+                    try:
+                        self._hand_on(job, layer, complete)
+                    except Exception as error:
+                        job.failure = error
 
         tokens = self.engine.forward(
             [self._run(job, chunk) for job, chunk in batch],

@@ -26,7 +26,7 @@ from halfmoon_prefill.replicas import Replicas
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.settling import settle
 from halfmoon_prefill.tracing import trace
-from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     Cancel,
@@ -42,9 +42,11 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
+from halfmoon_runtime.drops import drop
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.readings import Readings
+from halfmoon_runtime.serving import serve_messages, unexpected
 from halfmoon_runtime.telemetry import bind_request
 from halfmoon_runtime.tracing import Tracer
 from halfmoon_scheduling.decode_batch import finish_reason
@@ -93,7 +95,7 @@ class PrefillWorker:
             chunk_tokens=self.settings.chunk_tokens, max_requests=self.settings.max_requests
         )
         self.layout = self.forward.engine.layout
-        self.entry = Entry(self.info.worker_id, self.layout, self.queue, self.pages)
+        self.entry = Entry(self.info.worker_id, self.forward.engine, self.queue, self.pages)
         self.computing = Computing(self.queue, self.forward)
         self.replicas = Replicas(self.kvstores, self.layout, self.clock)
         self.caching = Caching(
@@ -111,7 +113,7 @@ class PrefillWorker:
         """Answer commands and compute until cancelled.
 
         Raises:
-            LayoutMismatch: a conductor refused this worker, with its reason.
+            Unwanted: no conductor wants this worker.
         """
         async with asyncio.TaskGroup() as tasks:
             others = [
@@ -119,9 +121,9 @@ class PrefillWorker:
                 tasks.create_task(self._keep_house()),
             ]
             try:
-                while True:
-                    peer, message = await self.port.receive()
-                    await self._handle(peer, message, tasks)
+                await serve_messages(
+                    self.port, lambda peer, message: self._handle(peer, message, tasks)
+                )
             finally:
                 # The works' endings give back what they hold while `computing` still runs.
                 for work in self._works.values():
@@ -142,23 +144,43 @@ class PrefillWorker:
     async def _handle(self, peer: PeerId, message: Message, tasks: asyncio.TaskGroup) -> None:
         match message:
             case StartPrefill():
-                self._on_start(peer, message, tasks)
-            case Cancel(request_id=request_id):
-                if (work := self._works.get(request_id)) is not None:
-                    work.cancel()  # `_run` answers once its pages are quiet
+                if (refusal := self._refusal(peer, message)) is not None:
+                    await self.conductors.answer(peer, refusal)
                 else:
-                    await self.conductors.answer(peer, PrefillStopped(request_id=request_id))
+                    self._on_start(peer, message, tasks)
+            case Cancel(request_id=request_id):
+                await self._on_cancel(peer, request_id)
             case Hello(conductor_id=conductor):
                 await self.conductors.greet(conductor, peer, self.info)
             case Unwelcome(reason=reason):
-                raise LayoutMismatch(reason)
+                self.conductors.refused(peer, reason)
             case _:
-                log.warning("unexpected_message", message_type=type(message).__name__)
+                unexpected(self.port, message)
+
+    def _refusal(self, peer: PeerId, start: StartPrefill) -> PrefillFailed | None:
+        """Why a start is not taken in at all; None when it is, or was already."""
+        job = self.jobs.get(start.request_id)
+        if job is not None and job.owner != peer:
+            reason = f"another connection has a request {start.request_id!r} here"
+        elif job is None and self.info.draining:
+            reason = f"{self.info.worker_id} is stopping: use another one"
+        else:
+            return None
+        return PrefillFailed(request_id=start.request_id, reason=reason, retryable=True)
+
+    async def _on_cancel(self, peer: PeerId, request_id: RequestId) -> None:
+        job = self.jobs.get(request_id)
+        if job is None:
+            await self.conductors.answer(peer, PrefillStopped(request_id=request_id))
+        elif job.owner == peer:
+            self._works[request_id].cancel()  # `_run` answers once its pages are quiet
+        else:
+            drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
 
     def _on_start(self, peer: PeerId, start: StartPrefill, tasks: asyncio.TaskGroup) -> None:
         request_id = start.request_id
         if request_id in self.jobs:
-            log.warning("duplicate_start_ignored", request_id=request_id)
+            drop("duplicate", self.port.commands, f"StartPrefill of {request_id}")
             return
         now = self.clock.now()
         job = Job(start, peer, now, now + start.landing_expires_s)
@@ -171,7 +193,7 @@ class PrefillWorker:
             tasks.create_task(self._run(job, work), name=f"ending of prefill {request_id}")
 
     def _let_go(self, request_id: RequestId) -> None:
-        """Nobody waits for it any more; `_run` sees to the rest."""
+        """Its owner is gone; `_run` sees to the rest."""
         self._works[request_id].cancel()
 
     # -- one request -------------------------------------------------------------------------
@@ -211,6 +233,8 @@ class PrefillWorker:
                 culprit=refused.culprit,
                 invalid=refused.invalid,
             )
+        except MessageTooLarge as error:  # scores of a long prompt: no try could send them
+            return PrefillFailed(request_id=job.request_id, reason=str(error), retryable=False)
         except Exception as error:
             log.exception("prefill_failed", request_id=job.request_id)
             return PrefillFailed(request_id=job.request_id, reason=str(error), retryable=True)
@@ -226,7 +250,7 @@ class PrefillWorker:
         token = self.computing.admit(job)
         while True:
             # A long prompt may outlast its lease.
-            pause_s = job.lease.expires_s / 3 if job.lease else None
+            pause_s = max(0.05, job.lease.expires_s / 3) if job.lease else None
             done, _ = await asyncio.wait([token], timeout=pause_s)
             if done:
                 return token.result()
@@ -274,6 +298,7 @@ class PrefillWorker:
     async def _keep_house(self) -> None:
         """Say how busy it is."""
         while True:
+            await self.conductors.look(self.info, self.clock.now())
             await self.port.publish(
                 PrefillLoad(
                     n_queued=len(self.queue),
@@ -305,3 +330,4 @@ class PrefillWorker:
         assert len(set(held)) == len(held), "a page belongs to two requests"
         assert len(held) + self.pages.n_free == self.pages.n_pages
         assert len(self.queue) <= len(self.jobs)
+        assert self.jobs.keys() == self._works.keys() >= self.conductors.owners.all()

@@ -1,0 +1,191 @@
+"""What a prefill worker makes of messages that nobody should send."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    BlocksLeased,
+    CachedPrefix,
+    Cancel,
+    KvstoreAddress,
+    LeaseBlocks,
+    Place,
+    PrefillDone,
+    PrefillFailed,
+    PrefillStopped,
+    StartPrefill,
+)
+from halfmoon_protocol.regions import Landing, Region
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.serving import FAILED
+from halfmoon_runtime.testing import Caller
+from halfmoon_transfer.engine import TransferEngine
+
+LocalCluster = Callable[..., Any]
+ORACLE = FakeEngine()
+LAYOUT = ORACLE.layout
+MINE = RequestId("mine")
+SLOW = FakeModel(step_s=0.005)
+PROMPT = [(i * 7) % 990 for i in range(600)]
+N_PAGES = 16
+
+
+def n_failed() -> float:
+    """Messages that only the last line of defence has caught."""
+    return sum(s.value for m in FAILED.collect() for s in m.samples if s.name.endswith("_total"))
+
+
+class Scene:
+    """A cluster with a victim's prompt at prefill, and a stranger with memory of its own."""
+
+    def __init__(self, cluster: Any, stranger: Caller, region: Region) -> None:
+        self.cluster, self.stranger, self.region = cluster, stranger, region
+        self.worker = cluster.worker("prefill-0")
+        (self.victims_id,) = self.worker.jobs
+
+    def start(self, request_id: str = MINE, n_tokens: int = 40, **more: Any) -> StartPrefill:
+        tokens = tuple(range(n_tokens))
+        fields: dict[str, Any] = {
+            "token_ids": tokens,
+            "n_prompt": max(1, n_tokens),
+            "block_hashes": (),
+            "landing": Landing(self.region, tuple(range(N_PAGES)), LAYOUT),
+            "landing_expires_s": 60.0,
+            "sampling": Sampling(temperature=0.0),
+            "stopping": Stopping(max_new_tokens=8),
+        }
+        return StartPrefill(request_id=RequestId(request_id), **(fields | more))
+
+
+@pytest.fixture
+def scene(local_cluster: LocalCluster) -> Any:
+    """The victim's tokens are the oracle's, whatever happens in the block."""
+
+    @asynccontextmanager
+    async def open_scene() -> Any:
+        before = n_failed()
+        async with local_cluster(lambda: FakeEngine(SLOW), chunk_tokens=16) as cluster:
+            worker = cluster.worker("prefill-0")
+            victim = asyncio.create_task(cluster.generate(PROMPT, 10))
+            await cluster.until(lambda: len(worker.jobs) == 1)
+            stranger = await Caller.dial(cluster.network, worker.info.commands)
+            with TransferEngine.open(
+                "stranger", metadata=cluster.store, backends=("memory",)
+            ) as transfer:
+                memory = transfer.allocate(N_PAGES * LAYOUT.block_bytes)
+                scene = Scene(cluster, stranger, memory.region)
+                yield scene
+                assert await victim == ORACLE.expected(PROMPT, 10)
+                await stranger.say(Cancel(request_id=MINE))
+                await cluster.settled()
+            assert n_failed() == before
+
+    return open_scene
+
+
+async def test_a_start_said_twice_is_computed_once(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(at.start(), at.start())
+        (done,) = await at.stranger.told(PrefillDone)
+        assert done.first_token == ORACLE.expected(range(40), 1)[0]
+        await at.stranger.say(Cancel(request_id=MINE))
+        await at.stranger.told(PrefillStopped)
+        assert not [m for m in at.stranger.heard if isinstance(m, PrefillFailed)]
+
+
+async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: Any) -> None:
+    async with scene() as at:
+        await at.stranger.say(
+            Cancel(request_id=at.victims_id), at.start(at.victims_id), Cancel(request_id=MINE)
+        )
+        (failed,) = await at.stranger.told(PrefillFailed)
+        assert failed.request_id == at.victims_id
+        assert failed.retryable and "another connection" in failed.reason
+        (stopped,) = await at.stranger.told(PrefillStopped)
+        assert stopped.request_id == MINE, "nothing was said of what still runs"
+
+
+def wrong_starts() -> list[Any]:
+    region = Region("stranger", 1, bytes(16), 3 * LAYOUT.block_bytes)
+    short = Landing(region, (0, 1, 3), LAYOUT)
+    return [
+        ({"token_ids": ()}, "token_ids is empty"),
+        ({"token_ids": (1, 997)}, "token_ids has token 997, the vocabulary has 997"),
+        ({"token_ids": (1,) * 4097}, "4097 tokens, max_context is 4096"),
+        ({"n_prompt": 41}, "n_prompt is 41, token_ids has 40"),
+        ({"sampling": Sampling(logit_bias=((5000, 1.0),))}, "logit_bias has token 5000"),
+        ({"block_hashes": (BlockHash(bytes(16)),) * 3}, "block_hashes has 3 hashes, 40 tokens"),
+        ({"landing": Landing(region, (0, 1), LAYOUT)}, "need 3 pages, the landing has 2"),
+        ({"landing": Landing(region, (0, 1, 1), LAYOUT)}, "names a page twice"),
+        ({"landing": short}, "page 3 ends at byte"),
+    ]
+
+
+@pytest.mark.parametrize(("wrong", "named"), wrong_starts())
+async def test_a_start_that_would_fail_its_pass_is_refused_by_name(
+    scene: Any, wrong: dict[str, Any], named: str
+) -> None:
+    async with scene() as at:
+        await at.stranger.say(at.start(**wrong))
+        (failed,) = await at.stranger.told(PrefillFailed)
+        assert named in failed.reason and not failed.retryable
+
+
+async def test_a_landing_that_is_not_there_fails_its_own_request(scene: Any) -> None:
+    async with scene() as at:
+        gone = Region(at.region.segment, at.region.generation, bytes(16), at.region.length)
+        await at.stranger.say(at.start(landing=Landing(gone, tuple(range(16)), LAYOUT)))
+        (failed,) = await at.stranger.told(PrefillFailed)
+        assert "did not reach stranger" in failed.reason
+
+
+async def test_a_draining_worker_takes_no_start_and_finishes_what_it_has(scene: Any) -> None:
+    async with scene() as at:
+        draining = msgspec.structs.replace(at.worker.info, draining=True)
+        leaving = asyncio.create_task(at.worker.drain(draining, 60.0))
+        await at.cluster.until(lambda: at.worker.info.draining)
+        await at.stranger.say(at.start())
+        (failed,) = await at.stranger.told(PrefillFailed)
+        assert failed.retryable and "stopping" in failed.reason
+        await leaving
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        (Place(BlockHash(b"other" * 3), 0, 1),),
+        (Place(BlockHash(b"h" * 16), 2**40, 1),),
+        (Place(BlockHash(b"h" * 16), 0, 1),) * 3,
+    ],
+    ids=["not asked for", "out of the region", "more than asked for"],
+)
+async def test_a_kvstore_that_leases_nonsense_is_done_without(
+    scene: Any, places: tuple[Place, ...]
+) -> None:
+    async with scene() as at:
+        liar = await at.cluster.network.bind("liar")
+
+        async def lie() -> None:
+            while True:
+                peer, message = await liar.receive()
+                if isinstance(message, LeaseBlocks):
+                    leased = BlocksLeased(
+                        ticket=message.ticket, region=at.region, places=places, expires_s=9.0
+                    )
+                    await liar.send(peer, leased)
+
+        lying = asyncio.create_task(lie())
+        address = KvstoreAddress(WorkerId("liar"), 1, liar.commands)
+        hashes = (BlockHash(b"h" * 16), BlockHash(b"i" * 16))
+        await at.stranger.say(at.start(block_hashes=hashes, cached=CachedPrefix(address, 1)))
+        (done,) = await at.stranger.told(PrefillDone)
+        assert done.n_cached == 0
+        assert done.first_token == ORACLE.expected(range(40), 1)[0]
+        lying.cancel()
