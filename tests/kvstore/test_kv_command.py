@@ -6,11 +6,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from typer.testing import CliRunner, Result
 
 from halfmoon_cli.__main__ import app
+from halfmoon_metadata import open_store
 from halfmoon_protocol.messages import DropBlocks
 from halfmoon_protocol.objects import object_hashes
+from halfmoon_runtime.membership import Membership
+from halfmoon_scheduling.testing import LAYOUT, a_worker
 
 RUNNER = CliRunner()
 
@@ -151,3 +155,27 @@ def test_an_object_whose_blocks_lie_at_two_nodes_is_read_from_both(nodes: Any) -
     assert drained["state"] == "done" and drained["n_moved"] == 151
     assert nodes.processes["a"].wait(60)
     assert kv(nodes, "get", "k", "-").stdout_bytes == content
+
+
+def test_a_put_into_an_empty_node_of_a_cluster_that_serves_a_model_keeps_it_for_the_model(
+    nodes: Any,
+) -> None:
+    nodes.start("a", capacity_mib=8, metrics_port=0)
+    served = msgspec.structs.replace(
+        a_worker("prefill-0"), layout=msgspec.structs.replace(LAYOUT, head_dim=64)
+    )
+    store = open_store(nodes.metadata_url)
+    try:
+        asyncio.run(Membership(store, served, ttl_s=600.0).join())
+    finally:
+        store.close()
+    refused = kv(nodes, "put", "k", "-", "--block-size-kib", 256, input=b"some bytes")
+    assert refused.exit_code == 2
+    said = " ".join(refused.stderr.split())
+    assert "blocks of 16 KiB (model tiny)" in said and "prefill-0" in said
+    assert "leave --block-size-kib out" in said
+    assert nodes.info("a").layout is None and nodes.processes["a"].exit_code is None
+    put = kv(nodes, "put", "k", "-", input=b"some bytes")
+    assert put.exit_code == 0, put.stderr
+    assert nodes.info("a").layout == served.layout
+    assert kv(nodes, "get", "k", "-").stdout_bytes == b"some bytes"

@@ -10,7 +10,7 @@ is away nothing changes for anybody: workers keep trying, conductors keep the vi
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +30,8 @@ LEASE_S = 10.0
 #: Seconds between two tries while the metadata server is away.
 _RETRY_S = 0.5
 _WRITE_TRIES = 10
+#: Characters of what a record says that go into the log.
+_MAX_LOGGED = 200
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
@@ -220,6 +222,29 @@ async def members(store: MetadataStore) -> dict[WorkerId, WorkerInfo]:
     return _readable(await asyncio.to_thread(store.list, MEMBERS), {})[0]
 
 
+async def model_worker(
+    look: Callable[[], Awaitable[Iterable[WorkerInfo]]], *, limit_s: float = 2.0
+) -> WorkerInfo | None:
+    """A member that says what the KV of the cluster's model is; None while none is known.
+
+    Args:
+        look: all members, from the metadata server.
+        limit_s: seconds to wait for it.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            there = await look()
+    except (MetadataError, TimeoutError):
+        return None
+    return model_worker_of(there)
+
+
+def model_worker_of(there: Iterable[WorkerInfo]) -> WorkerInfo | None:
+    """Of these members one that says what the KV of the cluster's model is: the first by name."""
+    models = [info for info in there if info.role != "kvstore" and info.layout is not None]
+    return min(models, key=lambda info: info.worker_id, default=None)
+
+
 async def watch_members(
     store: MetadataStore, *, interval_s: float = 0.5
 ) -> AsyncIterator[MemberEvent]:
@@ -273,8 +298,22 @@ def _readable(
             continue
         unreadable[key] = value
         if ignored.get(key) != value:
-            _log.warning("member's record can't be read, ignored", key=key, record=value[:200])
+            _log.warning(
+                "member's record can't be read, ignored",
+                key=key[:_MAX_LOGGED],
+                reason=_unreadable(key, value)[:_MAX_LOGGED],
+                record=value[:_MAX_LOGGED],
+            )
     return members, unreadable
+
+
+def _unreadable(key: str, value: bytes) -> str:
+    """Why `_decode` gives no record."""
+    try:
+        info = _decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)
+    return f"it is {info.worker_id}'s, the key is {key}"
 
 
 def _decode(key: str, value: bytes | None) -> WorkerInfo | None:

@@ -198,6 +198,11 @@ class BlockCache:
         stored = self._stored.get(block)
         return None if stored is None else (stored.parent, stored.depth)
 
+    def parent_of(self, block: BlockHash) -> BlockHash | None:
+        """Parent of a block that is stored or reserved; None for a start, and for others."""
+        held = self._pending.get(block) or self._stored.get(block)
+        return None if held is None else held.parent
+
     def has_children(self, block: BlockHash) -> bool:
         """Whether a child of this block is stored or reserved, be the block here or not."""
         return self._stored.n_children(block) > 0

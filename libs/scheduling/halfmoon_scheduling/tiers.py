@@ -125,6 +125,21 @@ class TieredCache:
         on_disk = self.disk.get(block)
         return (None, -1) if on_disk is None else (on_disk.record.parent, on_disk.record.depth)
 
+    def loops(self, hashes: Sequence[BlockHash], parent: BlockHash | None) -> bool:
+        """Whether a block would come before itself in its prompt if these were put.
+
+        Such blocks would have children for ever, and never be evicted. Only a block whose
+        child is here already can close a circle, which is rare: blocks go after their children.
+        """
+        awaited = {h for h in hashes if h not in self and self.memory.has_children(h)}
+        seen: set[BlockHash] = set()
+        while awaited and parent is not None and parent not in seen:
+            if parent in awaited:
+                return True
+            seen.add(parent)
+            parent = self.memory.parent_of(parent) or self.place_in_prompt(parent)[0]
+        return False
+
     def commands(self) -> list[TierCommand]:
         """What is to be done now, in order; each is given once."""
         given, self._commands = self._commands, []

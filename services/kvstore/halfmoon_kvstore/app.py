@@ -18,7 +18,7 @@ from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
-from halfmoon_runtime.membership import Membership, members, next_generation
+from halfmoon_runtime.membership import Membership, members, model_worker, next_generation
 from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.transfer_readings import transfer_readings
 from halfmoon_runtime.zmq_network import ZmqNetwork
@@ -76,12 +76,22 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         stack.push_async_callback(kvstores.close)
         copier = Copier(kvstores, transfer, memory)
         clock = SystemClock()
-        worker = KvstoreWorker(
-            port, memory, info, settings, clock, membership.update, disk, copier, tracer
-        )
 
         async def others() -> list[WorkerInfo]:
             return list((await members(store)).values())
+
+        worker = KvstoreWorker(
+            port,
+            memory,
+            info,
+            settings,
+            clock,
+            membership.update,
+            disk,
+            copier,
+            tracer,
+            lambda: model_worker(others),
+        )
 
         own = KvstoreAddress(worker_id, generation, port.commands)
         drain_bytes_per_s = settings.drain_mib_per_s * 1024 * 1024

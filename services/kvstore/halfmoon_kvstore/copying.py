@@ -17,6 +17,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.kvstores import KvstoreUnavailable
 from halfmoon_runtime.network import PeerId
+from halfmoon_runtime.serving import failed
 from halfmoon_scheduling.block_cache import CacheError, CacheFull
 from halfmoon_transfer.interface import TransferError
 
@@ -45,10 +46,12 @@ class Copying:
 
     async def replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
         """Lease at the source, reserve here, read, verify, serve; or say why not."""
-        self._outbox.answer(peer, await self._outcome(order))
+        self._outbox.answer(peer, await self._outcome(peer, order))
         await self._outbox.send()
 
-    async def _outcome(self, order: ReplicateBlocks) -> BlocksReplicated | KvstoreRefused:
+    async def _outcome(
+        self, peer: PeerId, order: ReplicateBlocks
+    ) -> BlocksReplicated | KvstoreRefused:
         try:
             async with self._copier.leased(order) as lease:
                 n_blocks = await self._copy(order, lease)
@@ -58,6 +61,9 @@ class Copying:
             )
         except (KvstoreUnavailable, TransferError, LayoutMismatch, CacheError, ValueError) as error:
             return KvstoreRefused(ticket=order.ticket, reason=str(error))
+        except Exception as error:  # a mistake of ours: it costs this order, not the node
+            failed(order, peer.hex())
+            return KvstoreRefused(ticket=order.ticket, reason=f"the copy failed: {error!r}")
         return BlocksReplicated(ticket=order.ticket, n_blocks=n_blocks)
 
     async def _copy(self, order: ReplicateBlocks, lease: BlocksLeased) -> int:

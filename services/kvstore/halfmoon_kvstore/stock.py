@@ -20,7 +20,7 @@ from halfmoon_kvstore.tracing import LeaseTraces
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import Ticket
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import BlocksLeased, Place, ReserveBlocks
+from halfmoon_protocol.messages import BlocksLeased, Place, ReserveBlocks, WorkerInfo
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.network import PeerId
 from halfmoon_scheduling.block_cache import BlockCache
@@ -36,6 +36,11 @@ log = structlog.get_logger()
 
 #: Told of the layout, and of how many blocks fit into memory, once.
 Adopted = Callable[[KvLayout, int], Awaitable[None]]
+#: A worker of the cluster that says what its KV is; None: there is none, or it is not known.
+Model = Callable[[], Awaitable[WorkerInfo | None]]
+#: Blocks in memory at the most, and bytes of the smallest one: each costs some of this process.
+MAX_BLOCKS = 2**24
+MIN_BLOCK_BYTES = 512
 
 
 class Stock:
@@ -51,6 +56,7 @@ class Stock:
         adopted: Adopted,
         disk: Disk | None = None,
         traces: LeaseTraces | None = None,
+        model: Model | None = None,
     ) -> None:
         """Nothing is stored, and nothing read from the disk yet: see `remember`.
 
@@ -63,7 +69,10 @@ class Stock:
             adopted: hears what a block is, once that is known.
             disk: for blocks that leave memory; None: they are dropped.
             traces: hears of answers to leases.
+            model: a worker whose KV the first put must be of, if there is one; None: the first
+                put may be of anything.
         """
+        self._model = model
         self.name = name
         self.memory = memory
         self.region = memory.region
@@ -112,6 +121,9 @@ class Stock:
         if self.disk is not None and (layout := self.disk.layout()) is not None:
             try:
                 await self._adopt(layout)
+                await self._require_the_models(layout)
+            except LayoutMismatch as error:
+                log.error("blocks_of_another_layout", reason=f"{error}{self.how_to_start_anew()}")
             except ValueError as error:
                 log.warning("disk_not_used", reason=str(error))
 
@@ -119,7 +131,8 @@ class Stock:
         """The cache, made at the first put: only then is known how large a block is.
 
         Raises:
-            LayoutMismatch: `put` is of another layout than the first one was.
+            LayoutMismatch: `put` is of another layout than the first one was, or, if it is the
+                first, than the KV of the cluster's workers.
             ValueError: the put contradicts itself, or not even one block fits.
         """
         layout = put.layout
@@ -128,6 +141,8 @@ class Stock:
                 f"{len(put.token_ids)} token ids for {len(put.hashes)} blocks"
                 f" of {layout.block_size}"
             )
+        if len(set(put.hashes)) < len(put.hashes) or put.parent in put.hashes:
+            raise ValueError("a block is named twice: each is the child of the one before")
         longest = max((len(block) for block in (*put.hashes, put.parent or b"")), default=0)
         if longest > MAX_HASH_BYTES:
             raise ValueError(f"a block hash of {longest} bytes, at most {MAX_HASH_BYTES} are kept")
@@ -139,11 +154,34 @@ class Stock:
             return self.tiers
         async with self._adopting:
             if self.tiers is None:
+                await self._require_the_models(layout)
                 return await self._adopt(layout)
         return await self.tiers_for(put, tokens_unknown=tokens_unknown)  # somebody was quicker
 
+    async def _require_the_models(self, layout: KvLayout) -> None:
+        """Blocks of something else would shut out the model's for as long as this node runs.
+
+        Raises:
+            LayoutMismatch: with the values of both.
+        """
+        worker = None if self._model is None else await self._model()
+        if worker is None or worker.layout is None:
+            return
+        try:
+            worker.layout.require_same(layout, worker.worker_id, f"the first put to {self.name}")
+        except LayoutMismatch as error:
+            raise LayoutMismatch(
+                f"{error}; {self.name} keeps KV of the model that the cluster serves, in blocks of"
+                f" {worker.layout.block_bytes} bytes"
+            ) from None
+
     async def _adopt(self, layout: KvLayout) -> TieredCache:
         n_slots = self.region.length // layout.block_bytes
+        if layout.block_bytes < MIN_BLOCK_BYTES or n_slots > MAX_BLOCKS:
+            raise ValueError(
+                f"blocks of {layout.block_bytes} bytes, of which {n_slots} would fit into"
+                f" {self.name}: at least {MIN_BLOCK_BYTES} bytes, at most {MAX_BLOCKS} blocks"
+            )
         if n_slots == 0:
             raise ValueError(
                 f"a block of {layout.block_bytes} bytes does not fit into the"

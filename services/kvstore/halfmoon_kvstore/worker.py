@@ -18,7 +18,7 @@ from halfmoon_kvstore.journal import stored_events
 from halfmoon_kvstore.outbox import Outbox
 from halfmoon_kvstore.readings import load, readings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_kvstore.stock import Stock, owner_of
+from halfmoon_kvstore.stock import Model, Stock, owner_of
 from halfmoon_kvstore.suspects import Suspects
 from halfmoon_kvstore.tracing import LeaseTraces
 from halfmoon_protocol.errors import LayoutMismatch
@@ -50,6 +50,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.readings import Readings
+from halfmoon_runtime.serving import serve_messages, unexpected
 from halfmoon_runtime.tracing import Tracer
 from halfmoon_scheduling.block_cache import CacheError, CacheFull
 from halfmoon_scheduling.tiers import TieredCache
@@ -58,6 +59,10 @@ from halfmoon_transfer.regions import Memory
 log = structlog.get_logger()
 
 _HOUSEKEEPING_S = 0.25
+#: Hashes in one snapshot at the most: more would be over the limit of a message.
+MAX_TOLD = 800_000
+#: Characters of a peer's text that go into the log.
+_MAX_LOGGED = 1000
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class KvstoreWorker:
         disk: Disk | None = None,
         copier: Copier | None = None,
         tracer: Tracer | None = None,
+        model: Model | None = None,
     ) -> None:
         """Serve nothing yet.
 
@@ -95,6 +101,7 @@ class KvstoreWorker:
             disk: for blocks that leave memory; None: they are dropped.
             copier: gets blocks of other kvstores; None: none are copied.
             tracer: makes spans; None: no traces here.
+            model: a worker whose KV this node is for, if there is one; None: not known.
         """
         self._port = port
         self._settings = settings
@@ -103,8 +110,8 @@ class KvstoreWorker:
         self.info = info
         #: Puts under way, for the events they will make, each until its reservation ends.
         self._puts: dict[tuple[PeerId, Ticket], _Put] = {}
-        #: Where each conductor was last heard; they are told when `info` changes.
-        self._conductors: dict[ConductorId, PeerId] = {}
+        #: Connections that said hello, with their names; they are told when `info` changes.
+        self._conductors: dict[PeerId, ConductorId] = {}
         self._outbox = Outbox(port, self._on_lost)
         self._traces = LeaseTraces(tracer)
         self.stock = Stock(
@@ -116,6 +123,7 @@ class KvstoreWorker:
             self._on_adopted,
             disk,
             self._traces,
+            model,
         )
         self._suspects = Suspects(self.stock, clock)
         self._copying = None if copier is None else Copying(copier, self.stock, self._outbox, clock)
@@ -128,21 +136,14 @@ class KvstoreWorker:
         return self.stock.tiers
 
     async def serve(self) -> None:
-        """Answer commands until cancelled, or until a conductor won't have this worker.
-
-        Raises:
-            LayoutMismatch: a conductor refused this worker, with its reason.
-        """
+        """Answer commands until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self.stock.use(self._tasks)
                 await self.stock.remember()
                 housekeeping = self._tasks.create_task(self._keep_house())
                 try:
-                    while True:
-                        peer, message = await self._port.receive()
-                        await self._handle(peer, message)
-                        await self._outbox.send()
+                    await serve_messages(self._port, self._handle_and_answer)
                 finally:
                     housekeeping.cancel()
         finally:
@@ -159,9 +160,15 @@ class KvstoreWorker:
     async def _introduce(self, info: WorkerInfo) -> None:
         """What this node is has changed: conductors are told, and the record is."""
         self.info = info
-        for peer in self._conductors.values():
+        for peer in self._conductors:
             self._outbox.answer(peer, Welcome(worker=info))
         await self._record(info)
+
+    async def _handle_and_answer(self, peer: PeerId, message: Message) -> None:
+        try:
+            await self._handle(peer, message)
+        finally:
+            await self._outbox.send()
 
     async def _handle(self, peer: PeerId, message: Message) -> None:
         match message:
@@ -193,7 +200,7 @@ class KvstoreWorker:
                 self._suspects.add(hashes)
             case SnapshotBlocks(ticket=ticket):
                 # Events of what has changed since may follow: to hear of it twice does no harm.
-                stored = () if self.tiers is None else tuple(self.tiers.hashes())
+                stored = () if self.tiers is None else tuple(self.tiers.hashes()[:MAX_TOLD])
                 snapshot = BlocksSnapshot(
                     sequence=self._outbox.sequence,
                     hashes=stored,
@@ -202,14 +209,16 @@ class KvstoreWorker:
                 )
                 self._outbox.answer(peer, snapshot)
             case Hello(conductor_id=conductor):
-                self._conductors[conductor] = peer
+                self._conductors[peer] = conductor
                 self._outbox.answer(peer, Welcome(worker=self.info))
             case Unwelcome(reason=reason):
-                raise LayoutMismatch(reason + self.stock.how_to_start_anew())
+                # Objects and other conductors' blocks are here, too: it goes on.
+                reason = reason[:_MAX_LOGGED] + self.stock.how_to_start_anew()
+                log.error("refused_by_conductor", reason=reason, sender=peer.hex())
             case Cancel():
                 pass
             case _:
-                log.warning("unexpected_message", message_type=type(message).__name__)
+                unexpected(self._port, message)
 
     # -- commands ----------------------------------------------------------------------------
 
@@ -221,6 +230,9 @@ class KvstoreWorker:
             tiers = await self.stock.tiers_for(put)
         except (LayoutMismatch, ValueError) as error:
             self._refuse(peer, put.ticket, str(error))
+            return
+        if tiers.loops(put.hashes, put.parent):
+            self._refuse(peer, put.ticket, "a block of these is its own ancestor here")
             return
         now = self._clock.now()
         try:
@@ -249,7 +261,7 @@ class KvstoreWorker:
         self.stock.heed()
 
     def _on_commit(self, peer: PeerId, commit: CommitBlocks) -> None:
-        put = self._puts.pop((peer, commit.ticket), None)
+        put = self._puts.get((peer, commit.ticket))
         if put is None or self.tiers is None:
             reason = f"ticket {commit.ticket} has no reservation here, or it ran out"
             self._refuse(peer, commit.ticket, reason)
@@ -261,6 +273,7 @@ class KvstoreWorker:
         except (CacheError, ValueError) as error:
             self._refuse(peer, commit.ticket, str(error))
             return
+        del self._puts[peer, commit.ticket]
         self._outbox.tell(stored_events(put.reserved, stored))
         self._outbox.answer(peer, BlocksCommitted(ticket=commit.ticket))
         self.stock.heed()
@@ -299,7 +312,7 @@ class KvstoreWorker:
         if self.tiers is not None:
             self.tiers.forget_owner(owner_of(peer))
         self._puts = {key: put for key, put in self._puts.items() if key[0] != peer}
-        self._conductors = {c: p for c, p in self._conductors.items() if p != peer}
+        self._conductors.pop(peer, None)
 
     # -- as time passes ----------------------------------------------------------------------
 

@@ -155,7 +155,8 @@ def put(
         typer.Option(
             min=0,
             max=65536,
-            help="Size of blocks for nodes that have none yet; they are for bytes only then",
+            help="Size of blocks for nodes that have none yet, where no model is served; they are "
+            "for bytes only then. Where one is, its blocks are taken",
         ),
     ] = 0,
     bind: Bind = "127.0.0.1",

@@ -23,7 +23,7 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
 from halfmoon_protocol.objects import HEAD_BYTES, ObjectHead, object_hashes
 from halfmoon_runtime.kvstores import KvstoreClient, Kvstores, KvstoreUnavailable
-from halfmoon_runtime.membership import members
+from halfmoon_runtime.membership import members, model_worker_of
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 from halfmoon_transfer.interface import Piece, TransferError
@@ -121,12 +121,12 @@ class Objects:
         object_hashes(key, 0, 1)  # raises before anything is read
         head = await asyncio.to_thread(_head_of, source)
         reasons: list[str] = []
+        model = model_worker_of((await members(self._store)).values())
         for info in await self._nodes(key, node):
-            layout = info.layout or (bytes_layout(self._block_kib) if self._block_kib else None)
-            if layout is None:
-                reasons.append(
-                    f"{info.worker_id}: it has no block size yet, give one (--block-size-kib)"
-                )
+            try:
+                layout = info.layout or self._layout_of_first(info, model)
+            except NoRoom as error:
+                reasons.append(str(error))
                 continue
             if info.draining:
                 reasons.append(f"{info.worker_id}: it is leaving")
@@ -200,6 +200,28 @@ class Objects:
         infos = (await members(self._store)).values()
         nodes = [i for i in infos if i.role == "kvstore" and only in ("", i.worker_id)]
         return sorted(nodes, key=lambda i: xxhash.xxh3_64_digest(f"{i.worker_id}\0{key}".encode()))
+
+    def _layout_of_first(self, info: WorkerInfo, model: WorkerInfo | None) -> KvLayout:
+        """What the blocks of a node that holds none will be: the model's, where one is served.
+
+        Raises:
+            NoRoom: there is no model and no size was given, or another than the model's.
+        """
+        asked = bytes_layout(self._block_kib) if self._block_kib else None
+        if model is None or model.layout is None:
+            if asked is None:
+                raise NoRoom(
+                    f"{info.worker_id}: it has no block size yet, give one (--block-size-kib)"
+                )
+            return asked
+        if asked is not None and asked.block_bytes != model.layout.block_bytes:
+            raise NoRoom(
+                f"{info.worker_id}: it holds nothing yet, and is to keep KV as {model.worker_id} "
+                f"makes it, in blocks of {model.layout.block_bytes / 1024:g} KiB (model "
+                f"{model.layout.model}); blocks of {self._block_kib} KiB would shut that out: "
+                "leave --block-size-kib out"
+            )
+        return model.layout
 
     async def _find(self, key: str) -> tuple[KvstoreClient, WorkerInfo, KvLayout, ObjectHead]:
         reasons: list[str] = []
@@ -340,7 +362,8 @@ async def open_objects(
         store: the cluster's metadata server.
         cluster_key: the cluster's, if it has one.
         bind: address of this machine at which kvstores could reach it.
-        block_kib: size of blocks at nodes that hold none yet, which it fixes; 0: leave those out.
+        block_kib: size of blocks at nodes that hold none yet, which it fixes, in a cluster that
+            serves no model; 0: leave those out.
     """
     async with AsyncExitStack() as stack:
         network = ZmqNetwork()

@@ -1,0 +1,226 @@
+"""What a kvstore makes of messages that nobody should send."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.testing import SMALL, BlockClient, prompt
+from halfmoon_kvstore.worker import KvstoreWorker
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
+from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.messages import (
+    BlocksCommitted,
+    BlocksLeased,
+    BlocksReserved,
+    CommitBlocks,
+    Hello,
+    KvstoreAddress,
+    KvstoreRefused,
+    LeaseBlocks,
+    Place,
+    ReplicateBlocks,
+    ReserveBlocks,
+    Unwelcome,
+    Welcome,
+    WorkerInfo,
+)
+from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.kvstores import Kvstores
+from halfmoon_runtime.memory_network import MemoryNetwork
+from halfmoon_runtime.serving import FAILED
+from halfmoon_runtime.testing import Caller
+from halfmoon_scheduling.testing import a_worker
+from halfmoon_transfer.engine import TransferEngine
+
+BYTES = msgspec.structs.replace(SMALL, model="halfmoon.bytes", head_dim=64)
+
+
+def n_failed() -> float:
+    """Messages that only the last line of defence has caught."""
+    return sum(s.value for m in FAILED.collect() for s in m.samples if s.name.endswith("_total"))
+
+
+class Node:
+    """A kvstore over the memory network, with a client that it serves well throughout."""
+
+    def __init__(self, worker: KvstoreWorker, network: MemoryNetwork, store: MemoryStore) -> None:
+        self.worker, self.network, self.store = worker, network, store
+
+    async def caller(self) -> Caller:
+        info = self.worker.info
+        return await Caller.dial(self.network, info.commands, info.events)
+
+    async def client(self, name: str) -> BlockClient:
+        return await BlockClient.dial(
+            self.network, self.store, self.worker.info, name, backends=("memory",)
+        )
+
+
+@asynccontextmanager
+async def open_node(model: WorkerInfo | None = None) -> AsyncIterator[Node]:
+    from halfmoon_kvstore.copier import Copier
+
+    before = n_failed()
+    network, store = MemoryNetwork(), MemoryStore()
+    config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1)
+    transfer = TransferEngine.open("kvstore-0", metadata=store, backends=("memory",))
+    memory = transfer.allocate(config.capacity_bytes)
+    port = await network.bind("kvstore-0")
+    info = WorkerInfo(
+        worker_id=WorkerId("kvstore-0"),
+        role="kvstore",
+        generation=1,
+        host="here",
+        commands=port.commands,
+        events=port.events,
+        replicates=True,
+    )
+
+    async def record(info: WorkerInfo) -> None: ...
+
+    async def looked_up() -> WorkerInfo | None:
+        return model
+
+    kvstores = Kvstores(network, 1.0)
+    copier = Copier(kvstores, transfer, memory)
+    worker = KvstoreWorker(
+        port, memory, info, config, SystemClock(), record, None, copier, None, looked_up
+    )
+    task = asyncio.create_task(worker.serve())
+    node = Node(worker, network, store)
+    try:
+        yield node
+        assert not task.done()
+        async with await node.client("victim") as client:
+            await client.put(prompt(99, 5))
+            assert len(await client.get(prompt(99, 5))) == 5
+        if worker.tiers is not None:
+            worker.tiers.memory.check()
+        assert n_failed() == before
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await kvstores.close()
+        await network.close()
+        transfer.close()
+
+
+def reserve(
+    hashes: tuple[BlockHash, ...] | list[BlockHash], layout: KvLayout = SMALL, **more: Any
+) -> ReserveBlocks:
+    fields: dict[str, Any] = {"ticket": Ticket("t"), "parent": None} | more
+    n_tokens = len(hashes) * layout.block_size
+    return ReserveBlocks(hashes=tuple(hashes), layout=layout, token_ids=(0,) * n_tokens, **fields)
+
+
+async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
+    model = msgspec.structs.replace(a_worker("prefill-3"), layout=SMALL)
+    async with open_node(model) as node:
+        stranger = await node.caller()
+        await stranger.say(reserve(prompt(1, 2), BYTES))
+        (refused,) = await stranger.told(KvstoreRefused)
+        assert "halfmoon.bytes" in refused.reason and "prefill-3" in refused.reason
+        assert node.worker.info.layout is None
+        order = ReplicateBlocks(
+            ticket=Ticket("c"),
+            source=KvstoreAddress(WorkerId("none"), 1, "mem://none"),
+            layout=BYTES,
+            hashes=tuple(prompt(1, 1)),
+            parent=None,
+            token_ids=(),
+        )
+        await stranger.say(order)
+        await stranger.told(KvstoreRefused, 2)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        KvLayout(model="m", n_layers=1, n_kv_heads=1, head_dim=1, dtype="float16", block_size=1),
+        KvLayout(model="m", n_layers=9999, n_kv_heads=99, head_dim=99, dtype="float16",
+                 block_size=9999),
+    ],
+    ids=["four bytes", "terabytes"],
+)  # fmt: skip
+async def test_no_layout_takes_the_memory_of_the_process(layout: KvLayout) -> None:
+    async with open_node() as node:
+        stranger = await node.caller()
+        await stranger.say(reserve((BlockHash(b"a" * 16),), layout))
+        (refused,) = await stranger.told(KvstoreRefused)
+        assert "bytes" in refused.reason
+
+
+async def test_a_conductor_that_does_not_want_it_costs_a_log_line() -> None:
+    async with open_node() as node:
+        stranger = await node.caller()
+        await stranger.say(Hello(conductor_id=ConductorId("c"), session=1))
+        await stranger.say(Unwelcome(reason="another layout"))
+        await stranger.say(Hello(conductor_id=ConductorId("c"), session=1))
+        await stranger.told(Welcome, 2)
+
+
+async def test_all_conductors_of_one_name_hear_what_the_node_becomes() -> None:
+    async with open_node() as node:
+        callers = [await node.caller(), await node.caller()]
+        for caller in callers:
+            await caller.say(Hello(conductor_id=ConductorId("c"), session=1))
+            await caller.told(Welcome)
+        await callers[0].say(reserve(prompt(1, 1)))
+        for caller in callers:
+            _, changed = await caller.told(Welcome, 2)
+            assert changed.worker.layout == SMALL
+
+
+async def test_a_commit_with_wrong_sums_can_be_said_again_rightly() -> None:
+    async with open_node() as node:
+        stranger = await node.caller()
+        await stranger.say(reserve(prompt(1, 2)))
+        await stranger.told(BlocksReserved)
+        await stranger.say(CommitBlocks(ticket=Ticket("t"), checksums=(1,)))
+        await stranger.told(KvstoreRefused)
+        await stranger.say(CommitBlocks(ticket=Ticket("t"), checksums=(1, 2)))
+        await stranger.told(BlocksCommitted)
+        await stranger.say(CommitBlocks(ticket=Ticket("t"), checksums=(1, 2)))
+        await stranger.told(KvstoreRefused, 2)
+
+
+async def test_a_block_that_would_come_before_itself_is_refused() -> None:
+    a, b, c = prompt(1, 3)
+    async with open_node() as node:
+        stranger = await node.caller()
+        await stranger.say(reserve((a, b, a)), reserve((a,), parent=a))
+        for refused in await stranger.told(KvstoreRefused, 2):
+            assert "named twice" in refused.reason
+        await stranger.say(reserve((b,), parent=a, ticket=Ticket("1")))
+        await stranger.say(reserve((c,), parent=b, ticket=Ticket("2")))
+        await stranger.say(reserve((a,), parent=c, ticket=Ticket("3")))
+        assert "ancestor" in (await stranger.told(KvstoreRefused, 3))[-1].reason
+
+
+async def test_a_source_that_leases_nonsense_costs_its_order() -> None:
+    async with open_node() as node:
+        liar = await node.network.bind("liar")
+        stranger = await node.caller()
+        order = ReplicateBlocks(
+            ticket=Ticket("c"),
+            source=KvstoreAddress(WorkerId("liar"), 1, liar.commands),
+            layout=SMALL,
+            hashes=tuple(prompt(1, 2)),
+            parent=None,
+            token_ids=(),
+        )
+        await stranger.say(order)
+        peer, asked = await liar.receive()
+        assert isinstance(asked, LeaseBlocks)
+        places = (Place(prompt(2, 1)[0], 0, 1),)
+        region = node.worker.stock.region
+        leased = BlocksLeased(ticket=asked.ticket, region=region, places=places, expires_s=9.0)
+        await liar.send(peer, leased)
+        (refused,) = await stranger.told(KvstoreRefused)
+        assert "not asked for" in refused.reason
