@@ -3,17 +3,21 @@
 import asyncio
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.gateway import Gateway
-from halfmoon_conductor.hub import Hub
+from halfmoon_conductor.generation import GenerationRequest
+from halfmoon_conductor.hub import Hub, _Member
 from halfmoon_conductor.shell import Shell
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
 from halfmoon_protocol.messages import (
     AnyMessage,
     Cancel,
+    DecodeLoad,
+    DecodeReserved,
     Hello,
     Message,
     Produced,
@@ -21,12 +25,15 @@ from halfmoon_protocol.messages import (
     Unwelcome,
     Welcome,
 )
+from halfmoon_protocol.sampling import Finish, Sampling, Stopping
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.network import PeerUnreachable, Port
+from halfmoon_runtime.serving import FAILED
 from halfmoon_scheduling.conductor import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.testing import a_worker
+from halfmoon_scheduling.events import MessageReceived, WorkerJoined
+from halfmoon_scheduling.testing import LAYOUT, a_landing, a_prefill_done, a_worker
 
 DECODE = WorkerId("decode-0")
 
@@ -127,3 +134,117 @@ async def test_a_refused_worker_is_told_why_and_not_dialled_again() -> None:
         await link.close()
         await running.until(lambda: running.hub.refusals() == {DECODE: "another layout"})
         assert len(running.network.links) == 1
+
+
+R1 = RequestId("cmpl-1")
+
+
+class Served(Running):
+    """The same with a request that decode-0 runs, by its own messages and a prefill's."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    async def __aenter__(self) -> "Served":
+        await super().__aenter__()
+        shell = self.hub.shell
+        for name in ("prefill-0", "decode-1"):
+            member = _Member(a_worker(name), outbox=asyncio.Queue())
+            self.hub._members[WorkerId(name)] = member
+            shell.post(WorkerJoined(member.info))
+        self.link = self.network.links[0]
+        asked = GenerationRequest(
+            request_id=R1,
+            prompt_token_ids=(1, 2, 3),
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_new_tokens=4),
+        )
+
+        async def ask() -> None:
+            async for event in self.hub.gateway.generate(asked):
+                self.tokens.append(event.token)
+
+        self.client = asyncio.create_task(ask())
+        await self.until(lambda: R1 in self.core.cluster.decodes.requests(DECODE))
+        reserved = DecodeReserved(request_id=R1, landing=a_landing("decode-0"), expires_s=60.0)
+        self.say(reserved)
+        shell.post(MessageReceived(WorkerId("prefill-0"), a_prefill_done(R1)))
+        await self.until(lambda: self.core.decodes_at(R1) == DECODE)
+        return self
+
+    def say(self, message: AnyMessage) -> None:
+        """As if it came from decode-0, and was read."""
+        self.hub._on_message(self.hub._members[DECODE], message)
+
+    def say_as(self, worker: str, message: AnyMessage) -> None:
+        fresh = _Member(a_worker(worker), outbox=asyncio.Queue())
+        member = self.hub._members.setdefault(WorkerId(worker), fresh)
+        self.hub._on_message(member, message)
+
+
+def a_step(step: int, token: int, finish: Finish = "") -> TokensProduced:
+    return TokensProduced(step=step, produced=(Produced(R1, token, finish),))
+
+
+async def test_a_step_said_twice_or_late_gives_its_tokens_once() -> None:
+    async with Served() as at:
+        for step in (a_step(1, 11), a_step(1, 11), a_step(2, 12), a_step(1, 11), a_step(2, 12)):
+            at.say(step)
+        at.say(a_step(3, 13, "length"))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+
+
+async def test_tokens_from_another_worker_than_the_requests_own_reach_no_client() -> None:
+    async with Served() as at:
+        at.say_as("decode-1", a_step(1, 666))
+        at.say_as("decode-1", a_step(2, 666, "stop"))
+        at.say_as("prefill-0", a_step(3, 666, "stop"))
+        for step in range(1, 4):
+            at.say(a_step(step, 10 + step, "length" if step == 3 else ""))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+
+
+async def test_a_worker_that_goes_on_past_the_last_token_is_stopped() -> None:
+    async with Served() as at:
+        for step in range(1, 9):
+            at.say(a_step(step, 10 + step))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+        await at.until(lambda: Cancel(request_id=R1) in at.link.told)
+        assert at.core.phase_of(R1) is None
+
+
+async def test_a_worker_that_speaks_for_another_one_is_not_heard() -> None:
+    async with Served() as at:
+        at.say(Welcome(worker=a_worker("decode-1", generation=9)))
+        known = at.core.cluster.get(WorkerId("decode-1"))
+        assert known is not None and known.generation == 1
+
+
+async def test_a_message_that_can_not_be_handled_costs_itself(monkeypatch: Any) -> None:
+    async with Served() as at:
+
+        def broken(*_: Any) -> None:
+            raise KeyError("a mistake of ours")
+
+        before = FAILED.labels("DecodeLoad")._value.get()
+        monkeypatch.setattr(at.core.cluster.decodes, "on_load", broken)
+        load = DecodeLoad(
+            n_running=0, n_reserved=0, context_tokens=0, free_pages=1, n_pages=1, step_s=0.0
+        )
+        at.link.inbox.put_nowait(load)
+        for step in range(1, 4):
+            at.link.inbox.put_nowait(a_step(step, 10 + step, "length" if step == 3 else ""))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+        assert FAILED.labels("DecodeLoad")._value.get() == before + 1
+
+
+async def test_a_kvstore_of_another_layout_is_named_and_not_sent_away() -> None:
+    async with Served() as at:
+        other = msgspec.structs.replace(LAYOUT, model="halfmoon.bytes")
+        at.say_as("kvstore-0", Welcome(worker=a_worker("kvstore-0", layout=other)))
+        assert at.hub.refusals() == {}
+        assert list(at.hub._unused) == ["kvstore-0"]

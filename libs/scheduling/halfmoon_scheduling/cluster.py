@@ -44,8 +44,8 @@ class Cluster:
         """
         self._costs = costs
         self._block_size = block_size
-        #: What all KV bytes mean: set by the first worker that has a layout, and forgotten
-        #: with the last one.
+        #: What all KV bytes mean: set by the first prefill or decode worker, and forgotten with
+        #: the last one. A kvstore follows: one that holds blocks of something else is not used.
         self.layout: KvLayout | None = None
         self.model = ""
         self._infos: dict[WorkerId, WorkerInfo] = {}
@@ -83,10 +83,8 @@ class Cluster:
         self._require_fit(info)
         self._infos[info.worker_id] = info
         self._forget_crews()
-        if info.layout is not None and self.layout is None:
-            self.layout = info.layout
-        if info.layout is not None and not self.model:
-            self.model = info.model
+        if info.layout is not None and info.role != "kvstore":
+            self._means(info.layout, self.model or info.model)
         if info.role == "prefill":
             self.prefills.join(info)
             self._homes.pop(info.worker_id, None)
@@ -107,9 +105,8 @@ class Cluster:
         else:
             self._homes.clear()
         self._costs.forget(worker_id)
-        if all(other.layout is None for other in self._infos.values()):
-            self.layout = None
-            self.model = ""
+        if all(other.role == "kvstore" for other in self._infos.values()):
+            self._means(None, "")
 
     def home_of(self, prefill: WorkerId) -> WorkerId | None:
         """The kvstore that a live prefill worker keeps its blocks in."""
@@ -129,10 +126,23 @@ class Cluster:
 
     # -- who can take work -------------------------------------------------------------------
 
+    @property
+    def unused_kvstores(self) -> dict[WorkerId, str]:
+        """Live kvstores that hold blocks of another layout, each with what differs."""
+        unused = {}
+        for info in self._infos.values():
+            if self.layout is not None and info.role == "kvstore" and not self._is_of_use(info):
+                assert info.layout is not None
+                try:
+                    self.layout.require_same(info.layout, "the cluster", info.worker_id)
+                except LayoutMismatch as error:
+                    unused[info.worker_id] = str(error)
+        return unused
+
     def crew(self, role: Role) -> Crew:
         """Live workers of a role that take new work, in the order of their ids."""
         if (found := self._crews.get(role)) is None:
-            infos = (i for i in self._infos.values() if i.role == role and not i.draining)
+            infos = (i for i in self._infos.values() if i.role == role and self._takes_work(i))
             found = Crew.of(sorted(infos, key=lambda info: info.worker_id))
             self._crews[role] = found
         return found
@@ -201,9 +211,9 @@ class Cluster:
         for info in self._infos.values():
             assert (info.worker_id in self.prefills) == (info.role == "prefill")
             assert (info.worker_id in self.decodes) == (info.role == "decode")
-            assert info.layout is None or info.layout == self.layout
+            assert info.role == "kvstore" or info.layout == self.layout
         if self.layout is not None:
-            assert any(info.layout is not None for info in self._infos.values())
+            assert any(info.role != "kvstore" for info in self._infos.values())
         self.prefills.check()
         self.decodes.check()
         for worker_id, home in self._homes.items():
@@ -211,9 +221,23 @@ class Cluster:
             assert home is None or self._infos[home].role == "kvstore"
         for role, found in self._crews.items():
             assert {i.worker_id for i in found.workers} == {
-                i.worker_id for i in self._infos.values() if i.role == role and not i.draining
+                i.worker_id for i in self._infos.values() if i.role == role and self._takes_work(i)
             }
         assert self._groups in (None, complete_groups(self.accepting("prefill")))
+
+    def _means(self, layout: KvLayout | None, model: str) -> None:
+        """What KV bytes mean here from now on, and so which kvstores are of use."""
+        if layout != self.layout:
+            self._homes.clear()
+            self._forget_crews()
+        self.layout, self.model = layout, model
+
+    def _takes_work(self, info: WorkerInfo) -> bool:
+        return not info.draining and self._is_of_use(info)
+
+    def _is_of_use(self, info: WorkerInfo) -> bool:
+        """Whether its blocks are the cluster's KV; one that holds nothing yet will hold that."""
+        return self.layout is None or info.layout in (None, self.layout)
 
     def _forget_crews(self) -> None:
         self._crews.clear()
@@ -221,10 +245,10 @@ class Cluster:
         self._local_tokens = None
 
     def _require_fit(self, info: WorkerInfo) -> None:
+        if info.role == "kvstore":
+            return  # it has its own life: see `unused_kvstores`
         if info.layout is None:
-            if info.role != "kvstore":
-                raise UnfitWorker(f"{info.role} worker {info.worker_id} states no KV layout")
-            return
+            raise UnfitWorker(f"{info.role} worker {info.worker_id} states no KV layout")
         if self._block_size not in (None, info.layout.block_size):
             raise UnfitWorker(
                 f"block_size is {self._block_size} by the conductor's settings, "

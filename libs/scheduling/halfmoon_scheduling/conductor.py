@@ -10,6 +10,8 @@ from collections import Counter, deque
 from collections.abc import Collection
 from typing import NamedTuple, assert_never
 
+import msgspec
+
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import (
@@ -53,6 +55,7 @@ from halfmoon_scheduling.events import (
     WorkerJoined,
     WorkerLost,
 )
+from halfmoon_scheduling.landings import landing_fault
 from halfmoon_scheduling.lifecycle import Lifecycle
 from halfmoon_scheduling.placer import Placer
 from halfmoon_scheduling.prefix_index import KvFollower, PrefixIndex
@@ -142,6 +145,18 @@ class Conductor:
         tracked = self._requests.get(request_id)
         return 0 if tracked is None else len(tracked.request.token_ids)
 
+    def decodes_at(self, request_id: RequestId) -> WorkerId | None:
+        """The decode worker whose tokens a request waits for; None: no worker's."""
+        tracked = self._requests.get(request_id)
+        return tracked.decode if tracked and tracked.phase is Phase.DECODING else None
+
+    def holds_at(self, request_id: RequestId) -> WorkerId | None:
+        """The decode worker where a request holds pages, or still does though it is over."""
+        if (tracked := self._requests.get(request_id)) is not None:
+            return tracked.decode
+        stopping = self._requests.stopping(request_id)
+        return None if stopping is None else stopping.decode
+
     def prefill_of(self, request_id: RequestId) -> WorkerId | None:
         """The prefill worker of a request that is placed and not over."""
         tracked = self._requests.get(request_id)
@@ -186,7 +201,9 @@ class Conductor:
 
     def _on_message(self, worker_id: WorkerId, message: AnyMessage, now: float) -> list[AnyCommand]:
         if isinstance(message, Welcome):
-            return self._on_worker_joined(message.worker, now)
+            # A worker speaks for itself alone.
+            own = message.worker.worker_id == worker_id
+            return self._on_worker_joined(message.worker, now) if own else []
         if worker_id not in self.cluster:
             return []  # late, from a worker that was lost or refused
         match message:
@@ -236,6 +253,10 @@ class Conductor:
         if tracked.phase is not Phase.RESERVING:
             return []
         assert tracked.placement is not None
+        if landing_fault(message, len(tracked.request.token_ids), self.cluster.layout):
+            full_until_s = now + self.config.reserve_timeout_s
+            commands = self._requests.send(worker_id, Cancel(request_id=request_id))
+            return commands + self._requests.try_elsewhere(tracked, worker_id, full_until_s, now)
         chosen, request = tracked.placement.chosen, tracked.request
         self.cluster.decodes.landing(worker_id, request_id)
         if chosen.workers:
@@ -296,6 +317,8 @@ class Conductor:
         if tracked is None:
             return self._on_prefill_stopped(worker_id, message.request_id)
         assert tracked.placement is not None and tracked.placement.decode is not None
+        if message.n_cached >= len(tracked.request.token_ids):  # at least one was computed
+            message = msgspec.structs.replace(message, n_cached=0)
         self._placer.learn(tracked.placement, tracked.request, message, now)
         self._requests.accuracy.observe(
             "ttft", tracked.first_token_s - tracked.arrived_s, now - tracked.arrived_s

@@ -55,7 +55,12 @@ def complete_groups(workers: Iterable[WorkerInfo]) -> tuple[Group, ...]:
             members.setdefault(info.stage.index, info)
     groups = []
     for (name, n_stages), members in sorted(stages.items()):
-        if n_stages < 2 or members.keys() != set(range(n_stages)):
+        # The count is a worker's word: nothing may be as large as it says.
+        if (
+            n_stages < 2
+            or len(members) != n_stages
+            or not 0 <= min(members) <= max(members) < n_stages
+        ):
             continue
         infos = [members[index] for index in range(n_stages)]
         costs = [info.prefill_cost or PrefillCost() for info in infos]

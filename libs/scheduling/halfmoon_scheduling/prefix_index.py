@@ -178,6 +178,8 @@ class _Stream:
     required: int = -1
     #: What came while a snapshot is awaited, without gaps.
     buffered: list[KvEventBatch] = field(default_factory=list)
+    #: A snapshot was too old, and another one was asked for at once.
+    asked_again: bool = False
     #: The kvstore began anew while a snapshot was awaited, which may tell of the old start.
     restarted: bool = False
 
@@ -279,17 +281,22 @@ class KvFollower:
         """A snapshot came, the state after event `sequence`.
 
         One that is too old is asked for once more: several may be under way, and the newest
-        need not come last.
+        need not come last. If that one is too old as well, the next is left to `overdue`: a
+        kvstore whose numbers never fit must not keep both sides busy.
         """
         stream = self._streams.get(worker)
         if stream is None or not (stream.awaits_snapshot or sequence > stream.applied):
             return False
         if stream.awaits_snapshot and (stream.restarted or sequence < stream.required):
             stream.restarted = False
+            if stream.asked_again:
+                stream.asked_s = now
+                return False
+            stream.asked_again = True
             return self._await_snapshot(stream, now)
         self._index.replace(worker, hashes)
         stream.applied = sequence
-        stream.awaits_snapshot = False
+        stream.awaits_snapshot = stream.asked_again = False
         for batch in stream.buffered:
             if batch.sequence > stream.applied:
                 self._apply(worker, stream, batch)

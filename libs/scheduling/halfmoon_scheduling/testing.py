@@ -99,7 +99,9 @@ def a_request(
     )
 
 
-def a_landing(decode: str, pages: tuple[int, ...] = (0, 1, 2), *, generation: int = 1) -> Landing:
+def a_landing(
+    decode: str, pages: tuple[int, ...] = tuple(range(64)), *, generation: int = 1
+) -> Landing:
     """Pages of a decode worker, as it would announce them."""
     region = Region(segment=decode, generation=generation, key=bytes(16), length=1 << 20)
     return Landing(region=region, pages=pages, layout=LAYOUT)

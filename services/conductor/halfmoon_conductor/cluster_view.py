@@ -37,10 +37,11 @@ class _Queues(NamedTuple):
 def cluster_view(observer: Observer, hub: Hub, about: About, now: float) -> dict[str, Any]:
     """All of it, ready to be written as JSON."""
     core = observer.core
-    refusals = hub.refusals()
+    refusals, unused = hub.refusals(), core.cluster.unused_kvstores
     queues = _Queues(core.cluster.prefills.queues_s(now), core.cluster.decodes.loads_s())
     workers = [
-        _record(info) | _lately(observer, info, queues, now) for info in core.cluster.workers()
+        _record(info, unused.get(info.worker_id, "")) | _lately(observer, info, queues, now)
+        for info in core.cluster.workers()
     ]
     workers += [_record(info, refusals[info.worker_id]) for info in hub.refused()]
     layout, pools = core.cluster.layout, core.loads(now)

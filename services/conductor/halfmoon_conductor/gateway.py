@@ -159,6 +159,13 @@ class Gateway:
         stream.out.put_nowait(TokenEvent(token, ending, told, score, prompt_scores, stages))
         return True
 
+    def n_left(self, request_id: RequestId) -> int:
+        """Tokens that the client may still get; 0 when it is gone or the try is over."""
+        stream = self._streams.get(origin(request_id))
+        if stream is None or stream.over or stream.current != request_id:
+            return 0
+        return stream.request.stopping.max_new_tokens - len(stream.tokens)
+
     def n_produced(self, request_id: RequestId) -> int:
         """Tokens that this try has delivered; 0 when its client is gone."""
         stream = self._streams.get(origin(request_id))

@@ -7,6 +7,7 @@ lost at once; while its lease lives, it is dialled again.
 
 import asyncio
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,11 +30,14 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_runtime.drops import drop
 from halfmoon_runtime.membership import MemberChanged, MemberGone, MemberJoined, watch_members
 from halfmoon_runtime.network import Link, Network, PeerUnreachable
+from halfmoon_runtime.serving import failed
 from halfmoon_scheduling.events import (
     KvChanged,
     MessageReceived,
+    RequestCancelled,
     RequestFinished,
     Tick,
     WorkerJoined,
@@ -47,6 +51,8 @@ _OUTBOX = 10_000
 _REDIAL_S = 0.2
 _TICK_S = 0.05
 _POLL_S = 0.25
+#: Characters of a worker's reason that are kept: it goes into logs and answers.
+_MAX_REASON = 2000
 
 
 @dataclass
@@ -61,6 +67,8 @@ class _Member:
     joined: bool = False
     #: Why it is not used; empty when it is.
     refused: str = ""
+    #: Number of the newest step whose tokens came over the present link; 0: none, or unnumbered.
+    step: int = 0
 
 
 @dataclass
@@ -77,6 +85,8 @@ class Hub:
     _sessions: "itertools.count[int]" = field(
         default_factory=lambda: itertools.count(1), init=False
     )
+    #: Kvstores with blocks of another layout that were logged, each with what differs.
+    _unused: dict[WorkerId, str] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -112,7 +122,8 @@ class Hub:
         member.refused = reason
         member.joined = False
         if member.outbox is not None:
-            member.outbox.put_nowait(Unwelcome(reason=reason))
+            with suppress(asyncio.QueueFull):
+                member.outbox.put_nowait(Unwelcome(reason=reason))
 
     def refusals(self) -> dict[WorkerId, str]:
         """Workers that are there and not used, each with the reason."""
@@ -154,12 +165,16 @@ class Hub:
         while not member.refused:
             link = await self.network.dial(member.info.commands, member.info.events)
             outbox: asyncio.Queue[Message] = asyncio.Queue(_OUTBOX)
-            member.outbox = outbox
+            member.outbox, member.step = outbox, 0
             outbox.put_nowait(Hello(conductor_id=self.conductor_id, session=next(self._sessions)))
             writer = asyncio.create_task(self._write(member, link, outbox))
             try:
                 while True:
-                    self._on_message(member, await link.receive())
+                    message = await link.receive()
+                    try:
+                        self._on_message(member, message)
+                    except Exception:  # a mistake of ours: it costs this message
+                        failed(message, member.info.worker_id)
             except PeerUnreachable as error:
                 self._lose(member, str(error))
             finally:
@@ -183,42 +198,74 @@ class Hub:
             return
         match message:
             case TokensProduced():
-                self._on_tokens(worker_id, message)
+                self._on_tokens(member, message)
             case Welcome(worker=info) if info.worker_id == worker_id:
                 member.info = info
                 if not member.joined:
                     log.info("worker_joined", worker_id=worker_id, role=info.role)
                 member.joined = True
                 self.shell.post(WorkerJoined(info))
+                self._note_unused()
+            case Welcome(worker=info):
+                drop("foreign", member.info.commands, f"{worker_id} speaks for {info.worker_id}")
             case PrefillDone():
                 self.metrics.on_prefill_done(worker_id, message)
                 if message.score is not None or message.prompt_scores:
-                    self.gateway.note_scores(message)
+                    if self.shell.core.prefill_of(message.request_id) == worker_id:
+                        self.gateway.note_scores(message)
                     # The core decides nothing by them.
                     message = msgspec.structs.replace(message, score=None, prompt_scores=())
                 self.shell.post(MessageReceived(worker_id, message))
             case KvEventBatch():
                 self.shell.post(KvChanged(worker_id, message))
             case _:
-                self.shell.post(MessageReceived(worker_id, message))
+                self.shell.post(MessageReceived(worker_id, _short(message)))
 
-    def _on_tokens(self, worker_id: WorkerId, message: TokensProduced) -> None:
+    def _on_tokens(self, member: _Member, message: TokensProduced) -> None:
         """Tokens skip the core; that a request is finished does not."""
+        worker_id, core = member.info.worker_id, self.shell.core
+        if 0 < message.step <= member.step:
+            drop("duplicate", member.info.commands, f"step {message.step} of {worker_id}")
+            return
+        member.step = message.step
         scores = dict(message.scores)
         for produced in message.produced:
+            if core.decodes_at(produced.request_id) != worker_id:
+                # Of a try that is over; or it does not run there, and may not be freed either.
+                if core.holds_at(produced.request_id) != worker_id:
+                    self.send(worker_id, Cancel(request_id=produced.request_id))
+                continue
+            # A worker that goes on past the last token is stopped, whatever it says.
+            runs_on = not produced.finish and self.gateway.n_left(produced.request_id) == 1
             wanted = self.gateway.deliver(
                 produced.request_id,
                 produced.token,
-                produced.finish,
+                "length" if runs_on else produced.finish,
                 score=scores.get(produced.request_id),
             )
             if produced.finish:
                 n_new = self.gateway.n_produced(produced.request_id)
                 self.shell.post(RequestFinished(produced.request_id, n_new))
-            elif not wanted:
-                self.send(worker_id, Cancel(request_id=produced.request_id))
+            elif runs_on or not wanted:
+                self.shell.post(RequestCancelled(produced.request_id))
+
+    def _note_unused(self) -> None:
+        """Name kvstores that hold blocks of another layout, each once."""
+        unused = self.shell.core.cluster.unused_kvstores
+        for worker_id, reason in unused.items():
+            if self._unused.get(worker_id) != reason:
+                log.error("kvstore_not_used", worker_id=worker_id, reason=reason)
+        self._unused = unused
 
     async def _tick(self) -> None:
         while True:
             self.shell.post(Tick())
             await asyncio.sleep(_TICK_S)
+
+
+def _short(message: AnyMessage) -> AnyMessage:
+    """A message whose reason, if it has one, is not endless."""
+    reason = getattr(message, "reason", "")
+    if len(reason) <= _MAX_REASON:
+        return message
+    return msgspec.structs.replace(message, reason=reason[:_MAX_REASON])
