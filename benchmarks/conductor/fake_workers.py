@@ -36,6 +36,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_protocol.regions import Landing, Region
+from halfmoon_protocol.sampling import Finish
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
 from halfmoon_runtime.zmq_network import ZmqNetwork
@@ -77,7 +78,7 @@ class FakeWorker:
         produced: dict[PeerId, list[Produced]] = {}
         for request_id, running in [*self._running.items()]:
             running.n_left -= 1
-            finish = "" if running.n_left else "length"
+            finish: Finish = "" if running.n_left else "length"
             produced.setdefault(running.peer, []).append(Produced(request_id, token, finish))
             if finish:
                 del self._running[request_id]
