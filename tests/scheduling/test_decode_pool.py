@@ -48,7 +48,7 @@ def load(n_running: int, n_reserved: int, context_tokens: int, free_pages: int) 
 
 
 def candidate(pool: DecodePool) -> DecodeCandidate:
-    (found,) = pool.candidates([a_worker("decode-0")], 60.0)
+    (found,) = pool.candidates([a_worker("decode-0")])
     pool.check()
     return found
 
@@ -93,15 +93,20 @@ def test_what_a_load_did_not_count_can_not_be_taken_from_it() -> None:
 def test_who_said_it_is_full_gets_nothing_until_a_load_or_a_release_or_the_time() -> None:
     for hint in ("load", "release", "time"):
         pool = with_one_of_each()
+        pool.on_load(D0, load(1, 1, 400, 70))
         pool.refused(D0, 70.0)
-        assert pool.candidates([a_worker("decode-0")], 69.9) == []
+        pool.time_passed(69.9)
+        pool.on_load(D0, load(1, 1, 400, 70))  # no more room than by its last report
+        assert pool.candidates([a_worker("decode-0")]) == []
         pool.release(D0, ASKED)  # it never had the pages of that one
-        assert pool.candidates([a_worker("decode-0")], 69.9) == []
+        assert pool.candidates([a_worker("decode-0")]) == []
         if hint == "load":
-            pool.on_load(D0, load(1, 1, 400, 70))
+            pool.on_load(D0, load(1, 1, 400, 71))
         elif hint == "release":
             pool.release(D0, LANDING)
-        assert len(pool.candidates([a_worker("decode-0")], 70.0 if hint == "time" else 60.0)) == 1
+        else:
+            pool.time_passed(70.0)
+        assert len(pool.candidates([a_worker("decode-0")])) == 1
 
 
 def test_a_worker_that_goes_takes_all_claims_on_it_along() -> None:

@@ -175,8 +175,8 @@ class Conductor:
         if self._requests.room_made:
             for tracked, done in self._requests.doors.ready(now):
                 commands = commands + self._go_on(tracked, done, now)
-            commands = commands + self._requests.place_waiting(now)
-        return commands
+            self._requests.room_made = False
+        return commands + self._requests.place_waiting(now)
 
     def _dispatch(self, event: AnyEvent, now: float) -> list[AnyCommand]:
         match event:
@@ -362,6 +362,7 @@ class Conductor:
         commands = self._requests.send(tracked.decode, Cancel(request_id=message.request_id))
         if not message.invalid:
             self._placer.avoid(message.request_id, message.culprit or worker_id)
+            self._requests.workers_changed()
         culprit = self.cluster.get(message.culprit) if message.culprit is not None else None
         if (
             culprit is not None
@@ -436,7 +437,7 @@ class Conductor:
             if known is not None:
                 commands += self._on_worker_lost(info.worker_id, str(error), now)
             return [*commands, RefuseWorker(info.worker_id, str(error))]
-        self._requests.room_made = True
+        self._requests.workers_changed()
         if info.role == "kvstore" and known is None and self._follower.joined(info.worker_id, now):
             commands += self._requests.send(info.worker_id, SnapshotBlocks())
         return commands

@@ -46,8 +46,8 @@ class _Decode:
     #: The part of `n_requests` and `context_tokens` that is running.
     n_running: int = 0
     running_tokens: int = 0
-    #: It refused a reservation: until then, or until it reports, nothing new.
-    full_until_s: float = float("-inf")
+    #: Free pages and requests of its last report; None before the first one.
+    reported: tuple[int, int] | None = None
     #: This worker as placement sees it; None when something has changed.
     candidate: DecodeCandidate | None = None
     #: The same for prefilling there.
@@ -74,6 +74,11 @@ class DecodePool:
         self._pending = Starts()
         #: Over all workers, by what they run now.
         self._mean = MeanStep(costs)
+        #: Workers that may have room for more since `take_roomier` was asked last.
+        self._roomier: set[WorkerId] = set()
+        #: Workers that refused a reservation, and until when nothing new is asked of them: to the
+        #: clock's first look after that, or to a report of more room.
+        self._full: dict[WorkerId, float] = {}
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -88,6 +93,7 @@ class DecodePool:
         cost = info.decode_cost or DecodeCost()
         if (worker := self._workers.get(info.worker_id)) is None:
             self._workers[info.worker_id] = _Decode(info, cost, free_pages=info.n_blocks)
+            self._roomier.add(info.worker_id)
         else:
             worker.info, worker.cost = info, cost
             worker.candidate = worker.terms = None
@@ -99,13 +105,16 @@ class DecodePool:
             self.release(worker_id, request_id)
         del self._workers[worker_id]
         self._mean.drop(worker_id)
+        self._roomier.discard(worker_id)
+        self._full.pop(worker_id, None)
 
-    def candidates(self, workers: Iterable[WorkerInfo], now: float) -> list[DecodeCandidate]:
+    def candidates(self, workers: Iterable[WorkerInfo]) -> list[DecodeCandidate]:
         """These workers as placement sees them; without those that said they are full."""
+        if self._full:
+            workers = [info for info in workers if info.worker_id not in self._full]
         return [
-            decode.candidate or self._renew(decode)
+            (decode := self._workers[info.worker_id]).candidate or self._renew(decode)
             for info in workers
-            if (decode := self._workers[info.worker_id]).full_until_s <= now
         ]
 
     def with_terms(
@@ -188,11 +197,30 @@ class DecodePool:
             self._runs(worker)
         (self._running if stay.running else self._pending).remove(request_id, stay.start_s)
         if held.state != "asked":
-            worker.full_until_s = float("-inf")
+            self._full.pop(worker_id, None)
+        self._roomier.add(worker_id)
 
     def refused(self, worker_id: WorkerId, until_s: float) -> None:
-        """A worker has no room: it gets nothing new until then, or until it reports."""
-        self._workers[worker_id].full_until_s = until_s
+        """A worker has no room: it gets nothing new until then, or until it reports more room
+        than in its last report."""
+        self._full[worker_id] = until_s
+
+    def time_passed(self, now: float) -> None:
+        """Workers that refused may be asked again when their time is over."""
+        for worker_id in [w for w, until_s in self._full.items() if until_s <= now]:
+            del self._full[worker_id]
+            self._roomier.add(worker_id)
+
+    # -- room for those who wait -------------------------------------------------------------
+
+    def take_roomier(self) -> set[WorkerId]:
+        """Workers that may have room for more than when this was asked last; no others have."""
+        roomier, self._roomier = self._roomier, set()
+        return roomier
+
+    def has_room(self, worker_id: WorkerId, n_pages: int) -> bool:
+        """Whether a live worker would be asked for so many pages."""
+        return worker_id not in self._full and self._workers[worker_id].free_pages >= n_pages
 
     def decoded_for(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
         """Seconds that a request has been running there; it does."""
@@ -211,13 +239,20 @@ class DecodePool:
         asked = [held for held in worker.held.values() if held.state == "asked"]
         coming = [held for held in worker.held.values() if held.state != "running"]
         ours = [held for held in worker.held.values() if held.state == "running"]
+        n_free_before = worker.free_pages
         worker.free_pages = load.free_pages - sum(held.n_pages for held in asked)
         worker.n_requests = load.n_running + load.n_reserved + len(asked)
         worker.context_tokens = load.context_tokens + sum(held.stay.n_tokens for held in coming)
         # What was started a moment ago may not be in the report.
         worker.n_running = max(load.n_running, len(ours))
         worker.running_tokens = max(load.context_tokens, sum(h.stay.n_tokens for h in ours))
-        worker.full_until_s = float("-inf")
+        reported = load.free_pages, load.n_running + load.n_reserved
+        if _is_roomier(reported, than=worker.reported):
+            self._full.pop(worker_id, None)
+            self._roomier.add(worker_id)
+        elif worker.free_pages > n_free_before:
+            self._roomier.add(worker_id)
+        worker.reported = reported
         worker.candidate = worker.terms = None
         if load.n_running:
             self._costs.observe_step(
@@ -324,3 +359,9 @@ class DecodePool:
             assert worker.terms in (None, self._terms(worker))
             for one in worker.held.values():
                 assert one.stay.running == (one.state == "running")
+        assert self._roomier <= self._workers.keys() >= self._full.keys()
+
+
+def _is_roomier(reported: tuple[int, int], than: tuple[int, int] | None) -> bool:
+    """Whether more pages are free, or fewer requests there, than by the report before."""
+    return than is None or reported[0] > than[0] or reported[1] < than[1]

@@ -28,6 +28,7 @@ from halfmoon_scheduling.door import Doors
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.forecast import Stay
 from halfmoon_scheduling.limits import TooLong
+from halfmoon_scheduling.page_queue import Lack, PageQueue, Rank
 from halfmoon_scheduling.placement import Job, Placement
 from halfmoon_scheduling.placer import Placer
 from halfmoon_scheduling.replication import Replicator
@@ -39,9 +40,6 @@ from halfmoon_scheduling.stopping import Stopping, Stoppings
 RETRY_S = 1.0
 #: Requests held back that are looked at in vain at the most, each time one is let in.
 MAX_VAIN_LOOKS = 4
-
-
-_Rank = tuple[int, int, RequestId]
 
 
 class Lifecycle:
@@ -63,9 +61,10 @@ class Lifecycle:
         self.decisions: deque[Decision] = deque(maxlen=config.kept_decisions)
         #: In the order of arrival.
         self._requests: dict[RequestId, Tracked] = {}
-        #: Ranks of those in phase WAITING, sorted; likewise those in phase DEFERRED.
-        self._waiting: list[_Rank] = []
-        self._deferred: list[_Rank] = []
+        #: Exactly those in phase WAITING.
+        self._waiting = PageQueue(cluster.decodes)
+        #: Ranks of those in phase DEFERRED, sorted.
+        self._deferred: list[Rank] = []
         #: Disjoint from `_requests`.
         self._stopping = Stoppings(cluster)
         self._n_arrived = 0
@@ -77,8 +76,10 @@ class Lifecycle:
         self.refusals: Counter[str] = Counter()
         #: How true predictions came.
         self.accuracy = Accuracy()
-        #: Set when something may have made room for those who wait; whoever serves them
-        #: clears it.
+        #: When deadlines were looked at last.
+        self._ticked_s = 0.0
+        #: Set when something may have made room at a decode worker's door; the conductor
+        #: clears it when it has looked there.
         self.room_made = False
 
     # -- looking -----------------------------------------------------------------------------
@@ -114,22 +115,31 @@ class Lifecycle:
         self._n_arrived += 1
         tracked = Tracked(request, self._n_arrived, arrived_s=now)
         self._requests[request.request_id] = tracked
+        self._cluster.decodes.time_passed(now)
         commands: list[AnyCommand] = []
         if self._deferred and self._deferred[0] < tracked.rank:
             commands += self._place_deferred(now, max_vain=1)
-        may_reserve = not self._waiting or tracked.rank < self._waiting[0]
+        may_reserve = self._goes_before_all(tracked.rank)
         return commands + self._seek(tracked, now, may_reserve=may_reserve)
 
     def place_waiting(self, now: float) -> list[AnyCommand]:
-        """Serve those who wait, in their order, until one has to go on waiting."""
-        self.room_made = False
+        """Place requests that wait for pages, in their order, until one has to go on waiting."""
         commands: list[AnyCommand] = []
-        while self._waiting:
-            first = self._waiting[0]
+        while (first := self._waiting.first) is not None and self._waiting.may_go():
             commands += self._seek(self._requests[first[-1]], now, may_reserve=True)
-            if self._waiting and self._waiting[0] == first:
+            if self._waiting.first == first:
                 break
         return commands
+
+    def workers_changed(self) -> None:
+        """Workers joined, left or said something new of themselves, or a request avoids others
+        than before: what waits is placed again."""
+        self.room_made = True
+        self._waiting.reconsider()
+
+    def _goes_before_all(self, rank: Rank) -> bool:
+        first = self._waiting.first
+        return first is None or rank < first
 
     def _place_deferred(self, now: float, *, max_vain: int) -> list[AnyCommand]:
         """Let in those held back whose time has come, looking at few in vain."""
@@ -138,7 +148,7 @@ class Lifecycle:
         for rank in list(self._deferred):
             if n_vain == max_vain:
                 break
-            may_reserve = not self._waiting or rank < self._waiting[0]
+            may_reserve = self._goes_before_all(rank)
             commands += self._seek(self._requests[rank[-1]], now, may_reserve=may_reserve)
             n_vain += rank in self._deferred
         return commands
@@ -185,7 +195,14 @@ class Lifecycle:
             verdict = admission.decide(self._config.admission, applicant, self._cluster.decodes)
             if verdict.misses:
                 return self._not_let_in(tracked, placement, verdict, now)
-        if placement.decode is None or not may_reserve:
+        if placement.decode is None:
+            asked_all = not tracked.refused_by
+            commands = self._wait(tracked)
+            if asked_all:
+                takers = self._placer.takers(request, tracked.silent)
+                self._waiting.lacks(Lack(tracked.rank, job.n_pages, takers))
+            return commands
+        if not may_reserve:
             return self._wait(tracked)
         return self._reserve(tracked, placement, placement.decode, job, verdict, now)
 
@@ -236,7 +253,7 @@ class Lifecycle:
         if len(self._waiting) >= self._config.max_waiting and not tracked.is_retry:
             reason = f"{len(self._waiting)} requests wait for decode pages, which is the limit"
             return self.overloaded(tracked, "queue_full", reason)
-        insort(self._waiting, tracked.rank)
+        self._waiting.add(tracked.rank)
         return []
 
     def _reserve(
@@ -435,8 +452,7 @@ class Lifecycle:
             on_prefill = worker_id in tracked.writers and tracked.phase not in PREFILLED
             if on_prefill or tracked.decode == worker_id:
                 commands += self.give_up(tracked, now, because=f"{worker_id} is lost: {reason}")
-        # Nobody may be left who could serve those who wait: they are to hear it.
-        self.room_made = True
+        self.workers_changed()  # perhaps none is left for what waits
         return commands
 
     def time_passed(self, now: float) -> list[AnyCommand]:
@@ -446,7 +462,11 @@ class Lifecycle:
             if self._requests.get(tracked.request_id) is tracked:  # else ended by one before it
                 commands += self._on_deadline(tracked, now)
         commands += self._stopping.time_passed(now)
+        self._cluster.decodes.time_passed(now)
+        self._ticked_s = now
         self.room_made = True
+        if self._config.admission != "none":
+            self._waiting.reconsider()  # its first token may be late by now
         return commands + self._place_deferred(now, max_vain=MAX_VAIN_LOOKS)
 
     def _on_deadline(self, tracked: Tracked, now: float) -> list[AnyCommand]:
@@ -483,11 +503,12 @@ class Lifecycle:
 
     def _stop_waiting(self, tracked: Tracked) -> None:
         """It waits no more, wherever it did."""
-        for phase, queue in ((Phase.WAITING, self._waiting), (Phase.DEFERRED, self._deferred)):
-            if tracked.phase is phase:
-                i = bisect_left(queue, tracked.rank)
-                if i < len(queue) and queue[i] == tracked.rank:
-                    del queue[i]
+        if tracked.phase is Phase.WAITING:
+            self._waiting.remove(tracked.rank)
+        if tracked.phase is Phase.DEFERRED:
+            i = bisect_left(self._deferred, tracked.rank)
+            if i < len(self._deferred) and self._deferred[i] == tracked.rank:
+                del self._deferred[i]
         if tracked.phase is Phase.LANDED:
             self.doors.leave(tracked)
 
@@ -500,12 +521,15 @@ class Lifecycle:
 
     def check(self) -> None:
         """Audit: phases, the queue and the cluster's books tell one story, of live workers."""
-        for phase, queue in ((Phase.WAITING, self._waiting), (Phase.DEFERRED, self._deferred)):
+        self._waiting.check()
+        for phase, waiting in ((Phase.WAITING, self._waiting), (Phase.DEFERRED, self._deferred)):
+            queue = list(waiting)
             assert queue == sorted(queue)
             ranks = {t.rank for t in self._requests.values() if t.phase is phase}
             assert set(queue) == ranks
             assert len(queue) == len(ranks), "a request waits twice"
         assert len(self._deferred) <= self._config.deferred_at_most
+        self._check_first_has_no_room()
         self.doors.check([t for t in self._requests.values() if t.phase is Phase.LANDED])
         self.deadlines.check(self.all())
         assert not self._requests.keys() & set(self._stopping)
@@ -531,3 +555,12 @@ class Lifecycle:
                     info.worker_id, set()
                 ), f"{info.worker_id}'s claims"
         assert not planned and not held, "a request is on a worker that is not here"
+
+    def _check_first_has_no_room(self) -> None:
+        """No request waits although trying everything again would place it."""
+        first = self._waiting.first
+        ready = all(self._cluster.accepting(role) for role in ("prefill", "decode"))
+        if first is not None and ready:
+            tracked = self._requests[first[-1]]
+            placement, _ = self._placer.place(tracked.request, tracked.silent, self._ticked_s)
+            assert placement.decode is None, f"{first[-1]} waits, {placement.decode} has room"

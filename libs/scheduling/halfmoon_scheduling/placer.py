@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
 from halfmoon_protocol.ids import RequestId, WorkerId, origin
+from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
 from halfmoon_scheduling.cluster import Cluster
 from halfmoon_scheduling.config import PlacementMode, SchedulingConfig
@@ -57,14 +58,8 @@ class Placer:
         Raises:
             TooLong: none of the workers here can ever take it.
         """
-        layout = self._cluster.layout
-        assert layout is not None, "prefill and decode workers join with a layout"
-        prefills, decodes = able_workers(
-            request,
-            self._cluster.crew("prefill"),
-            self._cluster.crew("decode"),
-            layout.block_size,
-        )
+        layout = self._layout()
+        prefills, decodes = self._able(request)
         n_tokens = len(request.token_ids)
         n_pages = layout.blocks_for(n_tokens)
         may_grow = layout.blocks_for(n_tokens + request.stopping.max_new_tokens - 1) > n_pages
@@ -75,16 +70,13 @@ class Placer:
             layout.block_size,
             layout.block_bytes,
         )
-        avoided = self._avoided.get(origin(request.request_id), set())
-        if avoided:
-            prefills, decodes = _others(prefills, avoided), _others(decodes, avoided)
+        avoided = self._avoided.get(origin(request.request_id), ())
         prefixes = self._index.longest_prefix(request.block_hashes)
         prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided}
         candidates = self._cluster.decodes.candidates(
             [info for info in decodes if info.worker_id not in not_to_ask]
             if not_to_ask
-            else decodes,
-            now,
+            else decodes
         )
         placement = place(
             self._config.placement,
@@ -110,6 +102,32 @@ class Placer:
                 least_gain=self._config.group_least_gain,
             )
         return self._at_decode(placement, job, request, candidates, prefixes), job
+
+    def takers(self, request: Request, not_to_ask: Collection[WorkerId]) -> frozenset[WorkerId]:
+        """Decode workers that `place` would choose among if they all had room.
+
+        Raises:
+            TooLong: see `place`.
+        """
+        _, decodes = self._able(request)
+        return frozenset(info.worker_id for info in decodes).difference(not_to_ask)
+
+    def _able(self, request: Request) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
+        """The prefill and decode workers that could take a request, without those it avoids."""
+        prefills, decodes = able_workers(
+            request,
+            self._cluster.crew("prefill"),
+            self._cluster.crew("decode"),
+            self._layout().block_size,
+        )
+        if avoided := self._avoided.get(origin(request.request_id)):
+            return _others(prefills, avoided), _others(decodes, avoided)
+        return prefills, decodes
+
+    def _layout(self) -> KvLayout:
+        layout = self._cluster.layout
+        assert layout is not None, "prefill and decode workers join with a layout"
+        return layout
 
     def _at_decode(
         self,
