@@ -4,6 +4,9 @@
 is what `RequestArrived` sets off: longest prefixes, every worker's estimate, the choice, the
 books. Seconds are the CPU's, so that what else runs on the machine does not count. A whole
 request adds the reservation's answer, the prefill's end and the decode's end.
+
+The second table is of load reports of decode workers that have no page free, while no request
+waits for pages, and while one does.
 """
 
 import random
@@ -16,7 +19,7 @@ from rich.table import Table
 
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.layout import KvLayout
-from halfmoon_protocol.messages import BlocksSnapshot, DecodeReserved, PrefillDone
+from halfmoon_protocol.messages import BlocksSnapshot, DecodeLoad, DecodeReserved, PrefillDone
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.commands import AnyCommand, Send
 from halfmoon_scheduling.conductor import Conductor
@@ -71,6 +74,27 @@ def run(console: Console, n: int = 2000) -> None:
             f"{n / whole_s:,.0f}",
         )
     console.print(table)
+    run_reports(console, n)
+
+
+def run_reports(console: Console, n: int = 2000) -> None:
+    """Measure load reports that show no room."""
+    table = Table(title="Load reports of full decode workers, the same workers", box=None)
+    for column in ("requests that wait", "median µs", "mean µs", "p99 µs"):
+        table.add_column(column, justify="right")
+    busy = Busy.of("kvcache_centric", "none", 10_000)
+    busy.fill_decodes()
+    for n_waiting in (0, 1):
+        if n_waiting:
+            busy.core.handle(RequestArrived(busy.a_request()), busy.now)
+        seconds = sorted(busy.report() for _ in range(n))
+        table.add_row(
+            str(n_waiting),
+            f"{seconds[n // 2] * 1e6:.0f}",
+            f"{sum(seconds) / n * 1e6:.0f}",
+            f"{seconds[int(n * 0.99)] * 1e6:.0f}",
+        )
+    console.print(table)
 
 
 @dataclass
@@ -83,6 +107,7 @@ class Busy:
     prompts: list[tuple[BlockHash, ...]]
     now: float = 0.0
     n_arrived: int = 0
+    n_reports: int = 0
     prefilling: deque[Request] = field(default_factory=deque)
     decoding: deque[RequestId] = field(default_factory=deque)
 
@@ -138,7 +163,7 @@ class Busy:
 
     def arrive(self) -> tuple[float, float]:
         """A request comes and is granted pages; seconds of deciding, and of the grant."""
-        request = self._request()
+        request = self.a_request()
         event = RequestArrived(request)
         began = time.thread_time()
         commands = self.core.handle(event, self.now)
@@ -172,7 +197,30 @@ class Busy:
         """The oldest decode is done."""
         self.core.handle(RequestFinished(self.decoding.popleft(), 200), self.now)
 
-    def _request(self) -> Request:
+    def fill_decodes(self) -> None:
+        """Every decode worker says that none of its pages is free."""
+        for _ in range(N_DECODE):
+            self.report()
+
+    def report(self) -> float:
+        """The next decode worker in turn reports; seconds of handling that."""
+        self.now += 1e-4
+        self.n_reports += 1
+        worker = WorkerId(f"decode-{self.n_reports % N_DECODE:03}")
+        load = DecodeLoad(
+            n_running=DECODING // N_DECODE,
+            n_reserved=0,
+            context_tokens=N_TOKENS * DECODING // N_DECODE,
+            free_pages=0,
+            n_pages=100_000,
+            step_s=0.02,
+        )
+        began = time.thread_time()
+        self.core.handle(MessageReceived(worker, load), self.now)
+        return time.thread_time() - began
+
+    def a_request(self) -> Request:
+        """The next one; half of it is cached somewhere."""
         self.n_arrived += 1
         known = self.dice.choice(self.prompts)[: N_BLOCKS // 2]
         return Request(
