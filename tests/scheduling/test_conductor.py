@@ -43,6 +43,7 @@ from halfmoon_scheduling.conductor import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     AnyEvent,
+    Casualty,
     KvChanged,
     MessageReceived,
     Request,
@@ -791,7 +792,7 @@ def test_a_prefill_that_takes_too_long_is_given_up() -> None:
     start_prefill(core)
     cancel, again = core.handle(Tick(), 100.0)
     assert cancel == Send(P0, Cancel(request_id=R1))
-    assert again == Resubmit(R1, "prefill-0 did not finish in 100 s")
+    assert again == Resubmit(R1, "prefill-0 did not finish in 100 s", Casualty(P0, 1))
     assert core.n_requests == {"stopping": 1}
 
 

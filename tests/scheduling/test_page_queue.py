@@ -88,9 +88,9 @@ def placements(monkeypatch: pytest.MonkeyPatch) -> Iterator[Placements]:
     counted = Placements()
     place = Placer.place
 
-    def counting(self: Placer, *args: object) -> object:
+    def counting(self: Placer, *args: object, **kwargs: object) -> object:
         counted.n += 1
-        return place(self, *args)  # type: ignore[arg-type]
+        return place(self, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Placer, "place", counting)
     # The audit itself places: it is not to be counted.

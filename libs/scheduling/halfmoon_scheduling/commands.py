@@ -6,6 +6,7 @@ import msgspec
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import AnyMessage
+from halfmoon_scheduling.events import Casualty
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="type"):
@@ -47,6 +48,8 @@ class Resubmit(Command, frozen=True, tag="resubmit"):
 
     request_id: RequestId
     reason: str
+    #: The worker that was lost, or hung, while it computed this try; the next one is to say so.
+    casualty: Casualty | None = None
 
 
 class Fail(Command, frozen=True, tag="fail"):
@@ -56,6 +59,8 @@ class Fail(Command, frozen=True, tag="fail"):
     reason: str
     #: True when the request itself is at fault → 400; else the service is → 500.
     invalid: bool = False
+    #: Workers that were lost while they computed it, one after the other, if it is for that.
+    casualties: tuple[Casualty, ...] = ()
 
 
 class RefuseWorker(Command, frozen=True, tag="refuse_worker"):

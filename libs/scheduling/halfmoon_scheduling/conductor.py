@@ -51,6 +51,7 @@ from halfmoon_scheduling.events import (
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    RequestProgressed,
     Tick,
     WorkerJoined,
     WorkerLost,
@@ -114,7 +115,8 @@ class Conductor:
     @property
     def refusals(self) -> Counter[str]:
         """Requests refused, by what was lacking: "ttft", "tbt" and "tbt_late" (limits that
-        would be missed), "pages", "queue_full", "too_long", "unavailable"."""
+        would be missed), "pages", "queue_full", "too_long", "unavailable", "harmful",
+        "quarantine"."""
         return self._requests.refusals
 
     @property
@@ -184,6 +186,8 @@ class Conductor:
                 return self._requests.arrive(event.request, now)
             case RequestCancelled():
                 return self._on_request_cancelled(event.request_id, now)
+            case RequestProgressed():
+                return self._on_request_progressed(event.request_id)
             case RequestFinished():
                 return self._on_request_finished(event, now)
             case WorkerJoined():
@@ -313,6 +317,7 @@ class Conductor:
     def _on_prefill_done(
         self, worker_id: WorkerId, message: PrefillDone, now: float
     ) -> list[AnyCommand]:
+        self._answered(worker_id, now)
         tracked = self._prefilling_at(worker_id, message.request_id)
         if tracked is None:
             return self._on_prefill_stopped(worker_id, message.request_id)
@@ -355,6 +360,7 @@ class Conductor:
     def _on_prefill_failed(
         self, worker_id: WorkerId, message: PrefillFailed, now: float
     ) -> list[AnyCommand]:
+        self._answered(worker_id, now)
         tracked = self._prefilling_at(worker_id, message.request_id)
         if tracked is None:
             return self._on_prefill_stopped(worker_id, message.request_id)
@@ -374,6 +380,10 @@ class Conductor:
         return commands + self._requests.again(
             tracked, reason, now, retryable=message.retryable, invalid=message.invalid
         )
+
+    def _answered(self, worker_id: WorkerId, now: float) -> None:
+        if worker_id in self.cluster.prefills:
+            self.cluster.prefills.answered(worker_id, now)
 
     def _on_prefill_stopped(self, worker_id: WorkerId, request_id: RequestId) -> list[AnyCommand]:
         """Nothing more is written: decode may free the landing of a request given up."""
@@ -409,6 +419,12 @@ class Conductor:
             tracked, reason, now, retryable=message.retryable, invalid=message.invalid
         )
 
+    def _on_request_progressed(self, request_id: RequestId) -> list[AnyCommand]:
+        tracked = self._requests.get(request_id)
+        if tracked is not None and tracked.phase is Phase.DECODING:
+            self._requests.progressed(tracked)
+        return []
+
     def _on_request_finished(self, event: RequestFinished, now: float) -> list[AnyCommand]:
         tracked = self._requests.get(event.request_id)
         if tracked is None or tracked.phase is not Phase.DECODING:
@@ -443,13 +459,13 @@ class Conductor:
         return commands
 
     def _on_worker_lost(self, worker_id: WorkerId, reason: str, now: float) -> list[AnyCommand]:
-        if worker_id not in self.cluster:
+        if (lost := self.cluster.get(worker_id)) is None:
             return []
         self.cluster.leave(worker_id)
         self._follower.lost(worker_id)
         if self._replicator is not None:
             self._replicator.lost(worker_id)
-        return self._requests.worker_lost(worker_id, reason, now)
+        return self._requests.worker_lost(lost, reason, now)
 
     def _on_kv_changed(
         self, worker_id: WorkerId, batch: KvEventBatch, now: float

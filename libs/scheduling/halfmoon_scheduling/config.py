@@ -55,7 +55,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: cancellation. They do no computing for it, so longer means that something is wrong.
     reserve_timeout_s: float = 5.0
     #: Seconds that a request may wait for pages, and seconds that it may then be with a
-    #: prefill worker, queue included. Past it the worker is taken to have lost it.
+    #: prefill worker, queue included. Past it the worker is taken to have lost it;
+    #: if it was through with nothing else meanwhile, it is taken to hang (`max_casualties`).
     request_timeout_s: float = 300.0
     #: Seconds before a landing's end at which prefill stops writing to it: covers the
     #: messages' ways and clocks that run apart.
@@ -80,6 +81,10 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: Tries in a row at one request that bring no token. More than the workers that a rolling
     #: restart takes away at once.
     max_attempts: int = 4
+    #: Workers that may be lost, or hang, while they compute one request, one after the other
+    #: without a token from decode in between; then it is not tried on another. At one, every
+    #: request of a batch that dies would fail with it.
+    max_casualties: int = 2
     #: Requests that wait for decode pages at the most; past it they are refused.
     max_waiting: int = 256
     #: Tokens per block that workers must have; None: as the first worker says.
@@ -142,6 +147,7 @@ _POSITIVE = (
     "request_timeout_s",
     "snapshot_timeout_s",
     "max_attempts",
+    "max_casualties",
     "prior_bandwidth",
 )
 _NOT_NEGATIVE = (

@@ -12,6 +12,14 @@ from halfmoon_protocol.messages import AnyMessage, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
 
 
+class Casualty(msgspec.Struct, frozen=True):
+    """A worker's start that was lost, or hung, while it computed a request."""
+
+    worker_id: WorkerId
+    #: Which start of it: one that is started again is another worker.
+    generation: int
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One try at one client's request."""
 
@@ -29,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     #: How many tries in a row before this one brought the client no token.
     fruitless: int = 0
+    #: Workers lost under earlier tries since a try last got a token from decode; each once.
+    casualties: tuple[Casualty, ...] = ()
     #: Latest acceptable predicted time to first token, seconds; None: no limit.
     ttft_slo_s: float | None = None
     #: Largest acceptable predicted time between tokens, seconds; None: no limit.
@@ -54,6 +64,13 @@ class RequestArrived(Event, frozen=True, tag="request_arrived"):
 
 class RequestCancelled(Event, frozen=True, tag="request_cancelled"):
     """The client is gone, or has what it wanted (a stop string)."""
+
+    request_id: RequestId
+
+
+class RequestProgressed(Event, frozen=True, tag="request_progressed"):
+    """Decode produced the first token of a try at a request with casualties: it is harmless,
+    and they count no more."""
 
     request_id: RequestId
 
@@ -100,6 +117,7 @@ class Tick(Event, frozen=True, tag="tick"):
 AnyEvent = (
     RequestArrived
     | RequestCancelled
+    | RequestProgressed
     | RequestFinished
     | WorkerJoined
     | WorkerLost

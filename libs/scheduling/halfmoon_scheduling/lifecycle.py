@@ -16,7 +16,13 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import AnyMessage, Cancel, PrefillDone, ReserveDecode
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    Cancel,
+    PrefillDone,
+    ReserveDecode,
+    WorkerInfo,
+)
 from halfmoon_scheduling import admission
 from halfmoon_scheduling.accuracy import Accuracy
 from halfmoon_scheduling.admission import Applicant, Verdict
@@ -25,14 +31,22 @@ from halfmoon_scheduling.commands import AnyCommand, Fail, Reject, Resubmit, Sen
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.deadlines import Deadlines
 from halfmoon_scheduling.door import Doors
-from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.events import Casualty, Request
 from halfmoon_scheduling.forecast import Stay
 from halfmoon_scheduling.limits import TooLong
 from halfmoon_scheduling.page_queue import Lack, PageQueue, Rank
 from halfmoon_scheduling.placement import Job, Placement
 from halfmoon_scheduling.placer import Placer
+from halfmoon_scheduling.quarantine import Quarantine
 from halfmoon_scheduling.replication import Replicator
-from halfmoon_scheduling.request_state import PREFILLED, Decision, Outcome, Phase, Tracked
+from halfmoon_scheduling.request_state import (
+    PREFILLED,
+    UNPLACED,
+    Decision,
+    Outcome,
+    Phase,
+    Tracked,
+)
 from halfmoon_scheduling.slos import Slos
 from halfmoon_scheduling.stopping import Stopping, Stoppings
 
@@ -65,6 +79,8 @@ class Lifecycle:
         self._waiting = PageQueue(cluster.decodes)
         #: Ranks of those in phase DEFERRED, sorted.
         self._deferred: list[Rank] = []
+        #: Those under which workers were lost, and that have not proved harmless since.
+        self._quarantine = Quarantine()
         #: Disjoint from `_requests`.
         self._stopping = Stoppings(cluster)
         self._n_arrived = 0
@@ -115,6 +131,8 @@ class Lifecycle:
         self._n_arrived += 1
         tracked = Tracked(request, self._n_arrived, arrived_s=now)
         self._requests[request.request_id] = tracked
+        if len(request.casualties) >= self._config.max_casualties:
+            return self._refuse_harmful(tracked)
         self._cluster.decodes.time_passed(now)
         commands: list[AnyCommand] = []
         if self._deferred and self._deferred[0] < tracked.rank:
@@ -123,11 +141,19 @@ class Lifecycle:
         return commands + self._seek(tracked, now, may_reserve=may_reserve)
 
     def place_waiting(self, now: float) -> list[AnyCommand]:
-        """Place requests that wait for pages, in their order, until one has to go on waiting."""
+        """Place requests that wait for pages, in their order, until one has to go on waiting;
+        and then suspects that can be kept apart by now."""
+        eased = self._quarantine.take_eased()
+        if eased:
+            self._waiting.reconsider()
         commands: list[AnyCommand] = []
         while (first := self._waiting.first) is not None and self._waiting.may_go():
             commands += self._seek(self._requests[first[-1]], now, may_reserve=True)
             if self._waiting.first == first:
+                break
+        while eased and (suspect := self._quarantine.first) is not None:
+            commands += self._seek(suspect, now, may_reserve=self._goes_before_all(suspect.rank))
+            if self._quarantine.first is suspect:
                 break
         return commands
 
@@ -136,6 +162,7 @@ class Lifecycle:
         than before: what waits is placed again."""
         self.room_made = True
         self._waiting.reconsider()
+        self._quarantine.ease()
 
     def _goes_before_all(self, rank: Rank) -> bool:
         first = self._waiting.first
@@ -183,9 +210,12 @@ class Lifecycle:
             decodes = {info.worker_id for info in self._cluster.accepting("decode")}
             if decodes <= tracked.silent:
                 return self.again(tracked, f"no answer from {', '.join(sorted(decodes))}", now)
+        apart_from = self._quarantine.busy if tracked.is_suspect else frozenset()
         try:
+            if apart_from and not self._placer.can_keep_apart(request, apart_from):
+                return self._keep_apart(tracked)
             not_to_ask = tracked.refused_by | tracked.silent
-            placement, job = self._placer.place(request, not_to_ask, now)
+            placement, job = self._placer.place(request, not_to_ask, now, apart_from=apart_from)
         except TooLong as error:
             self.refusals["too_long"] += 1
             return self.refuse(tracked, Reject(request.request_id, "too_long", str(error)))
@@ -199,7 +229,7 @@ class Lifecycle:
             asked_all = not tracked.refused_by
             commands = self._wait(tracked)
             if asked_all:
-                takers = self._placer.takers(request, tracked.silent)
+                takers = self._placer.takers(request, tracked.silent | apart_from)
                 self._waiting.lacks(Lack(tracked.rank, job.n_pages, takers))
             return commands
         if not may_reserve:
@@ -240,8 +270,18 @@ class Lifecycle:
         self._explain(tracked, placement, verdict, now, "refused")
         return self.overloaded(tracked, verdict.misses, verdict.reason, verdict.retry_after_s)
 
+    def _keep_apart(self, tracked: Tracked) -> list[AnyCommand]:
+        """All workers that could take it try requests that are as suspect."""
+        self._stop_waiting(tracked)
+        tracked.phase = Phase.QUARANTINED
+        tracked.placement = None
+        tracked.refused_by.clear()
+        self.deadlines.set(tracked, tracked.arrived_s + self._config.request_timeout_s)
+        self._quarantine.wait(tracked)
+        return []
+
     def _wait(self, tracked: Tracked) -> list[AnyCommand]:
-        if tracked.phase is Phase.DEFERRED:
+        if tracked.phase in (Phase.DEFERRED, Phase.QUARANTINED):
             self._stop_waiting(tracked)
         tracked.phase = Phase.WAITING
         tracked.placement = None
@@ -273,6 +313,8 @@ class Lifecycle:
         self._cluster.promise(placement, decode, job, stay, now, tbt_slo_s=tbt_slo_s)
         tracked.phase = Phase.RESERVING
         tracked.placement = placement
+        if tracked.is_suspect:
+            self._quarantine.begin(tracked)
         tracked.asked_s = now
         self.deadlines.set(tracked, now + self._config.reserve_timeout_s)
         if self._replicator is not None:
@@ -315,6 +357,7 @@ class Lifecycle:
         verdict = self.doors.verdict(tracked)
         if self.doors.wait(tracked, verdict, done, now):
             self._cluster.prefills.release(tracked.placement.prefill, tracked.request_id, now)
+            self._prefill_passed(tracked)
             self.room_made = True
             return []
         if verdict.misses and self.doors.refuses:
@@ -336,9 +379,19 @@ class Lifecycle:
         """Its prefill is done, and decode goes on with it."""
         assert tracked.placement is not None and tracked.decode is not None
         self._cluster.prefills.release(tracked.placement.prefill, tracked.request_id, now)
+        self._prefill_passed(tracked)
         self._cluster.decodes.start(tracked.decode, tracked.request_id, now)
         tracked.phase = Phase.DECODING
         self.deadlines.set(tracked, float("inf"))
+
+    def progressed(self, tracked: Tracked) -> None:
+        """Decode has produced a token of it: it is no suspect any more."""
+        self._quarantine.over(tracked)
+
+    def _prefill_passed(self, tracked: Tracked) -> None:
+        """It has done no harm at its prefill workers; a decode worker that prefilled by itself
+        has yet to decode."""
+        self._quarantine.passed(tracked, [w for w in tracked.writers if w != tracked.decode])
 
     def finished(self, tracked: Tracked, n_new: int, now: float) -> None:
         """Decode has produced its last token, and freed its pages with it."""
@@ -353,8 +406,22 @@ class Lifecycle:
 
     # -- on the way out ----------------------------------------------------------------------
 
-    def give_up(self, tracked: Tracked, now: float, *, because: str = "") -> list[AnyCommand]:
-        """Cancel what a request holds on live workers, and end it; try again if `because`."""
+    def give_up(
+        self,
+        tracked: Tracked,
+        now: float,
+        *,
+        because: str = "",
+        casualty: Casualty | None = None,
+    ) -> list[AnyCommand]:
+        """Cancel what a request holds on live workers, and end it; try again if `because`.
+
+        Args:
+            tracked: not over.
+            now: seconds.
+            because: why it is to be tried again; empty: it is not.
+            casualty: the worker that was lost, or hung, while it computed this try, if so.
+        """
         request_id, prefill, decode = tracked.request_id, tracked.prefill, tracked.decode
         # A decode worker that prefills by itself lets go of all at one word.
         prefilling = tracked.phase is Phase.PREFILLING and bool(tracked.writers)
@@ -369,12 +436,14 @@ class Lifecycle:
                 lost = any(writer not in self._cluster for writer in tracked.writers)
                 stopping = Stopping(prefill, tracked.writers, decode, deadline_s, in_doubt=lost)
                 self._stopping.add(request_id, stopping)
-        elif tracked.phase not in (Phase.DEFERRED, Phase.WAITING):
+        elif tracked.phase not in UNPLACED:
             assert decode is not None
             cancel = Cancel(request_id=request_id, landing_in_doubt=prefilling)
             commands += self.send(decode, cancel)
         if because:
-            return commands + self.again(tracked, because, now, keep_landing=keep_landing)
+            return commands + self.again(
+                tracked, because, now, keep_landing=keep_landing, casualty=casualty
+            )
         self.end(tracked, now, keep_landing=keep_landing)
         self._placer.forget(request_id)
         return commands
@@ -388,15 +457,18 @@ class Lifecycle:
         retryable: bool = True,
         invalid: bool = False,
         keep_landing: bool = False,
+        casualty: Casualty | None = None,
     ) -> list[AnyCommand]:
         """End this try, whose workers know; another one follows if it may help and is allowed."""
+        if casualty is not None:
+            self._placer.avoid(tracked.request_id, casualty.worker_id)
         self.end(tracked, now, keep_landing=keep_landing)
         # A try that came to decoding has delivered a token: it is progress, however often
         # the request is preempted.
         decoding = tracked.phase is Phase.DECODING
         fruitless = 0 if decoding else tracked.request.fruitless + 1
         if retryable and not invalid and fruitless < self._config.max_attempts:
-            return [Resubmit(tracked.request_id, reason)]
+            return [Resubmit(tracked.request_id, reason, casualty)]
         self._placer.forget(tracked.request_id)
         if retryable and not invalid:
             reason = f"{reason} ({fruitless} tries in a row brought no token)"
@@ -416,6 +488,19 @@ class Lifecycle:
         """Refuse a request that holds nothing, for lack of room; `what` says of which."""
         self.refusals[what] += 1
         return self.refuse(tracked, Reject(tracked.request_id, "overloaded", reason, retry_after_s))
+
+    def _refuse_harmful(self, tracked: Tracked) -> list[AnyCommand]:
+        """It is tried on no further worker."""
+        casualties = tracked.request.casualties
+        starts = ", ".join(f"{c.worker_id} (start {c.generation})" for c in casualties)
+        self.refusals["harmful"] += 1
+        del self._requests[tracked.request_id]
+        self._placer.forget(tracked.request_id)
+        reason = (
+            f"{len(casualties)} workers were lost or hung while they computed this request: "
+            f"{starts}; it is not tried on another"
+        )
+        return [Fail(tracked.request_id, reason, invalid=True, casualties=casualties)]
 
     def refuse_for_ever(self, tracked: Tracked, reason: str, now: float) -> list[AnyCommand]:
         """Its decode worker says that it never has room for it: nothing is held there."""
@@ -445,13 +530,21 @@ class Lifecycle:
 
     # -- many at once ------------------------------------------------------------------------
 
-    def worker_lost(self, worker_id: WorkerId, reason: str, now: float) -> list[AnyCommand]:
-        """A worker has left the cluster: what was on it is tried again elsewhere."""
+    def worker_lost(self, lost: WorkerInfo, reason: str, now: float) -> list[AnyCommand]:
+        """A worker has left the cluster: what was on it is tried again elsewhere.
+
+        One that was draining was told to go: that speaks against no request.
+        """
+        worker_id = lost.worker_id
         commands = self._stopping.worker_lost(worker_id)
         for tracked in self.all():
             on_prefill = worker_id in tracked.writers and tracked.phase not in PREFILLED
             if on_prefill or tracked.decode == worker_id:
-                commands += self.give_up(tracked, now, because=f"{worker_id} is lost: {reason}")
+                casualty = None
+                if tracked.is_computed_at(worker_id) and not lost.draining:
+                    casualty = Casualty(worker_id, lost.generation)
+                because = f"{worker_id} is lost: {reason}"
+                commands += self.give_up(tracked, now, because=because, casualty=casualty)
         self.workers_changed()  # perhaps none is left for what waits
         return commands
 
@@ -478,6 +571,10 @@ class Lifecycle:
             waited_s = now - tracked.arrived_s
             reason = f"decode was too busy for {waited_s:.3g} s"
             return self.overloaded(tracked, "tbt", reason)
+        if tracked.phase is Phase.QUARANTINED:
+            waited_s = now - tracked.arrived_s
+            reason = f"a worker was lost under it, and none came free to try it in {waited_s:.3g} s"
+            return self.overloaded(tracked, "quarantine", reason)
         decode = tracked.decode
         assert decode is not None, "it is reserving, prefilling, or has landed"
         if tracked.phase is Phase.RESERVING:
@@ -489,12 +586,23 @@ class Lifecycle:
             return []
         timeout_s = self._config.request_timeout_s
         because = f"{tracked.prefill} did not finish in {timeout_s:.3g} s"
-        return self.give_up(tracked, now, because=because)
+        return self.give_up(tracked, now, because=because, casualty=self._hung(tracked))
+
+    def _hung(self, tracked: Tracked) -> Casualty | None:
+        """The prefill worker of a request that it has not finished in time, unless it finished
+        others meanwhile: then its queue was long."""
+        hung = None if tracked.prefill is None else self._cluster.get(tracked.prefill)
+        if hung is None or tracked.prefill == tracked.decode:
+            return None
+        if not self._cluster.prefills.hangs(hung.worker_id, tracked.request_id):
+            return None
+        return Casualty(hung.worker_id, hung.generation)
 
     # -- inside ------------------------------------------------------------------------------
 
     def _release(self, tracked: Tracked, now: float, *, keep_landing: bool = False) -> None:
         """Take a request's claims out of the books."""
+        self._quarantine.over(tracked)
         if tracked.prefill is not None:
             self._cluster.prefills.release(tracked.prefill, tracked.request_id, now)
         if tracked.decode is not None and not keep_landing:
@@ -505,6 +613,8 @@ class Lifecycle:
         """It waits no more, wherever it did."""
         if tracked.phase is Phase.WAITING:
             self._waiting.remove(tracked.rank)
+        if tracked.phase is Phase.QUARANTINED:
+            self._quarantine.leave_line(tracked)
         if tracked.phase is Phase.DEFERRED:
             i = bisect_left(self._deferred, tracked.rank)
             if i < len(self._deferred) and self._deferred[i] == tracked.rank:
@@ -531,12 +641,14 @@ class Lifecycle:
         assert len(self._deferred) <= self._config.deferred_at_most
         self._check_first_has_no_room()
         self.doors.check([t for t in self._requests.values() if t.phase is Phase.LANDED])
+        quarantined = {t.request_id for t in self.all() if t.phase is Phase.QUARANTINED}
+        self._quarantine.check(self.all(), quarantined)
         self.deadlines.check(self.all())
         assert not self._requests.keys() & set(self._stopping)
         planned: dict[WorkerId, set[RequestId]] = {}
         held = self._stopping.held()
         for request_id, tracked in self._requests.items():
-            if tracked.phase in (Phase.DEFERRED, Phase.WAITING):
+            if tracked.phase in UNPLACED:
                 assert tracked.placement is None
                 continue
             assert tracked.writers or tracked.prefill == tracked.decode
@@ -562,5 +674,10 @@ class Lifecycle:
         ready = all(self._cluster.accepting(role) for role in ("prefill", "decode"))
         if first is not None and ready:
             tracked = self._requests[first[-1]]
-            placement, _ = self._placer.place(tracked.request, tracked.silent, self._ticked_s)
+            apart_from = self._quarantine.busy if tracked.is_suspect else frozenset()
+            if apart_from and not self._placer.can_keep_apart(tracked.request, apart_from):
+                return
+            placement, _ = self._placer.place(
+                tracked.request, tracked.silent, self._ticked_s, apart_from=apart_from
+            )
             assert placement.decode is None, f"{first[-1]} waits, {placement.decode} has room"

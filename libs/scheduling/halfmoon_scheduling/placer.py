@@ -46,7 +46,12 @@ class Placer:
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
     def place(
-        self, request: Request, not_to_ask: Collection[WorkerId], now: float
+        self,
+        request: Request,
+        not_to_ask: Collection[WorkerId],
+        now: float,
+        *,
+        apart_from: Collection[WorkerId] = (),
     ) -> tuple[Placement, Job]:
         """The best workers now; without a decode worker when none has room.
 
@@ -54,12 +59,16 @@ class Placer:
             request: what to place.
             not_to_ask: decode workers that said no, or nothing.
             now: seconds.
+            apart_from: workers of either role that it must not go to; not all that are able.
 
         Raises:
             TooLong: none of the workers here can ever take it.
         """
         layout = self._layout()
         prefills, decodes = self._able(request)
+        if apart_from:
+            prefills = [info for info in prefills if info.worker_id not in apart_from]
+            decodes = [info for info in decodes if info.worker_id not in apart_from]
         n_tokens = len(request.token_ids)
         n_pages = layout.blocks_for(n_tokens)
         may_grow = layout.blocks_for(n_tokens + request.stopping.max_new_tokens - 1) > n_pages
@@ -111,6 +120,16 @@ class Placer:
         """
         _, decodes = self._able(request)
         return frozenset(info.worker_id for info in decodes).difference(not_to_ask)
+
+    def can_keep_apart(self, request: Request, others: Collection[WorkerId]) -> bool:
+        """Whether a prefill and a decode worker could take a request that are not `others`.
+
+        Raises:
+            TooLong: see `place`.
+        """
+        return all(
+            any(info.worker_id not in others for info in able) for able in self._able(request)
+        )
 
     def _able(self, request: Request) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
         """The prefill and decode workers that could take a request, without those it avoids."""

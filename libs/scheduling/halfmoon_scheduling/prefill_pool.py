@@ -42,6 +42,8 @@ class _Prefill:
     head_ends_s: float = -inf
     #: When a request left the queue last.
     last_left_s: float = -inf
+    #: When it answered last that a request is done, or failed.
+    last_answer_s: float = -inf
     #: Queued tokens that are not ours: other conductors'.
     foreign_tokens: int = 0
 
@@ -115,6 +117,15 @@ class PrefillPool:
     def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
         """The worker is told to prefill a request."""
         self._workers[worker_id].planned[request_id].started_s = now
+
+    def answered(self, worker_id: WorkerId, now: float) -> None:
+        """A live worker is through with a request: it does not hang."""
+        self._workers[worker_id].last_answer_s = now
+
+    def hangs(self, worker_id: WorkerId, request_id: RequestId) -> bool:
+        """Whether a live worker is through with nothing since it was told of a request."""
+        worker = self._workers[worker_id]
+        return worker.last_answer_s < worker.planned[request_id].started_s
 
     def busy_s(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
         """Seconds for which a request that is done now can have kept its worker busy: since

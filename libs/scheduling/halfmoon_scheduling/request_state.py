@@ -32,6 +32,8 @@ class Phase(Enum):
     DEFERRED = "deferred"
     #: No decode worker has room; nothing is held anywhere.
     WAITING = "waiting"
+    #: Workers were lost under it, and all others try such requests; nothing is held anywhere.
+    QUARANTINED = "quarantined"
     #: A decode worker was asked for pages.
     RESERVING = "reserving"
     #: Pages are held, a prefill worker computes and writes.
@@ -42,6 +44,8 @@ class Phase(Enum):
     DECODING = "decoding"
 
 
+#: Phases in which nothing is held at any worker.
+UNPLACED = (Phase.DEFERRED, Phase.WAITING, Phase.QUARANTINED)
 #: Phases in which the prefill worker is no more needed.
 PREFILLED = (Phase.LANDED, Phase.DECODING)
 
@@ -57,7 +61,7 @@ class Tracked:
     #: Set by `Deadlines` alone; infinite while decoding.
     deadline_s: float = float("inf")
     phase: Phase = Phase.WAITING
-    #: Set in every phase but DEFERRED and WAITING, with a decode worker.
+    #: Set in every phase but those of `UNPLACED`, with a decode worker.
     placement: Placement | None = None
     #: When its first token is predicted; set with the placement.
     first_token_s: float = 0.0
@@ -98,6 +102,18 @@ class Tracked:
     def decode(self) -> WorkerId | None:
         """The decode worker, if it has one."""
         return self.placement.decode if self.placement else None
+
+    def is_computed_at(self, worker_id: WorkerId) -> bool:
+        """Whether a worker computes it now, as far as can be told from here: what waits in a
+        prefill worker's queue counts too, what only has pages at a decode worker does not."""
+        if self.phase is Phase.PREFILLING:
+            return worker_id in (self.writers or (self.decode,))
+        return self.phase is Phase.DECODING and worker_id == self.decode
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether workers were lost under it, and it has not shown since that it is harmless."""
+        return bool(self.request.casualties)
 
     @property
     def is_retry(self) -> bool:

@@ -6,7 +6,7 @@ from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost, PrefillDone, Role, Stage, WorkerInfo
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.events import Casualty, Request
 
 #: The smallest blocks there may be: 16 tokens, 64 bytes a token.
 LAYOUT = KvLayout(
@@ -71,6 +71,7 @@ def a_request(
     max_new_tokens: int = 8,
     attempt: int = 1,
     fruitless: int = 0,
+    casualties: tuple[Casualty, ...] = (),
     ttft_slo_s: float | None = None,
     tbt_slo_s: float | None = None,
     tenant: str = "",
@@ -91,6 +92,7 @@ def a_request(
         stopping=Stopping(max_new_tokens=max_new_tokens),
         attempt=attempt,
         fruitless=fruitless,
+        casualties=casualties,
         ttft_slo_s=ttft_slo_s,
         tbt_slo_s=tbt_slo_s,
         tenant=tenant,

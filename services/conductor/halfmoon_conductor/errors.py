@@ -2,6 +2,7 @@
 
 ApiError
 ├── InvalidRequest       400  the request itself is wrong; `param` names the field
+│   ├── Harmful          400  workers were lost while they computed it; it is not tried again
 │   ├── NotSupported     400  a known field that asks for what Halfmoon does not do
 │   └── TooLong          400  more tokens than the model, or any worker, can hold
 ├── InvalidKey           401  no API key, or none that is valid here
@@ -56,6 +57,12 @@ class TooLong(InvalidRequest):
     """More tokens than the model's context, or than any worker can hold."""
 
     code = "context_length_exceeded"
+
+
+class Harmful(InvalidRequest):
+    """Workers were lost or hung while they computed it, one after the other."""
+
+    code = "harmful_request"
 
 
 class InvalidKey(ApiError):

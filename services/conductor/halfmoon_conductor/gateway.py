@@ -11,10 +11,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import structlog
 
 from halfmoon_conductor.errors import (
     ApiError,
     GenerationFailed,
+    Harmful,
     InvalidRequest,
     Overloaded,
     TooLong,
@@ -28,10 +30,20 @@ from halfmoon_protocol.ids import RequestId, origin, retry_id
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import PrefillDone
 from halfmoon_protocol.scores import TokenScore
-from halfmoon_scheduling.commands import Reject
-from halfmoon_scheduling.events import Request, RequestArrived, RequestCancelled
+from halfmoon_scheduling.commands import Fail, Reject, Resubmit
+from halfmoon_scheduling.events import (
+    Casualty,
+    Request,
+    RequestArrived,
+    RequestCancelled,
+    RequestProgressed,
+)
+
+log = structlog.get_logger()
 
 _UNAVAILABLE_RETRY_S = 1.0
+#: Tokens of one try that show that a request does no harm: prefill's one and decode's first.
+_HARMLESS_TOKENS = 2
 
 
 @dataclass
@@ -51,6 +63,8 @@ class _Stream:
     prompt_scores: tuple[TokenScore, ...] = ()
     #: Tries in a row before this one that brought none.
     fruitless: int = 0
+    #: Workers lost under tries since decode last produced a token of it.
+    casualties: tuple[Casualty, ...] = ()
     #: Whether the last token or an error is in `out`.
     over: bool = False
     #: Its way to its first token.
@@ -148,6 +162,9 @@ class Gateway:
         if stream is None or stream.over or stream.current != request_id:
             return False
         stream.tokens.append(token)
+        if stream.casualties and len(stream.tokens) - stream.n_before == _HARMLESS_TOKENS:
+            stream.casualties = ()
+            self._shell.post(RequestProgressed(request_id))
         ending: Finish = msgspec.convert(finish, Finish) if finish else ""
         stream.over = bool(ending)
         # Only with the first token: what a later try finds cached is no saving of the client's.
@@ -189,17 +206,33 @@ class Gateway:
             case "too_long":
                 stream.end(TooLong(command.reason))
 
-    def resubmit(self, request_id: RequestId, reason: str) -> None:
+    def resubmit(self, command: Resubmit) -> None:
         """Start the next try, with what was delivered so far."""
-        stream = self._streams.get(origin(request_id))
-        if stream is not None and not stream.over and stream.current == request_id:
-            self._try(stream)
+        stream = self._streams.get(origin(command.request_id))
+        if stream is None or stream.over or stream.current != command.request_id:
+            return
+        casualty = command.casualty
+        if casualty is not None and casualty not in stream.casualties:
+            stream.casualties = (*stream.casualties, casualty)
+        self._try(stream)
 
-    def fail(self, request_id: RequestId, reason: str, *, invalid: bool) -> None:
-        """End a request with an error: the client's if `invalid`, else ours."""
-        stream = self._streams.get(origin(request_id))
-        if stream is not None and stream.current == request_id:
-            stream.end(InvalidRequest(reason) if invalid else GenerationFailed(reason))
+    def fail(self, command: Fail) -> None:
+        """End a request with an error: the client's if the request is invalid, else ours."""
+        stream = self._streams.get(origin(command.request_id))
+        if stream is None or stream.current != command.request_id:
+            return
+        if command.casualties:
+            log.error(
+                "harmful_request",
+                request_id=stream.request.request_id,
+                tenant=stream.request.tenant,
+                workers=[casualty.worker_id for casualty in command.casualties],
+            )
+            stream.end(Harmful(command.reason))
+        elif command.invalid:
+            stream.end(InvalidRequest(command.reason))
+        else:
+            stream.end(GenerationFailed(command.reason))
 
     def _moments(self, request_id: RequestId) -> Moments | None:
         stream = self._streams.get(origin(request_id))
@@ -244,6 +277,7 @@ def _request_of(stream: _Stream, layout: KvLayout) -> Request:
         ),
         attempt=stream.attempt,
         fruitless=stream.fruitless,
+        casualties=stream.casualties,
         ttft_slo_s=asked.ttft_slo_s,
         tbt_slo_s=asked.tbt_slo_s,
         tenant=asked.tenant,

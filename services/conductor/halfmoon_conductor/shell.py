@@ -51,11 +51,11 @@ class Clients(Protocol):
         """Refuse a request."""
         ...
 
-    def resubmit(self, request_id: RequestId, reason: str) -> None:
+    def resubmit(self, command: Resubmit) -> None:
         """Start the next try, with what was delivered so far."""
         ...
 
-    def fail(self, request_id: RequestId, reason: str, *, invalid: bool) -> None:
+    def fail(self, command: Fail) -> None:
         """End a request with an error."""
         ...
 
@@ -124,10 +124,9 @@ class Shell:
                 self._clients.reject(command)
             case Resubmit(request_id=request_id, reason=reason):
                 log.info("request_placed_again", request_id=request_id, reason=reason)
-                self._clients.resubmit(request_id, reason)
-            case Fail(request_id=request_id, reason=reason, invalid=invalid):
+            case Fail(request_id=request_id, reason=reason):
                 log.warning("request_failed", request_id=request_id, reason=reason)
-                self._clients.fail(request_id, reason, invalid=invalid)
+                self._clients.fail(command)
             case RefuseWorker(worker_id=worker_id, reason=reason):
                 log.error("worker_refused", worker_id=worker_id, reason=reason)
                 self._workers.refuse(worker_id, reason)

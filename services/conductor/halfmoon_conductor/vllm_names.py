@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 #: vLLM's request phases, from ours. vLLM's waiting requests have no place in a batch; a request
 #: in the queue of a prefill worker has one, and counts as running.
-_WAITING = ("deferred", "waiting", "reserving")
+_WAITING = ("deferred", "waiting", "quarantined", "reserving")
 _RUNNING = ("prefilling", "landed", "decoding")
 
 
