@@ -51,12 +51,14 @@ from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal
 from halfmoon_scheduling.events import (
     AnyEvent,
+    Casualty,
     KvChanged,
     MessageReceived,
     Request,
     RequestArrived,
     RequestCancelled,
     RequestFinished,
+    RequestProgressed,
     Tick,
     WorkerJoined,
     WorkerLost,
@@ -226,6 +228,9 @@ class World(RuleBasedStateMachine):
         self.granted: set[RequestId] = set()
         self.started: set[RequestId] = set()
         self.to_resubmit: list[RequestId] = []
+        #: Of each client's request, the workers lost under it since decode made a token of it.
+        self.casualties: dict[str, tuple[Casualty, ...]] = {}
+        self.progressed: set[RequestId] = set()
         #: Tries that delivered a token.
         self.fruitful: set[RequestId] = set()
         self.heard: list[tuple[WorkerId, int, AnyMessage]] = []
@@ -257,6 +262,8 @@ class World(RuleBasedStateMachine):
                     assert rid not in self.started, f"{rid} is prefilled twice"
                     assert rid not in self.ended
                     self.started.add(rid)
+                    n_lost = len(self.casualties.get(origin(rid), ()))
+                    assert n_lost < self.config.max_casualties, f"{rid} took down {n_lost}"
                 worker = self.workers.get(command.worker_id)
                 if worker is not None and worker.info.generation == self.known[command.worker_id]:
                     worker.inbox.append(command.message)
@@ -282,6 +289,11 @@ class World(RuleBasedStateMachine):
             case Resubmit():
                 assert self.requests[command.request_id].fruitless < self.config.max_attempts
                 self.end(command.request_id, "resubmitted")
+                if command.casualty is not None:
+                    known = self.casualties.get(origin(command.request_id), ())
+                    if command.casualty not in known:
+                        known = (*known, command.casualty)
+                    self.casualties[origin(command.request_id)] = known
                 self.to_resubmit.append(command.request_id)
             case RefuseWorker():
                 raise AssertionError(f"{command}: they are all alike here")
@@ -330,7 +342,11 @@ class World(RuleBasedStateMachine):
         attempt = before.attempt + 1
         rid = retry_id(before.request_id, attempt)
         request = msgspec.structs.replace(
-            before, request_id=rid, attempt=attempt, fruitless=before.fruitless + 1
+            before,
+            request_id=rid,
+            attempt=attempt,
+            fruitless=before.fruitless + 1,
+            casualties=self.casualties.get(origin(rid), ()),
         )
         if before.request_id in self.fruitful:  # it goes on behind what was delivered
             left = before.stopping.max_new_tokens - 1
@@ -398,6 +414,11 @@ class World(RuleBasedStateMachine):
             self.tell(MessageReceived(worker_id, message))
             return
         for produced in message.produced:  # the gateway's part
+            rid = produced.request_id
+            if rid not in self.ended and rid not in self.progressed:
+                self.progressed.add(rid)
+                if self.casualties.pop(origin(rid), ()):
+                    self.tell(RequestProgressed(rid))
             if produced.finish and produced.request_id not in self.ended:
                 self.end(produced.request_id, "finished")
                 self.tell(RequestFinished(produced.request_id, 2))

@@ -229,7 +229,7 @@ class Lifecycle:
             asked_all = not tracked.refused_by
             commands = self._wait(tracked)
             if asked_all:
-                takers = self._placer.takers(request, tracked.silent | apart_from)
+                takers = self._placer.takers(request, tracked.silent, apart_from=apart_from)
                 self._waiting.lacks(Lack(tracked.rank, job.n_pages, takers))
             return commands
         if not may_reserve:
@@ -272,6 +272,8 @@ class Lifecycle:
 
     def _keep_apart(self, tracked: Tracked) -> list[AnyCommand]:
         """All workers that could take it try requests that are as suspect."""
+        if tracked.phase is Phase.QUARANTINED:
+            return []
         self._stop_waiting(tracked)
         tracked.phase = Phase.QUARANTINED
         tracked.placement = None

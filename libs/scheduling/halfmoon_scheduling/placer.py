@@ -65,10 +65,7 @@ class Placer:
             TooLong: none of the workers here can ever take it.
         """
         layout = self._layout()
-        prefills, decodes = self._able(request)
-        if apart_from:
-            prefills = [info for info in prefills if info.worker_id not in apart_from]
-            decodes = [info for info in decodes if info.worker_id not in apart_from]
+        prefills, decodes = self._able(request, apart_from)
         n_tokens = len(request.token_ids)
         n_pages = layout.blocks_for(n_tokens)
         may_grow = layout.blocks_for(n_tokens + request.stopping.max_new_tokens - 1) > n_pages
@@ -112,13 +109,19 @@ class Placer:
             )
         return self._at_decode(placement, job, request, candidates, prefixes), job
 
-    def takers(self, request: Request, not_to_ask: Collection[WorkerId]) -> frozenset[WorkerId]:
+    def takers(
+        self,
+        request: Request,
+        not_to_ask: Collection[WorkerId],
+        *,
+        apart_from: Collection[WorkerId] = (),
+    ) -> frozenset[WorkerId]:
         """Decode workers that `place` would choose among if they all had room.
 
         Raises:
             TooLong: see `place`.
         """
-        _, decodes = self._able(request)
+        _, decodes = self._able(request, apart_from)
         return frozenset(info.worker_id for info in decodes).difference(not_to_ask)
 
     def can_keep_apart(self, request: Request, others: Collection[WorkerId]) -> bool:
@@ -127,18 +130,22 @@ class Placer:
         Raises:
             TooLong: see `place`.
         """
-        return all(
-            any(info.worker_id not in others for info in able) for able in self._able(request)
-        )
+        return all(self._able(request, others))
 
-    def _able(self, request: Request) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
-        """The prefill and decode workers that could take a request, without those it avoids."""
+    def _able(
+        self, request: Request, apart_from: Collection[WorkerId]
+    ) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
+        """The prefill and decode workers that could take a request, without these others; and
+        without those it avoids, unless that leaves none."""
         prefills, decodes = able_workers(
             request,
             self._cluster.crew("prefill"),
             self._cluster.crew("decode"),
             self._layout().block_size,
         )
+        if apart_from:
+            prefills = [info for info in prefills if info.worker_id not in apart_from]
+            decodes = [info for info in decodes if info.worker_id not in apart_from]
         if avoided := self._avoided.get(origin(request.request_id)):
             return _others(prefills, avoided), _others(decodes, avoided)
         return prefills, decodes
