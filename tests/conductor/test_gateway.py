@@ -6,8 +6,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from halfmoon_conductor.errors import GenerationFailed, Overloaded, TooLong, Unavailable
+from halfmoon_conductor.errors import (
+    GenerationFailed,
+    Harmful,
+    Overloaded,
+    TooLong,
+    Unavailable,
+)
 from halfmoon_conductor.gateway import Gateway
 from halfmoon_conductor.generation import GenerationRequest, TokenEvent
 from halfmoon_conductor.shell import Shell
@@ -355,3 +362,55 @@ async def test_a_request_that_waits_for_room_waits_in_its_place_stage() -> None:
         await client.task
     stages = client.events[0].stages
     assert stages is not None and stages["place"] == 3.0
+
+
+# -- requests under which workers are lost -------------------------------------------------------
+
+
+async def test_a_request_under_which_two_workers_are_lost_is_the_clients_error() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script, tenant="acme") as client:
+        script.reserve("cmpl-1")
+        script.lose(PREFILL)
+        script.reserve("cmpl-1~2")
+        n_told = len(script.told)
+        with capture_logs() as logs:
+            script.lose(PREFILL)
+        with pytest.raises(
+            Harmful, match=r"2 workers .* prefill-0 \(start 1\), prefill-0"
+        ) as error:
+            await client.task
+        assert (error.value.status, error.value.code) == (400, "harmful_request")
+        assert not [m for _, m in script.told[n_told:] if not isinstance(m, Cancel)]
+        (line,) = (one for one in logs if one["event"] == "harmful_request")
+        assert (line["request_id"], line["tenant"]) == ("cmpl-1", "acme")
+        assert line["workers"] == ["prefill-0", "prefill-0"]
+
+
+async def test_it_is_so_though_prefill_brought_a_token_each_time() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script) as client:
+        script.reserve("cmpl-1")
+        script.prefill("cmpl-1", 50)
+        script.lose(DECODE)
+        script.reserve("cmpl-1~2")
+        script.prefill("cmpl-1~2", 51)
+        script.lose(DECODE)
+        with pytest.raises(Harmful):
+            await client.task
+        assert [event.token for event in client.events] == [50, 51]
+
+
+async def test_a_token_from_decode_between_two_losses_lets_it_go_on() -> None:
+    script = Script("prefill-0", "decode-0")
+    async with asking(script, n_new=20) as client:
+        for attempt in range(1, 6):
+            rid = "cmpl-1" if attempt == 1 else f"cmpl-1~{attempt}"
+            script.reserve(rid)
+            script.prefill(rid, 50)
+            script.decode(rid, 51)
+            script.lose(DECODE)
+        script.reserve("cmpl-1~6")
+        script.prefill("cmpl-1~6", 52)
+        script.decode("cmpl-1~6", 53, "stop")
+        assert len(await client.task) == 12
