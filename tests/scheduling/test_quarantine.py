@@ -135,7 +135,8 @@ class Cluster:
             case Resubmit(request_id=rid):
                 self._resubmit(origin(rid), command.casualty)
             case Fail(request_id=rid) | Reject(request_id=rid):
-                self.ended[origin(rid)] = command.kind
+                harmful = isinstance(command, Fail) and command.casualties
+                self.ended[origin(rid)] = "harmful" if harmful else "failed"
                 self.reasons[origin(rid)] = command.reason
             case _:
                 pass
