@@ -34,6 +34,11 @@ class EngineSettings(TracedSettings):
     measure: bool = Field(
         True, description="Time a few forward passes at the start, for the cost model"
     )
+    forward_limit_s: Annotated[float, Field(gt=0)] = Field(
+        300.0,
+        description="Seconds after which a forward pass is taken to hang: the worker logs where,"
+        " and exits to be started again",
+    )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0, description="Seconds to finish requests after being told to stop"
     )

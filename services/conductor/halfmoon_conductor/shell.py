@@ -124,6 +124,7 @@ class Shell:
                 self._clients.reject(command)
             case Resubmit(request_id=request_id, reason=reason):
                 log.info("request_placed_again", request_id=request_id, reason=reason)
+                self._clients.resubmit(command)
             case Fail(request_id=request_id, reason=reason):
                 log.warning("request_failed", request_id=request_id, reason=reason)
                 self._clients.fail(command)

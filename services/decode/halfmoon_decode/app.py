@@ -13,6 +13,7 @@ from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.forward_watch import ForwardWatch
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import Service
 from halfmoon_runtime.membership import Membership, next_generation
@@ -62,6 +63,8 @@ async def run(settings: DecodeSettings, service: Service) -> None:
         if settings.measure:
             service.announce("measuring", worker_id=worker_id)
             _, cost = await asyncio.to_thread(engine.measure)
+        watch = ForwardWatch(settings.forward_limit_s)
+        stack.enter_context(watch.watching())
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)
@@ -87,6 +90,7 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             clock=SystemClock(),
             pages=PageAllocator(n_pages),
             traces=DecodeTraces(tracer),
+            watch=watch,
         )
         moved = transfer_readings(transfer.stats)
         async with in_service(worker, Membership(store, info), service, moved):

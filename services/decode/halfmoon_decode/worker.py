@@ -40,6 +40,7 @@ from halfmoon_protocol.regions import Landing, Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
 from halfmoon_runtime.drops import drop
+from halfmoon_runtime.forward_watch import ForwardWatch
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.readings import Readings
 from halfmoon_runtime.serving import serve_messages, unexpected
@@ -67,6 +68,8 @@ class DecodeWorker:
     clock: Clock
     pages: PageAllocator
     traces: DecodeTraces = field(default_factory=DecodeTraces)
+    #: Of the forward passes.
+    watch: ForwardWatch = field(default_factory=ForwardWatch)
     batch: DecodeBatch = field(init=False)
     conductors: Conductors = field(init=False)
     #: Running requests; its keys are the batch's running ones.
@@ -305,7 +308,7 @@ class DecodeWorker:
     ) -> list[Chosen] | None:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(forward, self._forward, runs, late)
+            return await loop.run_in_executor(forward, self.watch.run, self._forward, runs, late)
         except Exception:
             log.exception("step_failed", n_rows=len(runs))
             return None

@@ -14,6 +14,7 @@ from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.forward_watch import ForwardWatch
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.lifecycle import Service
@@ -65,6 +66,8 @@ async def run(settings: PrefillSettings, service: Service) -> None:
         if settings.measure:
             service.announce("measuring", worker_id=worker_id)
             cost, _ = await asyncio.to_thread(engine.measure)
+        watch = ForwardWatch(settings.forward_limit_s)
+        stack.enter_context(watch.watching())
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
         kvstores = Kvstores(network, settings.kvstore_timeout_s)
@@ -95,6 +98,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             clock=clock,
             pages=PageAllocator(n_pages),
             tracer=tracer,
+            watch=watch,
         )
         moved = transfer_readings(transfer.stats)
         acquaintances = Acquaintances(store, transfer, worker_id)

@@ -10,6 +10,7 @@ from halfmoon_engine.interface import Chosen, Late, NotFollowed
 from halfmoon_prefill.forward import PrefillForward
 from halfmoon_prefill.job import Job, Refused
 from halfmoon_protocol.ids import RequestId
+from halfmoon_runtime.forward_watch import ForwardWatch
 from halfmoon_scheduling.prefill_queue import Chunk, PrefillQueue
 
 log = structlog.get_logger()
@@ -21,9 +22,10 @@ _LATE_S = 0.02
 class Computing:
     """Runs what is ready in the queue, and says what came out."""
 
-    def __init__(self, queue: PrefillQueue, forward: PrefillForward) -> None:
+    def __init__(self, queue: PrefillQueue, forward: PrefillForward, watch: ForwardWatch) -> None:
         self._queue = queue
         self._forward = forward
+        self._watch = watch
         #: The jobs that were admitted and not removed, with their next token to come.
         self._jobs: dict[RequestId, tuple[Job, asyncio.Future[int]]] = {}
         #: First tokens that are late: what their grammars allow is not known yet.
@@ -64,7 +66,7 @@ class Computing:
                 self._in_forward = frozenset(chunk.request_id for chunk in chunks)
                 try:
                     chosen, finished = await loop.run_in_executor(
-                        thread, self._compute, batch, [*late.values()]
+                        thread, self._watch.run, self._compute, batch, [*late.values()]
                     )
                 except Exception as error:
                     log.exception("forward_failed", n_requests=len(batch))

@@ -43,6 +43,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.conductors import Conductors
 from halfmoon_runtime.drops import drop
+from halfmoon_runtime.forward_watch import ForwardWatch
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.network import PeerId, Port
 from halfmoon_runtime.readings import Readings
@@ -75,6 +76,8 @@ class PrefillWorker:
     pages: PageAllocator
     #: None: no traces.
     tracer: Tracer | None = None
+    #: Of the forward passes.
+    watch: ForwardWatch = field(default_factory=ForwardWatch)
     queue: PrefillQueue = field(init=False)
     computing: Computing = field(init=False)
     replicas: Replicas = field(init=False)
@@ -96,7 +99,7 @@ class PrefillWorker:
         )
         self.layout = self.forward.engine.layout
         self.entry = Entry(self.info.worker_id, self.forward.engine, self.queue, self.pages)
-        self.computing = Computing(self.queue, self.forward)
+        self.computing = Computing(self.queue, self.forward, self.watch)
         self.replicas = Replicas(self.kvstores, self.layout, self.clock)
         self.caching = Caching(
             self.replicas,
