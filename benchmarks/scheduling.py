@@ -79,7 +79,7 @@ def run(console: Console, n: int = 2000) -> None:
 
 def run_reports(console: Console, n: int = 2000) -> None:
     """Measure load reports that show no room."""
-    table = Table(title="Load reports of full decode workers, the same workers", box=None)
+    table = Table(title="Load reports of decode workers without a free page", box=None)
     for column in ("requests that wait", "median µs", "mean µs", "p99 µs"):
         table.add_column(column, justify="right")
     busy = Busy.of("kvcache_centric", "none", 10_000)

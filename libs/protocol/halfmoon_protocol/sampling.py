@@ -69,9 +69,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Stopping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a request is finished, as far as token ids tell (stop strings are the gateway's)."""
 
-    #: New tokens at the most, the first one included.
+    #: New tokens at the most, the first one included. In messages: of this try, so that a later
+    #: one asks for what is left.
     max_new_tokens: Positive
     #: Any of these ends the request; it is reported and counted, its text is not shown.
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
-    #: Until so many tokens are out, stop tokens don't stop.
+    #: Until so many tokens are out, stop tokens don't stop; counted as `max_new_tokens`.
     min_new_tokens: Count = 0

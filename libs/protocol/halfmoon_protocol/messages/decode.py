@@ -17,8 +17,9 @@ class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
     """Set pages aside for the KV of a prompt; answered by `DecodeReserved` or `DecodeRefused`."""
 
     request_id: RequestName
-    #: Tokens whose KV will land.
+    #: Tokens whose KV will land; tokens delivered by an earlier try included.
     n_tokens: Positive
+    #: Of this try: its `max_new_tokens` count from behind these `n_tokens`.
     stopping: Stopping
     #: Whose child the worker's span is, from here to the last token; none: not traced.
     trace: TraceContext | None = None
@@ -30,9 +31,11 @@ class StartDecode(Message, frozen=True, tag="start_decode"):
     request_id: RequestName
     first_token: TokenId
     sampling: Sampling
+    #: Of this try, as in the reservation: what is left, `first_token` included. What earlier tries
+    #: delivered is taken off already.
     stopping: Stopping
-    #: Where new tokens begin: tokens of the client's prompt. Less than the `n_tokens` of the
-    #: reservation when tokens had been delivered before this try.
+    #: Where the client's output begins: tokens of the client's prompt. Less than the `n_tokens` of
+    #: the reservation when tokens had been delivered before this try; no limit counts from here.
     n_prompt: Positive
     #: All tokens before `first_token`; empty when sampling does not look at them.
     history: tuple[TokenId, ...] = ()

@@ -59,7 +59,8 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     request_id: RequestName
     #: Everything before the token to choose; tokens delivered by an earlier try included.
     token_ids: tuple[TokenId, ...]
-    #: Tokens of the client's prompt: the first so many of `token_ids`.
+    #: Tokens of the client's prompt: the first so many of `token_ids`. The same in every try; no
+    #: limit counts from here.
     n_prompt: Positive
     #: Hashes of the full blocks of `token_ids`.
     block_hashes: tuple[BlockHash, ...]
@@ -67,6 +68,8 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     #: Seconds from this message's arrival after which nothing may be written to the landing.
     landing_expires_s: Seconds
     sampling: Sampling
+    #: Of this try: its `max_new_tokens` count from behind `token_ids`, the first token included.
+    #: What earlier tries delivered is taken off already.
     stopping: Stopping
     cached: CachedPrefix | None = None
     #: Where to keep the blocks for reuse; none when no kvstore is there.
