@@ -94,3 +94,20 @@ def test_a_request_whose_decode_workers_die_is_stopped_after_two(
         assert {d["placement"]["decode"] for d in cluster.decisions()} == set(killed)
         assert len(set(killed)) == 2
         assert cluster.complete(prompt=[7, 8], max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_a_decode_worker_whose_step_hangs_ends_itself(start_cluster: StartCluster) -> None:
+    slow_steps = "fake://slow?step_s=1.5&max_context=8192"
+    limit = {"decode": ["--forward-limit-s", "0.5"]}
+    with start_cluster(slow_steps, n_decode=3, extra=limit) as cluster:
+        answer = cluster.post(
+            "/v1/completions", model=cluster.model, prompt=[1, 2, 3], max_tokens=50
+        )
+        assert answer.status_code == 400, answer.text
+        tried = {d["placement"]["decode"] for d in cluster.decisions()}
+        assert len(tried) == 2
+        for name in ("decode-0", "decode-1", "decode-2"):
+            process = cluster.process(name)
+            if name in tried:
+                process.wait(10)
+            assert process.exit_code == (HUNG_STATUS if name in tried else None)
