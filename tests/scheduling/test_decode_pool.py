@@ -48,7 +48,7 @@ def load(n_running: int, n_reserved: int, context_tokens: int, free_pages: int) 
 
 
 def candidate(pool: DecodePool) -> DecodeCandidate:
-    (found,) = pool.candidates([a_worker("decode-0")])
+    (found,) = pool.candidates([a_worker("decode-0")], 10)
     pool.check()
     return found
 
@@ -94,19 +94,19 @@ def test_who_said_it_is_full_gets_nothing_until_a_load_or_a_release_or_the_time(
     for hint in ("load", "release", "time"):
         pool = with_one_of_each()
         pool.on_load(D0, load(1, 1, 400, 70))
-        pool.refused(D0, 70.0)
+        pool.refused(D0, ASKED, 70.0)
         pool.time_passed(69.9)
         pool.on_load(D0, load(1, 1, 400, 70))  # no more room than by its last report
-        assert pool.candidates([a_worker("decode-0")]) == []
+        assert pool.candidates([a_worker("decode-0")], 10) == []
         pool.release(D0, ASKED)  # it never had the pages of that one
-        assert pool.candidates([a_worker("decode-0")]) == []
+        assert pool.candidates([a_worker("decode-0")], 10) == []
         if hint == "load":
             pool.on_load(D0, load(1, 1, 400, 71))
         elif hint == "release":
             pool.release(D0, LANDING)
         else:
             pool.time_passed(70.0)
-        assert len(pool.candidates([a_worker("decode-0")])) == 1
+        assert len(pool.candidates([a_worker("decode-0")], 10)) == 1
 
 
 def test_a_worker_that_goes_takes_all_claims_on_it_along() -> None:

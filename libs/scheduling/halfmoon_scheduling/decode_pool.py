@@ -54,6 +54,18 @@ class _Decode:
     terms: LocalTerms | None = None
 
 
+@dataclass(slots=True)
+class _Full:
+    """A worker's refusal of a reservation that our books had room for."""
+
+    #: When it may be asked for anything again.
+    until_s: float
+    #: What it was asked for.
+    n_pages: int
+    #: Whether it has reported since: then it may be asked for less.
+    reported: bool = False
+
+
 class DecodePool:
     """Live decode workers, our claims on them, and what they will be running."""
 
@@ -76,9 +88,9 @@ class DecodePool:
         self._mean = MeanStep(costs)
         #: Workers that may have room for more since `take_roomier` was asked last.
         self._roomier: set[WorkerId] = set()
-        #: Workers that refused a reservation, and until when nothing new is asked of them: to the
-        #: clock's first look after that, or to a report of more room.
-        self._full: dict[WorkerId, float] = {}
+        #: Workers that refused a reservation, to the clock's first look after `until_s` or to a
+        #: report of more room.
+        self._full: dict[WorkerId, _Full] = {}
 
     # -- who is here -------------------------------------------------------------------------
 
@@ -108,10 +120,10 @@ class DecodePool:
         self._roomier.discard(worker_id)
         self._full.pop(worker_id, None)
 
-    def candidates(self, workers: Iterable[WorkerInfo]) -> list[DecodeCandidate]:
-        """These workers as placement sees them; without those that said they are full."""
+    def candidates(self, workers: Iterable[WorkerInfo], n_pages: int) -> list[DecodeCandidate]:
+        """These workers as placement sees them; without those that refused as many pages."""
         if self._full:
-            workers = [info for info in workers if info.worker_id not in self._full]
+            workers = [info for info in workers if self._may_ask(info.worker_id, n_pages)]
         return [
             (decode := self._workers[info.worker_id]).candidate or self._renew(decode)
             for info in workers
@@ -200,14 +212,14 @@ class DecodePool:
             self._full.pop(worker_id, None)
         self._roomier.add(worker_id)
 
-    def refused(self, worker_id: WorkerId, until_s: float) -> None:
-        """A worker has no room: it gets nothing new until then, or until it reports more room
-        than in its last report."""
-        self._full[worker_id] = until_s
+    def refused(self, worker_id: WorkerId, request_id: RequestId, until_s: float) -> None:
+        """A worker has no room for a request that is held there in state "asked": it is asked for
+        nothing until it reports, and then for less, until that time or a report of more room."""
+        self._full[worker_id] = _Full(until_s, self._workers[worker_id].held[request_id].n_pages)
 
     def time_passed(self, now: float) -> None:
         """Workers that refused may be asked again when their time is over."""
-        for worker_id in [w for w, until_s in self._full.items() if until_s <= now]:
+        for worker_id in [w for w, full in self._full.items() if full.until_s <= now]:
             del self._full[worker_id]
             self._roomier.add(worker_id)
 
@@ -220,7 +232,12 @@ class DecodePool:
 
     def has_room(self, worker_id: WorkerId, n_pages: int) -> bool:
         """Whether a live worker would be asked for so many pages."""
-        return worker_id not in self._full and self._workers[worker_id].free_pages >= n_pages
+        has_pages = self._workers[worker_id].free_pages >= n_pages
+        return has_pages and self._may_ask(worker_id, n_pages)
+
+    def _may_ask(self, worker_id: WorkerId, n_pages: int) -> bool:
+        full = self._full.get(worker_id)
+        return full is None or (full.reported and n_pages < full.n_pages)
 
     def decoded_for(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
         """Seconds that a request has been running there; it does."""
@@ -249,6 +266,9 @@ class DecodePool:
         reported = load.free_pages, load.n_running + load.n_reserved
         if _is_roomier(reported, than=worker.reported):
             self._full.pop(worker_id, None)
+            self._roomier.add(worker_id)
+        elif (full := self._full.get(worker_id)) is not None and not full.reported:
+            full.reported = True
             self._roomier.add(worker_id)
         elif worker.free_pages > n_free_before:
             self._roomier.add(worker_id)

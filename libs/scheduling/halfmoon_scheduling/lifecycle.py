@@ -184,8 +184,8 @@ class Lifecycle:
         self, tracked: Tracked, decode: WorkerId, full_until_s: float, now: float
     ) -> list[AnyCommand]:
         """`decode` has no room: another one, or wait."""
+        self._cluster.decodes.refused(decode, tracked.request_id, full_until_s)
         self._release(tracked, now)
-        self._cluster.decodes.refused(decode, full_until_s)
         tracked.refused_by.add(decode)
         return self._seek(tracked, now, may_reserve=True)
 

@@ -82,7 +82,8 @@ class Placer:
         candidates = self._cluster.decodes.candidates(
             [info for info in decodes if info.worker_id not in not_to_ask]
             if not_to_ask
-            else decodes
+            else decodes,
+            job.n_pages,
         )
         placement = place(
             self._config.placement,
