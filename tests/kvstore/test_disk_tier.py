@@ -13,7 +13,8 @@ import httpx
 import pytest
 import xxhash
 
-from halfmoon_kvstore.segment import Segment, SegmentShape, read_shape
+from halfmoon_kvstore.segment import blocks_in
+from halfmoon_kvstore.segment_front import read_shape
 from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers, prompt
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_runtime.network import PeerUnreachable
@@ -32,13 +33,7 @@ def segment(folder: Path) -> Path:
 
 def on_disk(path: Path) -> dict[BlockHash, int]:
     """Blocks by slot, by the headers alone."""
-    shape = read_shape(path)
-    assert shape is not None
-    opened = Segment(path, shape)
-    try:
-        return {found.record.hash: found.slot for found in opened.blocks()}
-    finally:
-        opened.close()
+    return {found.record.hash: found.slot for found in blocks_in(path)}
 
 
 async def test_ten_times_what_memory_holds_is_kept_and_survives_kill_9(
@@ -96,6 +91,45 @@ async def test_damaged_bytes_on_the_disk_are_never_served(nodes: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
+async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_what_it_mended(
+    nodes: Any, tmp_path: Path, seed: int
+) -> None:
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    disk = tmp_path / "disk"
+    flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
+    nodes.start("a", **flags)
+    prompts = [prompt(i, 16) for i in range(4 * N_SLOTS // 16)]
+    async with nodes.client("a") as client:
+        for each in prompts:
+            await client.put(each)
+    nodes.kill("a")
+    path = segment(disk)
+    written = on_disk(path)
+    shape = read_shape(path)
+    assert shape is not None
+    damages = {
+        "a bit of page 0": (dice.randrange(200), 1),
+        "page 0": (0, 4096),
+        "a page of headers": (4096, 4096),
+        "the last page": (shape.n_bytes - 4096, 4096),
+    }
+    for what, (at, n_bytes) in damages.items():
+        with path.open("r+b") as file:
+            file.seek(at)
+            before = file.read(n_bytes)
+            file.seek(at)
+            file.write(bytes([before[0] ^ 1]) if n_bytes == 1 else bytes(n_bytes))
+        nodes.start("a", **flags)
+        async with nodes.client("a") as client:
+            assert await client.stored() == set(written), what
+            each = next(each for each in prompts if set(each) <= written.keys())
+            assert await client.get(each) == each, what
+        assert "disk_segment_mended" in nodes.log("a") and path.name in nodes.log("a"), what
+        nodes.kill("a")
+
+
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
 async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_written(
     nodes: Any, tmp_path: Path, seed: int
 ) -> None:
@@ -128,14 +162,16 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
             nodes.kill("a")
             with pytest.raises((PeerUnreachable, TransferError)):
                 await putting
-    found = on_disk(segment(disk))
+    path = segment(disk)
+    shape = read_shape(path)
+    assert shape is not None
+    found = blocks_in(path)
     assert found
-    opened = Segment(segment(disk), read_shape(segment(disk)) or SegmentShape(SMALL, 0))
-    view = memoryview(bytearray(SMALL.block_bytes))
-    for each in opened.blocks():
-        opened.read(each.slot, view)
-        assert each.record.checksum == xxhash.xxh3_64_intdigest(view), "a header without its bytes"
-    opened.close()
+    bytes_ = path.read_bytes()
+    for each in found:
+        start = shape.offset(each.slot)
+        there = xxhash.xxh3_64_intdigest(bytes_[start : start + SMALL.block_bytes])
+        assert each.record.checksum == there, "a header without its bytes"
 
 
 async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_path: Path) -> None:

@@ -10,13 +10,18 @@ import fcntl
 import os
 import threading
 from array import array
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import structlog
 import xxhash
 
-from halfmoon_kvstore.segment import Found, Segment, SegmentShape, read_shape
+from halfmoon_kvstore.segment import Mended, Segment, blocks_in
+from halfmoon_kvstore.segment_front import Front, SegmentShape, read_front, why_unreadable
+from halfmoon_kvstore.slot_header import Found
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_scheduling.disk_map import OnDisk
 from halfmoon_scheduling.tier_commands import Erase, Outcome, Promote, WriteBack
@@ -55,40 +60,69 @@ class Disk:
                 f"disk_path {path} is used by another process: give each kvstore its own"
             ) from None
         self._segments: list[Segment] = []
+        #: Number of each segment's first slot.
+        self._starts: list[int] = []
         #: Sequence number of the last write.
         self._sequence = 0
         self._lock = threading.Lock()
 
     def layout(self) -> KvLayout | None:
-        """The layout of the blocks that are here from an earlier start, if there are any."""
-        shape = read_shape(self._file(0))
-        return None if shape is None else shape.layout
+        """The layout of the blocks that are here from an earlier start, if there are any.
+
+        Where files differ, it is the one that most slots are for.
+        """
+        n_slots: Counter[KvLayout] = Counter()
+        for path in self._files():
+            if (front := _front(path)) is not None:
+                n_slots[front.shape.layout] += front.shape.n_slots
+        return max(n_slots, key=n_slots.__getitem__, default=None)
 
     def open(self, layout: KvLayout) -> None:
         """Take the segments into use: open those of this layout and size, make the others.
 
-        A file system without room for all of them gives room for fewer blocks, which is logged;
-        perhaps for none.
+        What is damaged of a file is mended, and what is lost is logged. A file system without
+        room for all of them gives room for fewer blocks, which is logged; perhaps for none.
         """
-        n_segments, shape = _shape(layout, self._n_bytes)
-        for stale in sorted(self.path.glob("segment-*.kv"))[n_segments:]:
+        n_segments, shape, old_shape = _shapes(layout, self._n_bytes)
+        for stale in self._files()[n_segments:]:
+            _log_lost(stale, "the disk is to have fewer files")
             stale.unlink()
+        # One unreadable file among others of this layout is of it, too.
+        of_layout = any(
+            front.shape.layout == layout for path in self._files() if (front := _front(path))
+        )
+        reason = ""
         for index in range(n_segments):
+            path = self._file(index)
+            front = _front(path)
+            if front is None and of_layout and _size(path) == old_shape.bytes_with(1):
+                front = Front(old_shape, version=1)
+            if front is not None and front.shape not in (shape, old_shape):
+                _log_lost(path, f"it is of {front.shape}, and {shape} is wanted")
+                front = None
+            elif front is None and _size(path) is not None:
+                _log_lost(path, _why_unreadable(path))
             try:
-                self._segments.append(Segment(self._file(index), shape))
+                segment = Segment(path, shape if front is None else front.shape, front)
             except OSError as error:
-                log.error(
-                    "disk_smaller_than_wanted",
-                    path=str(self.path), reason=str(error), n_segments=index, wanted=n_segments,
-                )  # fmt: skip
-                break
+                reason = f"{path.name}: {error}"
+                continue
+            _log_mended(segment)
+            self._starts.append(self.n_slots)
+            self._segments.append(segment)
+        if reason:
+            log.error(
+                "disk_smaller_than_wanted",
+                path=str(self.path), reason=reason, n_segments=len(self._segments),
+                wanted=n_segments,
+            )  # fmt: skip
 
     def blocks(self) -> Iterator[OnDisk]:
         """The blocks that are here, by their headers, in the order in which they were written."""
         slots, sequences = array("I"), array("Q")
-        for index, segment in enumerate(self._segments):
+        for start, segment in zip(self._starts, self._segments, strict=True):
             for found in segment.blocks():
-                slots.append(index * segment.shape.n_slots + found.slot)
+                slots.append(start + found.slot)
                 sequences.append(found.sequence)
         self._sequence = max(sequences, default=0)
         # One block at a time: there may be a million.
@@ -143,6 +177,10 @@ class Disk:
                 case Promote(record=record):
                     segment.read(slot, view)
                     if xxhash.xxh3_64_intdigest(view) != record.checksum:
+                        log.warning(
+                            "disk_block_damaged",
+                            path=str(segment.path), slot=slot, block=record.hash.hex(),
+                        )  # fmt: skip
                         return "corrupt"
                 case Erase():
                     segment.erase(slot)
@@ -163,15 +201,61 @@ class Disk:
             return self._sequence
 
     def _locate(self, slot: int) -> tuple[Segment, int]:
-        index, within = divmod(slot, self._segments[0].shape.n_slots)
-        return self._segments[index], within
+        index = bisect_right(self._starts, slot) - 1
+        return self._segments[index], slot - self._starts[index]
 
     def _file(self, index: int) -> Path:
         return self.path / f"segment-{index:05}.kv"
 
+    def _files(self) -> list[Path]:
+        """Those that are there, in order."""
+        return sorted(self.path.glob("segment-*.kv"))
 
-def _shape(layout: KvLayout, n_bytes: int) -> tuple[int, SegmentShape]:
-    """How many segments of which shape use so many bytes; none if not even one block fits."""
+
+def _shapes(layout: KvLayout, n_bytes: int) -> tuple[int, SegmentShape, SegmentShape]:
+    """How many segments use so many bytes, none if not even one block fits; the shape of a new
+    one, and of one of version 1."""
     n_segments = max(1, n_bytes // max(_SEGMENT_BYTES, 16 * layout.block_bytes))
     shape = SegmentShape.fitting(layout, n_bytes // n_segments)
-    return (n_segments if shape.n_slots else 0), shape
+    old_shape = SegmentShape.fitting(layout, n_bytes // n_segments, n_copies=1)
+    return (n_segments if shape.n_slots else 0), shape, old_shape
+
+
+def _front(path: Path) -> Front | None:
+    try:
+        return read_front(path)
+    except OSError:
+        return None
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _why_unreadable(path: Path) -> str:
+    try:
+        return why_unreadable(path)
+    except OSError as error:
+        return str(error)
+
+
+def _log_lost(path: Path, reason: str) -> None:
+    """Say that a file's blocks are given up."""
+    log.warning(
+        "disk_segment_lost", path=str(path), reason=reason, n_blocks_lost=len(blocks_in(path))
+    )
+
+
+def _log_mended(segment: Segment) -> None:
+    """Say what was wrong with a file, if anything was."""
+    mended = segment.mended
+    if mended != Mended():
+        say = log.warning if mended != Mended(n_headers=mended.n_headers) else log.info
+        say(
+            "disk_segment_mended",
+            path=str(segment.path), n_blocks_found=segment.n_used, **msgspec.structs.asdict(mended),
+        )  # fmt: skip

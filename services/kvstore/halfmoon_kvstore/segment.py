@@ -1,105 +1,86 @@
-"""One file of blocks on a disk: its format, and reading and writing its slots.
+"""One file of blocks on a disk: opening it, mending it, and reading and writing its slots.
 
     page 0         what this file is: block size, number of slots, KV layout; with a checksum
     pages 1 … h    one header of 128 bytes per slot, 32 to a page
     then           the slots, each a whole number of pages
+    then           h pages: each header again
+    last page      page 0 again
 
-A header says which block is in its slot, and has a checksum of its own. It is written after the
-block's bytes and cleared before they are overwritten: so a process that is killed in the middle
-leaves a slot without a header, never a header without its bytes. What a failing disk or a loss
-of power does to the bytes, their checksum shows when they are read. Headers go through the page
-cache, which outlives the process, and are not kept in memory.
+A header says which block is in its slot, and has a checksum of its own. Both copies are written
+after the block's bytes and cleared before they are overwritten: so a process that is killed in
+the middle leaves a slot without a header, never a header without its bytes. What a failing disk
+or a loss of power does to the bytes, their checksum shows when they are read. Headers go through
+the page cache, which outlives the process, and are not kept in memory.
+
+A damaged header or page 0 is taken from its copy when the file is opened, and both are made equal
+again. A file of version 1 ends after the slots; when it is opened it gets its copies, and the
+space for them beyond its size.
 """
 
 import mmap
 import os
-import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import xxhash
 
-from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.layout import KvLayout
-from halfmoon_scheduling.disk_map import BlockRecord
+from halfmoon_kvstore.segment_front import (
+    HEADER_BYTES,
+    Front,
+    SegmentShape,
+    front_page,
+    read_front,
+)
+from halfmoon_kvstore.slot_header import EMPTY, Found, Headers
 from halfmoon_transfer.region_file import BLOCK_BYTES as PAGE_BYTES
-from halfmoon_transfer.region_file import RegionFile
-
-_MAGIC = b"HMKVSEG1"
-#: magic, length of what follows as JSON.
-_FRONT = struct.Struct("<8sI")
-#: mark, depth, sequence, bytes, their xxh3-64, generation, lengths of hash and parent, and these
-#: padded with zeros; then an xxh3-64 of all that.
-_HEADER = struct.Struct("<4sIQQQQBB6x32s32s8xQ")
-_MARK = b"BLK1"
-_CHECKSUM_AT = _HEADER.size - 8
-_EMPTY = bytes(_HEADER.size)
-_PER_PAGE = PAGE_BYTES // _HEADER.size
-#: Bytes of a block's hash at the most.
-MAX_HASH_BYTES = 32
+from halfmoon_transfer.region_file import FileShrunk, RegionFile
 
 
-class SegmentShape(msgspec.Struct, frozen=True):
-    """What page 0 says."""
+class Mended(msgspec.Struct, frozen=True, kw_only=True):
+    """What was wrong with a file that was opened, and is not any more."""
 
-    layout: KvLayout
-    n_slots: int
-
-    @classmethod
-    def fitting(cls, layout: KvLayout, n_bytes: int) -> "SegmentShape":
-        """As many slots as fit into a file of this size, perhaps none."""
-        shape = cls(layout, max(0, (n_bytes - PAGE_BYTES) // (_slot_bytes(layout) + _HEADER.size)))
-        while shape.n_slots > 0 and shape.n_bytes > n_bytes:
-            shape = cls(layout, shape.n_slots - 1)
-        return shape
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot: a block, rounded up to whole pages."""
-        return _slot_bytes(self.layout)
-
-    @property
-    def headers_bytes(self) -> int:
-        """Bytes of all headers, in whole pages."""
-        return -(-self.n_slots // _PER_PAGE) * PAGE_BYTES
-
-    @property
-    def n_bytes(self) -> int:
-        """Length of the file."""
-        return self.offset(self.n_slots)
-
-    def offset(self, slot: int) -> int:
-        """Where a slot begins."""
-        return PAGE_BYTES + self.headers_bytes + slot * self.slot_bytes
-
-
-class Found(msgspec.Struct, frozen=True):
-    """A block that a segment has, by its header."""
-
-    slot: int
-    record: BlockRecord
-    #: Which write of the node it was: the higher one is the later one.
-    sequence: int
+    #: Whether page 0 or its copy was damaged.
+    front: bool = False
+    #: Headers that were taken from their copy.
+    n_headers: int = 0
+    #: Blocks whose header is lost in both places, or whose bytes the file has no more.
+    n_blocks_lost: int = 0
+    #: Bytes by which the file was too short.
+    n_bytes_missing: int = 0
+    #: Pages of headers that the disk did not give.
+    n_pages_unreadable: int = 0
 
 
 class Segment:
     """An open segment file. Different slots may be used by several threads at once."""
 
-    def __init__(self, path: Path, shape: SegmentShape) -> None:
-        """Open it if it is of this shape, else make it anew, with all its bytes allocated.
+    def __init__(self, path: Path, shape: SegmentShape, front: Front | None = None) -> None:
+        """Open a file of this shape, and mend what is damaged of it; or make a new one.
+
+        Args:
+            path: of the file.
+            shape: of it.
+            front: what the file is, of the same shape; None: it is made anew, whatever it was.
 
         Raises:
-            OSError: it can't be made or opened, or the file system has no room for it; then
-                nothing of it is left.
+            OSError: it can't be made or opened, or the file system has no room for it. Of one to
+                be made nothing is left; one to be opened stays as it is.
         """
         self.path = path
         self.shape = shape
-        if read_shape(path) != shape or path.stat().st_size != shape.n_bytes:
+        self._headers = Headers(shape)
+        if front is None:
             _make(path, shape)
+        n_bytes = path.stat().st_size
+        _lengthen(path, shape.n_bytes)
         self._file = RegionFile(path)
-        #: 1 for each slot with a header.
-        self._has_header = bytearray(header != _EMPTY for header in self._headers())
+        #: 1 for each slot of which at least one header is to be cleared before it is written.
+        self._has_header = bytearray(shape.n_slots)
+        #: What was wrong with it.
+        self.mended = Mended()
+        if front is not None:
+            self._mend(front, n_bytes)
 
     @property
     def direct(self) -> bool:
@@ -113,25 +94,30 @@ class Segment:
 
     def blocks(self) -> Iterator[Found]:
         """What is in the slots, by the headers that are whole and of this shape."""
-        for slot, header in enumerate(self._headers()):
-            if (found := _parse(header, slot, self.shape.layout.block_bytes)) is not None:
+        pages = _Pages(self._file, self.shape)
+        for slot in range(self.shape.n_slots):
+            found = self._chosen(*pages.headers(slot), slot)
+            if found is not None:
                 yield found
 
     def block(self, slot: int) -> Found | None:
-        """What is in a slot, if its header is whole and of this shape."""
-        header = bytearray(_HEADER.size)
-        self._file.load(_header_offset(slot), memoryview(header))
-        return _parse(bytes(header), slot, self.shape.layout.block_bytes)
+        """What is in a slot, if one of its headers is whole and of this shape."""
+        headers = bytearray(HEADER_BYTES), bytearray(HEADER_BYTES)
+        for offset, header in zip(self.shape.header_offsets(slot), headers, strict=True):
+            with suppress(OSError):  # there is the other one
+                self._file.load(offset, memoryview(header))
+        return self._chosen(bytes(headers[0]), bytes(headers[1]), slot)
 
     def write(self, found: Found, generation: int, view: memoryview) -> None:
         """Put a block into a slot, whatever was in it.
 
         Raises:
-            OSError: the disk says so; the slot holds nothing, or what it held.
+            OSError: the disk says so; the slot holds nothing, or what it held, or the block.
         """
         self.erase(found.slot)
         self._file.store(self.shape.offset(found.slot), view)
-        self._set_header(found.slot, _header(found, generation, len(view)))
+        self._has_header[found.slot] = 1
+        self._set_headers(found.slot, self._headers.pack(found, generation))
 
     def read(self, slot: int, view: memoryview) -> None:
         """Read a slot's bytes; whether they are right is not looked at.
@@ -143,57 +129,143 @@ class Segment:
         self._file.load(self.shape.offset(slot), view)
 
     def erase(self, slot: int) -> None:
-        """Clear a slot's header, if it has one.
+        """Clear a slot's headers, if it has any.
 
         Raises:
             OSError: the disk says so.
         """
         if self._has_header[slot]:
-            self._set_header(slot, _EMPTY)
+            self._set_headers(slot, EMPTY)
+            self._has_header[slot] = 0
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _set_header(self, slot: int, header: bytes) -> None:
-        self._file.store(_header_offset(slot), memoryview(header))
-        self._has_header[slot] = header != _EMPTY
+    def _set_headers(self, slot: int, header: bytes) -> None:
+        for offset in self.shape.header_offsets(slot):
+            self._file.store(offset, memoryview(header))
 
-    def _headers(self) -> Iterator[bytes]:
-        """Of all slots, in order. They are read at once, and kept no longer than that."""
-        with mmap.mmap(-1, self.shape.headers_bytes) as pages:
-            self._file.load(PAGE_BYTES, memoryview(pages))
-            for slot in range(self.shape.n_slots):
-                yield pages[slot * _HEADER.size : (slot + 1) * _HEADER.size]
+    def _chosen(self, first: bytes, second: bytes, slot: int) -> Found | None:
+        header = self._headers.merged(first, second, slot)
+        return None if not header else self._headers.parse(header, slot)
+
+    # -- mending -----------------------------------------------------------------------------
+
+    def _mend(self, front: Front, n_bytes: int) -> None:
+        """Make both copies of everything equal; count what is lost.
+
+        Args:
+            front: what the file is.
+            n_bytes: how long it was.
+        """
+        shape = self.shape
+        pages = _Pages(self._file, shape)
+        n_headers = n_lost = 0
+        for slot in range(shape.n_slots):
+            first, second = pages.headers(slot)
+            right = self._headers.merged(first, first if front.version == 1 else second, slot)
+            end = shape.offset(slot) + shape.layout.block_bytes
+            if right is None or (right != EMPTY and end > n_bytes):
+                right, n_lost = EMPTY, n_lost + 1
+            n_headers += right != EMPTY and first != second
+            self._has_header[slot] = not right == first == second == EMPTY
+            if not right == first == second:
+                with suppress(OSError):  # then it is done before the slot is written, or later
+                    self._set_headers(slot, right)
+                    self._has_header[slot] = right != EMPTY
+        fronts_differ = self._mend_front()
+        is_old = front.version == 1
+        self.mended = Mended(
+            front=fronts_differ and not is_old,
+            n_headers=0 if is_old else n_headers,
+            n_blocks_lost=n_lost,
+            n_bytes_missing=max(0, shape.bytes_with(front.version) - n_bytes),
+            n_pages_unreadable=pages.n_unreadable,
+        )
+
+    def _mend_front(self) -> bool:
+        """Write page 0 and its copy where they are not right; whether one was not."""
+        page = front_page(self.shape)
+        found = False
+        for offset in reversed(self.shape.front_offsets):  # page 0 of version 1 stays to the end
+            there = bytearray(PAGE_BYTES)
+            with suppress(OSError):
+                self._file.load(offset, memoryview(there))
+            if there != page:
+                found = True
+                with suppress(OSError):
+                    self._file.store(offset, memoryview(page))
+        return found
 
 
-def read_shape(path: Path) -> SegmentShape | None:
-    """What a file says that it is; None if it is no segment, or there is none."""
+class _Pages:
+    """All headers of a file, both copies, outside of Python's heap."""
+
+    def __init__(self, file: RegionFile, shape: SegmentShape) -> None:
+        """Read them; a page that can't be read is zeros."""
+        self.n_unreadable = 0
+        self._file = file
+        self._copies = [
+            self._loaded(offset, shape.headers_bytes) for offset in shape.header_offsets(0)
+        ]
+
+    def headers(self, slot: int) -> tuple[bytes, bytes]:
+        """A slot's two."""
+        first, second = (
+            copy[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES] for copy in self._copies
+        )
+        return first, second
+
+    def _loaded(self, offset: int, n_bytes: int) -> mmap.mmap:
+        pages = mmap.mmap(-1, max(n_bytes, PAGE_BYTES))
+        with memoryview(pages) as view:
+            try:
+                self._file.load(offset, view[:n_bytes])
+            except (OSError, FileShrunk):
+                for at in range(0, n_bytes, PAGE_BYTES):
+                    self._load_page(offset + at, view[at : at + PAGE_BYTES])
+        return pages
+
+    def _load_page(self, offset: int, view: memoryview) -> None:
+        try:
+            self._file.load(offset, view)
+        except (OSError, FileShrunk):
+            self.n_unreadable += 1
+            view[:] = bytes(len(view))
+
+
+def blocks_in(path: Path) -> list[Found]:
+    """What a file has by its headers; nothing of it is changed.
+
+    The file may be in use. A file that is no segment, or can't be read, has none.
+    """
     try:
-        with path.open("rb") as file:
-            page = file.read(PAGE_BYTES)
-    except FileNotFoundError:
-        return None
-    if len(page) < PAGE_BYTES or page[-8:] != _xxh3(page[:-8]):
-        return None
-    magic, length = _FRONT.unpack_from(page)
-    if magic != _MAGIC:
-        return None
-    try:
-        return msgspec.json.decode(page[_FRONT.size : _FRONT.size + length], type=SegmentShape)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return None
+        front = read_front(path)
+        if front is None:
+            return []
+        file = RegionFile(path, writable=False, direct=False)
+    except OSError:
+        return []
+    headers, found = Headers(front.shape), []
+    pages = _Pages(file, front.shape)
+    for slot in range(front.shape.n_slots):
+        first, second = pages.headers(slot)
+        header = headers.merged(first, first if front.version == 1 else second, slot)
+        if header and (block := headers.parse(header, slot)) is not None:
+            found.append(block)
+    file.close()
+    return found
 
 
 def _make(path: Path, shape: SegmentShape) -> None:
     """Page 0 is written last: a file that is not finished is none."""
-    text = msgspec.json.encode(shape)
-    front = (_FRONT.pack(_MAGIC, len(text)) + text).ljust(PAGE_BYTES - 8, b"\0")
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, shape.n_bytes)
-        os.pwrite(fd, front + _xxh3(front), 0)
+        for offset in reversed(shape.front_offsets):
+            os.pwrite(fd, front_page(shape), offset)
         os.fsync(fd)
     except OSError:
         path.unlink()
@@ -202,35 +274,16 @@ def _make(path: Path, shape: SegmentShape) -> None:
         os.close(fd)
 
 
-def _header(found: Found, generation: int, n_bytes: int) -> bytes:
-    record = found.record
-    parent = record.parent or b""
-    header = _HEADER.pack(
-        _MARK, record.depth, found.sequence, n_bytes, record.checksum, generation,
-        len(record.hash), len(parent), record.hash, parent, 0,
-    )  # fmt: skip
-    return header[:_CHECKSUM_AT] + _xxh3(header[:_CHECKSUM_AT])
-
-
-def _parse(header: bytes, slot: int, block_bytes: int) -> Found | None:
-    if header[:4] != _MARK or header[_CHECKSUM_AT:] != _xxh3(header[:_CHECKSUM_AT]):
-        return None
-    _, depth, sequence, n_bytes, checksum, _, n_hash, n_parent, name, parent, _ = _HEADER.unpack(
-        header
-    )
-    if n_bytes != block_bytes:
-        return None
-    above = BlockHash(parent[:n_parent]) if n_parent else None
-    return Found(slot, BlockRecord(BlockHash(name[:n_hash]), above, depth, checksum), sequence)
-
-
-def _header_offset(slot: int) -> int:
-    return PAGE_BYTES + slot * _HEADER.size
-
-
-def _slot_bytes(layout: KvLayout) -> int:
-    return -(-layout.block_bytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def _xxh3(data: bytes) -> bytes:
-    return struct.pack("<Q", xxhash.xxh3_64_intdigest(data))
+def _lengthen(path: Path, n_bytes: int) -> None:
+    """Make a file as long as it is to be, with zeros: allocated, if there is room."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        n_there = os.fstat(fd).st_size
+        if n_there >= n_bytes:
+            return
+        try:
+            os.posix_fallocate(fd, n_there, n_bytes - n_there)
+        except OSError:
+            os.ftruncate(fd, n_bytes)
+    finally:
+        os.close(fd)

@@ -14,8 +14,8 @@ import structlog
 from halfmoon_kvstore.disk import Disk
 from halfmoon_kvstore.journal import moved_events
 from halfmoon_kvstore.outbox import Outbox
-from halfmoon_kvstore.segment import MAX_HASH_BYTES
 from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_kvstore.slot_header import MAX_HASH_BYTES
 from halfmoon_kvstore.tracing import LeaseTraces
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import Ticket

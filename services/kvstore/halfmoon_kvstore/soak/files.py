@@ -3,27 +3,27 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from halfmoon_kvstore.segment import Found, Segment, read_shape
+from halfmoon_kvstore.segment import blocks_in
+from halfmoon_kvstore.segment_front import read_shape
+from halfmoon_kvstore.slot_header import Found
 from halfmoon_protocol.ids import BlockHash
 
 
 def headers(path: Path) -> dict[BlockHash, Found]:
     """What a segment file has, by its headers alone."""
-    shape = read_shape(path)
-    if shape is None:
-        return {}
-    opened = Segment(path, shape)
-    try:
-        return {found.record.hash: found for found in opened.blocks()}
-    finally:
-        opened.close()
+    return {found.record.hash: found for found in blocks_in(path)}
 
 
 def tear(path: Path, slot: int) -> None:
-    """Leave the header of a slot as a write leaves it that was cut off in the middle."""
+    """Leave the headers of a slot as a write leaves them that was cut off in the first one."""
+    shape = read_shape(path)
+    assert shape is not None
+    first, second = shape.header_offsets(slot)
     with path.open("r+b") as file:
-        file.seek(4096 + slot * 128 + 64)
+        file.seek(first + 64)
         file.write(bytes(32))
+        file.seek(second)
+        file.write(bytes(128))
 
 
 def flip(path: Path, slots: Sequence[int]) -> None:
