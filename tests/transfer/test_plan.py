@@ -335,3 +335,27 @@ def test_who_has_nothing_to_move_is_told_all_the_same() -> None:
     plan, (batch,) = notifying(piece(0))
     assert batch.notice == NOTICE
     assert plan.on_carried(batch.number, all_of(batch, Fate.APPLIED)) == [Finish(None)]
+
+
+def test_a_path_that_does_not_reach_the_peer_is_left_for_all_slices_at_once() -> None:
+    plan, cut = started(piece(2700))
+    assert len(cut) == 3
+    outcome = Outcome(Fate.UNREACHABLE, "nobody there")
+    moved = batches(plan.on_carried(cut[0].number, [outcome] * len(cut[0].slices)))
+    assert {batch.path for batch in moved} == {"tcp"}
+    for batch in cut[1:]:
+        assert plan.unreachable(batch) == outcome, "it would be tried again"
+    assert plan.unreachable(moved[0]) is None
+    # What was lost on its way meanwhile does not come back to it either.
+    again = batches(plan.on_carried(cut[1].number, all_of(cut[1], Fate.LOST)))
+    assert {batch.path for batch in again} == {"tcp"}
+    plan.check()
+
+
+def test_a_peer_that_moved_is_tried_anew_on_a_path_that_did_not_reach_it() -> None:
+    plan, (batch,) = started(piece(100), paths=(TCP,))
+    again = plan.on_carried(batch.number, all_of(batch, Fate.UNREACHABLE))
+    assert again == [Resolve(PEER, fresh=True)]
+    (batch,) = batches(plan.on_resolved(PEER, (TCP,), moved=True))
+    assert plan.unreachable(batch) is None
+    assert only_error(plan.on_carried(batch.number, all_of(batch, Fate.APPLIED))) is None

@@ -130,7 +130,12 @@ class LiveTransfers:
 
         def job() -> None:
             if transfer.take(batch.number):
-                outcomes = self._ways.carry(batch, transfer.stop_signal)
+                unreachable = transfer.unreachable(batch)
+                outcomes = (
+                    self._ways.carry(batch, transfer.stop_signal)
+                    if unreachable is None
+                    else [unreachable] * len(batch.slices)
+                )
                 self._tally.on_carried(batch.path, batch.op, applied_bytes(batch, outcomes))
                 transfer.on_carried(batch.number, outcomes)
 

@@ -78,6 +78,8 @@ class Fate(Enum):
     APPLIED = "applied"
     #: The path failed; whether the far side applied it is unknown.
     LOST = "lost"
+    #: The peer can't be reached over this path at all; nothing was sent.
+    UNREACHABLE = "unreachable"
     #: The bytes arrived with another checksum.
     CORRUPTED = "corrupted"
     #: The owner refuses; no path will change that.
@@ -154,6 +156,26 @@ class Limits(msgspec.Struct, frozen=True):
     tries_per_path: int
 
 
+class _Failures:
+    """What went wrong with one path to one peer."""
+
+    def __init__(self) -> None:
+        self.n_tries = 0
+        self.slices: set[int] = set()
+        self.last = Outcome(Fate.LOST)
+
+    def add(self, each: Slice, outcome: Outcome) -> None:
+        """A slice failed."""
+        self.n_tries = max(self.n_tries, each.path_tries + 1)
+        self.slices.add(each.number)
+        self.last = outcome
+
+    def __str__(self) -> str:
+        tries = f"failed {self.n_tries} times" if self.n_tries > 1 else "failed"
+        slices = f" for {len(self.slices)} slices" if len(self.slices) > 1 else ""
+        return f"{tries}{slices}, last: {self.last.reason}"
+
+
 class _Peer:
     """What a plan knows of one peer."""
 
@@ -162,8 +184,12 @@ class _Peer:
         self.n_resolves = 0
         #: Slices that wait for the answer to a `Resolve`.
         self.waiting: list[Slice] = []
-        #: By path: tries that failed, and the last one's reason.
-        self.failures: dict[str, tuple[int, Outcome]] = {}
+        #: By path: what went wrong with it.
+        self.failures: dict[str, _Failures] = {}
+        #: By path: why it does not reach the peer. It is not tried again.
+        self.unreachable: dict[str, Outcome] = {}
+        #: Slices that are not applied.
+        self.n_left = 0
         #: What failed last.
         self.last = Fate.LOST
 
@@ -227,7 +253,9 @@ class Plan:
         peer.paths = paths
         if key in self._uncut:
             ready = list(self._cut(self._uncut.pop(key), paths[0].slice_bytes))
+            peer.n_left = len(ready)
         elif moved:
+            peer.unreachable.clear()
             ready = [msgspec.structs.replace(each, path=0, path_tries=0) for each in peer.waiting]
         else:
             return self._fail(self._give_up(key))
@@ -246,6 +274,7 @@ class Plan:
             return []
         if all(outcome is APPLIED for outcome in outcomes):
             self.applied_bytes += sum(each.length for each in batch.slices)
+            self._peers[batch.peer].n_left -= len(batch.slices)
             if batch.notice is None and batch.path not in self.paths_used:
                 self.paths_used.append(batch.path)
             return self._finish()
@@ -254,11 +283,13 @@ class Plan:
         for each, outcome in zip(batch.slices, outcomes, strict=True):
             if outcome.fate is Fate.APPLIED:
                 self.applied_bytes += each.length
+                peer.n_left -= 1
                 if batch.notice is None and batch.path not in self.paths_used:
                     self.paths_used.append(batch.path)
                 continue
-            count = peer.failures[batch.path][0] if batch.path in peer.failures else 0
-            peer.failures[batch.path] = (count + 1, outcome)
+            peer.failures.setdefault(batch.path, _Failures()).add(each, outcome)
+            if outcome.fate is Fate.UNREACHABLE:
+                peer.unreachable[batch.path] = outcome
             peer.last = outcome.fate
             if self._error is None:
                 self._on_failed(batch.peer, each, outcome, again)
@@ -284,13 +315,23 @@ class Plan:
         """Whether it will end in an error, or has."""
         return self._error is not None
 
+    def unreachable(self, batch: Batch) -> Outcome | None:
+        """Why there is no use in carrying a batch that was given out, if there is none."""
+        return self._peers[batch.peer].unreachable.get(batch.path)
+
     def last_failure(self) -> str:
         """What went wrong so far, in words; empty if nothing did."""
         return "; ".join(
-            f"{path} failed {count} times, last: {outcome.reason}"
+            f"{path} {self._failure(peer, path)}"
             for peer in self._peers.values()
-            for path, (count, outcome) in peer.failures.items()
+            for path in peer.failures
         )
+
+    def _failure(self, peer: _Peer, path: str) -> str:
+        unreachable = peer.unreachable.get(path)
+        if unreachable is None:
+            return str(peer.failures[path])
+        return f"does not reach it, with {peer.n_left} slices to move: {unreachable.reason}"
 
     def _on_failed(self, key: PeerKey, each: Slice, outcome: Outcome, again: list[Slice]) -> None:
         """Decide about one slice: into `again`, into `waiting`, or the transfer's end."""
@@ -302,7 +343,10 @@ class Plan:
             self._wait_for_new_address(key, each)
             return
         path, tries = each.path, each.path_tries + 1
-        if outcome.fate is Fate.UNUSABLE or tries >= self.limits.tries_per_path:
+        is_over = outcome.fate in (Fate.UNUSABLE, Fate.UNREACHABLE)
+        if is_over or tries >= self.limits.tries_per_path:
+            path, tries = path + 1, 0
+        while path < len(peer.paths) and peer.paths[path].name in peer.unreachable:
             path, tries = path + 1, 0
         each = msgspec.structs.replace(each, path=path, path_tries=tries, tries=each.tries + 1)
         if path == len(peer.paths):
@@ -354,6 +398,7 @@ class Plan:
         commands: list[Command] = []
         for key in self._peers:
             nowhere = Region(key.segment, key.generation, b"", 0)
+            self._peers[key].n_left += 1
             commands += self._carry(key, [Slice(self._n_slices, nowhere, 0, nowhere, 0, 0)])
             self._n_slices += 1
         return commands

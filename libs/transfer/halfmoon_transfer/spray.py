@@ -106,6 +106,11 @@ class Spray:
         """The rails that are not good."""
         return [rail.name for rail in self._rails.values() if rail.paused_until is not None]
 
+    @property
+    def n_good(self) -> int:
+        """Rails that are not paused."""
+        return sum(rail.paused_until is None for rail in self._rails.values())
+
     def next_due(self) -> float | None:
         """When the next pause ends; None when no rail waits for that."""
         times = [

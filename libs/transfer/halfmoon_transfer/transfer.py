@@ -106,6 +106,11 @@ class LiveTransfer(Transfer):
         with self._lock:
             return self._queued.pop(number, None) is not None
 
+    def unreachable(self, batch: Batch) -> Outcome | None:
+        """Why there is no use in carrying a batch that was taken, if there is none."""
+        with self._lock:
+            return self.plan.unreachable(batch)
+
     def stop(self, error: TransferError) -> None:
         """End with this error as soon as its memory is left alone."""
         self._feed(lambda: self.plan.stop(error))

@@ -69,7 +69,7 @@ class _Part:
     @property
     def lost(self) -> bool:
         """Whether the path failed for all of it."""
-        return all(each.fate is Fate.LOST for each in self.outcomes)
+        return all(each.fate in (Fate.LOST, Fate.UNREACHABLE) for each in self.outcomes)
 
     def make_room(self, *, wait: bool) -> bool:
         """Have room in pinned memory; False when there is none now, or the transfer stops."""

@@ -93,7 +93,7 @@ class CudaBackend:
             peer.require_alive()
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
-            return all_of(batch, Fate.LOST, str(gone))
+            return all_of(batch, gone.fate, str(gone))
         finally:
             with self._lock:
                 self._active = [each for each in self._active if each is not revoked]

@@ -20,6 +20,7 @@ from halfmoon_transfer.backends.cuda.wire import (
     encode,
 )
 from halfmoon_transfer.backends.shm.credentials import Credentials
+from halfmoon_transfer.plan import Fate
 from halfmoon_transfer.regions import Refused
 from halfmoon_transfer.stop import StopSignal
 
@@ -30,6 +31,14 @@ _POLL_S = 0.05
 
 class PeerGone(Exception):
     """The owner can't be reached, hung up, or makes no sense; the text says which."""
+
+    fate = Fate.LOST
+
+
+class NobodyThere(PeerGone):
+    """The owner does not listen, or listens and does not answer: no other try will change that."""
+
+    fate = Fate.UNREACHABLE
 
 
 class HandlePeer:
@@ -51,7 +60,8 @@ class HandlePeer:
             self._socket.connect("\0" + address)
         except OSError as error:
             self._socket.close()
-            raise PeerGone(f"nobody listens at @{address}: {error}") from error
+            gone = NobodyThere if isinstance(error, ConnectionRefusedError) else PeerGone
+            raise gone(f"nobody listens at @{address}: {error}") from error
         if not Credentials.of(self._socket).is_our_user:
             self._socket.close()
             raise PeerGone(f"the owner at @{address} runs as another user")
@@ -92,7 +102,8 @@ class HandlePeer:
                     raise Refused(said.status, said.detail)
             # An answer that comes after this would be taken for that of a later question.
             self._socket.close()
-        raise PeerGone(f"the owner at @{self.address} did not answer in time")
+        gone = PeerGone if stop.stopped or stop.remaining_s() == 0.0 else NobodyThere
+        raise gone(f"the owner at @{self.address} did not answer in time")
 
     def close(self) -> None:
         """Hang up."""

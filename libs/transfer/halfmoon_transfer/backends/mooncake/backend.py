@@ -187,7 +187,10 @@ class MooncakeBackend:
         except Stale as stale:
             return Outcome(Fate.STALE, f"{where}: {stale}")
         except (OSError, ValueError) as error:
-            return Outcome(Fate.LOST, f"{where}: {error}")
+            is_gone = isinstance(error, (ConnectionRefusedError, TimeoutError))
+            is_over = errand.stop.stopped or errand.stop.remaining_s() == 0.0
+            fate = Fate.UNREACHABLE if is_gone and not is_over else Fate.LOST
+            return Outcome(fate, f"{where}: {error}")
         reused = lane.used
         lane.used = True
         errand.stop.doing = f"waiting for {where}"

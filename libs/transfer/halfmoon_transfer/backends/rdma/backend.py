@@ -14,7 +14,13 @@ from halfmoon_transfer.backends.rdma import notices
 from halfmoon_transfer.backends.rdma.device import open_devices
 from halfmoon_transfer.backends.rdma.handshake import MAX_RAILS
 from halfmoon_transfer.backends.rdma.haul import Haul
-from halfmoon_transfer.backends.rdma.health import Pair, PeerGone, RailFailed, RailHealth
+from halfmoon_transfer.backends.rdma.health import (
+    NotConnected,
+    Pair,
+    PeerGone,
+    RailFailed,
+    RailHealth,
+)
 from halfmoon_transfer.backends.rdma.link import Link, TurnedAway, Untrusted
 from halfmoon_transfer.backends.rdma.memory import MemoryTable
 from halfmoon_transfer.backends.rdma.rail_state import Phase
@@ -122,7 +128,8 @@ class RdmaBackend:
             fate = Fate.STALE if stale else Fate.LOST
             return all_of(errand.batch, fate, f"{where}: {turned}")
         except (PeerGone, VerbsError) as error:
-            return all_of(errand.batch, Fate.LOST, f"{where}: {error}")
+            fate = Fate.UNREACHABLE if isinstance(error, NotConnected) else Fate.LOST
+            return all_of(errand.batch, fate, f"{where}: {error}")
         outcomes: list[Outcome | None] = [None] * len(errand.batch.slices)
         missing = broken = ""
         errand.stop.doing = f"waiting for {where}"
@@ -221,7 +228,8 @@ class RdmaBackend:
             host, port = split(peer.endpoints[self.name].address, 0)
             sock = connect_any(host, port, time.monotonic() + patience_s, stop)
         except (OSError, ValueError) as error:
-            raise PeerGone(str(error)) from error
+            is_over = stop.stopped or stop.remaining_s() == 0.0
+            raise (PeerGone if is_over else NotConnected)(str(error)) from error
         link = Link(sock, peer, self._health)
         try:
             with stop.kicking(link.kick):

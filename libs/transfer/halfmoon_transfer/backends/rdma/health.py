@@ -35,6 +35,10 @@ class PeerGone(Exception):
     """The peer itself can't be reached, or is not who is wanted."""
 
 
+class NotConnected(PeerGone):
+    """Nothing at the peer's address takes connections; nothing was sent."""
+
+
 class RailFailed(Exception):
     """The rail does not work; the text says why."""
 

@@ -100,7 +100,7 @@ class ShmBackend:
             return all_of(batch, Fate.UNUSABLE, str(other))
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
-            return all_of(batch, Fate.LOST, str(gone))
+            return all_of(batch, gone.fate, str(gone))
         finally:
             with self._lock:
                 self._active = [each for each in self._active if each is not revoked]
@@ -125,7 +125,7 @@ class ShmBackend:
             return Outcome(Fate.UNUSABLE, str(other))
         except PeerGone as gone:
             self._drop(errand.peer.name, errand.peer.endpoints[self.name].address)
-            return Outcome(Fate.LOST, str(gone))
+            return Outcome(gone.fate, str(gone))
         return APPLIED
 
     def _reach(self, peer: ShmPeer, errand: Errand, key: bytes) -> memoryview | Borrowed | Refused:

@@ -32,6 +32,7 @@ from halfmoon_transfer.backends.shm.wire import (
     encode_ask,
     encode_note,
 )
+from halfmoon_transfer.plan import Fate
 from halfmoon_transfer.regions import Refused, Status
 from halfmoon_transfer.stop import StopSignal
 
@@ -43,6 +44,14 @@ _POLL_S = 0.05
 
 class PeerGone(Exception):
     """The owner can't be reached, hung up, or makes no sense; the text says which."""
+
+    fate = Fate.LOST
+
+
+class NobodyThere(PeerGone):
+    """The owner does not listen, or listens and does not answer: no other try will change that."""
+
+    fate = Fate.UNREACHABLE
 
 
 class AnotherUser(Exception):
@@ -75,7 +84,8 @@ class ShmPeer:
             them = Credentials.of(self._socket)
         except OSError as error:
             self._socket.close()
-            raise PeerGone(f"nobody listens at @{address}: {error}") from error
+            gone = NobodyThere if isinstance(error, ConnectionRefusedError) else PeerGone
+            raise gone(f"nobody listens at @{address}: {error}") from error
         if our_user_only and not them.is_our_user:
             self._socket.close()
             raise AnotherUser(f"the owner runs as user {them.user}; {WITHIN_ONE_USER}")
@@ -215,7 +225,8 @@ class ShmPeer:
                 raise Refused(notice.status, notice.number)
         # An answer that comes after this would be taken for that of a later question.
         self._socket.close()
-        raise PeerGone(f"the owner at @{self.address} did not answer in {patience:.2f} s")
+        gone = PeerGone if stop.stopped or stop.remaining_s() == 0.0 else NobodyThere
+        raise gone(f"the owner at @{self.address} did not answer in {patience:.2f} s")
 
     def _receive(self, *, block: bool) -> tuple[Notice | Lent, int | None] | None:
         """One notice with its descriptor; None when none is there (yet)."""

@@ -15,6 +15,7 @@ from typing import cast
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
 from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.backends.tcp.addresses import advertised, split
+from halfmoon_transfer.backends.tcp.dial_gate import DialGate, NotConnected
 from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError, Hello
 from halfmoon_transfer.backends.tcp.lane import Lane, Refusal, Untrusted
 from halfmoon_transfer.backends.tcp.server import TcpServer
@@ -45,6 +46,7 @@ class TcpBackend:
         self._lanes = settings.lanes
         self._label = f"halfmoon-transfer-{home.name}-{self.name}"
         self._unsettled = Unsettled()
+        self._gate = DialGate()
         #: One per address that we listen at, and what peers dial for it.
         self._servers: list[TcpServer] = []
         self._endpoints: dict[str, Endpoint] = {}
@@ -121,6 +123,8 @@ class TcpBackend:
             stale = refused.own.generation != errand.peer.generation
             reason = f"{where}: {refused}"
             return all_of(errand.batch, Fate.STALE if stale else Fate.LOST, reason)
+        except NotConnected as error:
+            return all_of(errand.batch, Fate.UNREACHABLE, f"{where}: {error}")
         except (OSError, FrameError, ValueError) as error:
             return all_of(errand.batch, Fate.LOST, f"{where}: {error}")
         errand.stop.doing = f"waiting for {where}"
@@ -199,6 +203,7 @@ class TcpBackend:
 
     def forget(self, segment: str) -> None:
         """Close idle connections to this peer."""
+        self._gate.forget(segment)
         self._drop_idle(lambda peer: peer.name == segment)
 
     def probe(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
@@ -217,6 +222,7 @@ class TcpBackend:
             with self._lock:
                 self._n_busy -= 1
             raise
+        self._gate.forget(peer.name)
         self._drop_idle(lambda known: known == peer)
         self._put_back(peer, lane)
 
@@ -259,8 +265,9 @@ class TcpBackend:
         self._drop_idle(
             lambda known: known.name == peer.name and known.generation != peer.generation
         )
+        place = peer.name, peer.generation, peer.endpoints[self.name].address
         try:
-            return self._dial(peer, stop)
+            return self._gate.through(place, stop, lambda: self._dial(peer, stop))
         except BaseException:
             with self._lock:
                 self._n_busy -= 1

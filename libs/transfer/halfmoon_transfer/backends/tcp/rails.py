@@ -137,6 +137,23 @@ class RailedTcp:
         rails = errand.peer.rails(self.name)
         if len(rails) < 2:
             return _on_rail(errand, rails[0].address, carry) if rails else carry(errand)
+        outcomes: Sequence[Outcome] = ()
+        for _ in rails:
+            outcomes = self._over_one_of(rails, errand, carry)
+            # Nothing was sent: another rail may do at once.
+            if outcomes[0].fate is not Fate.UNREACHABLE or not self._has_good(errand.peer):
+                break
+        return outcomes
+
+    def _has_good(self, wanted: SegmentDescriptor) -> bool:
+        """Whether a rail to this peer is not paused."""
+        with self._lock:
+            peer = self._peers.get(wanted.name)
+            return peer is not None and peer.spray.n_good > 0
+
+    def _over_one_of(
+        self, rails: tuple[Endpoint, ...], errand: Errand, carry: Carry
+    ) -> Sequence[Outcome]:
         n_bytes = sum(each.length for each in errand.batch.slices)
         location = self._regions.location(errand.batch.slices[0].local.key)
         with self._lock:
@@ -162,7 +179,7 @@ class RailedTcp:
             raise
         finally:
             watch.forget(attempt)
-        lost = any(outcome.fate is Fate.LOST for outcome in outcomes)
+        lost = any(outcome.fate in (Fate.LOST, Fate.UNREACHABLE) for outcome in outcomes)
         self._settle(peer, ticket, attempt, errand, lost=lost)
         if not (lost and attempt.silent):
             return outcomes

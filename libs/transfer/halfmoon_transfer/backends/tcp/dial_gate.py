@@ -1,0 +1,115 @@
+"""Dials a peer once for all that want a connection to it, and not again right after that failed.
+
+While the first one dials an address, others that want it wait for how that ends. After a failure
+nobody dials the address for a pause, which doubles with each failure in a row: it is answered at
+once with the error that there was. An address that accepted again has no pause.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from halfmoon_transfer.backends.tcp.frames import FrameError
+from halfmoon_transfer.backends.tcp.lane import Lane
+from halfmoon_transfer.backends.tcp.sockets import Closed
+from halfmoon_transfer.stop import StopSignal
+
+#: A start of a segment, and one of its addresses.
+Place = tuple[str, int, str]
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+#: Addresses that are remembered; then those whose pause is over are forgotten.
+_MAX_FAILED = 256
+#: What a peer that is there may do to a connection; the next one may fare better.
+_PASSING = (Closed, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+
+
+class NotConnected(Exception):
+    """Nothing at this address takes connections; nothing was sent."""
+
+
+class _Failed:
+    """The last failures of one address."""
+
+    def __init__(self, reason: str, pause_s: float, until: float) -> None:
+        self.reason = reason
+        self.pause_s = pause_s
+        self.until = until
+
+
+class DialGate:
+    """The gate of one backend. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._dialling: set[Place] = set()
+        self._failed: dict[Place, _Failed] = {}
+
+    def through(self, place: Place, stop: StopSignal, dial: Callable[[], Lane]) -> Lane:
+        """Dial, or wait for another one that does; or fail as the last one did.
+
+        Raises:
+            NotConnected: nothing answers there, or did not a moment ago.
+            Exception: what else `dial` raises.
+        """
+        with stop.kicking(self._wake):
+            is_first = self._enter(place, stop)
+        try:
+            lane = dial()
+        except _PASSING:
+            raise
+        except (OSError, FrameError, ValueError) as error:
+            # What our own end has cut short says nothing about the peer.
+            if stop.stopped or stop.remaining_s() == 0.0:
+                raise
+            self._note(place, str(error))
+            raise NotConnected(str(error)) from error
+        else:
+            with self._changed:
+                self._failed.pop(place, None)
+            return lane
+        finally:
+            if is_first:
+                self._leave(place)
+
+    def forget(self, segment: str) -> None:
+        """Dial this segment's addresses without a pause."""
+        with self._changed:
+            for place in [place for place in self._failed if place[0] == segment]:
+                del self._failed[place]
+
+    def _enter(self, place: Place, stop: StopSignal) -> bool:
+        """Wait until it is known whether the address answers; True: find it out."""
+        with self._changed:
+            waited = False
+            while place in self._dialling and not stop.stopped and stop.remaining_s() > 0.0:
+                self._changed.wait(stop.remaining_s())
+                waited = True
+            failed = self._failed.get(place)
+            if failed is not None and time.monotonic() < failed.until:
+                raise NotConnected(failed.reason)
+            if waited:
+                return False
+            self._dialling.add(place)
+            return True
+
+    def _leave(self, place: Place) -> None:
+        with self._changed:
+            self._dialling.discard(place)
+            self._changed.notify_all()
+
+    def _note(self, place: Place, reason: str) -> None:
+        now = time.monotonic()
+        with self._changed:
+            known = self._failed.get(place)
+            pause_s = _FIRST_PAUSE_S
+            if known is not None:
+                pause_s = min(2 * known.pause_s, _LONGEST_PAUSE_S)
+            if len(self._failed) >= _MAX_FAILED:
+                self._failed = {p: each for p, each in self._failed.items() if each.until > now}
+            self._failed[place] = _Failed(reason, pause_s, now + pause_s)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
