@@ -1,7 +1,7 @@
 """The `halfmoon` command."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from halfmoon_cli.kv.commands import app as kv_app
 from halfmoon_cli.p2p import app as p2p_app
 from halfmoon_cli.paper import paper
 from halfmoon_cli.profile import profile
+from halfmoon_cli.role_options import BadOption, role_options
 from halfmoon_cli.simulate import simulate
 from halfmoon_cli.status.command import status
 from halfmoon_cli.transfer import bench, target
@@ -87,6 +88,10 @@ def up(
             model, name = str(demo_model_folder()), name or DEMO_MODEL_NAME
         except NoDemoModel as error:
             _give_up(str(error))
+    try:
+        extra = role_options(option or [])
+    except BadOption as error:
+        _give_up(str(error))
     plan = ClusterPlan(
         model=model,
         http_port=chosen,
@@ -95,8 +100,12 @@ def up(
         n_kvstore=kvstore,
         served_model_name=name,
         metadata=metadata,
-        extra=_extra(option or []),
+        extra=extra,
     )
+    try:
+        plan.url  # noqa: B018
+    except ValueError as error:
+        _give_up(f"--option conductor.host: {error}")
     raise typer.Exit(run_up(plan, state, console))
 
 
@@ -134,18 +143,7 @@ app.command()(paper)
 app.command()(profile)
 
 
-def _extra(options: list[str]) -> dict[str, list[str]]:
-    extra: dict[str, list[str]] = {}
-    for text in options:
-        head, equals, value = text.partition("=")
-        role, dot, flag = head.partition(".")
-        if not (equals and dot and role in ("conductor", "kvstore", "prefill", "decode")):
-            _give_up(f"--option {text!r} is not of the form ROLE.FLAG=VALUE")
-        extra.setdefault(role, []).extend([f"--{flag}", value])
-    return extra
-
-
-def _give_up(message: str) -> None:
+def _give_up(message: str) -> NoReturn:
     console.print(f"[red]halfmoon:[/red] {message}", highlight=False)
     raise typer.Exit(2)
 

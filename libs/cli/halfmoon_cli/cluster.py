@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from halfmoon_runtime.own_address import own_address
+
 #: Services in the order in which they are started and then stopped: the conductor lets its
 #: requests finish while the others still serve them.
 ROLES = ("conductor", "kvstore", "prefill", "decode")
@@ -35,13 +37,22 @@ class ClusterPlan:
     served_model_name: str = ""
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
-    #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens", "64"]}.
+    #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens=64"]}.
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
         """Where the REST API will be."""
-        return f"http://{self.host}:{self.http_port}"
+        host = self.host
+        for flag in self.extra.get("conductor", ()):
+            if flag.startswith("--host="):
+                host = reachable(own_address(flag.removeprefix("--host=")))
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.http_port}"
+
+
+def reachable(host: str) -> str:
+    """Where a process of this machine reaches one that listens there."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,17 @@ from pathlib import Path
 from types import FrameType
 
 import httpx
+import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from halfmoon_cli.cluster import Cluster, ClusterPlan, Process
+from halfmoon_metadata import open_store
+from halfmoon_metadata.store import MetadataError
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.membership import MEMBERS
 
 _POLL_S = 0.2
 #: What the demo model is for, and others know too. No apostrophe, which a shell would need quoted;
@@ -118,16 +123,20 @@ def _report_death(process: Process, console: Console) -> None:
 
 def _greet(plan: ClusterPlan, console: Console) -> None:
     """The URL, and one line to paste."""
-    models = httpx.get(f"{plan.url}/v1/models", timeout=10.0).json()["data"]
+    answer = httpx.get(f"{plan.url}/v1/models", timeout=10.0)
+    needs_key = answer.status_code in (401, 403)
     body = {
-        "model": models[0]["id"],
+        "model": _model_of_workers(plan) if needs_key else answer.json()["data"][0]["id"],
         "messages": [{"role": "user", "content": _EXAMPLE}],
         "max_tokens": 32,
     }
     line = (
         f"curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json'"
-        f" -d {shlex.quote(json.dumps(body))}"
+        + (' -H "Authorization: Bearer $OPENAI_API_KEY"' if needs_key else "")
+        + f" -d {shlex.quote(json.dumps(body))}"
     )
+    if needs_key:
+        console.print("Clients need a tenant's key: put one into OPENAI_API_KEY.")
     console.print(f"\n[green]ready[/green] at [bold]{plan.url}[/bold] · try\n")
     console.print(Text(line), soft_wrap=True)
     console.print("\nAgain, and cached_tokens says what was not computed again.")
@@ -135,3 +144,16 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
     program = os.path.relpath(Path(sys.executable).with_name("halfmoon"))
     console.print(Text(f"{shlex.quote(program)} chat --url {plan.url}"), soft_wrap=True)
     console.print("Ctrl-C stops it.")
+
+
+def _model_of_workers(plan: ClusterPlan) -> str:
+    """The model's name as the workers' records have it, where the REST API needs a key."""
+    store = open_store(plan.metadata or f"{plan.url}/metadata")
+    try:
+        records = store.list(MEMBERS).values()
+    except MetadataError:
+        return plan.served_model_name
+    finally:
+        store.close()
+    infos = [msgspec.json.decode(record, type=WorkerInfo) for record in records]
+    return next((info.model for info in infos if info.model), plan.served_model_name)

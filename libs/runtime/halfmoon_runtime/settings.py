@@ -21,6 +21,9 @@ ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
 SECRETS = frozenset({"cluster_key"})
 _MIN_KEY_CHARACTERS = 16
+#: What may follow the = of a flag that is on or off; as in the environment.
+_TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -151,6 +154,18 @@ class ServiceSettings(BaseSettings):
         return self.transfer_bind if self.transfer_host else [self.advertised_host]
 
     @classmethod
+    def _plain(cls, argv: Sequence[str]) -> list[str]:
+        """The flags with ``--measure=false`` as ``--no-measure``, which the parser knows."""
+        switches = {
+            f"--{name.replace('_', '-')}"
+            for name, field in cls.model_fields.items()
+            if field.annotation is bool
+        }
+        return [
+            _plain_switch(each) if each.partition("=")[0] in switches else each for each in argv
+        ]
+
+    @classmethod
     def from_args(cls, argv: Sequence[str]) -> Self:
         """The settings that flags and environment give.
 
@@ -159,7 +174,7 @@ class ServiceSettings(BaseSettings):
         program = f"python -m {cls.__module__.partition('.')[0]}"
         try:
             _refuse_secrets(argv)
-            return cls(_cli_parse_args=list(argv), _cli_prog_name=program)
+            return cls(_cli_parse_args=cls._plain(argv), _cli_prog_name=program)
         except ValidationError as error:
             lines = [_explain(one) for one in error.errors()]
         except SettingsError as error:
@@ -177,6 +192,15 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
                 f"{flag} is no flag, as everybody on this machine could read it: set "
                 f"{ENVIRONMENT_PREFIX}{name.upper()}"
             )
+
+
+def _plain_switch(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    if not equals or value.lower() in _TRUE:
+        return flag
+    if value.lower() in _FALSE:
+        return f"--no-{flag.removeprefix('--')}"
+    raise SettingsError(f"{flag} is {value!r}: it is true or false")
 
 
 def _explain(error: ErrorDetails) -> str:

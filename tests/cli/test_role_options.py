@@ -1,0 +1,201 @@
+"""`halfmoon up -o`: every setting of every role can be set, or is refused with the way out."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import psutil
+import pytest
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from typer.testing import CliRunner
+
+from halfmoon_cli.__main__ import app
+from halfmoon_cli.cluster import ROLES, ClusterPlan, plan_processes
+from halfmoon_cli.role_options import DECIDED, BadOption, role_options
+from halfmoon_conductor.settings import ConductorSettings
+from halfmoon_decode.settings import DecodeSettings
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_metadata.ports import free_port
+from halfmoon_prefill.settings import PrefillSettings
+from halfmoon_runtime.settings import SECRETS, ServiceSettings
+
+FAKE = "fake://tiny?step_s=0.001"
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "conductor": ConductorSettings,
+    "kvstore": KvstoreSettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+}
+#: Where any text will not do.
+VALUES = {
+    "host": "127.0.0.2",
+    "transfer_host": "127.0.0.2",
+    "tenant_quotas_mib": "lab=4096,*=256",
+}
+EVERY = [(role, name) for role in ROLES for name in SETTINGS[role].model_fields]
+
+
+def other_value(name: str, field: FieldInfo) -> Any:
+    """A value that the setting takes and does not have by default."""
+    if name in VALUES:
+        return VALUES[name]
+    kind = field.annotation
+    kinds = [each for each in get_args(kind) if each is not type(None)]
+    if get_origin(kind) is Literal:
+        return next(each for each in get_args(kind) if each != field.default)
+    if kinds and get_origin(kinds[0]) is not None and get_origin(kinds[0]) is not Literal:
+        kind = get_args(kinds[0])[0]
+    elif kinds:
+        kind = kinds[0]
+    if kind is bool:
+        return not field.default
+    if kind is int:
+        return 128 if name == "block_size" else (field.default or 0) + 1
+    if kind is float:
+        default = field.default or 0.0
+        return next(each for each in (default + 1.25, default * 0.75) if is_taken(field, each))
+    assert kind is str, f"{name} is of {kind}: say here what it may be"
+    return "-a=b c"
+
+
+def is_taken(field: FieldInfo, value: float) -> bool:
+    """Whether the setting's bounds allow it."""
+    try:
+        TypeAdapter(Annotated[float, Field(), *field.metadata]).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("role", "name"), EVERY)
+def test_every_setting_of_every_role_is_set_or_refused_with_the_way_out(
+    role: str, name: str
+) -> None:
+    settings = SETTINGS[role]
+    flag = name.replace("_", "-")
+    if flag in DECIDED or name in SECRETS:
+        with pytest.raises(BadOption) as refused:
+            role_options([f"{role}.{flag}=x"])
+        assert f"{role}.{flag}" in str(refused.value)
+        assert re.search(r"use --|set HALFMOON_|names its processes", str(refused.value))
+        return
+    value = other_value(name, settings.model_fields[name])
+    for written in {flag, name}:
+        extra = role_options([f"{role}.{written}={value}"])
+        plan = ClusterPlan(model="m", http_port=1, extra=extra)
+        for spec in plan_processes(plan):
+            got = getattr(SETTINGS[spec.role].from_args(spec.arguments), name, None)
+            if spec.role == role:
+                assert got == value, f"{spec.name}: {spec.arguments}"
+            else:
+                assert got != value
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_switch_takes_the_words_that_the_environment_takes(role: str) -> None:
+    settings = SETTINGS[role]
+    switches = [name for name, each in settings.model_fields.items() if each.annotation is bool]
+    required = ["--model", "m"] if "model" in settings.model_fields else []
+    for name in switches:
+        flag = f"--{name.replace('_', '-')}"
+        for word, expected in [
+            ("true", True),
+            ("On", True),
+            ("1", True),
+            ("no", False),
+            ("0", False),
+        ]:
+            assert getattr(settings.from_args([*required, f"{flag}={word}"]), name) is expected
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        PrefillSettings.from_args(["--model", "m", "--measure=maybe"])
+    assert ended.value.code == 2
+    assert "--measure is 'maybe': it is true or false" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("127.0.0.3", "http://127.0.0.3:80"),
+        ("127.0.0.0/8", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("::", "http://[::1]:80"),
+    ],
+)
+def test_the_cluster_is_reached_where_its_conductor_was_told_to_listen(host: str, url: str) -> None:
+    extra = role_options([f"conductor.host={host}"])
+    assert ClusterPlan(model="m", http_port=80, extra=extra).url == url
+
+
+def test_a_host_of_the_conductor_that_is_none_is_refused_before_anything_starts() -> None:
+    result = CliRunner().invoke(app, ["up", "--model", FAKE, "-o", "conductor.host=10.0.0.0/99"])
+    assert result.exit_code == 2
+    assert "conductor.host" in result.output
+
+
+def run_up(folder: Path, *options: str) -> "subprocess.Popen[str]":
+    words = [word for option in options for word in ("-o", option)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "halfmoon_cli", "up", *words],
+        env={**os.environ, "COLUMNS": "300", "MODEL": FAKE, "PORT": str(free_port())},
+        cwd=folder,
+        stdout=(folder / "output").open("wb"),
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.e2e
+def test_a_cluster_with_tenants_starts_and_shows_a_line_that_works_with_a_key(
+    tmp_path: Path,
+) -> None:
+    hashed = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"  # of "foo"
+    (tmp_path / "tenants.toml").write_text(
+        f'[[tenants]]\nname = "lab"\nkey_sha256 = ["{hashed}"]\n'
+    )
+    process = run_up(tmp_path, "conductor.tenants=tenants.toml", "prefill.measure=false")
+    output = tmp_path / "output"
+    try:
+        deadline = time.monotonic() + 120
+        while "Ctrl-C stops it" not in output.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, output.read_text()
+            time.sleep(0.05)
+        [line] = [each for each in output.read_text().splitlines() if each.startswith("curl ")]
+        environment = {**os.environ, "OPENAI_API_KEY": "foo"}
+        answer = subprocess.run(
+            line, shell=True, capture_output=True, text=True, check=True, env=environment
+        )
+        assert '"usage"' in answer.stdout, answer.stdout
+        without = subprocess.run(
+            line,
+            shell=True,
+            capture_output=True,
+            text=True,
+            env={**environment, "OPENAI_API_KEY": ""},
+        )
+        assert "usage" not in without.stdout
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.e2e
+def test_an_unknown_flag_is_named_and_nothing_stays_behind(tmp_path: Path) -> None:
+    process = run_up(tmp_path, "decode.max-runing=3")
+    children = psutil.Process(process.pid).children
+    assert process.wait(60) == 1
+    text = (tmp_path / "output").read_text()
+    assert "unrecognized arguments: --max-runing=3" in text
+    assert "decode-0 ended with status 2" in text
+    with pytest.raises(psutil.NoSuchProcess):
+        children()
