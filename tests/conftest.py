@@ -1,9 +1,12 @@
-"""What all tests share: how hypothesis behaves on a busy machine, and a metadata server."""
+"""What all tests share: how hypothesis behaves on a busy machine, which tests must not be skipped,
+and a metadata server."""
 
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -21,6 +24,44 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("halfmoon")
+
+#: Test files, separated by spaces, in which a skip is a failure: where all that they need is said
+#: to be installed, a test that does not run is a mistake.
+REQUIRED = "HALFMOON_REQUIRE"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make a failure of a skipped test that must run."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and _is_required(item.path):
+        report.outcome = "failed"
+        report.longrepr = _why_failed(report.longrepr)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a file that is skipped as a whole."""
+    report = yield
+    if report.skipped and _is_required(collector.path):
+        report.outcome = "failed"
+        report.longrepr = _why_failed(report.longrepr)
+    return report
+
+
+def _is_required(path: Path) -> bool:
+    names = os.environ.get(REQUIRED, "").split()
+    return any(path.as_posix().endswith(f"/{name}") for name in names)
+
+
+def _why_failed(skipped: object) -> str:
+    reason = skipped[-1] if isinstance(skipped, tuple) else skipped
+    return f"it was skipped, and {REQUIRED} says that it must run: {reason}"
 
 
 @pytest.fixture

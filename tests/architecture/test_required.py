@@ -1,0 +1,55 @@
+"""A test that the continuous integration installs everything for is not skipped in silence."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SKIPS = {
+    "in the test": "import pytest\ndef test_it():\n    pytest.skip('no library')\n",
+    "by a mark": "import pytest\n@pytest.mark.skipif(True, reason='no library')\n"
+    "def test_it():\n    pass\n",
+    "in a fixture": "import pytest\n@pytest.fixture\ndef made():\n    pytest.skip('no library')\n"
+    "def test_it(made):\n    pass\n",
+    "as a whole": "import pytest\npytest.importorskip('no_such_thing', reason='no library')\n"
+    "def test_it():\n    pass\n",
+}
+
+
+def run(folder: Path, required: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "HALFMOON_REQUIRE": required},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("how", SKIPS)
+def test_a_skip_of_a_test_that_must_run_is_a_failure_with_its_reason(
+    tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "test_some.py").write_text(SKIPS[how])
+    (tmp_path / "test_others.py").write_text(SKIPS["in the test"])
+    failed = run(tmp_path, "test_none.py test_some.py")
+    assert failed.returncode != 0, failed.stdout
+    assert "HALFMOON_REQUIRE says that it must run" in failed.stdout
+    assert "no library" in failed.stdout
+    skipped = run(tmp_path, "")
+    assert "skipped" in skipped.stdout
+    assert "failed" not in skipped.stdout
+    assert "error" not in skipped.stdout
+
+
+def test_the_continuous_integration_requires_tests_that_exist() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    [required] = re.findall(r"^export HALFMOON_REQUIRE=(.*)$", script, re.MULTILINE)
+    names = required.strip('"').split()
+    assert "tests/transfer/test_mooncake_wheel.py" in names
+    assert all((ROOT / name).is_file() for name in names)
