@@ -95,7 +95,7 @@ FACTS = [
     ("docs/protocol.md", f"A lease ends after {KVSTORE['lease_ttl_s'].default:g} s"),
     (
         "docs/protocol.md",
-        f"is discarded \\({KVSTORE['reservation_ttl_s'].default:g} s unless set otherwise\\)",
+        f"is discarded \\({KVSTORE['reservation_ttl_s'].default:g} s unless set otherwise;",
     ),
     ("docs/pool.md", f"After `deadline_s` \\({draining._DEADLINE_S:g} by default\\)"),
     (

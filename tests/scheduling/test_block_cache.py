@@ -190,6 +190,24 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
     assert cache.n_leased == 0
 
 
+def test_a_reservation_runs_out_unless_it_is_renewed() -> None:
+    cache = BlockCache(1, reservation_ttl_s=10)
+    cache.reserve(ME, T1, chain("a"), None, now=0)
+    assert cache.renew(ME, T1, now=9)
+    cache.expire(now=15)
+    assert cache.n_reserved == 1
+    assert not cache.renew(ME, T1, now=19)
+    assert cache.n_reserved == 0
+
+
+def test_to_renew_a_reservation_makes_it_no_shorter() -> None:
+    cache = BlockCache(1, reservation_ttl_s=10)
+    cache.reserve(ME, T1, chain("a"), None, now=0, ttl_s=100)
+    assert cache.renew(ME, T1, now=9)
+    cache.expire(now=90)
+    assert cache.n_reserved == 1
+
+
 def test_a_commit_with_the_wrong_number_of_checksums_can_be_made_good() -> None:
     cache = BlockCache(2)
     cache.reserve(ME, T1, chain("ab"), None, now=0)
@@ -376,10 +394,13 @@ class CacheAgainstSets(RuleBasedStateMachine):
     @rule(owner=OWNERS, ticket=TICKETS)
     def renew(self, owner: str, ticket: Ticket) -> None:
         self.expire()
-        known = (owner, ticket) in self.leased
+        leased, reserved = self.leased.get((owner, ticket)), self.reserved.get((owner, ticket))
+        known = leased is not None or reserved is not None
         assert self.cache.renew(owner, ticket, self.now) == known
-        if known:
-            self.leased[owner, ticket] = (self.now + 2, self.leased[owner, ticket][1])
+        if leased is not None:
+            self.leased[owner, ticket] = (self.now + 2, leased[1])
+        if reserved is not None:
+            self.reserved[owner, ticket] = (self.now + 3, reserved[1])
 
     @rule(owner=OWNERS, ticket=TICKETS)
     def release(self, owner: str, ticket: Ticket) -> None:

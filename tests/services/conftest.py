@@ -34,7 +34,7 @@ from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import ConductorId, WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.clock import SystemClock
+from halfmoon_runtime.clock import Clock, SystemClock
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.memory_network import MemoryNetwork
@@ -74,6 +74,9 @@ class LocalCluster:
     backends: Sequence[Any] = ("memory",)
     prefill_settings: dict[str, Any] = field(default_factory=dict)
     decode_settings: dict[str, Any] = field(default_factory=dict)
+    kvstore_settings: dict[str, Any] = field(default_factory=dict)
+    #: What time it is at kvstores.
+    kvstore_clock: Clock = field(default_factory=SystemClock)
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
     store: MemoryStore = field(default_factory=MemoryStore)
     clock: SystemClock = field(default_factory=SystemClock)
@@ -123,6 +126,7 @@ class LocalCluster:
             capacity_mib=self.kvstore_mib,
             tenant_quotas_mib=self.tenant_quotas_mib,
             promotion_wait_s=60.0,
+            **self.kvstore_settings,
         )
         memory = transfer.allocate(settings.capacity_bytes)
         self.memories[name] = memory
@@ -133,7 +137,9 @@ class LocalCluster:
         if self.kvstore_disks is not None:
             disk = Disk(self.kvstore_disks / name, 64 << 20, generation)
             self.stack.callback(disk.close)
-        worker = KvstoreWorker(port, memory, info, settings, self.clock, membership.update, disk)
+        worker = KvstoreWorker(
+            port, memory, info, settings, self.kvstore_clock, membership.update, disk
+        )
         await self._run(name, worker, membership, None, transfer)
         return worker
 
@@ -306,7 +312,7 @@ class LocalCluster:
                     w.tiers is None
                     or (w.tiers.memory.n_reserved, w.tiers.memory.n_leased) == (0, 0)
                     for w in (m.worker for m in self.members.values())
-                    if hasattr(w, "cache")
+                    if hasattr(w, "tiers")
                 )
             )
         await self.until(lambda: not any(self.core.n_requests.values()))

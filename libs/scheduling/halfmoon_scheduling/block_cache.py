@@ -372,12 +372,18 @@ class BlockCache:
         self._count_leases([block], 1)
 
     def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
-        """Keep a lease for another `lease_ttl_s`; whether it still was there."""
+        """Keep a lease for another `lease_ttl_s`, or a reservation for `reservation_ttl_s`.
+
+        Returns:
+            Whether it still was there.
+        """
         self.expire(now)
-        if (lease := self._leases.get((owner, ticket))) is None:
-            return False
-        lease.deadline_s = now + self.lease_ttl_s
-        return True
+        key = (owner, ticket)
+        if (lease := self._leases.get(key)) is not None:
+            lease.deadline_s = now + self.lease_ttl_s
+        if (put := self._reservations.get(key)) is not None:
+            put.deadline_s = max(put.deadline_s, now + self.reservation_ttl_s)
+        return lease is not None or put is not None
 
     def release(self, owner: str, ticket: Ticket) -> bool:
         """End a lease; whether there was one."""

@@ -183,8 +183,7 @@ class KvstoreWorker:
                 if self.tiers is not None:
                     self.tiers.revoke(owner_of(peer), ticket)
             case RenewLease(ticket=ticket):
-                if self.tiers is not None:
-                    self.tiers.renew(owner_of(peer), ticket, self._clock.now())
+                self._on_renew(peer, ticket)
             case ReleaseLease(ticket=ticket):
                 self._traces.given_up(peer, ticket, self._clock.now())
                 if self.tiers is not None:
@@ -290,6 +289,14 @@ class KvstoreWorker:
             self._refuse(peer, wanted.ticket, str(error))
             self._traces.refused(peer, wanted.ticket, str(error), self._clock.now())
         self.stock.heed()
+
+    def _on_renew(self, peer: PeerId, ticket: Ticket) -> None:
+        now = self._clock.now()
+        if self.tiers is None or not self.tiers.renew(owner_of(peer), ticket, now):
+            return
+        if (put := self._puts.get((peer, ticket))) is not None:
+            until_s = now + self._settings.reservation_ttl_s
+            self._puts[peer, ticket] = _Put(put.reserved, until_s)
 
     def _on_replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
         if self._copying is None or self._tasks is None or self.info.draining:

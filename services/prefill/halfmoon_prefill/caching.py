@@ -5,7 +5,8 @@ fetched is never trusted before `verify`.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
 import xxhash
@@ -21,6 +22,9 @@ from halfmoon_transfer.interface import Transfer, TransferError
 from halfmoon_transfer.regions import Memory
 
 log = structlog.get_logger()
+
+#: Leases and reservations are renewed no more often than this, however short a kvstore makes them.
+_RENEW_S = 0.05
 
 
 class BadBlock(Exception):
@@ -68,6 +72,7 @@ class Caching:
         if job.lease is None:
             self._replicas.reads["none"] += 1
             return
+        job.holds.set()
         job.n_cached = len(job.lease.places) * self._layout.block_size
 
         def submit(layer: int) -> Transfer:
@@ -113,10 +118,31 @@ class Caching:
         await failed.kvstore.release(failed.ticket)
         return True
 
-    async def renew(self, job: Job) -> None:
-        """Keep the lease of a read that is still running."""
-        if job.lease is not None:
-            await job.lease.kvstore.renew(job.lease.ticket)
+    @asynccontextmanager
+    async def holding(self, job: Job) -> AsyncIterator[None]:
+        """Keep what the job holds at kvstores while the block runs.
+
+        A long prompt, or a long queue before it, outlasts a lease; and room that has run out may be
+        another's by the time that the job writes to it.
+        """
+        renewing = asyncio.create_task(self._renew_until_cancelled(job))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
+    async def _renew_until_cancelled(self, job: Job) -> None:
+        while True:
+            await job.holds.wait()
+            holds = [hold for hold in (job.lease, job.put) if hold is not None]
+            if not holds:
+                job.holds.clear()
+                continue
+            # What comes meanwhile is younger, and lasts longer than a lease.
+            await asyncio.sleep(max(_RENEW_S, min(hold.expires_s for hold in holds) / 3))
+            for hold in (job.lease, job.put):
+                if hold is not None:
+                    await hold.kvstore.renew(hold.ticket)
 
     async def make_room(self, job: Job) -> None:
         """Reserve room at the home kvstore for the blocks that it may not have."""
@@ -144,7 +170,10 @@ class Caching:
             return
         index = {block: i for i, block in enumerate(start.block_hashes)}
         offsets = {index[place.hash]: place.offset for place in reserved.places}
-        job.put = Put(kvstore, start.store_in, reserved.ticket, reserved.region, offsets)
+        job.put = Put(
+            kvstore, start.store_in, reserved.ticket, reserved.region, offsets, reserved.expires_s
+        )
+        job.holds.set()
 
     async def verify(self, job: Job) -> None:
         """All reads are over: check what came, and end the lease.

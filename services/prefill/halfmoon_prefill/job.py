@@ -11,6 +11,7 @@ complete in the pool: for a full block once its last token has run, for the last
 the prompt is over. It is never written again, so it may be read while later tokens run.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,8 @@ class Put:
     region: Region
     #: Block index → where it goes; empty when all are stored there already.
     offsets: dict[int, int]
+    #: Seconds until the room is given to others unless it is renewed.
+    expires_s: float
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class Job:
     pages: list[int] = field(default_factory=list)
     lease: Lease | None = None
     put: Put | None = None
+    #: Set when one of these two came, until both are let go: what renews them waits for it.
+    holds: asyncio.Event = field(default_factory=asyncio.Event)
     #: Tokens whose KV is fetched rather than computed: whole blocks.
     n_cached: int = 0
     #: Blocks whose layers have all been handed to the transfer engine.

@@ -207,6 +207,10 @@ class PrefillWorker:
         `work` may be cancelled at any moment, also before its first step and more than once;
         this task is not, as long as the worker serves.
         """
+        async with self.caching.holding(job):
+            await self._end(job, work)
+
+    async def _end(self, job: Job, work: "asyncio.Task[Message | None]") -> None:
         await asyncio.wait([work])
         ending = PrefillStopped(request_id=job.request_id) if work.cancelled() else work.result()
         if ending is not None:
@@ -251,13 +255,8 @@ class PrefillWorker:
         job.asking_s = self.clock.now() - asking_since_s
         self.queue.rebase(job.request_id, job.n_cached)
         token = self.computing.admit(job)
-        while True:
-            # A long prompt may outlast its lease.
-            pause_s = max(0.05, job.lease.expires_s / 3) if job.lease else None
-            done, _ = await asyncio.wait([token], timeout=pause_s)
-            if done:
-                return token.result()
-            await self.caching.renew(job)
+        await asyncio.wait([token])
+        return token.result()
 
     async def _settle(self, job: Job) -> None:
         settling_since_s = self.clock.now()

@@ -58,7 +58,7 @@ class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
 
 
 class RenewLease(Message, frozen=True, tag="renew_lease"):
-    """A long read is still running; nothing is answered."""
+    """A long read, or a put that is not committed, is still running; nothing is answered."""
 
     ticket: TicketName
 
