@@ -494,15 +494,69 @@ def test_a_block_damaged_in_memory_stays_as_long_as_somebody_reads_it() -> None:
 PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
 
 
+def test_a_block_that_goes_for_one_that_is_fetched_is_announced() -> None:
+    world = World(4, 62, low=1.0, high=1.0)
+    world.put("wxyz")
+    world.tiers.save_all(world.now)
+    world.settle()  # memory is full, and all of it is on the disk, too
+    with pytest.raises(CacheFull):
+        world.put("abcd")
+    world.settle()
+    world.put("abcd")
+    world.tiers.save_all(world.now)
+    world.settle()
+    here = set(world.tiers.memory.hashes())
+    gone = next(block for block in chain("wxyz") if block not in here)
+    ticket = world.lease(gone.decode())
+    world.settle()
+    assert world.answer(ticket) == chain(gone.decode())
+    moved = here - set(world.tiers.memory.hashes())
+    assert moved, "nothing had to go for it"
+    assert all(world.told[block] == "disk" for block in moved)
+    world.check()
+
+
+@pytest.mark.parametrize(("high", "low"), [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.75, 0.75)])
+def test_a_full_memory_makes_room_for_puts_and_fetches_whatever_the_watermarks_are(
+    high: float, low: float
+) -> None:
+    world = World(4, 62, low=low, high=high)
+    for prompt in ("abcd", "wxyz", "klmn"):
+        for _ in range(10):
+            with contextlib.suppress(CacheFull):
+                world.put(prompt)
+            world.settle()
+        assert set(chain(prompt)) <= set(world.tiers.hashes()), "it stays full for ever"
+    for prompt in ("abcd", "wxyz", "klmn"):
+        ticket = world.lease(prompt)
+        world.settle()
+        assert world.answer(ticket) == chain(prompt)
+        world.tiers.release(ME, ticket, world.now)
+        world.heed()
+    world.check()
+
+
+def test_a_fetch_into_a_memory_full_of_unsaved_blocks_waits_for_their_writes() -> None:
+    world = World(4, 62, low=1.0, high=1.0)
+    world.tiers.restore([OnDisk(BlockRecord(BlockHash(b"a"), None, 0, sum(b"a")), 7)])
+    world.disk[7] = b"a"
+    world.told[BlockHash(b"a")] = "disk"
+    world.put("wxyz")
+    ticket = world.lease("a")
+    world.settle()
+    assert world.answer(ticket) == [b"a"]
+
+
 class TiersUnderAnyOrder(RuleBasedStateMachine):
     """Puts, leases, I/O that ends in any order, or badly, bytes that change on the disk."""
 
     n_disk = 6
     may_fail = True
+    low, high = 0.5, 0.75
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(4, self.n_disk)
+        self.world = World(4, self.n_disk, low=self.low, high=self.high)
         self.asked: dict[Ticket, Sequence[BlockHash]] = {}
         self.committed: set[BlockHash] = set()
         #: Blocks with a hard pin, and until when.
@@ -627,10 +681,27 @@ class NothingIsLost(TiersUnderAnyOrder):
         assert all(block in self.world.tiers for block in self.committed)
 
 
+class MemoryIsFull(TiersUnderAnyOrder):
+    """With watermarks that keep no slot free: puts and fetches make room for themselves."""
+
+    n_disk = 12
+    low = high = 1.0
+
+
+class MemoryIsFullAndNothingIsLost(NothingIsLost):
+    """The same with a disk that holds all."""
+
+    low = high = 1.0
+
+
 SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestTiers = TiersUnderAnyOrder.TestCase
 TestTiers.settings = SETTINGS
 TestNothingIsLost = NothingIsLost.TestCase
 TestNothingIsLost.settings = SETTINGS
+TestMemoryIsFull = MemoryIsFull.TestCase
+TestMemoryIsFull.settings = SETTINGS
+TestMemoryIsFullAndNothingIsLost = MemoryIsFullAndNothingIsLost.TestCase
+TestMemoryIsFullAndNothingIsLost.settings = SETTINGS
 TestPinnedBlocksStay = PinnedBlocksStay.TestCase
 TestPinnedBlocksStay.settings = SETTINGS

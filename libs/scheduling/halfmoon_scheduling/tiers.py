@@ -184,7 +184,7 @@ class TieredCache:
                 ends_prompt=len(hashes) == len(asked),
             )  # fmt: skip
         except CacheFull as full:
-            self._pump(now)
+            self._pump(now, n_wanted=len(hashes))
             if not self._writing:
                 raise
             raise CacheFull(
@@ -398,12 +398,17 @@ class TieredCache:
 
     # -- towards the disk --------------------------------------------------------------------
 
-    def _pump(self, now: float) -> None:
-        """Start what can be started."""
-        self._make_room(now)
+    def _pump(self, now: float, n_wanted: int = 0) -> None:
+        """Start what can be started.
+
+        Args:
+            now: seconds.
+            n_wanted: slots that a put found missing, whatever the watermarks say.
+        """
+        self._make_room(now, n_wanted)
         self._promote(now)
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self, now: float, n_wanted: int = 0) -> None:
         if not self.memory.saves_first:
             self._to_save.clear()
             self._gone_from_memory(self.memory.relieve(now))
@@ -418,9 +423,9 @@ class TieredCache:
             self._relieving = True
         elif used <= self.memory.low_slots:
             self._relieving = False
-        if not self._relieving or len(self._writing) == self.limits.max_writing:
+        if not (self._relieving or n_wanted) or len(self._writing) == self.limits.max_writing:
             return
-        for block in self.memory.victims(used - int(self.memory.low_slots)):
+        for block in self.memory.victims(max(used - int(self.memory.low_slots), n_wanted)):
             if self.memory.is_saved(block):
                 if self.memory.evict(block):
                     self._gone_from_memory([block])
@@ -507,6 +512,8 @@ class TieredCache:
                     depth=record.depth, ends_prompt=False, ttl_s=_FOREVER_S,
                 )  # fmt: skip
             except CacheFull:
+                if not self._writing:
+                    self._make_room(now, len(self._queue))
                 if self._writing or self._promoting:
                     return  # these make room, or bring what others wait for
                 del self._queue[block]
