@@ -4,11 +4,24 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from halfmoon_kvstore.draining import Draining
+from halfmoon_kvstore.moving import Progress
+from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.testing import BlockClient, prompt
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_protocol.messages import KvstoreRefused, ReserveBlocks
+from halfmoon_protocol.messages import (
+    BlocksLeased,
+    KvstoreRefused,
+    LeaseBlocks,
+    ReleaseLease,
+    ReserveBlocks,
+)
+from halfmoon_runtime.operator_http import Question
 
 #: One MiB is 256 blocks.
 N_BLOCKS_MIB = 256
@@ -119,3 +132,86 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
         assert "have no room" in await ended(nodes, "a")
         assert await b.get(theirs) == theirs  # what others have is not given up for it
         assert len(await b.get(blocks)) == int(0.95 * N_BLOCKS_MIB) - 200
+
+
+async def test_a_node_that_leaves_waits_for_those_who_read_here(nodes: Any) -> None:
+    nodes.start("a", capacity_mib=1, metrics_port=0, lease_ttl_s=60)
+    nodes.start("b", capacity_mib=1)
+    blocks = prompt(1, 20)
+    async with nodes.client("a") as a, nodes.http("a") as web:
+        await a.put(blocks)
+        ticket = Ticket("a long read")
+        leased = await a.ask(LeaseBlocks(ticket, a.layout, tuple(blocks)))
+        assert isinstance(leased, BlocksLeased) and len(leased.places) == len(blocks)
+        await web.post("/drain", json={"deadline_s": 600})
+        while (await web.get("/drain")).json()["state"] != "done":
+            await asyncio.sleep(0.01)
+        # It has told how it went, and would end at once if it waited for nobody.
+        for _ in range(100):
+            assert await a.get(blocks) == blocks
+            assert (await web.get("/drain")).json()["state"] == "done"
+        assert nodes.processes["a"].exit_code is None
+        await a.tell(ReleaseLease(ticket))
+        await ended(nodes, "a")
+
+
+class Looked:
+    """A node with one reader, who stays until it was looked for three times."""
+
+    def __init__(self, *, has_disk: bool) -> None:
+        self.n_looks = 0
+        self.tiers = self.memory = self
+        self.stock = SimpleNamespace(disk="a disk" if has_disk else None, save_all=self.save_all)
+        self.takes_no_more = False
+
+    async def save_all(self, limit_s: float) -> None:
+        assert self.takes_no_more
+
+    async def take_no_more(self) -> None:
+        self.takes_no_more = True
+
+    @property
+    def n_leased(self) -> int:
+        self.n_looks += 1
+        return int(self.n_looks <= 3)
+
+
+class Moved:
+    """A move that is over at once."""
+
+    progress = Progress()
+
+    def begin(self) -> None:
+        self.progress = Progress(state="moving")
+
+    async def run(self, limit_s: float) -> None:
+        self.progress = Progress(state="done")
+
+
+@pytest.mark.parametrize("has_disk", [True, False], ids=["with a disk", "memory alone"])
+@pytest.mark.parametrize("how", ["ordered", "told to stop"])
+async def test_the_end_comes_only_after_the_last_reader_however_it_is_begun(
+    how: str, has_disk: bool
+) -> None:
+    node: Any = Looked(has_disk=has_disk)
+    stopping = asyncio.Event()
+    spawned: list[asyncio.Task[None]] = []
+
+    def spawn(leaving: Any) -> asyncio.Task[None]:
+        spawned.append(asyncio.create_task(leaving))
+        return spawned[-1]
+
+    service: Any = SimpleNamespace(stopping=stopping, spawn=spawn)
+    moved: Any = Moved()
+    draining = Draining(node, moved, KvstoreSettings(), service)
+    if how == "ordered":
+        await draining.order(Question({}, body=b"{}"))
+        while moved.progress.state != "done":
+            await asyncio.sleep(0)
+        await draining.progress(Question({}))
+        await stopping.wait()
+        await spawned[0]
+    else:
+        await draining.stop()
+    assert node.takes_no_more
+    assert node.n_looks == 4, "it did not wait for a reader"

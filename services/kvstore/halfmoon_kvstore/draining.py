@@ -75,10 +75,12 @@ class Draining:
             await asyncio.wait([self._ordered], timeout=limit_s)
             return
         await self._worker.take_no_more()
+        until_s = asyncio.get_running_loop().time() + limit_s
         if self._worker.stock.disk is not None:
             await self._worker.stock.save_all(limit_s)
         elif limit_s:
-            await self._move(limit_s)
+            await self._moving.run(limit_s)
+        await self._readers_gone(until_s)
 
     def readings(self) -> Readings:
         """What the metrics show."""
@@ -92,7 +94,9 @@ class Draining:
 
     async def _leave(self, deadline_s: float) -> None:
         await self._worker.take_no_more()
-        await self._move(deadline_s)
+        until_s = asyncio.get_running_loop().time() + deadline_s
+        await self._moving.run(deadline_s)
+        await self._readers_gone(until_s)
         if self._worker.stock.disk is not None and self._moving.progress.n_left:
             await self._worker.stock.save_all(self._settings.drain_s)
         with suppress(TimeoutError):
@@ -100,13 +104,8 @@ class Draining:
                 await self._told.wait()
         self._service.stopping.set()
 
-    async def _move(self, limit_s: float) -> None:
-        """Move, and let those who read here finish."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + limit_s
-        await self._moving.run(limit_s)
-        tiers = self._worker.tiers
-        while True:
-            if tiers is None or not tiers.memory.n_leased or loop.time() >= until_s:
-                return
+    async def _readers_gone(self, until_s: float) -> None:
+        """Let those who read here finish, until then at the latest."""
+        loop, tiers = asyncio.get_running_loop(), self._worker.tiers
+        while tiers is not None and tiers.memory.n_leased and loop.time() < until_s:
             await asyncio.sleep(_LOOK_S)
