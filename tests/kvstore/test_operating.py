@@ -6,8 +6,11 @@ from typing import Any
 
 import httpx
 
+from halfmoon_kvstore.draining import Draining
+from halfmoon_kvstore.operating import Operating
 from halfmoon_kvstore.testing import SMALL, prompt
 from halfmoon_protocol.ids import BlockHash
+from halfmoon_runtime.operator_http import OperatorHttp, operator_token
 
 MIB = 1 << 20
 
@@ -124,3 +127,42 @@ async def test_with_a_cluster_key_operators_show_its_token(nodes: Any, monkeypat
     async with nodes.http("a") as web:
         assert (await web.get("/metrics")).status_code == 200
         assert (await web.get("/segments")).status_code == 401
+
+
+KEY = "sixteen characters, or more"
+
+
+def routes() -> list[tuple[str, str]]:
+    """All that a node adds for operators."""
+    nobody: Any = None
+    http = OperatorHttp(nobody, nobody)
+    Operating(nobody, nobody).register(http)
+    Draining(nobody, nobody, nobody, nobody).register(http)
+    return http.routes
+
+
+async def test_every_route_of_a_node_needs_the_token_of_its_cluster(
+    nodes: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("HALFMOON_CLUSTER_KEY", KEY)
+    nodes.start("a", capacity_mib=1, metrics_port=0)
+    token = operator_token(KEY)
+    assert {("POST", "/pin"), ("POST", "/drain"), ("GET", "/segments")} <= set(routes())
+    async with nodes.http("a") as web:
+        for method, path in routes():
+            url = path.replace("{hash}", "ab")
+            for shown in (None, "Bearer " + "0" * 64, f"Bearer {operator_token(KEY + '!')}"):
+                headers = {} if shown is None else {"authorization": shown}
+                body = {"json": {"hash": "ab", "kind": "hard"}} if method == "POST" else {}
+                answer = await web.request(method, url, headers=headers, **body)
+                assert answer.status_code == 401, f"{method} {path} with {shown}"
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+        web.headers["authorization"] = f"Bearer {token}"
+        assert (await web.get("/drain")).json()["state"] == "idle"
+        for method, path in routes():
+            if path == "/drain":
+                continue
+            body = {"json": {"hash": "ab", "kind": "hard"}} if method == "POST" else {}
+            answer = await web.request(method, path.replace("{hash}", "ab"), **body)
+            assert answer.status_code in (200, 404), f"{method} {path}"
+        assert (await web.get("/health")).status_code == 200

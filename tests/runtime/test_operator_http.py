@@ -147,3 +147,35 @@ async def test_connections_past_the_limit_are_closed_and_the_others_served() -> 
                 await asyncio.sleep(0.01)
             else:
                 break
+
+
+@pytest.mark.parametrize(
+    "method", ["GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "get"]
+)
+@pytest.mark.parametrize("shown", ["", "Bearer", "Bearer wrong", "Basic {token}", "{token}!"])
+async def test_no_route_runs_without_the_token_whatever_the_method_and_the_spelling(
+    method: str, shown: str
+) -> None:
+    """Whether it is there may be told; nothing is done, and nothing of it is shown."""
+    token, ran = operator_token(KEY), []
+
+    def add(http: OperatorHttp) -> None:
+        async def run(question: Question) -> object:
+            ran.append(question)
+            return {"secret": "recipe"}
+
+        for verb in ("GET", "POST", "DELETE"):
+            http.add(verb, "/oven", run)
+            http.add(verb, "/loaves/{name}", run)
+
+    async with opened(token=token, add=add) as client:
+        headers = {**JSON, "authorization": shown.format(token=token)} if shown else JSON
+        for path in SPELLINGS:
+            answer = await client.request(method, path, content=b"{}", headers=headers)
+            assert answer.status_code in (200, 401, 404, 405, 501), (path, answer.status_code)
+            assert answer.status_code != 200 or path == "/health/", path
+            assert "recipe" not in answer.text
+        assert not ran
+        with_token = {**JSON, "authorization": f"Bearer {token}"}
+        answer = await client.post("/oven", content=b"{}", headers=with_token)
+        assert answer.json() == {"secret": "recipe"}

@@ -113,6 +113,11 @@ class OperatorHttp:
         """Answer requests to such a path, for example ``/blocks/{hash}``."""
         self._routes.append((method, path.strip("/").split("/"), handler))
 
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """Method and path of each that was added."""
+        return [(method, "/" + "/".join(parts)) for method, parts, _ in self._routes]
+
     def start(self, port: int, host: str) -> None:
         """Listen; 0 takes a free port.
 

@@ -107,5 +107,7 @@ class Draining:
     async def _readers_gone(self, until_s: float) -> None:
         """Let those who read here finish, until then at the latest."""
         loop, tiers = asyncio.get_running_loop(), self._worker.tiers
-        while tiers is not None and tiers.memory.n_leased and loop.time() < until_s:
+        while True:
+            if tiers is None or not tiers.memory.n_leased or loop.time() >= until_s:
+                return
             await asyncio.sleep(_LOOK_S)
