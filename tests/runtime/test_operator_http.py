@@ -149,6 +149,12 @@ async def test_connections_past_the_limit_are_closed_and_the_others_served() -> 
                 break
 
 
+SPELLINGS = [
+    "/oven", "/oven/", "//oven", "/oven?token=a", "/loaves/a", "/loaves/..", "/loaves/%6detrics",
+    "/metrics/../oven", "/health/", "/loaves/metrics",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "method", ["GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "get"]
 )
