@@ -1,6 +1,7 @@
 """A kvstore node as its clients meet it: over a link, with bytes moved by transfer."""
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from halfmoon_protocol.messages import (
     BlocksReserved,
     BlocksSnapshot,
     CommitBlocks,
+    DropBlocks,
     Hello,
     KvstoreAddress,
     KvstoreLoad,
@@ -536,3 +538,110 @@ async def test_a_tenant_over_its_quota_pays_with_its_own_blocks() -> None:
 def test_quotas_that_can_not_be_read_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="tenant_quotas_mib"):
         KvstoreSettings(tenant_quotas_mib=text)
+
+
+# -- what a listener believes ------------------------------------------------------------------
+
+
+class UnluckyDisk(Disk):
+    """Fails, or has other bytes than were written, now and then."""
+
+    def __init__(self, path: Path, dice: random.Random) -> None:
+        super().__init__(path, 4 << 20, generation=1)
+        self.dice = dice
+
+    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> Outcome:
+        outcome = super().perform(command, view)
+        if isinstance(command, Erase) or self.dice.random() < 0.85:
+            return outcome
+        return self.dice.choice(("failed", "corrupt"))
+
+
+class Believer:
+    """Hears all KV events, and believes them: one who counts media, one who ignores them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.by_medium: dict[BlockHash, str] = {}
+        self.blocks: set[BlockHash] = set()
+        self.wrong: list[str] = []
+
+    async def listen(self) -> None:
+        while True:
+            batch = await self._client.link.receive()
+            for event in batch.events if isinstance(batch, KvEventBatch) else ():
+                self.hear(event)
+
+    def hear(self, event: Any) -> None:
+        for block in event.block_hashes:
+            if isinstance(event, BlockStored):
+                if block in self.by_medium:
+                    self.wrong.append(f"{block.hex()} stored twice")
+                self.by_medium[block] = str(event.medium)
+                self.blocks.add(block)
+            else:
+                if self.by_medium.pop(block, None) != event.medium:
+                    self.wrong.append(f"{block.hex()} removed from {event.medium}, was not there")
+                self.blocks.discard(block)
+
+
+@pytest.mark.parametrize("watermarks", [(0.75, 0.5), (1.0, 1.0)], ids=["usual", "full"])
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32) for _ in range(3)])
+async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_it(
+    tmp_path: Path, seed: int, watermarks: tuple[float, float]
+) -> None:
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    high, low = watermarks
+    disk = UnluckyDisk(tmp_path, dice)
+    async with open_node(
+        disk, high_watermark=high, low_watermark=low, promotion_wait_s=60, hard_pin_share=0.2
+    ) as node:
+        believer = Believer(await node.client("listener"))
+        listening = asyncio.create_task(believer.listen())
+        client = await node.client()
+        known = [chain(dice.randrange(2, 10), salt=str(i)) for i in range(12)]
+        held: list[Ticket] = []
+        for _ in range(150):
+            hashes, tokens = dice.choice(known)
+            match dice.randrange(8):
+                case 0 | 1 | 2:
+                    reserved = await client.reserve(hashes, tokens)
+                    if isinstance(reserved, BlocksReserved):
+                        checksums = await client.write(reserved)
+                        if dice.random() < 0.1:
+                            await client.link.send(RevokeBlocks(ticket=reserved.ticket))
+                        else:
+                            await client.ask(CommitBlocks(reserved.ticket, checksums))
+                case 3 | 4:
+                    leased = await client.lease(hashes[: dice.randrange(1, len(hashes) + 1)])
+                    held.append(leased.ticket)
+                case 5:
+                    while held:
+                        await client.link.send(ReleaseLease(ticket=held.pop()))
+                case 6:
+                    await client.link.send(DropBlocks(hashes=hashes[::-1][: dice.randrange(3)]))
+                case 7:
+                    node.clock.advance(dice.choice((0.1, 3.0, 40.0)))
+        while held:
+            await client.link.send(ReleaseLease(ticket=held.pop()))
+        node.clock.advance(60)
+        tiers = node.worker.tiers
+        assert tiers is not None
+
+        def agree() -> bool:
+            here = dict.fromkeys(tiers.memory.hashes(), "CPU")
+            below = dict.fromkeys(tiers.disk.hashes(), "STORAGE")
+            quiet = not (tiers.n_writing or tiers.n_promoting)
+            return quiet and believer.by_medium == below | here
+
+        async with asyncio.timeout(60):
+            while not agree():
+                await asyncio.sleep(0.01)
+        assert not believer.wrong
+        snapshot = await client.ask(SnapshotBlocks())
+        assert believer.blocks == set(snapshot.hashes)
+        assert tiers.counts.evicted > 10, "too little happened for this to mean anything"
+        tiers.check()
+        listening.cancel()
+    disk.close()
