@@ -92,9 +92,8 @@ class Restarted:
 
     def lost(self) -> int:
         """Blocks that the log says are lost."""
-        n_read = sum(entry["event"] == "disk_block_damaged" for entry in self.said)
-        n_at_start: int = sum(entry.get("n_blocks_lost", 0) for entry in self.said)
-        return n_read + n_at_start
+        n_read = len([each for each in self.said if each["event"] == "disk_block_damaged"])
+        return n_read + sum(int(entry.get("n_blocks_lost", 0)) for entry in self.said)
 
 
 def restart(folder: Path, n_bytes: int = N_BYTES) -> Restarted:
