@@ -1,33 +1,38 @@
-"""Loading a real model: from a folder or a hub id to a `TorchEngine`.
+"""Loading a real model: from an inspected folder to a `TorchEngine`.
 
-A local folder never touches the network; a hub id is fetched into the hub's cache first and
-is then a folder like any other. Weights are read from safetensors files only: nothing is
-unpickled, and no code from a checkpoint is run.
+Weights are read from safetensors files only: nothing is unpickled, and no code from a
+checkpoint is run. What transformers raises about a checkpoint becomes one line of our own.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers as _transformers
-from huggingface_hub import snapshot_download
 
-from halfmoon_engine.architecture import check_config, max_context, probe
-from halfmoon_engine.errors import EngineError, ModelNotFound, UnsupportedModel
-from halfmoon_engine.fingerprint import fingerprint, weight_files
+from halfmoon_engine.architecture import check_config, max_context
+from halfmoon_engine.errors import EngineError, UnsupportedModel, one_line
+from halfmoon_engine.fingerprint import fingerprint
 from halfmoon_engine.grammar import Grammars
+from halfmoon_engine.inspection.folder import Inspected
 from halfmoon_engine.load import Device
 from halfmoon_engine.pool import TORCH_DTYPES
+from halfmoon_engine.probe import probe
+from halfmoon_engine.skeleton import check_described, check_loaded
 from halfmoon_engine.torch_engine import DTYPE_NAMES, TorchEngine
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType
 
+log = logging.getLogger(__name__)
 transformers: Any = _transformers
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 
 
 def load_torch_engine(
     path_or_hub_id: str,
+    inspected: Inspected,
     *,
     block_size: int,
     dtype: DType | Literal["auto"],
@@ -39,67 +44,85 @@ def load_torch_engine(
     check_block_size(block_size)
     if threads:
         torch.set_num_threads(threads)
-    folder = find_folder(path_or_hub_id)
-    config = _read_config(folder)
-    check_config(config)
-    weight_files(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
-        attn_implementation="eager",
-        local_files_only=True,
-        use_safetensors=True,
-    )
-    if model.dtype not in DTYPE_NAMES:
-        raise UnsupportedModel(
-            f"{folder} holds weights of {model.dtype}; ask for one of {', '.join(TORCH_DTYPES)}"
+    folder = inspected.folder
+    with _library_errors(f"{folder}/config.json is not one that can be used"):
+        config = _read_config(inspected)
+        check_config(config)
+    with _library_errors(f"{folder}: its config.json describes no model that can be made"):
+        check_described(transformers.AutoModelForCausalLM, config, inspected)
+    with _library_errors(f"{folder} can't be loaded"):
+        model = _load(inspected, dtype)
+        model = model.eval().requires_grad_(False).to(_device(device))
+    with _library_errors(f"a model of type {str(config.model_type)!r} can't be run"):
+        shape = probe(model)
+        eos_token_ids = _eos_token_ids(model)
+    with _library_errors(f"{folder}: its tokenizer can't be used"):
+        grammars = Grammars.of_model(
+            folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
         )
-    model = model.eval().requires_grad_(False).to(_device(device))
-    eos_token_ids = _eos_token_ids(model)
     return TorchEngine(
         model,
-        probe(model),
+        shape,
         name=served_name or _own_name(path_or_hub_id, folder),
         fingerprint=fingerprint(folder),
         block_size=block_size,
         max_context=max_context(config),
         eos_token_ids=eos_token_ids,
-        grammars=Grammars.of_model(
-            folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
-        ),
+        grammars=grammars,
     )
 
 
-def find_folder(path_or_hub_id: str) -> Path:
-    """The folder that a path or hub id names; a hub id's files are fetched if need be.
-
-    Raises:
-        ModelNotFound: neither a folder nor an id that the hub knows.
-    """
-    path = Path(path_or_hub_id).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFound(f"{path} has no config.json: not a model's folder")
-        return path
-    if path.is_absolute() or path_or_hub_id.startswith((".", "~")) or path.exists():
-        raise ModelNotFound(f"{path} is not a folder")
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turn what a library raises about a checkpoint into one line that says what can't be done."""
     try:
-        return Path(snapshot_download(path_or_hub_id, allow_patterns=_HUB_FILES))
-    except Exception as error:
-        raise ModelNotFound(
-            f"{path_or_hub_id!r} is not a folder here, and as a hub id it can't be fetched: {error}"
-        ) from error
-
-
-def _read_config(folder: Path) -> Any:
-    try:
-        return transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except EngineError:
+        yield
+    except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception as error:
-        raise UnsupportedModel(f"{folder}/config.json is not one we can use: {error}") from error
+    except BaseException as error:  # a panic in a library of Rust is no Exception
+        lines = [line for line in map(str.strip, str(error).splitlines()) if line]
+        reason = one_line(" ".join(lines[:3]) or type(error).__name__, 300)
+        raise UnsupportedModel(f"{what} ({type(error).__name__}: {reason})") from error
+
+
+def _read_config(inspected: Inspected) -> Any:
+    kind = inspected.config["model_type"]
+    if kind not in transformers.CONFIG_MAPPING:
+        if "auto_map" in inspected.config:
+            raise UnsupportedModel(
+                f"a model of type {one_line(kind, 60)!r} can't be served: it comes with code of "
+                "its own (auto_map in config.json), which is never run, and transformers "
+                f"{transformers.__version__} does not know the type; a newer one may"
+            )
+        raise UnsupportedModel(
+            f"a model of type {one_line(kind, 60)!r} can't be served: transformers "
+            f"{transformers.__version__} does not know the type; a newer one may"
+        )
+    if "auto_map" in inspected.config:
+        log.info("the code that auto_map names is not run: transformers has the type %r", kind)
+    return transformers.AutoConfig.from_pretrained(
+        inspected.folder, local_files_only=True, trust_remote_code=False
+    )
+
+
+def _load(inspected: Inspected, dtype: DType | Literal["auto"]) -> Any:
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        inspected.folder,
+        dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
+        attn_implementation="eager",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are refused below, in one line
+        output_loading_info=True,
+    )
+    check_loaded(model, info, inspected)
+    if model.dtype not in DTYPE_NAMES:
+        raise UnsupportedModel(
+            f"{inspected.folder} holds weights of {model.dtype}; ask for one of "
+            f"{', '.join(TORCH_DTYPES)}"
+        )
+    return model
 
 
 def _device(device: Device) -> torch.device:

@@ -3,13 +3,22 @@
 EngineError
 ├── BadEngineSpec      the text that names an engine can't be read
 ├── ModelNotFound      no such folder or hub id, or its files are incomplete
-├── UnsupportedModel   the model's architecture is not one that a paged KV pool can hold
+├── BrokenCheckpoint   files that are cut, contradict each other, or hold impossible values
+├── UnsupportedModel   a whole model, of a kind or in a form that is not served
 └── PoolNotAttached    a forward before `attach`
+
+Texts may quote a checkpoint, whose author chose every byte. So each error's text is made one
+line of printable characters, of bounded length.
 """
+
+MAX_TEXT = 700
 
 
 class EngineError(Exception):
     """The base of all of these; its text names the thing, the value and the way out."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(one_line(text))
 
 
 class BadEngineSpec(EngineError, ValueError):
@@ -20,9 +29,31 @@ class ModelNotFound(EngineError, FileNotFoundError):
     """Neither a folder with a model in it nor a hub id that could be fetched."""
 
 
+class BrokenCheckpoint(EngineError, ValueError):
+    """A model's files are cut off, contradict each other, or hold values that can't be meant."""
+
+
 class UnsupportedModel(EngineError, ValueError):
-    """A model whose attention or state does not fit a paged KV pool; names type and reason."""
+    """A model of a kind, or in a format, that is not served; names what it is and the reason."""
 
 
 class PoolNotAttached(EngineError, RuntimeError):
     """A forward needs memory for KV: call `attach` first."""
+
+
+def one_line(text: object, limit: int = MAX_TEXT) -> str:
+    """Return a text as one line of printable characters, cut in its middle past `limit`.
+
+    Runs of white space become one space, other unprintable characters their escapes.
+    """
+    # Cut before and after: neither a long text nor what escapes make of it is worked on whole.
+    words = " ".join(_cut(str(text), 4 * limit).split())
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+    return _cut(shown, limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    end = limit // 4
+    return f"{text[: limit - end - 3]} … {text[-end:]}"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from halfmoon_engine.errors import ModelNotFound
+from halfmoon_engine.inspection.weights import weight_files
 
 _DOMAIN = b"halfmoon.model.v1"
 FINGERPRINT_BYTES = 16
@@ -43,26 +44,6 @@ def fingerprint(folder: Path) -> str:
         with path.open("rb") as file:
             _add_weights(digest, file, path)
     return digest.hexdigest()[: 2 * FINGERPRINT_BYTES]
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a model in `folder` is loaded from, sorted.
-
-    Raises:
-        ModelNotFound: there is none, or the index names one that isn't there.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    else:
-        names = ["model.safetensors"]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing or not names:
-        raise ModelNotFound(
-            f"{folder} lacks {', '.join(missing) or 'weights'}; weights are read from "
-            "safetensors files only"
-        )
-    return [folder / name for name in names]
 
 
 def _canonical_config(folder: Path) -> bytes:

@@ -6,6 +6,7 @@ import msgspec
 
 from halfmoon_engine.fake import FakeEngine, parse_fake_spec
 from halfmoon_engine.interface import Engine
+from halfmoon_engine.model_folder import open_folder
 from halfmoon_engine.threads import wait_briefly
 from halfmoon_protocol.layout import DType
 
@@ -37,7 +38,8 @@ def open_engine(
     Raises:
         BadEngineSpec: a fake's spec that can't be read.
         ModelNotFound: neither a folder with a model nor a hub id that could be fetched.
-        UnsupportedModel: an architecture that a paged KV pool can't hold.
+        BrokenCheckpoint: files that are damaged, contradict each other or hold absurd values.
+        UnsupportedModel: a model of a kind, or in a format, that is not served.
         ProtocolError: a block size out of range.
     """
     if spec.startswith("fake://"):
@@ -64,12 +66,17 @@ def load_engine(
     threads: int | None = None,
     served_name: str | None = None,
 ) -> "TorchEngine":
-    """Load a causal language model and prepare it for a paged pool; see `open_engine`."""
+    """Load a causal language model and prepare it for a paged pool; see `open_engine`.
+
+    Its folder is inspected before torch is imported, so that most refusals come at once.
+    """
+    inspected = open_folder(path_or_hub_id, dtype=dtype)
     wait_briefly()
     from halfmoon_engine.checkpoint import load_torch_engine
 
     return load_torch_engine(
         path_or_hub_id,
+        inspected,
         block_size=block_size,
         dtype=dtype,
         device=device,

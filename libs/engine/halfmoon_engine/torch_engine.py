@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from halfmoon_engine.architecture import KvShape
 from halfmoon_engine.costs import measure_costs
 from halfmoon_engine.device_pool import DevicePool
 from halfmoon_engine.errors import PoolNotAttached
@@ -22,6 +21,7 @@ from halfmoon_engine.interface import Chosen, Draw, Late, LayerHook, NotFollowed
 from halfmoon_engine.paged_attention import attending
 from halfmoon_engine.plan import plan_forward
 from halfmoon_engine.pool import TORCH_DTYPES, HostPool, Pool
+from halfmoon_engine.probe import KvShape
 from halfmoon_engine.runs import check_runs
 from halfmoon_engine.sampling import choose_tokens
 from halfmoon_engine.scoring import report_drawn, report_scores, scored_rows

@@ -1,0 +1,128 @@
+"""Telling models that write no text, or keep other state than keys and values, by their config.
+
+A list is never complete: what is unknown here meets `architecture.check_config`, which asks
+transformers, and in the end `architecture.probe`, which watches what the model does.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from halfmoon_engine.errors import BrokenCheckpoint, UnsupportedModel, one_line
+from halfmoon_engine.inspection.model_types import (
+    AUDIO,
+    ENCODER_DECODERS,
+    ENCODERS,
+    OTHER_STATE,
+    VISION,
+)
+
+_SERVED = (
+    "served are decoder-only language models whose layers all keep keys and values of one shape"
+)
+_DYNAMIC = "dynamic rotary scaling turns old keys by the longest sequence in the batch"
+#: Endings of class names in `architectures`, and what such a model does instead of writing.
+_HEADS = (
+    ("ForMaskedLM", "fills gaps in a text (it is an encoder)"),
+    ("ForSequenceClassification", "sorts texts into classes, or scores them"),
+    ("ForTokenClassification", "sorts words into classes"),
+    ("ForQuestionAnswering", "marks a piece of a given text"),
+    ("ForMultipleChoice", "chooses among given texts"),
+    ("ForNextSentencePrediction", "sorts texts into classes"),
+    ("RewardModel", "scores texts (a reward model)"),
+    ("ForScore", "scores texts (a reward model)"),
+    ("ForRetrieval", "embeds texts"),
+    ("ForEmbedding", "embeds texts"),
+    ("EmbeddingModel", "embeds texts"),
+    ("ForTextEncoding", "embeds texts"),
+    ("ForImageClassification", "sorts images into classes"),
+    ("ForObjectDetection", "finds things in images"),
+    ("ForAudioClassification", "sorts sounds into classes"),
+    ("ForCTC", "recognises speech"),
+    ("ForSpeechSeq2Seq", "recognises speech"),
+)
+
+
+def check_kind(config: Mapping[str, Any]) -> str:
+    """Refuse the configuration of a model that can't be served; return its model type.
+
+    Raises:
+        BrokenCheckpoint: it names no model type.
+        UnsupportedModel: naming the type and the reason.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise BrokenCheckpoint(
+            "config.json names no model_type: not a configuration of transformers; fetch the "
+            "model's transformers version"
+        )
+    _refuse_code(config)
+    if config.get("is_encoder_decoder") is True or kind in ENCODER_DECODERS:
+        raise _refusal(kind, "it is an encoder-decoder")
+    if kind in AUDIO:
+        raise _refusal(kind, "it is a model of sounds")
+    if kind in VISION:
+        raise _refusal(kind, "it is a model of images")
+    if kind in ENCODERS and config.get("is_decoder") is not True:
+        raise _refusal(kind, "it is an encoder, which reads texts and writes none")
+    if kind in OTHER_STATE:
+        raise _refusal(kind, OTHER_STATE[kind])
+    _refuse_heads(kind, config.get("architectures"))
+    _refuse_attention(kind, config)
+    return kind
+
+
+def _refuse_heads(kind: str, architectures: Any) -> None:
+    """Refuse by the names of the classes that the weights were saved from."""
+    if not isinstance(architectures, list):
+        return
+    for name in architectures:
+        if not isinstance(name, str):
+            continue
+        shown = one_line(name, 80)
+        for ending, does in _HEADS:
+            if name.endswith(ending):
+                raise _refusal(kind, f"as {shown} (architectures in config.json) it {does}")
+        if name.endswith("Model") and not name.endswith("HeadModel"):
+            raise _refusal(
+                kind,
+                f"saved as {shown} (architectures in config.json) it has no head to write with, "
+                "as models that embed texts have none",
+            )
+
+
+def _refuse_attention(kind: str, config: Mapping[str, Any]) -> None:
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, dict):
+            continue
+        if part.get("use_bidirectional_attention") or part.get("is_causal") is False:
+            raise _refusal(kind, "its attention looks at later tokens")
+        for key in ("rope_parameters", "rope_scaling"):
+            rope = part.get(key)
+            ropes = [rope, *rope.values()] if isinstance(rope, dict) else []
+            for one in ropes:
+                if isinstance(one, dict) and "dynamic" in (one.get("rope_type"), one.get("type")):
+                    raise _refusal(kind, _DYNAMIC)
+
+
+def _refuse_code(config: Mapping[str, Any]) -> None:
+    """Refuse fields that would have transformers fetch code, or read other weights."""
+    if config.get("transformers_weights") is not None:
+        raise UnsupportedModel(
+            f"config.json names {one_line(config['transformers_weights'], 80)!r} as the weights "
+            "(transformers_weights); served is model.safetensors or what its index names: remove "
+            "the field"
+        )
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for part in parts:
+        for key, value in part.items():
+            if "implementation" in key and isinstance(value, str) and not value.isidentifier():
+                raise UnsupportedModel(
+                    f"config.json asks for {key[:60]} {one_line(value, 80)!r}, which is code from "
+                    "elsewhere and never run: remove the field"
+                )
+
+
+def _refusal(kind: str, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"a model of type {one_line(kind, 60)!r} can't be served: {reason}; {_SERVED}"
+    )

@@ -1,0 +1,101 @@
+"""Telling quantised checkpoints: by their configuration, their files, or their tensors."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from halfmoon_engine.errors import UnsupportedModel, one_line
+from halfmoon_engine.inspection.safetensors_header import TensorEntry
+
+#: Files that quantising tools write beside config.json.
+_FILES = {
+    "quantize_config.json": "GPTQ",
+    "quant_config.json": "AWQ",
+    "quantization_config.json": "",
+    "hf_quant_config.json": "ModelOpt",
+}
+_METHODS = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8 (FBGEMM)",
+    "modelopt": "ModelOpt",
+    "compressed-tensors": "compressed-tensors",
+    "torchao": "torchao",
+    "mxfp4": "MXFP4",
+    "eetq": "EETQ",
+    "hqq": "HQQ",
+    "quanto": "Quanto",
+    "aqlm": "AQLM",
+    "vptq": "VPTQ",
+    "higgs": "HIGGS",
+    "spqr": "SpQR",
+    "bitnet": "BitNet",
+    "auto-round": "AutoRound",
+}
+_KEYS = ("quantization_config", "compression_config", "quantization")
+_FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
+#: Endings of tensors that only quantised layers have.
+_ENDINGS = (
+    ".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".quant_map", ".weight_packed",
+    ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".W_q", "_blocks", "_qdata",
+)  # fmt: skip
+_WAY_OUT = (
+    "serve the model that it was made from, or save it dequantised in bfloat16 (transformers' "
+    "dequantize, then save_pretrained)"
+)
+
+
+def check_configuration(folder: Path, config: Mapping[str, Any], names: frozenset[str]) -> None:
+    """Refuse a checkpoint whose configuration, or a file beside it, says that it is quantised.
+
+    Raises:
+        UnsupportedModel: naming the method and the field or file.
+    """
+    for prefix, part in _parts(config):
+        for key in _KEYS:
+            # Null and an empty object say that it is not.
+            if part.get(key):
+                raise _refusal(folder, _method(part[key]), f"{prefix}{key} in config.json")
+    for name, method in _FILES.items():
+        if name in names:
+            raise _refusal(folder, method, name)
+
+
+def check_tensors(folder: Path, tensors: Mapping[str, TensorEntry]) -> None:
+    """Refuse weights whose types or names only quantised layers have.
+
+    Raises:
+        UnsupportedModel: naming a tensor.
+    """
+    for name, entry in tensors.items():
+        packed = entry.dtype.startswith(("F8", "F6", "F4"))
+        whole = entry.dtype not in _FLOATS and name.endswith((".weight", "_proj", "_projs"))
+        if packed or whole or name.endswith(_ENDINGS):
+            seen = f"tensor {name[:120]!r} of dtype {entry.dtype}"
+            raise _refusal(folder, "", seen)
+
+
+def _refusal(folder: Path, method: str, seen: str) -> UnsupportedModel:
+    with_method = f" with {method}" if method else ""
+    return UnsupportedModel(
+        f"{folder} is quantised{with_method} ({seen}), which is not served: {_WAY_OUT}"
+    )
+
+
+def _method(found: Any) -> str:
+    if not isinstance(found, dict):
+        return ""
+    name = found.get("quant_method")
+    if not isinstance(name, str):
+        loaded = found.get("load_in_4bit") or found.get("load_in_8bit")
+        return "bitsandbytes" if loaded else ""
+    known = _METHODS.get(name.lower().replace("_", "-"), _METHODS.get(name.lower()))
+    return known or one_line(name, 40)
+
+
+def _parts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The configuration and those of its parts, with what stands before their fields."""
+    nested = [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
+    return [("", config), *nested]

@@ -1,0 +1,78 @@
+"""A model's files about text: generation_config.json, and those of its tokenizer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from halfmoon_engine.errors import BrokenCheckpoint, ModelNotFound, one_line
+from halfmoon_engine.inspection.bounded_files import MIB, read_object, read_text
+
+_GENERATION = "generation_config.json"
+_TOKENIZER = "tokenizer.json"
+_MAX_SMALL_BYTES = 16 * MIB
+#: The largest vocabularies take about 40 MiB.
+_MAX_TOKENIZER_BYTES = 512 * MIB
+_MAX_EOS = 1000
+
+
+def check_text_files(
+    folder: Path, config: Mapping[str, Any], names: frozenset[str], *, needs_tokenizer: bool
+) -> None:
+    """Refuse end tokens outside of the vocabulary, and tokenizer files that can't be read.
+
+    Raises:
+        ModelNotFound: no tokenizer.json, where one is needed.
+        BrokenCheckpoint: naming the file and what is wrong with it.
+    """
+    n_vocab = _vocab_size(config)
+    generation = read_object(folder / _GENERATION, _MAX_SMALL_BYTES) if _GENERATION in names else {}
+    text = config.get("text_config")
+    # The first that names end tokens is the one that counts.
+    for place, content in (
+        (_GENERATION, generation),
+        ("config.json: text_config", text),
+        ("config.json", config),
+    ):
+        if isinstance(content, dict) and content.get("eos_token_id") is not None:
+            _check_eos(place, content["eos_token_id"], n_vocab)
+            break
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if name in names:
+            read_object(folder / name, _MAX_SMALL_BYTES)
+    if "chat_template.jinja" in names:
+        read_text(folder / "chat_template.jinja", _MAX_SMALL_BYTES)
+    if _TOKENIZER in names:
+        tokenizer = read_object(folder / _TOKENIZER, _MAX_TOKENIZER_BYTES)
+        if not isinstance(tokenizer.get("model"), dict):
+            raise BrokenCheckpoint(
+                f"{folder / _TOKENIZER} has no model in it: not a tokenizer, or a damaged one; "
+                "fetch it once more"
+            )
+    elif needs_tokenizer:
+        raise ModelNotFound(
+            f"{folder} has no {_TOKENIZER}; convert its tokenizer to a fast one, for instance by "
+            "saving it again with transformers' AutoTokenizer"
+        )
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int | None:
+    text = config.get("text_config")
+    for part in (text, config):
+        if isinstance(part, dict) and type(part.get("vocab_size")) is int:
+            return int(part["vocab_size"])
+    return None
+
+
+def _check_eos(place: str, found: Any, n_vocab: int | None) -> None:
+    ids = found if isinstance(found, list) else [found]
+    if len(ids) > _MAX_EOS:
+        raise BrokenCheckpoint(
+            f"{place}: eos_token_id lists {len(ids)} tokens, at most {_MAX_EOS} are allowed"
+        )
+    for token in ids:
+        if type(token) is not int or token < 0 or (n_vocab is not None and token >= n_vocab):
+            of = "whole numbers from 0" if n_vocab is None else f"0 to {n_vocab - 1}"
+            raise BrokenCheckpoint(
+                f"{place}: eos_token_id {one_line(token, 60)} is not in the vocabulary ({of}); "
+                "correct it, or fetch the file once more"
+            )

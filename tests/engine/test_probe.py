@@ -1,0 +1,126 @@
+"""The probe sees what a model does: what is no causal language model over pages is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as untyped_transformers
+
+from halfmoon_engine.errors import EngineError, UnsupportedModel
+from halfmoon_engine.inspection import model_kinds
+from halfmoon_engine.load import open_engine
+from halfmoon_engine.probe import probe
+
+transformers: Any = untyped_transformers
+
+ENCODERS = (
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roformer",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+)
+
+
+def make_encoder(kind: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=2,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("known", [True, False])
+def test_an_encoder_is_refused_known_or_not(
+    kind: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_encoder(kind, tmp_path)
+    if not known:
+        monkeypatch.setattr(model_kinds, "ENCODERS", frozenset())
+    with pytest.raises(UnsupportedModel, match="encoder" if known else f"'{kind}'"):
+        open_engine(str(tmp_path), block_size=16, device="cpu")
+
+
+class _Mixer(torch.nn.Module):
+    """Adds a bit of a neighbour's activations to each token's."""
+
+    def __init__(self, inner: torch.nn.Module, shift: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.shift = shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        return out + 0.03 * torch.roll(x, self.shift, dims=1)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_a_small_random_model_whose_attention_adds_little_passes(model: Any) -> None:
+    assert probe(model).n_layers == 2
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_a_model_that_mixes_tokens_beside_attention_is_refused(model: Any, shift: int) -> None:
+    model.model.layers[0].mlp = _Mixer(model.model.layers[0].mlp, shift)
+    with pytest.raises(UnsupportedModel, match=r"causal language model|something else"):
+        probe(model)
+
+
+def test_a_layer_that_is_not_causal_is_refused_where_its_logits_hardly_show_it(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    def causal_mask(*_: object, **__: object) -> None:
+        return None
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", causal_mask)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= 1e-3
+    with pytest.raises(UnsupportedModel, match="attends otherwise than a causal language model"):
+        probe(model)
+
+
+def test_weights_that_are_no_numbers_are_refused(model: Any) -> None:
+    model.lm_head.weight.data[3, 3] = float("nan")
+    with pytest.raises(EngineError, match="NaN"):
+        probe(model)
+
+
+def test_half_precision_passes_too(model: Any) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        assert probe(model.to(dtype)).head_dim == 8
