@@ -124,3 +124,28 @@ def test_weights_that_are_no_numbers_are_refused(model: Any) -> None:
 def test_half_precision_passes_too(model: Any) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         assert probe(model.to(dtype)).head_dim == 8
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+@pytest.mark.parametrize("kind", ["diffllama", "hrm_text"])
+def test_a_model_that_attends_twice_in_a_layer_is_refused(
+    kind: str, spread: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=spread,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="times in 2 layers"):
+        open_engine(str(tmp_path), block_size=16, device="cpu")

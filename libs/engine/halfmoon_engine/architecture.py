@@ -7,8 +7,7 @@ configuration does not tell, `probe.probe` sees in the loaded model.
 from typing import Any
 
 from halfmoon_engine.errors import UnsupportedModel
-
-_PAGEABLE_LAYERS = {"full_attention", "sliding_attention"}
+from halfmoon_engine.inspection.model_types import PAGEABLE_LAYERS
 
 
 def check_config(config: Any) -> None:
@@ -30,7 +29,7 @@ def check_config(config: Any) -> None:
         refuse("it is an encoder-decoder")
     if not isinstance(getattr(text, "num_attention_heads", None), int):
         refuse("its layers have no attention heads, or not equally many")
-    odd_layers = set(getattr(text, "layer_types", None) or ()) - _PAGEABLE_LAYERS
+    odd_layers = set(getattr(text, "layer_types", None) or ()) - PAGEABLE_LAYERS
     if odd_layers:
         refuse(f"its layers of type {', '.join(sorted(odd_layers))} keep another kind of state")
     if getattr(text, "num_kv_shared_layers", 0):

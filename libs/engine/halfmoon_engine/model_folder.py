@@ -57,11 +57,14 @@ def _local(spec: str) -> Path | None:
             return path
         is_path = path.is_absolute() or spec.startswith((".", "~")) or path.exists()
     except (OSError, RuntimeError) as error:  # a name too long, no such user
-        raise ModelNotFound(f"{spec} is not a folder: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ModelNotFound(f"{one_line(spec, 200)} is not a folder: {reason}") from None
     if is_path:
         check_path(path)
     if not _HUB_ID.fullmatch(spec):
-        raise ModelNotFound(f"{spec} is not a folder, and not of a hub id's form (NAME/MODEL)")
+        raise ModelNotFound(
+            f"{one_line(spec, 200)} is not a folder, and not of a hub id's form (NAME/MODEL)"
+        )
     return None
 
 

@@ -97,6 +97,7 @@ def paged_attention(
     sliding_window = sliding_window or None  # some configs say 0 for none
     index: Any = module.layer_idx
     layer = _Layer(int(index), scaling, sliding_window, softcap, s_aux)
+    plan.n_calls += 1
     plan.seen[layer.index] = (tuple(key.shape), tuple(value.shape), sliding_window)
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     if plan.pool is not None:

@@ -102,6 +102,8 @@ class ForwardPlan:
     seen: dict[int, tuple[tuple[int, ...], tuple[int, ...], int | None]] = field(
         default_factory=dict
     )
+    #: Calls of attention, of any layer.
+    n_calls: int = 0
 
 
 def plan_probe(lengths: Sequence[int]) -> ForwardPlan:

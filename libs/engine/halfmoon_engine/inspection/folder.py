@@ -47,23 +47,29 @@ def inspect_folder(
         UnsupportedModel: a model of another kind or format, or larger than this machine.
     """
     check_path(folder)
-    config = inspect_config(folder, needs_tokenizer=needs_tokenizer)
+    names = list_files(folder)
+    config = _read_config(folder, names)
     weights = read_weights(folder)
     check_tensors(folder, weights.tensors)
     _check_layers(config, weights)
     check_fits(folder, weights.n_elements, weights.n_bytes, config, dtype)
+    check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
     return Inspected(folder, config, weights)
 
 
-def inspect_config(folder: Path, *, needs_tokenizer: bool = False) -> Mapping[str, Any]:
-    """Do the part of `inspect_folder` that needs no weights; return config.json's content."""
+def inspect_config(folder: Path, *, needs_tokenizer: bool = False) -> None:
+    """Do the part of `inspect_folder` that needs no weights."""
     names = list_files(folder)
+    config = _read_config(folder, names)
+    check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
+
+
+def _read_config(folder: Path, names: frozenset[str]) -> Mapping[str, Any]:
     check_names(folder, names)
     config = read_object(folder / CONFIG, _MAX_CONFIG_BYTES)
     check_configuration(folder, config, names)
     check_kind(config)
     check_numbers(config)
-    check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
     return config
 
 

@@ -13,6 +13,7 @@ from halfmoon_engine.inspection.model_types import (
     ENCODER_DECODERS,
     ENCODERS,
     OTHER_STATE,
+    PAGEABLE_LAYERS,
     VISION,
 )
 
@@ -96,6 +97,11 @@ def _refuse_attention(kind: str, config: Mapping[str, Any]) -> None:
             continue
         if part.get("use_bidirectional_attention") or part.get("is_causal") is False:
             raise _refusal(kind, "its attention looks at later tokens")
+        types = part.get("layer_types")
+        named = {one for one in types if isinstance(one, str)} if isinstance(types, list) else set()
+        if odd := sorted(named - PAGEABLE_LAYERS):
+            listed = ", ".join(one_line(one, 60) for one in odd[:5])
+            raise _refusal(kind, f"its layers of type {listed} keep another kind of state")
         for key in ("rope_parameters", "rope_scaling"):
             rope = part.get(key)
             ropes = [rope, *rope.values()] if isinstance(rope, dict) else []

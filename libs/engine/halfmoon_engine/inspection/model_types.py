@@ -40,9 +40,8 @@ OTHER_STATE = {
     ),
     **dict.fromkeys(
         _types(
-            "bamba falcon_h1 granitemoehybrid jamba kimi_linear lfm2 lfm2_moe minimax nemotron_h "
-            "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma zamba "
-            "zamba2"
+            "bamba falcon_h1 jamba kimi_linear nemotron_h qwen3_5 qwen3_5_moe qwen3_5_moe_text "
+            "qwen3_5_text qwen3_next recurrent_gemma zamba zamba2"
         ),
         "its layers of type linear_attention or convolution keep another kind of state",
     ),
@@ -58,3 +57,5 @@ OTHER_STATE = {
         "its layers of type chunked_attention keep another kind of state",
     ),
 }
+#: Types of layers (`layer_types`) whose state is keys and values.
+PAGEABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
