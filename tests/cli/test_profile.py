@@ -35,5 +35,4 @@ def test_a_profile_becomes_a_cost_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_engine_that_cannot_be_had_is_named() -> None:
     result = CliRunner().invoke(app, ["profile", "--model", "fake://centipede?legs=100"])
     assert result.exit_code == 2
-    assert "could not be profiled" in result.output
     assert "legs" in result.output

@@ -95,7 +95,7 @@ def test_a_child_that_dies_is_reported_with_its_last_log_lines(tmp_path: Path) -
 @pytest.mark.e2e
 def test_a_model_that_is_not_there_is_said_so_and_nothing_stays_behind(tmp_path: Path) -> None:
     with up(tmp_path, MODEL=str(tmp_path / "nowhere"), PORT=str(free_port())) as running:
-        assert running.process.wait(60) == 1
+        assert running.process.wait(60) == 2
         assert "nowhere" in running.text
 
 

@@ -165,3 +165,44 @@ def test_a_fake_model_needs_no_files() -> None:
 def test_a_fake_model_with_a_bad_vocabulary_is_refused(spec: str) -> None:
     with pytest.raises(TokenizerUnavailable, match=r"vocab|many"):
         open_tokenizer(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", '{"model": {"type": "Nothing"}}', "unusable"),
+        ("tokenizer.json", "[" * 100_000, "levels deep"),
+        ("tokenizer.json", '{"model": 5}', "no model in it"),
+        ("config.json", '{"vocab_size": "many"}', "vocab_size is many"),
+        ("config.json", '{"vocab_size": 1000000000000}', "vocab_size is 1000000000000"),
+        ("config.json", '{"text_config": 5}', "unusable"),
+        ("generation_config.json", '{"eos_token_id": -7}', "eos_token_id -7"),
+        ("generation_config.json", '{"eos_token_id": ["a"]}', "eos_token_id a"),
+        ("tokenizer_config.json", '{"chat_template": [5]}', "unusable"),
+        ("special_tokens_map.json", "[]", "JSON list"),
+        ("chat_template.jinja", "x" * (17 << 20), "larger than 16 MiB"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(
+    folder: Path, name: str, content: str, words: str
+) -> None:
+    write(folder, name, content)
+    with pytest.raises(TokenizerUnavailable, match=words) as caught:
+        open_tokenizer(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "config.json"])
+def test_a_link_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(TokenizerUnavailable, match="outside of the model's folder"):
+        open_tokenizer(str(folder))
+
+
+def test_a_path_where_nothing_is_is_no_hub_id() -> None:
+    for spec in ("/no/such/folder", "./nothing", "a/b/c"):
+        with pytest.raises(TokenizerUnavailable, match="is not a folder"):
+            open_tokenizer(spec)

@@ -167,6 +167,21 @@ def test_a_failure_ends_the_service_with_a_traceback(
     assert "ValueError: no flour" in failed[0]["exception"]
 
 
+def test_what_is_refused_ends_the_service_with_one_line(start: Callable[[str], Running]) -> None:
+    running = start(
+        "from halfmoon_runtime.lifecycle import CannotStart\n"
+        "async def main(service):\n"
+        "    raise CannotStart('no flour: buy some') from ValueError('deep')"
+    )
+    code, _ = running.end()
+    assert code == 2
+    assert running.status["stage"] == "failed"
+    assert (running.status["error"], running.status["refused"]) == ("no flour: buy some", True)
+    said = [line for line in map(json.loads, running.log.splitlines()) if "error" in line]
+    assert [line["error"] for line in said] == ["no flour: buy some"]
+    assert "Traceback" not in running.log and "deep" not in running.log
+
+
 def test_a_failure_while_stopping_is_logged_and_does_not_undo_the_stop(
     start: Callable[[str], Running],
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from halfmoon_cli.bench.command import bench_command
 from halfmoon_cli.chat.command import chat
@@ -19,6 +20,8 @@ from halfmoon_cli.simulate import simulate
 from halfmoon_cli.status.command import status
 from halfmoon_cli.transfer import bench, target
 from halfmoon_cli.up import run_up
+from halfmoon_engine.errors import EngineError
+from halfmoon_engine.model_folder import check_model
 from halfmoon_metadata.ports import free_port, is_free
 
 DEFAULT_PORT = 8000
@@ -89,8 +92,9 @@ def up(
         except NoDemoModel as error:
             _give_up(str(error))
     try:
+        check_model(model)
         extra = role_options(option or [])
-    except BadOption as error:
+    except (EngineError, BadOption) as error:
         _give_up(str(error))
     plan = ClusterPlan(
         model=model,
@@ -144,7 +148,7 @@ app.command()(profile)
 
 
 def _give_up(message: str) -> NoReturn:
-    console.print(f"[red]halfmoon:[/red] {message}", highlight=False)
+    console.print("[red]halfmoon:[/red]", escape(message), highlight=False, soft_wrap=True)
     raise typer.Exit(2)
 
 

@@ -134,6 +134,12 @@ class Process:
             return {}
         return record if isinstance(record, dict) else {}
 
+    @property
+    def refusal(self) -> str | None:
+        """Why it refused to start, in one line; None if it did not."""
+        record = self.status
+        return str(record.get("error")) if record.get("refused") else None
+
     def last_lines(self, n: int = 12) -> list[str]:
         """The end of its log."""
         try:

@@ -12,9 +12,13 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from halfmoon_cli.demo import NoDemoModel, demo_model_folder
+from halfmoon_engine.errors import EngineError
+from halfmoon_engine.model_folder import check_model
+from halfmoon_engine.profile import REFUSED
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_scheduling.cost_model import unscaled_prefill_s, unscaled_step_s
@@ -63,12 +67,13 @@ def profile(
     """Measure prefill, decode and transfers on this machine; write a cost file."""
     try:
         model = model or str(demo_model_folder())
+        check_model(model)
         with console.status("timing forward passes …"):
             points = measure_engine(model, block_size=block_size, threads=threads)
         with console.status("timing transfers …"):
             paths = measure_transfers()
-    except (NoDemoModel, ProfileFailed) as error:
-        console.print(f"[red]halfmoon:[/red] {error}", highlight=False)
+    except (NoDemoModel, ProfileFailed, EngineError) as error:
+        console.print("[red]halfmoon:[/red]", escape(str(error)), highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     costs = cost_file(points, paths, threads, pool_mib << 20, kvstore_mib << 20)
     out.write_text(dump_costs(costs))
@@ -85,6 +90,8 @@ def measure_engine(model: str, *, block_size: int, threads: int) -> _Points:
     command = [sys.executable, "-m", "halfmoon_engine.profile", model]
     command += ["--block-size", str(block_size), "--threads", str(threads)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode == REFUSED:
+        raise ProfileFailed(ran.stderr.strip().rpartition("\n")[2])
     last = "\n".join((ran.stdout + ran.stderr).splitlines()[-12:])
     if ran.returncode:
         raise ProfileFailed(f"the engine could not be profiled:\n{last}")

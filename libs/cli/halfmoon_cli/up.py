@@ -13,6 +13,7 @@ import httpx
 import msgspec
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -72,6 +73,10 @@ def _wait_ready(cluster: Cluster, console: Console) -> bool:
             if cluster.ready() and _answers(cluster.plan.url):
                 return True
             time.sleep(_POLL_S)
+    # All of them serve the same model: what one refuses is said once, and in one line.
+    if refusal := next(filter(None, (process.refusal for process in dead)), None):
+        console.print("\n[red]halfmoon:[/red]", escape(refusal), highlight=False, soft_wrap=True)
+        return False
     for process in dead:
         _report_death(process, console)
     return False

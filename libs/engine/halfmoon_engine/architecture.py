@@ -21,8 +21,9 @@ def check_config(config: Any) -> None:
 
     def refuse(reason: str) -> None:
         raise UnsupportedModel(
-            f"a model of type {kind!r} can't be served: {reason}; served are decoder-only "
-            "language models whose layers all keep keys and values of one shape"
+            f"a model of type {kind!r} can't be served: {reason}; served are "
+            "decoder-only language models whose layers all keep keys and values of one shape: "
+            "choose one of these"
         )
 
     if getattr(config, "is_encoder_decoder", False):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from halfmoon_engine.errors import EngineError
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.timing import typical_s
@@ -23,6 +24,8 @@ CACHED_SHARES = (0.0, 0.5, 0.9)
 #: Requests in a step, and context tokens of each.
 DECODE_REQUESTS = (1, 2, 4, 8, 16, 32)
 DECODE_CONTEXT = (64, 256, 1024, 2048)
+#: Exit status where the model is refused: the last line of the standard error says why.
+REFUSED = 3
 _REPEATS = 5
 #: Shapes that take longer than this once are not repeated, and no larger ones are tried.
 _LONG_S = 3.0
@@ -121,9 +124,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: one per core")
     parser.add_argument("--pool-mib", type=int, default=256, help="memory for the pool")
     options = parser.parse_args(arguments)
-    engine = open_engine(
-        options.model, block_size=options.block_size, threads=options.threads or None
-    )
+    try:
+        engine = open_engine(
+            options.model, block_size=options.block_size, threads=options.threads or None
+        )
+    except EngineError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(REFUSED) from None
     found = profile(engine, pool_mib=options.pool_mib)
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
 

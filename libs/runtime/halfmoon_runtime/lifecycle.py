@@ -3,6 +3,7 @@
     starting ──ready()──► serving ──signal──► stopping (main finishes what it has) ──► exit 0
         └──signal: main is cancelled──────────────────────────────────────────────────► exit 0
     a task fails: the others are cancelled, the traceback is logged ────────────────► exit 1
+    main raises CannotStart: one line is logged, without a traceback ───────────────► exit 2
     a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
     a third one: the process ends at once
 
@@ -35,6 +36,14 @@ from halfmoon_runtime.telemetry import configure_logging
 _log = structlog.get_logger(__name__)
 
 
+class CannotStart(Exception):
+    """What the service was told to serve is refused: one line for the user, no failure of ours.
+
+    The line names the thing and the way out. The status file has it as `error`, and `refused`
+    beside it.
+    """
+
+
 def announce(stage: str, **fields: object) -> None:
     """Log how far the service is, for people; and, for whoever started it, write it to a file.
 
@@ -46,6 +55,10 @@ def announce(stage: str, **fields: object) -> None:
         fields: what else there is to say, as plain values.
     """
     _log.info(stage, **fields)
+    _write_status(stage, **fields)
+
+
+def _write_status(stage: str, **fields: object) -> None:
     target = os.environ.get(STATUS_FILE)
     if not target:
         return
@@ -185,6 +198,12 @@ class _Run:
             await self._run_main()
         except BaseException as failure:
             reasons = _leaves(failure)
+            refusals = [str(reason) for reason in reasons if isinstance(reason, CannotStart)]
+            if refusals:
+                said = {"worker_id": self._settings.worker_id, "error": refusals[0]}
+                _log.error("failed", **said)
+                _write_status("failed", **said, refused=True)
+                return 2
             for reason in reasons:
                 _log.error("service failed", exc_info=reason)
             self._announce("failed", error="; ".join(_text(reason) for reason in reasons))

@@ -23,13 +23,13 @@ from halfmoon_conductor.observed.observer import Observer
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
 from halfmoon_conductor.tenants import Tenants
-from halfmoon_conductor.tokenizer import open_tokenizer
+from halfmoon_conductor.tokenizer import TokenizerUnavailable, open_tokenizer
 from halfmoon_conductor.traced import Traced
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.server import metadata_app
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_scheduling.conductor import Conductor
@@ -54,7 +54,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         if tracer := open_tracer(settings, "halfmoon-conductor"):
             stack.push_async_callback(tracer.close)
         tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
-        tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
+        try:
+            tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
+        except TokenizerUnavailable as error:
+            raise CannotStart(str(error)) from error
         embedded = settings.metadata == EMBEDDED
         store: MetadataStore = MemoryStore() if embedded else open_store(settings.metadata)
         stack.callback(store.close)

@@ -4,10 +4,9 @@
 only the tokenizer's files are fetched), or ``fake://…``, which needs no file at all.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,15 @@ from tokenizers.decoders import ByteLevel
 
 from halfmoon_conductor.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from halfmoon_conductor.word_cache import WordCache
+from halfmoon_engine.errors import EngineError, ModelNotFound, one_line
+from halfmoon_engine.inspection.bounded_files import list_files, read_object, read_text
+from halfmoon_engine.inspection.foreign_formats import check_names
+from halfmoon_engine.inspection.location import local_folder
+from halfmoon_engine.inspection.text_files import (
+    MAX_SMALL_BYTES,
+    MAX_TOKENIZER_BYTES,
+    check_text_files,
+)
 
 #: All that is read of a model; its weights are the workers' matter.
 FILES = (
@@ -34,6 +42,8 @@ FILES = (
 #: How vocabularies without an alphabet of bytes write one.
 #: As many as the largest vocabularies have.
 _REMEMBERED_TOKENS = 1 << 18
+#: Ids of tokens that a config may speak of.
+_MAX_VOCAB = 1 << 24
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -99,8 +109,9 @@ def open_tokenizer(spec: str) -> Tokenizer:
     """
     if spec.startswith("fake://"):
         return FakeTokenizer.from_spec(spec)
-    folder = Path(spec).expanduser()
-    return HubTokenizer(folder if folder.is_dir() else _fetch(spec), spec=spec)
+    with _naming(spec):
+        folder = local_folder(spec)
+    return HubTokenizer(_fetch(spec) if folder is None else folder, spec=spec)
 
 
 class HubTokenizer:
@@ -108,22 +119,23 @@ class HubTokenizer:
 
     def __init__(self, folder: Path, *, spec: str = "") -> None:
         spec = spec or str(folder)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise TokenizerUnavailable(
-                f"{spec} has no tokenizer.json; convert its tokenizer to a fast one, for "
-                "instance by saving it again with transformers' AutoTokenizer"
-            )
+        with _naming(spec):
+            configs = _read_configs(folder)
+            content = read_text(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
         try:
-            self._fast = Fast.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerUnavailable(f"tokenizer.json of {spec} is unusable: {error}") from None
+            self._fast = Fast.from_str(content)
+        except BaseException as error:  # the library raises bare Exception, and panics
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise TokenizerUnavailable(
+                f"tokenizer.json of {spec} is unusable: {one_line(error, 300)}; fetch the file "
+                "once more, or save it again with transformers' AutoTokenizer"
+            ) from None
         # A tokenizer.json may say to cut or to pad, as it was trained: never for serving.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self._words = WordCache.open(path.read_bytes(), self._fast)
+        self._words = WordCache.open(content.encode(), self._fast)
         with _naming(spec):
-            configs = {name: _read_json(folder / name) for name in FILES if name.endswith(".json")}
             self._special_tokens = _special_tokens(configs)
             self._chat_template = _chat_template(folder, configs["tokenizer_config.json"])
             self._eos_token_ids = self._find_eos(configs)
@@ -217,7 +229,9 @@ class HubTokenizer:
 
     def _find_vocab_size(self, config: dict[str, Any]) -> int:
         embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-        return int(embedded or max(self._fast.get_vocab().values()) + 1)
+        if embedded and (type(embedded) is not int or not 0 < embedded <= _MAX_VOCAB):
+            raise ValueError(f"config.json: vocab_size is {one_line(embedded, 60)}")
+        return int(embedded or max(self._fast.get_vocab().values(), default=-1) + 1)
 
 
 class FakeTokenizer:
@@ -281,7 +295,8 @@ def _fetch(spec: str) -> Path:
     except Exception as error:  # a dozen kinds: no such id, no access, no network, a bad name
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TokenizerUnavailable(
-            f"{spec} is not a local folder, and could not be fetched from the hub: {first_line}"
+            f"{spec} is not a local folder, and could not be fetched from the hub: "
+            f"{one_line(first_line, 300)}"
         ) from None
 
 
@@ -290,17 +305,31 @@ def _naming(spec: str) -> Iterator[None]:
     """Turn what a malformed config raises into an error that names the model."""
     try:
         yield
+    except EngineError as error:
+        raise TokenizerUnavailable(str(error)) from None
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise TokenizerUnavailable(f"a config file of {spec} is unusable: {error}") from None
+        raise TokenizerUnavailable(
+            f"a config file of {spec} is unusable: {one_line(error, 300)}"
+        ) from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return content
+def _read_configs(folder: Path) -> dict[str, dict[str, Any]]:
+    """The JSON files beside tokenizer.json, checked; an empty object for one that is missing.
+
+    Raises:
+        EngineError: a file is damaged, or no tokenizer is there.
+    """
+    names = list_files(folder)
+    if "tokenizer.json" not in names and "config.json" not in names:
+        with suppress(ModelNotFound):  # what it is instead, if that shows
+            check_names(folder, names)
+    configs = {
+        name: read_object(folder / name, MAX_SMALL_BYTES) if name in names else {}
+        for name in FILES
+        if name.endswith(".json") and name != "tokenizer.json"
+    }
+    check_text_files(folder, configs["config.json"], names, needs_tokenizer=True)
+    return configs
 
 
 def _special_tokens(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
@@ -318,7 +347,7 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
     """Of its own file, else of the config: one template, or several of which one is default."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MAX_SMALL_BYTES)
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         template = {each["name"]: each["template"] for each in template}.get("default")

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from halfmoon_engine.errors import EngineError
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
 from halfmoon_prefill.acquaintances import Acquaintances
@@ -17,7 +18,7 @@ from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.forward_watch import ForwardWatch
 from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.kvstores import Kvstores
-from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.membership import Membership, next_generation
 from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.transfer_readings import transfer_readings
@@ -34,14 +35,17 @@ async def run(settings: PrefillSettings, service: Service) -> None:
         service.announce("loading", worker_id=worker_id, model=settings.model)
         if tracer := open_tracer(settings, "halfmoon-prefill"):
             stack.push_async_callback(tracer.close)
-        engine = await asyncio.to_thread(
-            open_engine,
-            settings.model,
-            block_size=settings.block_size,
-            dtype=settings.dtype,
-            device=settings.device,
-            threads=settings.threads or None,
-        )
+        try:
+            engine = await asyncio.to_thread(
+                open_engine,
+                settings.model,
+                block_size=settings.block_size,
+                dtype=settings.dtype,
+                device=settings.device,
+                threads=settings.threads or None,
+            )
+        except EngineError as error:
+            raise CannotStart(str(error)) from error
         store = open_store(settings.metadata)
         stack.callback(store.close)
         generation = await next_generation(store, worker_id)

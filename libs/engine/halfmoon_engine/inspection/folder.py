@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.errors import BrokenCheckpoint, UnsupportedModel
+from halfmoon_engine.errors import BrokenCheckpoint, EngineError, UnsupportedModel
 from halfmoon_engine.inspection.bounded_files import MIB, list_files, read_object
 from halfmoon_engine.inspection.config_numbers import check_numbers
 from halfmoon_engine.inspection.foreign_formats import check_names, check_path
@@ -68,8 +68,11 @@ def _read_config(folder: Path, names: frozenset[str]) -> Mapping[str, Any]:
     check_names(folder, names)
     config = read_object(folder / CONFIG, _MAX_CONFIG_BYTES)
     check_configuration(folder, config, names)
-    check_kind(config)
-    check_numbers(config)
+    try:
+        check_kind(config)
+        check_numbers(config)
+    except EngineError as error:
+        raise type(error)(f"{folder}: {error}") from None
     return config
 
 

@@ -130,5 +130,6 @@ def _refuse_code(config: Mapping[str, Any]) -> None:
 
 def _refusal(kind: str, reason: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"a model of type {one_line(kind, 60)!r} can't be served: {reason}; {_SERVED}"
+        f"a model of type {one_line(kind, 60)!r} (model_type in config.json) can't be served: "
+        f"{reason}; {_SERVED}: choose one of these"
     )

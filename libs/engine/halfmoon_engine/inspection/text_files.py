@@ -9,9 +9,9 @@ from halfmoon_engine.inspection.bounded_files import MIB, read_object, read_text
 
 _GENERATION = "generation_config.json"
 _TOKENIZER = "tokenizer.json"
-_MAX_SMALL_BYTES = 16 * MIB
+MAX_SMALL_BYTES = 16 * MIB
 #: The largest vocabularies take about 40 MiB.
-_MAX_TOKENIZER_BYTES = 512 * MIB
+MAX_TOKENIZER_BYTES = 512 * MIB
 _MAX_EOS = 1000
 
 
@@ -25,24 +25,20 @@ def check_text_files(
         BrokenCheckpoint: naming the file and what is wrong with it.
     """
     n_vocab = _vocab_size(config)
-    generation = read_object(folder / _GENERATION, _MAX_SMALL_BYTES) if _GENERATION in names else {}
-    text = config.get("text_config")
-    # The first that names end tokens is the one that counts.
-    for place, content in (
-        (_GENERATION, generation),
-        ("config.json: text_config", text),
-        ("config.json", config),
-    ):
-        if isinstance(content, dict) and content.get("eos_token_id") is not None:
-            _check_eos(place, content["eos_token_id"], n_vocab)
-            break
+    generation = read_object(folder / _GENERATION, MAX_SMALL_BYTES) if _GENERATION in names else {}
+    places: list[tuple[str, Any]] = [(_GENERATION, generation)]
+    if generation.get("eos_token_id") is None:
+        places = [("config.json", config), ("config.json: text_config", config.get("text_config"))]
+    for place, content in places:
+        if isinstance(content, dict):
+            check_eos(place, content.get("eos_token_id"), n_vocab)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if name in names:
-            read_object(folder / name, _MAX_SMALL_BYTES)
+            read_object(folder / name, MAX_SMALL_BYTES)
     if "chat_template.jinja" in names:
-        read_text(folder / "chat_template.jinja", _MAX_SMALL_BYTES)
+        read_text(folder / "chat_template.jinja", MAX_SMALL_BYTES)
     if _TOKENIZER in names:
-        tokenizer = read_object(folder / _TOKENIZER, _MAX_TOKENIZER_BYTES)
+        tokenizer = read_object(folder / _TOKENIZER, MAX_TOKENIZER_BYTES)
         if not isinstance(tokenizer.get("model"), dict):
             raise BrokenCheckpoint(
                 f"{folder / _TOKENIZER} has no model in it: not a tokenizer, or a damaged one; "
@@ -63,7 +59,14 @@ def _vocab_size(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _check_eos(place: str, found: Any, n_vocab: int | None) -> None:
+def check_eos(place: str, found: Any, n_vocab: int | None) -> None:
+    """Refuse end tokens that are none of the vocabulary; None stands for no end token.
+
+    Raises:
+        BrokenCheckpoint: naming the place and the token.
+    """
+    if found is None:
+        return
     ids = found if isinstance(found, list) else [found]
     if len(ids) > _MAX_EOS:
         raise BrokenCheckpoint(

@@ -1,0 +1,114 @@
+"""Every program that takes a model's folder ends with the one line that says why it is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.testing_folders import make_llama, safetensors, tensors_of_llama, write
+from halfmoon_metadata.ports import free_port
+from halfmoon_runtime.healthcheck import STATUS_FILE
+
+pytestmark = pytest.mark.e2e
+
+#: Folders by name, and words of the line that names them.
+REFUSED: Mapping[str, str] = {
+    "nowhere": "is not a folder: nothing is there",
+    "encoder": "it is an encoder",
+    "quantised": "quantised with GPTQ",
+    "gguf": "GGUF weights",
+    "adapter": "adapter (LoRA",
+    "code": "code of its own (auto_map",
+    "truncated": "is cut off",
+}
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "[red] model"  # brackets would be markup to what prints it
+    weights = safetensors(tensors_of_llama())
+    match request.param:
+        case "encoder":
+            make_llama(path, model_type="bert")
+        case "quantised":
+            make_llama(path, quantization_config={"quant_method": "gptq"})
+        case "gguf":
+            write(path, model__gguf=b"GGUF")
+        case "adapter":
+            write(path, adapter_config__json={"base_model_name_or_path": "lab/base"})
+        case "code":
+            make_llama(path, model_type="mine", auto_map={"AutoModelForCausalLM": "code.Model"})
+        case "truncated":
+            write(make_llama(path), model__safetensors=weights[:-100])
+    return path
+
+
+def run(*command: str, folder: Path, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder.parent,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert "Traceback" not in done.stdout, done.stdout
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("role", "folder"),
+    [*(("prefill", name) for name in REFUSED), ("decode", "encoder"), ("decode", "truncated")],
+    indirect=["folder"],
+)
+def test_a_worker_ends_with_one_line(
+    folder: Path, role: str, request: pytest.FixtureRequest
+) -> None:
+    words = REFUSED[request.node.callspec.params["folder"]]
+    status = folder.parent / "status.json"
+    options = {STATUS_FILE: str(status)}
+    metadata = f"http://127.0.0.1:{free_port()}/metadata"
+    code, output = run(
+        f"halfmoon_{role}", "--model", str(folder), "--metadata", metadata, folder=folder, **options
+    )
+    assert code == 2
+    assert sum(words in line for line in output.splitlines()) == 1, output
+    record: dict[str, Any] = json.loads(status.read_text())
+    assert record["stage"] == "failed" and words in record["error"]
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "gguf", "adapter"], indirect=True)
+def test_a_conductor_ends_with_one_line(folder: Path, request: pytest.FixtureRequest) -> None:
+    words = REFUSED[request.node.callspec.params["folder"]]
+    port = str(free_port())
+    code, output = run(
+        "halfmoon_conductor", "--model", str(folder), "--http-port", port, folder=folder
+    )
+    assert code == 2
+    assert sum(words in line for line in output.splitlines()) == 1, output
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [*(("up", name) for name in REFUSED), ("profile", "nowhere"), ("profile", "code")],
+    indirect=["folder"],
+)
+def test_the_command_line_ends_with_one_line(
+    folder: Path, command: str, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.params["folder"]
+    option = {"up": ["--port", str(free_port())], "profile": ["--threads", "1"]}[command]
+    code, output = run("halfmoon_cli", command, "--model", str(folder), *option, folder=folder)
+    assert code != 0
+    said = [line for line in output.splitlines() if line.startswith("halfmoon:")]
+    assert len(said) == 1 and REFUSED[name] in said[0], output
+    if name != "code":  # a type is known or not by transformers, which a worker asks
+        assert len(output.splitlines()) == 1, output
+        assert not (folder.parent / ".halfmoon").exists(), "processes were started"
