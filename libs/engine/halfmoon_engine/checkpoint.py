@@ -74,7 +74,12 @@ def load_torch_engine(
 
 @contextmanager
 def _library_errors(what: str) -> Iterator[None]:
-    """Turn what a library raises about a checkpoint into one line that says what can't be done."""
+    """Turn what a library raises about a checkpoint into one line that says what can't be done.
+
+    What transformers logs meanwhile, tables and texts of the checkpoint, is not shown.
+    """
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
     try:
         yield
     except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -83,6 +88,8 @@ def _library_errors(what: str) -> Iterator[None]:
         lines = [line for line in map(str.strip, str(error).splitlines()) if line]
         reason = one_line(" ".join(lines[:3]) or type(error).__name__, 300)
         raise UnsupportedModel(f"{what} ({type(error).__name__}: {reason})") from error
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _read_config(inspected: Inspected) -> Any:

@@ -24,6 +24,7 @@ from halfmoon_engine.inspection.foreign_formats import check_names
 from halfmoon_engine.inspection.location import local_folder
 from halfmoon_engine.inspection.text_files import (
     MAX_SMALL_BYTES,
+    MAX_TOKEN_IDS,
     MAX_TOKENIZER_BYTES,
     check_text_files,
 )
@@ -42,8 +43,6 @@ FILES = (
 #: How vocabularies without an alphabet of bytes write one.
 #: As many as the largest vocabularies have.
 _REMEMBERED_TOKENS = 1 << 18
-#: Ids of tokens that a config may speak of.
-_MAX_VOCAB = 1 << 24
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -229,7 +228,7 @@ class HubTokenizer:
 
     def _find_vocab_size(self, config: dict[str, Any]) -> int:
         embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-        if embedded and (type(embedded) is not int or not 0 < embedded <= _MAX_VOCAB):
+        if embedded and (type(embedded) is not int or not 0 < embedded <= MAX_TOKEN_IDS):
             raise ValueError(f"config.json: vocab_size is {one_line(embedded, 60)}")
         return int(embedded or max(self._fast.get_vocab().values(), default=-1) + 1)
 

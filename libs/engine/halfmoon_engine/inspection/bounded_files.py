@@ -14,6 +14,8 @@ MIB = 1024 * 1024
 MAX_FILES = 20_000
 #: Objects and lists within each other; real configurations have less than ten.
 MAX_DEPTH = 64
+#: Objects and lists in all. Large tokenizers have half a million; each takes some hundred bytes.
+MAX_PARTS = 4_000_000
 
 
 def list_files(folder: Path) -> frozenset[str]:
@@ -106,6 +108,11 @@ def parse_object(text: str, place: str) -> dict[str, Any]:
     Raises:
         BrokenCheckpoint: too deep, not JSON, or not an object.
     """
+    if text.count("{") + text.count("[") > MAX_PARTS:
+        raise BrokenCheckpoint(
+            f"{place} has more than {MAX_PARTS} JSON objects and lists; no model's file does: "
+            "fetch the model from a source that you trust"
+        )
     try:
         value = json.loads(text)
     except RecursionError:

@@ -15,8 +15,8 @@ from typing import Any
 from halfmoon_engine.errors import BrokenCheckpoint
 from halfmoon_engine.inspection.bounded_files import MIB, open_regular, parse_object
 
-#: The library's own limit.
-MAX_HEADER_BYTES = 100_000_000
+#: A tensor takes about 150 of them.
+MAX_HEADER_BYTES = 64 * MIB
 _MAX_DIMENSIONS = 16
 #: Bits of one element.
 _BITS = {

@@ -11,8 +11,10 @@ _GENERATION = "generation_config.json"
 _TOKENIZER = "tokenizer.json"
 MAX_SMALL_BYTES = 16 * MIB
 #: The largest vocabularies take about 40 MiB.
-MAX_TOKENIZER_BYTES = 512 * MIB
+MAX_TOKENIZER_BYTES = 64 * MIB
 _MAX_EOS = 1000
+#: Sixty times the largest vocabularies. Tables have a place for each id up to the largest.
+MAX_TOKEN_IDS = 1 << 24
 
 
 def check_text_files(
@@ -39,16 +41,34 @@ def check_text_files(
         read_text(folder / "chat_template.jinja", MAX_SMALL_BYTES)
     if _TOKENIZER in names:
         tokenizer = read_object(folder / _TOKENIZER, MAX_TOKENIZER_BYTES)
-        if not isinstance(tokenizer.get("model"), dict):
-            raise BrokenCheckpoint(
-                f"{folder / _TOKENIZER} has no model in it: not a tokenizer, or a damaged one; "
-                "fetch it once more"
-            )
+        _check_tokenizer(folder / _TOKENIZER, tokenizer)
     elif needs_tokenizer:
         raise ModelNotFound(
             f"{folder} has no {_TOKENIZER}; convert its tokenizer to a fast one, for instance by "
             "saving it again with transformers' AutoTokenizer"
         )
+
+
+def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer without a model, or with ids that tables of all ids can't have."""
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        raise BrokenCheckpoint(
+            f"{path} has no model in it: not a tokenizer, or a damaged one; fetch it once more"
+        )
+    # Elsewhere the vocabulary is a list, and ids are its places.
+    vocab = model.get("vocab")
+    ids = list(vocab.items()) if isinstance(vocab, dict) else []
+    added = tokenizer.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            ids.append((token.get("content"), token.get("id")))
+    for content, token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id < MAX_TOKEN_IDS:
+            raise BrokenCheckpoint(
+                f"{path}: token {one_line(content, 60)!r} has the id {one_line(token_id, 40)}, a "
+                f"whole number below {MAX_TOKEN_IDS} is wanted; fetch the file once more"
+            )
 
 
 def _vocab_size(config: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from halfmoon_engine.inspection.safetensors_header import TensorEntry, read_head
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 64 * MIB
+_MAX_INDEX_BYTES = 32 * MIB
 _MAX_SHARDS = 10_000
 
 
