@@ -33,7 +33,7 @@ test-soak: $(VENV)/.dev ## kvstore nodes under every misfortune, for long: OPERA
 # Hostile inputs of each fuzzer; SEED repeats a run.
 N ?= 10000
 
-fuzz: $(VENV)/.dev ## hostile grammars by the thousand: N=10000 SEED=7
+fuzz: $(VENV)/.dev ## hostile grammars and checkpoints by the thousand: N=10000 SEED=7
 	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 14400 tests/fuzz
 
 # Which tests stand still again and again; all take hours.
