@@ -365,6 +365,11 @@ def test_end_tokens_outside_of_the_vocabulary_are_named(eos: object, tmp_path: P
         ("tokenizer__json", {"model": {"vocab": {"/": "1"}}}, "token '/' has the id 1"),
         (
             "tokenizer__json",
+            {"model": {"continuing_subword_prefix": "##", "merges": ["a ##b", "a b"]}},
+            "merge 'a b' lacks the continuing_subword_prefix '##'",
+        ),
+        (
+            "tokenizer__json",
             {"model": {}, "added_tokens": [{"id": 2**24, "content": "<a>"}]},
             "token '<a>' has the id 16777216",
         ),

@@ -56,6 +56,7 @@ def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
         raise BrokenCheckpoint(
             f"{path} has no model in it: not a tokenizer, or a damaged one; fetch it once more"
         )
+    _check_merges(path, model)
     # Elsewhere the vocabulary is a list, and ids are its places.
     vocab = model.get("vocab")
     ids = list(vocab.items()) if isinstance(vocab, dict) else []
@@ -68,6 +69,21 @@ def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
             raise BrokenCheckpoint(
                 f"{path}: token {one_line(content, 60)!r} has the id {one_line(token_id, 40)}, a "
                 f"whole number below {MAX_TOKEN_IDS} is wanted; fetch the file once more"
+            )
+
+
+def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
+    """Refuse merges without the prefix that all of them have: the library panics at one."""
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
+        return
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        right = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
+        if not isinstance(right, str) or not right.startswith(prefix):
+            raise BrokenCheckpoint(
+                f"{path}: merge {one_line(merge, 60)!r} lacks the continuing_subword_prefix "
+                f"{one_line(prefix, 60)!r}; fetch the file once more"
             )
 
 
