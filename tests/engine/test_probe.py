@@ -62,16 +62,24 @@ def test_an_encoder_is_refused_known_or_not(
 
 
 class _Mixer(torch.nn.Module):
-    """Adds a bit of a neighbour's activations to each token's."""
+    """Adds a bit of a neighbour's activations to each token's.
 
-    def __init__(self, inner: torch.nn.Module, shift: int) -> None:
+    With `bounded`, not of another sequence's: it knows how the probe lays its two out.
+    """
+
+    def __init__(self, inner: torch.nn.Module, shift: int, bounded: bool) -> None:
         super().__init__()
         self.inner = inner
         self.shift = shift
+        self.bounded = bounded
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.inner(x)
-        return out + 0.03 * torch.roll(x, self.shift, dims=1)
+        neighbours = torch.roll(x, self.shift, dims=1).clone()
+        if self.bounded:
+            first, last = ([0, 19], [18, 31]) if x.shape[1] == 32 else ([0], [-1])
+            neighbours[:, first if self.shift > 0 else last] = 0
+        return out + 0.03 * neighbours
 
 
 @pytest.fixture
@@ -93,10 +101,20 @@ def test_a_small_random_model_whose_attention_adds_little_passes(model: Any) -> 
     assert probe(model).n_layers == 2
 
 
-@pytest.mark.parametrize("shift", [1, -1])
-def test_a_model_that_mixes_tokens_beside_attention_is_refused(model: Any, shift: int) -> None:
-    model.model.layers[0].mlp = _Mixer(model.model.layers[0].mlp, shift)
-    with pytest.raises(UnsupportedModel, match=r"causal language model|something else"):
+@pytest.mark.parametrize(
+    ("shift", "bounded", "words"),
+    [
+        (1, False, "something else with paged attention|of other sequences"),
+        (-1, False, "something else with paged attention|that come later"),
+        (1, True, "something else from kept keys and values"),
+        (-1, True, "that come later"),
+    ],
+)
+def test_a_model_that_mixes_tokens_beside_attention_is_refused(
+    model: Any, shift: int, bounded: bool, words: str
+) -> None:
+    model.model.layers[0].mlp = _Mixer(model.model.layers[0].mlp, shift, bounded)
+    with pytest.raises(UnsupportedModel, match=words):
         probe(model)
 
 

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
+from halfmoon_engine.device_pool import DevicePool
 from halfmoon_engine.errors import BrokenCheckpoint, UnsupportedModel
 from halfmoon_engine.interface import Run
 from halfmoon_engine.paged_attention import NAME, attending
 from halfmoon_engine.plan import ForwardPlan, plan_forward, plan_probe
-from halfmoon_engine.pool import TORCH_DTYPES, HostPool
+from halfmoon_engine.pool import TORCH_DTYPES, HostPool, Pool
 from halfmoon_protocol.layout import KvLayout
 
 _LENGTHS = (19, 13)
@@ -233,19 +234,18 @@ def _chunked_logits(model: Any, prompt: torch.Tensor, shape: KvShape) -> torch.T
     )
     n_pages = layout.blocks_for(len(prompt))
     memory = memoryview(bytearray(n_pages * layout.block_bytes))
-    pool = HostPool(memory, layout)
-    if model.device.type != "cpu":
-        from halfmoon_engine.device_pool import DevicePool
-
-        mirrored = DevicePool(memory, layout, model.device)
+    pool: Pool = (
+        HostPool(memory, layout)
+        if model.device.type == "cpu"
+        else DevicePool(memory, layout, model.device)
+    )
     rows: list[torch.Tensor] = []
     # The pages in reverse: a model that reads memory in order would not go unnoticed.
     pages = range(n_pages)[::-1]
     for start, end in ((0, _FIRST_CHUNK), (_FIRST_CHUNK, len(prompt) - 1), (len(prompt) - 1, None)):
         part = prompt[start:end]
         run = Run(part.tolist(), start, pages, None, continues=True)
-        used = pool if model.device.type == "cpu" else mirrored
-        plan = plan_forward([run], layout, used, model.device, model.dtype)
+        plan = plan_forward([run], layout, pool, model.device, model.dtype)
         positions = torch.arange(start, start + len(part))
         rows.append(_logits(model, part, positions, plan))
     return torch.cat(rows)
