@@ -6,12 +6,12 @@ def _types(names: str) -> frozenset[str]:
 
 
 ENCODERS = _types(
-    "albert bert big_bird camembert canine convbert data2vec-text deberta deberta-v2 distilbert "
-    "electra ernie ernie_m esm esmc eurobert flaubert fnet funnel gte ibert jina_embeddings_v3 "
-    "layoutlm layoutlmv2 layoutlmv3 lilt longformer luke markuplm megatron-bert mobilebert "
-    "modernbert modernvbert mpnet mra nezha nomic_bert nystromformer perceiver qdqbert realm "
-    "rembert roberta roberta-prelayernorm roc_bert roformer splinter squeezebert tapas ultrabert "
-    "visual_bert xlm-roberta xlm-roberta-xl xmod yoso"
+    "albert bert bert-generation big_bird camembert canine convbert data2vec-text deberta "
+    "deberta-v2 distilbert electra ernie ernie_m esm esmc eurobert flaubert fnet funnel gte ibert "
+    "jina_embeddings_v3 layoutlm layoutlmv2 layoutlmv3 lilt longformer luke markuplm "
+    "megatron-bert mobilebert modernbert modernvbert mpnet mra nezha nomic_bert nystromformer "
+    "perceiver qdqbert realm rembert roberta roberta-prelayernorm roc_bert roformer splinter "
+    "squeezebert tapas ultrabert visual_bert xlm-roberta xlm-roberta-xl xmod yoso"
 )
 ENCODER_DECODERS = _types(
     "bart bigbird_pegasus blenderbot blenderbot-small encoder-decoder fsmt led longt5 m2m_100 "
