@@ -36,6 +36,10 @@ N ?= 10000
 fuzz: $(VENV)/.dev ## hostile grammars and checkpoints by the thousand: N=10000 SEED=7
 	HALFMOON_FUZZ=$(N) HALFMOON_FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 14400 tests/fuzz
 
+fuzz-messages: $(VENV)/.dev ## hostile messages to workers and conductor: N=10000 SEED=7
+	HALFMOON_SEQUENCES=$(N) HALFMOON_SEED=$(SEED) \
+		$(BIN)/pytest -s --timeout 14400 tests/services/test_hostile_sequences.py
+
 # Which tests stand still again and again; all take hours.
 SHAKEN ?= tests/runtime tests/services
 
