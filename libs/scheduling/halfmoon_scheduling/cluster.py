@@ -198,7 +198,13 @@ class Cluster:
             self.prefills.plan(chosen, job, now)
         n_pages = -(-job.n_tokens // job.block_size)
         self.decodes.hold(
-            decode, job.request_id, n_pages, stay, tbt_slo_s=tbt_slo_s, local_s=local_s
+            decode,
+            job.request_id,
+            n_pages,
+            stay,
+            n_wanted=job.n_pages,
+            tbt_slo_s=tbt_slo_s,
+            local_s=local_s,
         )
 
     @property

@@ -24,6 +24,8 @@ class _Held:
     """A request's claim on a decode worker."""
 
     n_pages: int
+    #: Pages that were to be free for it: with one to grow into.
+    n_wanted: int
     stay: Stay
     #: Its limit of the time between tokens, seconds.
     tbt_slo_s: float = inf
@@ -151,6 +153,7 @@ class DecodePool:
         n_pages: int,
         stay: Stay,
         *,
+        n_wanted: int | None = None,
         tbt_slo_s: float | None = None,
         local_s: float = 0.0,
     ) -> None:
@@ -161,12 +164,13 @@ class DecodePool:
             request_id: not held there yet.
             n_pages: pages of its prompt.
             stay: when, and how much context.
+            n_wanted: pages that are to be free for it; None: those of its prompt.
             tbt_slo_s: its limit of the time between tokens; None: no limit.
             local_s: seconds of the step in which it is prefilled there; 0: it is not.
         """
         worker = self._workers[worker_id]
         worker.held[request_id] = _Held(
-            n_pages, stay, inf if tbt_slo_s is None else tbt_slo_s, local_s
+            n_pages, n_wanted or n_pages, stay, inf if tbt_slo_s is None else tbt_slo_s, local_s
         )
         worker.free_pages -= n_pages
         worker.n_requests += 1
@@ -215,7 +219,7 @@ class DecodePool:
     def refused(self, worker_id: WorkerId, request_id: RequestId, until_s: float) -> None:
         """A worker has no room for a request that is held there in state "asked": it is asked for
         nothing until it reports, and then for less, until that time or a report of more room."""
-        self._full[worker_id] = _Full(until_s, self._workers[worker_id].held[request_id].n_pages)
+        self._full[worker_id] = _Full(until_s, self._workers[worker_id].held[request_id].n_wanted)
 
     def time_passed(self, now: float) -> None:
         """Workers that refused may be asked again when their time is over."""
