@@ -109,6 +109,20 @@ def test_who_said_it_is_full_gets_nothing_until_a_load_or_a_release_or_the_time(
         assert len(pool.candidates([a_worker("decode-0")], 10)) == 1
 
 
+def test_who_refused_a_request_may_be_asked_for_a_smaller_one_once_it_has_reported() -> None:
+    pool = a_pool()
+    pool.on_load(D0, load(60, 0, 400, 70))
+    pool.hold(D0, ASKED, 20, Stay(100, 50.0), n_wanted=21)
+    pool.refused(D0, ASKED, 70.0)
+    pool.release(D0, ASKED)
+    assert pool.take_roomier() == {D0}
+    assert not pool.has_room(D0, 1)
+    pool.on_load(D0, load(60, 0, 400, 70))
+    assert pool.take_roomier() == {D0}
+    assert pool.has_room(D0, 20)
+    assert not pool.has_room(D0, 21)
+
+
 def test_a_worker_that_goes_takes_all_claims_on_it_along() -> None:
     pool = with_one_of_each()
     assert pool.requests(D0) == {ASKED, LANDING, RUNNING}
