@@ -183,7 +183,7 @@ async def test_every_parameter_reaches_the_gateway(
     assert request.stopping.max_new_tokens == 9
     assert request.stopping.stop_token_ids == (0, 8)
     assert request.stopping.min_new_tokens == 2
-    assert (request.salt, request.ttft_slo_s, request.tbt_slo_s) == ("tenant", 1.5, 0.1)
+    assert (request.salt, request.ttft_slo_s, request.tbt_slo_s) == ("\x1ftenant", 1.5, 0.1)
 
 
 async def test_what_is_left_out_or_null_has_openais_defaults(

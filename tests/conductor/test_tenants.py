@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from halfmoon_conductor.door import Caller
 from halfmoon_conductor.tenants import BadTenants, Tenant, Tenants, add, hash_of, main
 from halfmoon_conductor.token_bucket import TokenBucket
 from halfmoon_protocol.blocks import block_hashes
@@ -95,6 +96,21 @@ def test_no_salt_of_one_tenant_gives_anothers_blocks(mine: str, theirs: str) -> 
     lab, moon = Tenant("lab", ()), Tenant("moon", ())
     assert first_block(lab.salt(mine)) != first_block(moon.salt(theirs))
     assert (first_block(lab.salt(mine)) == first_block(lab.salt(theirs))) == (mine == theirs)
+
+
+_FORGED = st.one_of(st.text(max_size=5), st.builds("{}\x1f{}".format, st.text("lab"), st.text()))
+
+
+@given(_FORGED, _FORGED)
+@example("lab\x1f", "")
+@example("lab\x1fsecret", "secret")
+@example("\x1flab\x1fsecret", "secret")
+def test_no_salt_without_a_key_is_a_tenants_however_it_is_forged(forged: str, theirs: str) -> None:
+    anybody, lab = Caller(None), Caller(Tenant("lab", ()))
+    assert anybody.salt(forged) != lab.salt(theirs)
+    assert lab.salt(forged) != anybody.salt(theirs)
+    assert (anybody.salt(forged) == anybody.salt(theirs)) == (forged == theirs)
+    assert anybody.salt(None) == ""
 
 
 def test_a_minutes_worth_may_be_taken_at_once_and_comes_back_steadily() -> None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from halfmoon_conductor import error_responses
 from halfmoon_conductor.errors import ApiError, InvalidKey, NotPermitted, Overloaded, RateLimited
 from halfmoon_conductor.http_metrics import HttpMetrics, Turned
-from halfmoon_conductor.tenants import Tenant, Tenants
+from halfmoon_conductor.tenants import Tenant, Tenants, salt_of
 from halfmoon_conductor.token_bucket import TokenBucket
 
 #: What needs a key; all below these too.
@@ -47,7 +47,7 @@ class Caller:
 
     def salt(self, cache_salt: str | None) -> str:
         """What enters the block hashes of this caller's requests."""
-        return self.tenant.salt(cache_salt or "") if self.tenant else cache_salt or ""
+        return salt_of(self.name, cache_salt or "")
 
     @contextmanager
     def entered(self) -> Iterator[None]:

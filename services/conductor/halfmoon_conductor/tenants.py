@@ -30,6 +30,20 @@ KEY_PREFIX = "hm-"
 _SEPARATOR = "\x1f"
 
 
+def salt_of(tenant: str, cache_salt: str) -> str:
+    """Derive what enters the block hashes of a request.
+
+    Each tenant's salts are a space of their own, and so are those of requests without a key: a
+    tenant's begin with its name, which is never empty, the others with the separator. Only a
+    request with neither has the empty salt of the shared cache.
+
+    Args:
+        tenant: the tenant's name; empty for a request without a key.
+        cache_salt: what the request says; any text.
+    """
+    return f"{tenant}{_SEPARATOR}{cache_salt}" if tenant or cache_salt else ""
+
+
 class BadTenants(Exception):
     """The file can't be used: the text says why."""
 
@@ -49,7 +63,7 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def salt(self, cache_salt: str) -> str:
         """What enters the block hashes: no tenant can make another's."""
-        return f"{self.name}{_SEPARATOR}{cache_salt}"
+        return salt_of(self.name, cache_salt)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
