@@ -4,11 +4,15 @@ ApiError
 ├── InvalidRequest       400  the request itself is wrong; `param` names the field
 │   ├── Harmful          400  workers were lost while they computed it; it is not tried again
 │   ├── NotSupported     400  a known field that asks for what Halfmoon does not do
-│   └── TooLong          400  more tokens than the model, or any worker, can hold
+│   ├── TooLong          400  more tokens than the model, or any worker, can hold
+│   └── TooCostly        400  making tokens of it takes more time or memory than one may
 ├── InvalidKey           401  no API key, or none that is valid here
 ├── NotPermitted         403  a valid key, and no operator's
 ├── ModelNotFound        404  another model than the one served here
+├── TooSlow              408  headers or body did not arrive in time
 ├── BodyTooLarge         413  more bytes than the front accepts
+├── UrlTooLong           414  the same of the URL
+├── HeadTooLarge         431  the same of the headers
 ├── Overloaded           429  refused now so that others keep their latency; retry later
 ├── RateLimited          429  this tenant asks more than it may; retry later
 ├── GenerationFailed     500  it began and could not be finished
@@ -65,6 +69,12 @@ class Harmful(InvalidRequest):
     code = "harmful_request"
 
 
+class TooCostly(InvalidRequest):
+    """Reading it, or making tokens of it, took more time or memory than one request may."""
+
+    code = "too_costly"
+
+
 class InvalidKey(ApiError):
     """No API key, or none that is valid here."""
 
@@ -95,6 +105,30 @@ class BodyTooLarge(ApiError):
     status = 413
     kind = "invalid_request_error"
     code = "body_too_large"
+
+
+class UrlTooLong(ApiError):
+    """A URL over the limit; nothing of the request was looked at."""
+
+    status = 414
+    kind = "invalid_request_error"
+    code = "url_too_long"
+
+
+class HeadTooLarge(ApiError):
+    """Headers over the limit, in bytes or in number; nothing of the request was looked at."""
+
+    status = 431
+    kind = "invalid_request_error"
+    code = "headers_too_large"
+
+
+class TooSlow(ApiError):
+    """A request that did not arrive in time; the connection is closed."""
+
+    status = 408
+    kind = "invalid_request_error"
+    code = "request_timeout"
 
 
 class Overloaded(ApiError):

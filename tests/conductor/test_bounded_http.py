@@ -1,0 +1,196 @@
+"""What a connection may send before it is served, over real sockets."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from halfmoon_conductor.bounded_http import HttpLimits, bounded_http
+
+DEADLINE_S = 10
+GET = b"GET /health HTTP/1.1\r\nhost: front\r\n"
+Address = tuple[str, int]
+Open = Callable[[HttpLimits], Awaitable[Address]]
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, limits: HttpLimits) -> AsyncIterator[Address]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=bounded_http(limits), log_level="error", lifespan="off")
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    yield listener.getsockname()
+    server.should_exit = True
+    await running
+
+
+@pytest.fixture
+async def open_server(app: FastAPI) -> AsyncIterator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def open_it(limits: HttpLimits) -> Address:
+            return await stack.enter_async_context(serving(app, limits))
+
+        yield open_it
+
+
+async def answer_to(address: Address, *pieces: bytes) -> bytes:
+    """All that a client reads until the server hangs up, however much it sends."""
+    reader, writer = await asyncio.open_connection(*address)
+
+    async def send() -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+
+    sending = asyncio.create_task(send())
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await reader.read()
+    writer.close()
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    return answer
+
+
+def error_of(answer: bytes) -> tuple[int, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+ENDLESS = {
+    "one header": [GET + b"x-long: ", *[b"a" * 65_536] * 800],
+    "one header's name": [GET, *[b"a" * 65_536] * 800],
+    "many headers": [GET, *[b"x-many: some value of it\r\n" * 2_000] * 800],
+    "tiny headers": [GET, *[b"a:\r\n" * 16_000] * 800],
+    "the URL": [b"GET /", *[b"a" * 65_536] * 800],
+    "the query": [b"GET /health?", *[b"a=b&" * 16_384] * 800],
+    "trailers": [
+        b"POST /v1/completions HTTP/1.1\r\nhost: front\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
+        *[b"x-many: some value of it\r\n" * 2_000] * 800,
+    ],
+    "a chunk's extension": [
+        b"POST /v1/completions HTTP/1.1\r\nhost: front\r\ntransfer-encoding: chunked\r\n\r\n1",
+        *[b";" + b"a" * 65_536] * 800,
+    ],
+    "tiny chunks": [
+        b"POST /v1/completions HTTP/1.1\r\nhost: front\r\ntransfer-encoding: chunked\r\n\r\n",
+        *[b"1\r\n \r\n" * 10_000] * 200,
+    ],
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_what_has_no_end_is_refused_while_it_still_arrives(
+    open_server: Open, what: str
+) -> None:
+    answer = await answer_to(await open_server(HttpLimits()), *ENDLESS[what])
+    status, error = error_of(answer)
+    expected = {
+        "the URL": (414, "url_too_long"),
+        "the query": (414, "url_too_long"),
+        "tiny chunks": (413, "body_too_large"),
+    }
+    assert (status, error["code"]) == expected.get(what, (431, "headers_too_large"))
+    assert any(limit in error["message"] for limit in ("65536", "8192", "128"))
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (GET + b"x-long: " + b"a" * 60_000 + b"\r\n", 200),
+        (GET + b"x-long: " + b"a" * 70_000 + b"\r\n", 431),
+        (GET + b"x-many: v\r\n" * 120, 200),
+        (GET + b"x-many: v\r\n" * 130, 431),
+        (b"GET /health?" + b"a" * 8_000 + b" HTTP/1.1\r\nhost: front\r\n", 200),
+        (b"GET /health?" + b"a" * 9_000 + b" HTTP/1.1\r\nhost: front\r\n", 414),
+        (b"GET /health\x01 HTTP/1.1\r\nhost: front\r\n", 400),
+    ],
+)
+@pytest.mark.parametrize("n_at_once", [1, 1000, 1_000_000])
+async def test_a_head_is_refused_over_its_limits_and_served_below_them(
+    open_server: Open, head: bytes, status: int, n_at_once: int
+) -> None:
+    sent = head + b"connection: close\r\n\r\n"
+    if n_at_once == 1 and len(sent) > 10_000:
+        n_at_once = 7
+    pieces = [sent[i : i + n_at_once] for i in range(0, len(sent), n_at_once)]
+    answer = await answer_to(await open_server(HttpLimits()), *pieces)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+async def test_limits_are_of_each_request_and_not_of_the_connection(open_server: Open) -> None:
+    address = await open_server(HttpLimits(max_head_bytes=1000, max_headers=5))
+    reader, writer = await asyncio.open_connection(*address)
+    body = b"x" * 5000
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(5):
+            writer.write(
+                b"POST /nowhere HTTP/1.1\r\nhost: front\r\nx-long: " + b"a" * 600 + b"\r\n"
+                b"content-length: %d\r\n\r\n" % len(body) + body
+            )
+            assert await reader.readline() == b"HTTP/1.1 404 Not Found\r\n"
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+    writer.close()
+
+
+async def test_requests_sent_ahead_are_answered_in_order_up_to_a_limit(open_server: Open) -> None:
+    address = await open_server(HttpLimits(max_pipelined=4))
+    answer = await answer_to(address, (GET + b"\r\n") * 4 + GET + b"connection: close\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200 OK") == 5
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write((GET + b"\r\n") * 100_000)
+    n_answers = 0
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(DEADLINE_S):
+            while line := await reader.readline():
+                n_answers += line == b"HTTP/1.1 200 OK\r\n"
+    assert n_answers <= 6
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", GET + b"x-half: "])
+async def test_a_connection_whose_headers_do_not_come_is_closed(
+    open_server: Open, sent: bytes
+) -> None:
+    answer = await answer_to(await open_server(HttpLimits(head_timeout_s=0.2)), sent)
+    if sent:
+        assert error_of(answer)[0] == 408
+    else:
+        assert answer == b""
+
+
+async def test_later_requests_of_a_connection_have_the_same_time(open_server: Open) -> None:
+    address = await open_server(HttpLimits(head_timeout_s=0.2))
+    answer = await answer_to(address, GET + b"\r\n", GET + b"x-half: ")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"HTTP/1.1 408 Request Timeout" in answer
+
+
+async def test_a_body_that_nothing_reads_is_not_waited_for(open_server: Open) -> None:
+    address = await open_server(HttpLimits(head_timeout_s=0.2))
+    head = b"GET /health HTTP/1.1\r\nhost: front\r\ncontent-length: 7999999\r\n\r\n"
+    assert (await answer_to(address, head)).startswith(b"HTTP/1.1 200 OK")
+    address = await open_server(HttpLimits(head_timeout_s=60))
+    assert (await answer_to(address, head, *[b"a" * 65_536] * 100)).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_connections_are_bounded(open_server: Open) -> None:
+    address = await open_server(HttpLimits(max_connections=2))
+    kept = [await asyncio.open_connection(*address) for _ in range(2)]
+    for _, writer in kept:
+        writer.write(GET + b"\r\n")
+    for reader, _ in kept:
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    assert error_of(await answer_to(address))[0] == 429
+    for _, writer in kept:
+        writer.close()
