@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
-from halfmoon_conductor.bounded_http import HttpLimits, bounded_http
+from halfmoon_conductor.bounded_http import HttpLimits
+from halfmoon_conductor.testing import served
 
 DEADLINE_S = 10
 GET = b"GET /health HTTP/1.1\r\nhost: front\r\n"
@@ -20,24 +19,12 @@ Address = tuple[str, int]
 Open = Callable[[HttpLimits], Awaitable[Address]]
 
 
-@asynccontextmanager
-async def serving(app: FastAPI, limits: HttpLimits) -> AsyncIterator[Address]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(app, http=bounded_http(limits), log_level="error", lifespan="off")
-    )
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    yield listener.getsockname()
-    server.should_exit = True
-    await running
-
-
 @pytest.fixture
 async def open_server(app: FastAPI) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
         async def open_it(limits: HttpLimits) -> Address:
-            return await stack.enter_async_context(serving(app, limits))
+            return await stack.enter_async_context(served(app, limits))
 
         yield open_it
 

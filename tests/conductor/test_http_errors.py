@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.bodies import BodyLimits
 from halfmoon_conductor.errors import (
     GenerationFailed,
     Overloaded,
@@ -46,9 +47,8 @@ async def small_client(
     gateway: ScriptedGateway, tokenizer: HubTokenizer
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Of a front that takes bodies of up to 500 bytes."""
-    app = create_app(
-        gateway, tokenizer, registry=CollectorRegistry(), limits=FrontLimits(max_body_bytes=500)
-    )
+    limits = FrontLimits(bodies=BodyLimits(max_bytes=500))
+    app = create_app(gateway, tokenizer, registry=CollectorRegistry(), limits=limits)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
         yield client

@@ -37,6 +37,13 @@ def words_of(error: Exception) -> bytes:
     return event(f"sorry: {error}")
 
 
+async def sent_to(client: Client, events: AsyncGenerator[bytes, None]) -> None:
+    """Send events as the door has it done."""
+    stream = EventStream(events, words_of)
+    scope: dict[str, object] = {"type": "http"}
+    await unless_client_gone(client.receive, stream(scope, client.receive, client.send))
+
+
 async def test_events_are_closed_when_the_client_goes_while_one_is_being_sent() -> None:
     closed = False
 
@@ -49,7 +56,8 @@ async def test_events_are_closed_when_the_client_goes_while_one_is_being_sent() 
             closed = True
 
     client, events = Client(takes=3), endless()
-    await EventStream(events, words_of)({"type": "http"}, client.receive, client.send)
+    with pytest.raises(ClientGone):
+        await sent_to(client, events)
     assert closed
     assert [message["type"] for message in client.taken] == [
         "http.response.start",
@@ -73,7 +81,7 @@ async def test_events_are_closed_when_the_client_goes_before_the_first() -> None
 
     events = silent()
     with pytest.raises(ClientGone):
-        await EventStream(events, words_of)({"type": "http"}, client.receive, client.send)
+        await sent_to(client, events)
     assert closed
     assert not client.taken
 

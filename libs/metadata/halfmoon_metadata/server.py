@@ -209,7 +209,7 @@ def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Await
 
 async def _answer(store: MetadataStore, scope: Scope, receive: Receive) -> Response:
     body = bytearray()
-    more = True
+    more = scope["method"] == "PUT"  # no other has a body that means anything
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":

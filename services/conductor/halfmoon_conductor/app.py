@@ -1,6 +1,7 @@
 """Builds a conductor: metadata, core, hub, REST; opened in order, closed in reverse."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -10,6 +11,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from halfmoon_conductor.bodies import BodyLimits
+from halfmoon_conductor.bounded_http import HttpLimits, bounded_http
 from halfmoon_conductor.cluster_view import About
 from halfmoon_conductor.collector import settle
 from halfmoon_conductor.core_metrics import CoreMetrics
@@ -97,7 +100,11 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             registry=registry,
             latencies=observer.latencies,
             limits=FrontLimits(
-                max_body_bytes=settings.max_body_bytes,
+                bodies=BodyLimits(
+                    max_bytes=settings.max_body_bytes,
+                    max_total_bytes=settings.max_bodies_mib * 1024 * 1024,
+                    timeout_s=settings.body_timeout_s,
+                ),
                 max_concurrent=settings.max_concurrent,
                 cors_origins=tuple(filter(None, settings.cors_origins.split(","))),
             ),
@@ -108,7 +115,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         server = _Server(
             uvicorn.Config(
                 traced.app(app),
-                http="httptools",
+                http=bounded_http(HttpLimits(max_connections=_most_connections())),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -126,6 +133,13 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         service.announce("draining", worker_id=settings.worker_id)
         server.should_exit = True
         await serving
+
+
+def _most_connections() -> int:
+    """Clients' connections at the most: a quarter of the descriptors is for all else."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return min(HttpLimits().max_connections, most * 3 // 4)
 
 
 def _listen(host: str, port: int) -> socket.socket:

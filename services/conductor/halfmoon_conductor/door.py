@@ -1,7 +1,10 @@
 """Who gets in: API keys, and limits on how often and how many at once.
 
 In front of all routes that cost something. A request without a valid key is refused before
-its body is read. `/debug` tells of everybody's requests: where there are tenants it needs the
+its body is read. A place is taken when the body is here, and given back when the client is gone,
+whatever is being done for it.
+
+`/debug` tells of everybody's requests: where there are tenants it needs the
 key of one that is an operator, and is neither counted nor limited. `/health`, `/ready`,
 `/metrics`, the schema and what workers use stay open: they are for the network that the cluster
 is in. So is the page at `/`, which has nothing in it but what it asks of the others.
@@ -16,6 +19,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halfmoon_conductor import error_responses
+from halfmoon_conductor.bodies import Bodies, Body, replay
+from halfmoon_conductor.disconnect import unless_client_gone
 from halfmoon_conductor.errors import ApiError, InvalidKey, NotPermitted, Overloaded, RateLimited
 from halfmoon_conductor.http_metrics import HttpMetrics, Turned
 from halfmoon_conductor.tenants import Tenant, Tenants, salt_of
@@ -128,12 +133,20 @@ class Door:
         app: what is inside.
         tenants: None where anybody may ask.
         load: counts who is inside.
+        bodies: those that are being read.
     """
 
     def __init__(
-        self, app: ASGIApp, *, tenants: Tenants | None, load: Load, metrics: HttpMetrics
+        self,
+        app: ASGIApp,
+        *,
+        tenants: Tenants | None,
+        load: Load,
+        metrics: HttpMetrics,
+        bodies: Bodies,
     ) -> None:
         self._app = app
+        self._bodies = bodies
         self._metrics = metrics
         self._tenants = tenants
         self._load = load
@@ -148,20 +161,28 @@ class Door:
         if scope["type"] != "http" or not is_guarded(scope["path"]):
             await self._app(scope, receive, send)
             return
+        body = self._bodies.opened()
         with ExitStack() as stack:
+            stack.callback(body.release)
             try:
                 caller = self._identify(Headers(scope=scope))
+                await body.read(receive)
                 stack.enter_context(caller.entered())
                 stack.enter_context(self._load.entered())
             except ApiError as error:
-                self._metrics.turned_away(_why(error))
+                self._metrics.turned_away(_why(error, body))
                 response = error_responses.error_response(error, scope["path"])
+                if not body.is_read and not isinstance(error, InvalidKey):
+                    response.headers["connection"] = "close"
                 await response(scope, receive, send)
                 return
             if caller.name:
                 stack.enter_context(structlog.contextvars.bound_contextvars(tenant=caller.name))
             scope[_SCOPE_KEY] = caller
-            await self._app(scope, receive, send)
+            await unless_client_gone(receive, self._serve(scope, receive, send, body))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
+        await self._app(scope, replay(scope, body, receive), send)
 
     async def _serve_operator(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -209,10 +230,12 @@ def _is_below(tops: tuple[str, ...], path: str) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in tops)
 
 
-def _why(error: ApiError) -> Turned:
+def _why(error: ApiError, body: Body) -> Turned:
     """What is counted of a refusal here."""
     if isinstance(error, InvalidKey):
         return "invalid_key"
+    if not body.is_read:
+        return "body"
     return "tenant_limit" if isinstance(error, RateLimited) else "concurrency"
 
 

@@ -9,15 +9,21 @@ from uuid import uuid4
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from halfmoon_conductor import error_responses
-from halfmoon_conductor.errors import BodyTooLarge
+from halfmoon_conductor.bodies import Bodies, replay
+from halfmoon_conductor.disconnect import ClientGone
+from halfmoon_conductor.door import is_guarded
+from halfmoon_conductor.error_responses import CLIENT_GONE_STATUS
+from halfmoon_conductor.errors import ApiError
 from halfmoon_conductor.http_metrics import HttpMetrics
 
 #: A client's request id goes into logs and headers: short, and no spaces or controls.
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+#: Bodies that come with other methods are read by none of the routes outside the door.
+_WITH_BODIES = ("POST", "PUT", "PATCH")
 
 _log = structlog.get_logger(__name__)
 
@@ -27,13 +33,13 @@ class Edge:
 
     Args:
         app: what is inside.
-        max_body_bytes: longer bodies are refused with 413, unread where they say their length.
+        bodies: bounds them: longer ones are refused with 413, unread where they say their length.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics, bodies: Bodies) -> None:
         self._app = app
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -50,15 +56,22 @@ class Edge:
 
     async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         try:
-            if _content_length(scope) > self._max_body_bytes:
-                response = error_responses.error_response(
-                    BodyTooLarge(self._too_large()), scope["path"]
-                )
-                # What was not read of it is not worth reading.
-                response.headers["connection"] = "close"
-                await response(scope, receive, reply)
+            self._bodies.refuse_announced(scope)
+            if scope["method"] in _WITH_BODIES and not is_guarded(scope["path"]):
+                await self._serve_unguarded(scope, receive, reply)
             else:
-                await self._app(scope, self._bounded(receive), reply)
+                await self._app(scope, receive, reply)
+        except ApiError as error:
+            if reply.status:
+                raise
+            response = error_responses.error_response(error, scope["path"])
+            # What was not read of it is not worth reading.
+            response.headers["connection"] = "close"
+            await response(scope, receive, reply)
+        except ClientGone:
+            _log.info("client gone in mid-stream" if reply.status else "client gone")
+            if not reply.status:
+                await Response(status_code=CLIENT_GONE_STATUS)(scope, receive, reply)
         except Exception:
             if reply.status:
                 raise  # the server closes the connection: the client sees a broken answer
@@ -68,24 +81,13 @@ class Edge:
             self._metrics.requests.labels(_route(scope), reply.status or "none").inc()
             _log.debug("answered", route=_route(scope), status=reply.status)
 
-    def _bounded(self, receive: Receive) -> Receive:
-        n_bytes = 0
-
-        async def bounded() -> Message:
-            nonlocal n_bytes
-            message = await receive()
-            n_bytes += len(message.get("body", b""))
-            if n_bytes > self._max_body_bytes:
-                # The one exception that passes through whoever parses the body.
-                raise HTTPException(
-                    BodyTooLarge.status, self._too_large(), headers={"connection": "close"}
-                )
-            return message
-
-        return bounded
-
-    def _too_large(self) -> str:
-        return f"The body is over {self._max_body_bytes} bytes, the most that is accepted."
+    async def _serve_unguarded(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
+        body = self._bodies.opened()
+        try:
+            await body.read(receive)
+            await self._app(scope, replay(scope, body, receive), reply)
+        finally:
+            body.release()
 
 
 class _Reply:
@@ -102,11 +104,6 @@ class _Reply:
             self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self._request_id
         await self._send(message)
-
-
-def _content_length(scope: Scope) -> int:
-    value = Headers(scope=scope).get("content-length", "")
-    return int(value) if value.isdecimal() else 0
 
 
 def _route(scope: Scope) -> str:

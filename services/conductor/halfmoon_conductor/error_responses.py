@@ -17,10 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from halfmoon_conductor import sse
-from halfmoon_conductor.disconnect import ClientGone
 from halfmoon_conductor.errors import (
     ApiError,
-    BodyTooLarge,
     GenerationFailed,
     InvalidKey,
     InvalidRequest,
@@ -66,19 +64,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         """No such route, no such method, or a body that could not be read."""
-        if error.status_code == BodyTooLarge.status:
-            response = error_response(BodyTooLarge(str(error.detail)), request.url.path)
-            response.headers.update(error.headers or {})
-            return response
         reason = f"{error.detail} ({request.method} {request.url.path})"
         kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
         body = _body(reason, kind, None, None)
         return _response(request.url.path, error.status_code, body, error.headers)
-
-    @app.exception_handler(ClientGone)
-    async def on_client_gone(request: Request, error: ClientGone) -> Response:
-        _log.info("client gone before its answer")
-        return Response(status_code=CLIENT_GONE_STATUS)
 
 
 def error_response(error: ApiError, path: str) -> Response:

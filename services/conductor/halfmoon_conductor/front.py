@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from halfmoon_conductor import error_responses
 from halfmoon_conductor.answering import Answer
 from halfmoon_conductor.asking import Asker
-from halfmoon_conductor.disconnect import unless_client_gone
 from halfmoon_conductor.errors import RateLimited
 from halfmoon_conductor.generation import Gateway
 from halfmoon_conductor.http_metrics import HttpMetrics
@@ -70,8 +69,8 @@ async def respond(
     stream: bool,
     last_words: Callable[[Exception], bytes] = error_responses.error_event,
 ) -> Response:
-    """Send an answer as the client wants it, and stop working when the client is gone."""
+    """Send an answer as the client wants it."""
     if stream:
         return EventStream(written.events(), last_words)
-    whole = await unless_client_gone(request.receive, written.whole())
+    whole = await written.whole()
     return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")

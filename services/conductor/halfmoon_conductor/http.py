@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from halfmoon_conductor import error_responses
 from halfmoon_conductor.answer_shapes import ChatShape, CompletionShape
 from halfmoon_conductor.asking import Asking
+from halfmoon_conductor.bodies import Bodies, BodyLimits
 from halfmoon_conductor.door import Door, Load
 from halfmoon_conductor.edge import Edge
 from halfmoon_conductor.front import Front, respond
@@ -52,8 +53,7 @@ from halfmoon_conductor.vllm_names import WithVllmNames
 class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the front accepts."""
 
-    #: A prompt of a million tokens fits, as text or as ids.
-    max_body_bytes: int = 8 * 1024 * 1024
+    bodies: BodyLimits = BodyLimits()
     #: Requests being answered at once, streams included.
     max_concurrent: int = 4096
     #: Origins whose pages may call from a browser; none: no answer has CORS headers.
@@ -103,8 +103,8 @@ def create_app(
         tell_of_keys(app)
     limits = limits or FrontLimits()
     # From the inside out.
-    load = Load(limits.max_concurrent)
-    app.add_middleware(Door, tenants=tenants, load=load, metrics=metrics)
+    load, bodies = Load(limits.max_concurrent), Bodies(limits.bodies)
+    app.add_middleware(Door, tenants=tenants, load=load, metrics=metrics, bodies=bodies)
     if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -113,7 +113,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Edge, metrics=metrics, max_body_bytes=limits.max_body_bytes)
+    app.add_middleware(Edge, metrics=metrics, bodies=bodies)
 
     def logprobs(body: SharedFields) -> LogprobWriter:
         return LogprobWriter(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))

@@ -17,7 +17,7 @@ from halfmoon_runtime.readings import Readings, by, expose
 #: How a generation ended: the last two are the client's doing, and ours.
 Outcome = Literal["stop", "length", "abort", "error"]
 #: Why the front let a request not in.
-Turned = Literal["invalid_key", "tenant_limit", "concurrency"]
+Turned = Literal["invalid_key", "tenant_limit", "concurrency", "body"]
 
 _TTFT_BUCKETS_S = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -68,7 +68,7 @@ class HttpMetrics:
         self._n_cached = 0
         self._outcomes: dict[Outcome, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self._turned: dict[Turned, int] = dict.fromkeys(
-            ("invalid_key", "tenant_limit", "concurrency"), 0
+            ("invalid_key", "tenant_limit", "concurrency", "body"), 0
         )
         expose(self.readings, registry=registry)
 
@@ -205,7 +205,8 @@ class HttpMetrics:
             ),
             "halfmoon_requests_turned_away_total": (
                 "Requests that got no further than the door: no valid key, more than their"
-                " tenant may, more at once than are taken.",
+                " tenant may, more at once than are taken, a body that is too long, too slow or one"
+                " too many.",
                 by("reason", self._turned),
             ),
         }

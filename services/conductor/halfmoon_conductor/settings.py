@@ -37,6 +37,12 @@ class ConductorSettings(TracedSettings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         8 * 1024 * 1024, description="Bytes of a request's body at the most"
     )
+    max_bodies_mib: Annotated[int, Field(ge=1)] = Field(
+        1024, description="MiB of all bodies at the most that are being read at once"
+    )
+    body_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        30.0, description="Seconds without a byte of a body after which its request is refused"
+    )
     max_concurrent: Annotated[int, Field(ge=1)] = Field(
         4096, description="Requests being answered at once, streams included"
     )

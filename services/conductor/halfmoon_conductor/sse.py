@@ -7,13 +7,8 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from halfmoon_conductor.disconnect import ClientGone, unless_client_gone
-
-_log = structlog.get_logger(__name__)
 
 
 def event(data: str) -> bytes:
@@ -82,15 +77,7 @@ class EventStream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it, or stop when the client is gone."""
-        try:
-            await unless_client_gone(receive, self._pump(send))
-        except ClientGone:
-            if not self._started:
-                raise
-            _log.info("client gone in mid-stream")
-
-    async def _pump(self, send: Send) -> None:
+        """Send all of it. Cancelled when the client is gone: see `door`."""
         async with aclosing(self._events) as events:
             try:
                 async for data in events:

@@ -1,12 +1,35 @@
-"""A gateway without workers, for tests of the front: it says what a script says."""
+"""For tests of the front: a gateway without workers, and the front behind a real socket."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
+import uvicorn
+from starlette.types import ASGIApp
 
+from halfmoon_conductor.bounded_http import HttpLimits, bounded_http
 from halfmoon_conductor.generation import Finish, GenerationRequest, ModelCard, TokenEvent
 from halfmoon_protocol.scores import TokenScore
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, limits: HttpLimits | None = None) -> AsyncIterator[tuple[str, int]]:
+    """Serve an app as a conductor does, on a free port of 127.0.0.1; host and port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    http = bounded_http(limits or HttpLimits())
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, http=http, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = True
+        await running
 
 
 class ScriptedGateway:
