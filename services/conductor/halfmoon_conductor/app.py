@@ -1,12 +1,14 @@
 """Builds a conductor: metadata, core, hub, REST; opened in order, closed in reverse."""
 
 import asyncio
+import os
 import resource
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
@@ -18,11 +20,13 @@ from halfmoon_conductor.collector import settle
 from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.debug import debug_app
 from halfmoon_conductor.gateway import Gateway
+from halfmoon_conductor.helpers import MEMORY_BYTES, Helpers
 from halfmoon_conductor.http import FrontLimits, create_app
 from halfmoon_conductor.hub import Hub
 from halfmoon_conductor.journal_file import JournalFile
 from halfmoon_conductor.observed.latencies import Latencies
 from halfmoon_conductor.observed.observer import Observer
+from halfmoon_conductor.preparing import Spec
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.shell import Shell
 from halfmoon_conductor.tenants import Tenants
@@ -35,6 +39,7 @@ from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_sandbox import Sandbox
 from halfmoon_scheduling.conductor import Conductor
 
 
@@ -61,6 +66,15 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
         except TokenizerUnavailable as error:
             raise CannotStart(str(error)) from error
+        helpers = Helpers(
+            Sandbox(
+                "halfmoon_conductor.preparing:make_handler",
+                msgspec.msgpack.encode(Spec(tokenizer.source, settings.tool_call_parser)),
+                memory_bytes=MEMORY_BYTES,
+            ),
+            max(2, os.cpu_count() or 2),
+        )
+        stack.callback(helpers.close)
         embedded = settings.metadata == EMBEDDED
         store: MetadataStore = MemoryStore() if embedded else open_store(settings.metadata)
         stack.callback(store.close)
@@ -111,6 +125,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tenants=tenants,
             extra_mounts=mounts,
             tool_call_parser=settings.tool_call_parser,
+            preparer=helpers,
         )
         server = _Server(
             uvicorn.Config(

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Header, Request
-from pydantic import WithJsonSchema
+from fastapi import Depends, Header
+from pydantic import Field, TypeAdapter, ValidationError, WithJsonSchema
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
+from halfmoon_conductor import error_responses
 from halfmoon_conductor.door import Caller, caller_of
 from halfmoon_conductor.errors import InvalidRequest
 
@@ -50,19 +52,34 @@ def _either(header: float | None, field: float | None, name: str) -> float | Non
     return field if header is None else header
 
 
-# A coroutine, though it waits for nothing: a plain function would be called in a thread.
-async def _read(
-    request: Request,
-    x_ttft_slo_s: _Seconds = None,
-    x_tbt_slo_s: _Seconds = None,
-) -> Asker:
-    return Asker(caller_of(request.scope), x_ttft_slo_s, x_tbt_slo_s)
+# For the schema, and never called: `generation_route` knows who asks.
+async def _read(x_ttft_slo_s: _Seconds = None, x_tbt_slo_s: _Seconds = None) -> Asker:
+    raise NotImplementedError
 
 
-def says_latencies(headers: Headers) -> bool:
-    """Whether there is more to `Asker` than who it is."""
-    return "x-ttft-slo-s" in headers or "x-tbt-slo-s" in headers
+def asker_of(headers: Headers, scope: Scope) -> Asker:
+    """Who asks, of a request that came through the door.
 
+    Raises:
+        InvalidRequest: a latency in a header is no positive number.
+    """
+    caller = caller_of(scope)
+    if "x-ttft-slo-s" not in headers and "x-tbt-slo-s" not in headers:
+        return Asker(caller)
+    return Asker(caller, _latency(headers, "x-ttft-slo-s"), _latency(headers, "x-tbt-slo-s"))
+
+
+def _latency(headers: Headers, name: str) -> float | None:
+    try:
+        return _seconds.validate_python(headers.get(name))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    raise error_responses.describe([{**first, "loc": ("header", name)}], None)
+
+
+_seconds: TypeAdapter[float | None] = TypeAdapter(
+    Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+)
 
 #: A route's argument of this type is who asks.
 Asking = Annotated[Asker, Depends(_read)]

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Protocol
 
-from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
@@ -64,7 +63,6 @@ class Front:
 
 async def respond(
     written: Written,
-    request: Request,
     *,
     stream: bool,
     last_words: Callable[[Exception], bytes] = error_responses.error_event,

@@ -1,44 +1,80 @@
-"""Routes of generations: FastAPI's, with a short way for requests that are well formed.
+"""Routes that take a body: their own way from bytes to an endpoint's arguments.
 
 FastAPI finds out anew for every request what its endpoint wants, which takes longer than all
-else that the front does with it. What these endpoints want is always the same: a body, the
-request, and who asks. Whatever is unusual, every error included, goes FastAPI's own way.
+else that the front does with it, and reads bodies of any size on the event loop. Here short
+bodies are read at once, and others by a helper process. FastAPI writes the schema.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
+import inspect
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, get_type_hints
 
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
-from pydantic_core import from_json
+from pydantic import BaseModel, TypeAdapter
 
-from halfmoon_conductor.asking import Asker, says_latencies
-from halfmoon_conductor.door import caller_of
+from halfmoon_conductor import prepared, request_body
+from halfmoon_conductor.asking import Asker, asker_of
+from halfmoon_conductor.bodies import body_of
+from halfmoon_conductor.helpers import Preparer
+from halfmoon_conductor.intake import Intake
+from halfmoon_conductor.offloading import SHORT_BYTES, NotShort
+from halfmoon_conductor.prepared import Answered, Job, ReadBody
 
-Endpoint = Callable[..., Awaitable[Response]]
+
+def generation_route(intake: Intake, preparer: Preparer) -> type[APIRoute]:
+    """Make the class of routes whose long bodies `preparer` reads.
+
+    Their endpoints take a `body`, and may take the `request` and an `asker`.
+    """
+
+    class GenerationRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            return _Handler(self.endpoint, intake, preparer).handle
+
+    return GenerationRoute
 
 
-class GenerationRoute(APIRoute):
-    """For endpoints of three arguments: `body`, `request`, and an `asker`."""
+class _Handler:
+    """Of one route."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See `APIRoute`."""
-        long_way = super().get_route_handler()
-        endpoint: Endpoint = self.endpoint
-        shape: TypeAdapter[Any] = TypeAdapter(get_type_hints(endpoint)["body"])
+    def __init__(self, endpoint: Callable[..., Any], intake: Intake, preparer: Preparer) -> None:
+        body = get_type_hints(endpoint)["body"]
+        self._endpoint = endpoint
+        self._intake = intake
+        self._preparer = preparer
+        self._name: str = body.__name__
+        self._shape: TypeAdapter[Any] = TypeAdapter(body)
+        self._wants_asker = "asker" in inspect.signature(endpoint).parameters
 
-        async def handle(request: Request) -> Response:
-            headers = request.headers
-            if headers.get("content-type") != "application/json" or says_latencies(headers):
-                return await long_way(request)
-            # Read once: the long way gets the same bytes from the request.
-            content = await request.body()
+    async def handle(self, request: Request) -> Response:
+        """Answer one request."""
+        began_s = time.perf_counter()
+        headers, scope = request.headers, request.scope
+        request_body.check_headers(headers)
+        asker = asker_of(headers, scope) if self._wants_asker else None
+        body = body_of(scope)
+        if len(body.content) <= SHORT_BYTES:
+            fields = request_body.checked(self._shape, request_body.parsed(body.content))
+            prepared.note(scope, ReadBody(began_s))
             try:
-                body = shape.validate_python(from_json(content))
-            except ValueError:
-                return await long_way(request)
-            return await endpoint(body=body, request=request, asker=Asker(caller_of(request.scope)))
+                return await self._answer(fields, request, asker)
+            except NotShort:
+                pass
+        read = await self._preparer.prepare(Job(self._name, body.content, self._intake.card(None)))
+        body.release()
+        if isinstance(read, Answered):
+            return Response(read.content, media_type="application/json")
+        prepared.note(scope, ReadBody(began_s, read))
+        return await self._answer(self._shape.validate_json(read.fields), request, asker)
 
-        return handle
+    async def _answer(self, fields: Any, request: Request, asker: Asker | None) -> Response:
+        if asker is None:
+            answer = await self._endpoint(body=fields)
+        else:
+            answer = await self._endpoint(body=fields, request=request, asker=asker)
+        if isinstance(answer, BaseModel):
+            return Response(answer.model_dump_json(), media_type="application/json")
+        return answer  # type: ignore[no-any-return]

@@ -4,7 +4,6 @@ Routes only: a request is read by `openai_requests`, made an order by `intake`, 
 by `answering` and written by `answer_shapes`; errors are `error_responses`.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -25,7 +24,8 @@ from halfmoon_conductor.door import Door, Load
 from halfmoon_conductor.edge import Edge
 from halfmoon_conductor.front import Front, respond
 from halfmoon_conductor.generation import Gateway, ModelCard
-from halfmoon_conductor.generation_route import GenerationRoute
+from halfmoon_conductor.generation_route import generation_route
+from halfmoon_conductor.helpers import Preparer, Threads
 from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Intake
 from halfmoon_conductor.logprob_shapes import LogprobWriter
@@ -41,6 +41,8 @@ from halfmoon_conductor.openai_responses import (
     ModelList,
 )
 from halfmoon_conductor.page_routes import page_routes
+from halfmoon_conductor.prepared import read_of
+from halfmoon_conductor.preparing import Preparation
 from halfmoon_conductor.probes import probes_router
 from halfmoon_conductor.schema_of_keys import tell_of_keys
 from halfmoon_conductor.tenants import Tenants
@@ -70,6 +72,7 @@ def create_app(
     tenants: Tenants | None = None,
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
     tool_call_parser: Parser | Literal["auto"] = "auto",
+    preparer: Preparer | None = None,
 ) -> FastAPI:
     """The app to serve. It owns nothing that must be closed.
 
@@ -82,6 +85,7 @@ def create_app(
         tenants: who may ask; None: anybody.
         extra_mounts: other apps, each at its path and below.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
+        preparer: reads long bodies; None: threads of this process do.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
@@ -89,6 +93,8 @@ def create_app(
     metrics = HttpMetrics(registry, latencies)
     shown = WithVllmNames(registry, lambda: "" if gateway.model is None else gateway.model.name)
     intake = Intake(gateway, tokenizer, tool_call_parser)
+    preparer = preparer or Threads(Preparation(tokenizer, tool_call_parser))
+    route_class = generation_route(intake, preparer)
     front = Front(gateway, tokenizer, intake, metrics)
     app = FastAPI(
         title="Halfmoon",
@@ -122,19 +128,19 @@ def create_app(
         body: CompletionRequest, request: Request, asker: Asking
     ) -> Response:
         """Go on with a text."""
-        began_s = time.perf_counter()
-        order = await intake.completion(body, asker)
-        shape = CompletionShape(front.answer(order, asker, began_s), body, logprobs(body))
-        return await respond(shape, request, stream=bool(body.stream))
+        read = read_of(request.scope)
+        order = await intake.completion(body, asker, read.prepared)
+        shape = CompletionShape(front.answer(order, asker, read.began_s), body, logprobs(body))
+        return await respond(shape, stream=bool(body.stream))
 
     async def create_chat_completion(
         body: ChatRequest, request: Request, asker: Asking
     ) -> Response:
         """Answer a conversation."""
-        began_s = time.perf_counter()
-        order = await intake.chat(body, asker)
-        shape = ChatShape(front.answer(order, asker, began_s), body, logprobs(body))
-        return await respond(shape, request, stream=bool(body.stream))
+        read = read_of(request.scope)
+        order = await intake.chat(body, asker, read.prepared)
+        shape = ChatShape(front.answer(order, asker, read.began_s), body, logprobs(body))
+        return await respond(shape, stream=bool(body.stream))
 
     for path, endpoint, answer in (
         ("/v1/completions", create_completion, Completion),
@@ -146,17 +152,20 @@ def create_app(
             methods=["POST"],
             response_model=answer,
             responses=_GENERATION_RESPONSES,
-            route_class_override=GenerationRoute,
+            route_class_override=route_class,
         )
-    app.include_router(responses_router(front, _GENERATION_RESPONSES))
+    app.include_router(responses_router(front, _GENERATION_RESPONSES, route_class))
     app.include_router(
         messages_router(
             front,
             _with_error(AnthropicError, _GENERATION_RESPONSES),
             _with_error(AnthropicError, _errors(400, 401, 404, 413, 429, 503)),
+            route_class,
         )
     )
-    app.include_router(tokenizing_router(intake, _errors(400, 401, 404, 413, 429, 503)))
+    app.include_router(
+        tokenizing_router(intake, _errors(400, 401, 404, 413, 429, 503), route_class)
+    )
 
     @app.get("/v1/models", responses=_errors(401, 429))
     async def list_models() -> ModelList:

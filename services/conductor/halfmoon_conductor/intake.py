@@ -25,7 +25,7 @@ from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
 from halfmoon_conductor.grammar_check import CheckArgument
 from halfmoon_conductor.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammars import Wanted
-from halfmoon_conductor.offloading import unless_short
+from halfmoon_conductor.offloading import SHORT_RENDERED, NotShort
 from halfmoon_conductor.openai_requests import (
     CallingMessage,
     ChatMessage,
@@ -33,6 +33,7 @@ from halfmoon_conductor.openai_requests import (
     CompletionRequest,
     SharedFields,
 )
+from halfmoon_conductor.prepared import Prepared
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_conductor.tool_calls import Calling, Parser, parser_of
 from halfmoon_conductor.tool_wishes import calling_of, wanted_of_chat
@@ -122,12 +123,15 @@ class Intake:
             )
         return card
 
-    async def completion(self, body: CompletionRequest, asker: Asker) -> Order:
+    async def completion(
+        self, body: CompletionRequest, asker: Asker, prepared: Prepared | None = None
+    ) -> Order:
         """The order of a completion.
 
         Args:
             body: what the client sent.
             asker: who sent it.
+            prepared: what a helper made of it; None: it is short, and read here.
 
         Raises:
             ModelNotFound, Unavailable: as `card`.
@@ -135,47 +139,81 @@ class Intake:
             TooLong: prompt and new tokens don't fit into the context.
         """
         card = self.card(body.model)
-        prompts = await unless_short(body.n_characters, lambda: self._encode_prompts(body))
+        prompts = self.prompts_of(body) if prepared is None else prepared.prompts()
+        grammar = await self._grammar(body.wanted) if body.constrains else ""
+        order = self._order(
+            "cmpl", body, prompts, card, asker, DEFAULT_COMPLETION_TOKENS, "prompt", grammar
+        )
+        echoes = self.echoes_of(body) if prepared is None else prepared.echoes
+        return msgspec.structs.replace(order, echoes=echoes) if echoes else order
+
+    def prompts_of(self, body: CompletionRequest) -> list[list[int]]:
+        """Token ids of a completion's prompts. Not for the event loop unless they are short.
+
+        Raises:
+            InvalidRequest: a prompt without tokens, or with ids that the model doesn't have.
+            TooLong: one doesn't fit into the context.
+        """
+        prompts = self._encode_prompts(body)
         if not all(prompts):
             raise InvalidRequest(
                 "The prompt is empty, and this model has no token of its own to begin with.",
                 param="prompt",
             )
-        grammar = await self._grammar(body.wanted) if body.constrains else ""
-        order = self._order(
-            "cmpl", body, prompts, card, asker, DEFAULT_COMPLETION_TOKENS, "prompt", grammar
-        )
+        for prompt in prompts:
+            self._check_fits(body, len(prompt), "prompt")
+        return prompts
+
+    def echoes_of(self, body: CompletionRequest) -> tuple[str, ...]:
+        """What the answers to a completion begin with; nothing unless it asks for it."""
         if not body.echo:
-            return order
-        echoes = tuple(
+            return ()
+        return tuple(
             given if isinstance(given, str) else self._tokenizer.decode(given)
             for given in body.prompts
         )
-        return msgspec.structs.replace(order, echoes=echoes)
 
-    async def chat(self, body: ChatRequest, asker: Asker) -> Order:
+    async def chat(
+        self, body: ChatRequest, asker: Asker, prepared: Prepared | None = None
+    ) -> Order:
         """The order of a chat completion.
 
         Args:
             body: what the client sent.
             asker: who sent it.
+            prepared: what a helper made of it; None: it is short, and read here.
 
         Raises:
             ModelNotFound, Unavailable: as `card`.
             InvalidRequest: no chat template, or it refuses the conversation.
             TooLong: conversation and new tokens don't fit into the context.
+            NotShort: it is much work after all.
         """
         card = self.card(body.model)
         calling = calling_of(body, self._parser(body))
-        token_ids = await self.encode_chat(body)
-        if not token_ids:
-            raise InvalidRequest("The conversation has no tokens.", param="messages")
+        if prepared is None:
+            token_ids = self.checked_conversation(body, here=True)
+        else:
+            (token_ids,) = prepared.prompts()
         constrained = body.constrains or (calling is not None and calling.place != "free")
         grammar = await self._grammar(lambda: wanted_of_chat(body, calling)) if constrained else ""
         order = self._order(
             "chatcmpl", body, [token_ids], card, asker, card.max_context, "messages", grammar
         )
         return msgspec.structs.replace(order, calling=calling)
+
+    def checked_conversation(self, body: ChatRequest, *, here: bool = False) -> list[int]:
+        """Token ids of a chat that is to be answered; see `conversation`.
+
+        Raises:
+            InvalidRequest, NotSupported, TooLong, NotShort: as `conversation`, and if it has no
+                tokens, or too many.
+        """
+        token_ids = self.conversation(body, here=here)
+        if not token_ids:
+            raise InvalidRequest("The conversation has no tokens.", param="messages")
+        self._check_fits(body, len(token_ids), "messages")
+        return token_ids
 
     def _parser(self, body: ChatRequest) -> Parser | None:
         """How this model calls tools, if it is offered some.
@@ -206,22 +244,26 @@ class Intake:
             )
         return await self._grammars.check(wanted)
 
-    async def encode_chat(self, body: ChatRequest) -> list[int]:
+    def conversation(self, body: ChatRequest, *, here: bool = False) -> list[int]:
         """A chat as the tokens that its model goes on with, tools included.
+
+        Args:
+            body: what the client sent.
+            here: on the event loop, where much work is not begun.
 
         Raises:
             InvalidRequest: no chat template, or it refuses the conversation.
             NotSupported: it offers tools, and how the model calls them is not known.
+            TooLong: its text can't fit into the context.
+            NotShort: `here`, and it is much work.
         """
         self._parser(body)
-        return await unless_short(
-            body.n_characters,
-            lambda: self.encode_messages(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                variables=self._variables(body),
-                tools=[tool.for_template() for tool in body.offered],
-            ),
+        return self.encode_messages(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=self._variables(body),
+            tools=[tool.for_template() for tool in body.offered],
+            here=here,
         )
 
     def _variables(self, body: ChatRequest) -> Mapping[str, Any] | None:
@@ -236,25 +278,34 @@ class Intake:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None,
         tools: Sequence[Mapping[str, Any]] = (),
+        here: bool = False,
     ) -> list[int]:
-        """A conversation as tokens. Takes a while when it is long: not for the event loop.
+        """A conversation as tokens; see `conversation`.
 
         Raises:
-            InvalidRequest: no chat template, or it refuses the conversation.
+            InvalidRequest, TooLong, NotShort: as `conversation`.
         """
         if self._template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.")
+        if here and variables and not all(map(_is_plain, variables.values())):
+            raise NotShort  # a template may do anything with a number or a list
         text = self._template.render(
             [message.for_template() for message in messages],
             add_generation_prompt=add_generation_prompt,
             variables=variables,
             tools=tools,
         )
+        if here and len(text) > SHORT_RENDERED:
+            raise NotShort
         # The template has written BOS where the model wants one.
         return self._encode(text, False, "messages")
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """A text as tokens; not for the event loop either."""
+        """A text as tokens; not for the event loop either.
+
+        Raises:
+            InvalidRequest, TooLong: it is not Unicode, or can't fit into the context.
+        """
         return self._encode(text, add_special_tokens, "prompt")
 
     def decode(self, token_ids: list[int]) -> str:
@@ -281,22 +332,26 @@ class Intake:
         grammar: str,
     ) -> Order:
         order_id, n = f"{prefix}-{uuid4().hex}", body.n or 1
+        salt, biases = asker.caller.salt(body.cache_salt), self._biases(body)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         several = len(prompts) * n > 1
         ttft_slo_s, tbt_slo_s = asker.slos(body.ttft_slo_s, body.tbt_slo_s)
         generations: list[GenerationRequest] = []
         for token_ids in prompts:
             stopping = self._stopping(body, len(token_ids), card, most_by_default, param)
+            prompt = tuple(token_ids)
             for choice in range(n):
                 generations.append(
                     GenerationRequest(
                         request_id=f"{order_id}-{len(generations)}" if several else order_id,
-                        prompt_token_ids=tuple(token_ids),
+                        prompt_token_ids=prompt,
                         # Drawn here, once: a request that is placed again goes on with the
                         # same dice.
-                        sampling=self._sampling(body, (seed + choice) & _SEED_MASK, grammar),
+                        sampling=self._sampling(
+                            body, (seed + choice) & _SEED_MASK, grammar, biases
+                        ),
                         stopping=stopping,
-                        salt=asker.caller.salt(body.cache_salt),
+                        salt=salt,
                         tenant=asker.caller.name,
                         ttft_slo_s=ttft_slo_s,
                         tbt_slo_s=tbt_slo_s,
@@ -311,11 +366,14 @@ class Intake:
             shows_new=body.n_new_tokens != 0,
         )
 
-    def _stopping(
-        self, body: SharedFields, n_prompt: int, card: ModelCard, most_by_default: int, param: str
-    ) -> Stopping:
-        # Who wants no new token gets none, but one must be made.
-        asked = None if body.n_new_tokens is None else max(body.n_new_tokens, 1)
+    def _check_fits(self, body: SharedFields, n_prompt: int, param: str) -> None:
+        """Check that a prompt and what is asked for fit into the context.
+
+        Raises:
+            TooLong: they don't.
+        """
+        card = self.card(None)
+        asked = _asked(body)
         if n_prompt + (asked or 1) > card.max_context:
             raise TooLong(
                 f"This model's context is {card.max_context} tokens; the prompt has {n_prompt}, "
@@ -323,6 +381,12 @@ class Intake:
                 "for fewer new tokens.",
                 param=param,
             )
+
+    def _stopping(
+        self, body: SharedFields, n_prompt: int, card: ModelCard, most_by_default: int, param: str
+    ) -> Stopping:
+        self._check_fits(body, n_prompt, param)
+        asked = _asked(body)
         if n_prompt * (1 + (body.n_prompt_top or 0)) > MAX_PROMPT_SCORES and (
             body.n_prompt_top is not None
         ):
@@ -346,7 +410,9 @@ class Intake:
             min_new_tokens=body.min_tokens or 0,
         )
 
-    def _sampling(self, body: SharedFields, seed: int, grammar: str) -> Sampling:
+    def _sampling(
+        self, body: SharedFields, seed: int, grammar: str, biases: tuple[tuple[int, float], ...]
+    ) -> Sampling:
         """The client's wishes, with OpenAI's defaults for what it left out."""
         temperature = 1.0 if body.temperature is None else body.temperature
         return Sampling(
@@ -358,7 +424,7 @@ class Intake:
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             seed=seed,
-            logit_bias=self._biases(body),
+            logit_bias=biases,
             logprobs=body.n_top,
             prompt_logprobs=body.n_prompt_top,
             grammar=grammar,
@@ -380,6 +446,23 @@ class Intake:
         ]
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids of a text that may fit into the context.
+
+        Raises:
+            InvalidRequest: it is not Unicode.
+            TooLong: it has more bytes than the context could hold of the longest token.
+        """
+        longest, most = self._tokenizer.longest_token_bytes, self.card(None).max_context
+        # 4 bytes a character at the most: nearly all texts need not be counted.
+        if 4 * len(text) > most * longest:
+            n_bytes = len(text.encode(errors="replace"))
+            if n_bytes > most * longest:
+                raise TooLong(
+                    f"The text has {n_bytes} bytes. This model's context is {most} tokens, and "
+                    f"its longest token has {longest} bytes: at least "
+                    f"{-(-n_bytes // longest)} tokens are too many. Shorten it.",
+                    param=param,
+                )
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError as error:
@@ -395,3 +478,13 @@ class Intake:
                 param=param,
             )
         return token_ids
+
+
+def _asked(body: SharedFields) -> int | None:
+    """New tokens asked for at the most; for none, one must be made too."""
+    return None if body.n_new_tokens is None else max(body.n_new_tokens, 1)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a template can't make much work of a variable's value."""
+    return value is None or isinstance(value, bool | str)

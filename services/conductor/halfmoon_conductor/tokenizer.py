@@ -59,6 +59,16 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def longest_token_bytes(self) -> int:
+        """Bytes of UTF-8 that one token stands for at the most."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """What `open_tokenizer` makes the same one of, without a network."""
+        ...
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a generation."""
         ...
@@ -142,6 +152,8 @@ class HubTokenizer:
         self._hidden = frozenset(
             token for token, added in self._fast.get_added_tokens_decoder().items() if added.special
         )
+        self._source = str(folder)
+        self._longest_token_bytes = self._find_longest_token()
         #: Remembered: every token that is generated asks.
         self._token_bytes = lru_cache(_REMEMBERED_TOKENS)(self._spelt)
 
@@ -149,6 +161,16 @@ class HubTokenizer:
     def vocab_size(self) -> int:
         """Token ids are less than this: what the model embeds, where its config says so."""
         return self._vocab_size
+
+    @property
+    def longest_token_bytes(self) -> int:
+        """Of the vocabulary, added tokens included."""
+        return self._longest_token_bytes
+
+    @property
+    def source(self) -> str:
+        """The folder."""
+        return self._source
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -226,6 +248,15 @@ class HubTokenizer:
         eos = self._fast.token_to_id(self._special_tokens.get("eos_token", ""))
         return () if eos is None else (eos,)
 
+    def _find_longest_token(self) -> int:
+        """A byte-level piece has a character for each byte; other pieces are texts."""
+        is_byte_level = isinstance(self._fast.decoder, ByteLevel)
+        added = [token.content for token in self._fast.get_added_tokens_decoder().values()]
+        longest = max((len(token.encode()) for token in added), default=1)
+        pieces = self._fast.get_vocab(with_added_tokens=False)
+        measure = len if is_byte_level else (lambda piece: len(piece.encode()))
+        return max(longest, *map(measure, pieces), 1)
+
     def _find_vocab_size(self, config: dict[str, Any]) -> int:
         embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
         if embedded and (type(embedded) is not int or not 0 < embedded <= MAX_TOKEN_IDS):
@@ -254,6 +285,8 @@ class FakeTokenizer:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.special_tokens: Mapping[str, str] = {}
+        self.longest_token_bytes = 1
+        self.source = f"fake://tokenizer?vocab={vocab_size}&eos={max((-1, *eos_token_ids))}"
 
     @classmethod
     def from_spec(cls, spec: str) -> "FakeTokenizer":

@@ -1,9 +1,9 @@
 """``/tokenize`` and ``/detokenize``: what the model makes of a text, in vLLM's shapes."""
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -68,37 +68,53 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
-def tokenizing_router(intake: Intake, responses: dict[int | str, dict[str, Any]]) -> APIRouter:
-    """The two routes."""
-    router = APIRouter(responses=responses)
+def tokenized(intake: Intake, body: TokenizeRequest, *, here: bool = False) -> TokenizeResponse:
+    """The tokens of a text, or of a conversation as the chat template writes it.
+
+    Raises:
+        ApiError: as `Intake.encode_messages` and `Intake.encode`.
+        NotShort: `here`, and it is much work.
+    """
+    card = intake.card(body.model)
+    if body.messages is not None:
+        tokens = intake.encode_messages(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=body.chat_template_kwargs,
+            here=here,
+        )
+    else:
+        tokens = intake.encode(body.prompt or "", body.add_special_tokens is not False)
+    strings = [intake.token_text(each) for each in tokens] if body.return_token_strs else None
+    return TokenizeResponse(
+        count=len(tokens), max_model_len=card.max_context, tokens=tokens, token_strs=strings
+    )
+
+
+def detokenized(intake: Intake, body: DetokenizeRequest) -> DetokenizeResponse:
+    """The text of tokens; special ones have none.
+
+    Raises:
+        ApiError: one of them is none of the model's.
+    """
+    intake.card(body.model)
+    return DetokenizeResponse(prompt=intake.decode(body.tokens))
+
+
+def tokenizing_router(
+    intake: Intake, responses: dict[int | str, dict[str, Any]], route_class: type[APIRoute]
+) -> APIRouter:
+    """The two routes; `route_class` reads their bodies."""
+    router = APIRouter(responses=responses, route_class=route_class)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
         """The tokens of a text, or of a conversation as the chat template writes it."""
-        card = intake.card(body.model)
-        if body.messages is not None:
-            tokens = await asyncio.to_thread(
-                intake.encode_messages,
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                variables=body.chat_template_kwargs,
-            )
-        else:
-            add_special = body.add_special_tokens is not False
-            tokens = await asyncio.to_thread(intake.encode, body.prompt or "", add_special)
-        return TokenizeResponse(
-            count=len(tokens),
-            max_model_len=card.max_context,
-            tokens=tokens,
-            token_strs=[intake.token_text(each) for each in tokens]
-            if body.return_token_strs
-            else None,
-        )
+        return tokenized(intake, body, here=True)
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
         """The text of tokens; special ones have none."""
-        intake.card(body.model)
-        return DetokenizeResponse(prompt=await asyncio.to_thread(intake.decode, body.tokens))
+        return detokenized(intake, body)
 
     return router

@@ -1,0 +1,152 @@
+"""Large bodies are read in child processes: bounded in time and memory, and ended at once when
+their client is gone. Where there are none, as in tests, a thread does it.
+"""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import Protocol
+
+import structlog
+
+from halfmoon_conductor.errors import TooCostly, Unavailable
+from halfmoon_conductor.prepared import (
+    Answered,
+    Job,
+    Outcome,
+    Prepared,
+    Refused,
+    decode_outcome,
+    encode_job,
+)
+from halfmoon_conductor.preparing import Preparation
+from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
+
+#: Address space that one helper may use beyond what all share.
+MEMORY_BYTES = 1024 * 1024 * 1024
+#: Processor seconds for a body: a few times what ordinary text takes to tokenise.
+BASE_S, PER_MIB_S = 2.0, 1.5
+#: Larger bodies leave one helper to those that are not.
+_LARGE_BYTES = 256 * 1024
+_MIB = 1024 * 1024
+_RETRY_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Preparer(Protocol):
+    """Where large bodies are read."""
+
+    async def prepare(self, job: Job) -> Prepared | Answered:
+        """Read one. Cancelling ends the work.
+
+        Raises:
+            InvalidRequest: what is wrong with it.
+            TooCostly: it takes too much time or memory.
+            Unavailable: there is no helper.
+        """
+        ...
+
+
+class Threads:
+    """Reads in this process: nothing is bounded, and nothing can be ended."""
+
+    def __init__(self, preparation: Preparation) -> None:
+        self._preparation = preparation
+
+    async def prepare(self, job: Job) -> Prepared | Answered:
+        """See `Preparer`."""
+        return _checked(await asyncio.to_thread(self._preparation.outcome, job))
+
+
+class Helpers:
+    """Reads in children of a sandbox, some at a time; `close` ends them.
+
+    Args:
+        sandbox: of `preparing.make_handler`.
+        n_helpers: at work at once, at least 2.
+    """
+
+    def __init__(self, sandbox: Sandbox, n_helpers: int) -> None:
+        self._sandbox = sandbox
+        self._places = asyncio.Semaphore(n_helpers)
+        self._large_places = asyncio.Semaphore(n_helpers - 1)
+        #: Alive, and with nothing to do.
+        self._idle: list[Child] = []
+        #: Calls that nobody waits for; their children are being ended.
+        self._ending: set[asyncio.Task[bytes]] = set()
+
+    async def prepare(self, job: Job) -> Prepared | Answered:
+        """See `Preparer`."""
+        if len(job.content) <= _LARGE_BYTES:
+            return await self._in_turn(job)
+        async with self._large_places:
+            return await self._in_turn(job)
+
+    def close(self) -> None:
+        """End all of them."""
+        for child in self._idle:
+            child.close()
+        self._idle.clear()
+        self._sandbox.close()
+
+    async def _in_turn(self, job: Job) -> Prepared | Answered:
+        async with self._places:
+            try:
+                child = self._idle.pop() if self._idle else await self._fork()
+                content = await self._ask(child, job)
+            except Exceeded as error:
+                _log.warning("helper ended", limit=error.limit, n_bytes=len(job.content))
+                raise TooCostly(
+                    f"This request takes more time or memory to read than one may: {error}. "
+                    "Shorten it, or send token ids."
+                ) from None
+            except HandlerFailed as error:
+                raise RuntimeError(f"a helper failed: {error}") from None
+            except Broken as error:
+                _log.error("no helper", reason=str(error))
+                raise Unavailable("No helper is there to read this request.", _RETRY_S) from None
+        return _checked(decode_outcome(content))
+
+    async def _fork(self) -> Child:
+        # In a thread: the template may have to be started anew.
+        forking = asyncio.create_task(asyncio.to_thread(self._sandbox.fork))
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(self._forked)
+            raise
+
+    def _forked(self, forking: "asyncio.Task[Child]") -> None:
+        if not forking.cancelled() and forking.exception() is None:
+            self._idle.append(forking.result())
+
+    async def _ask(self, child: Child, job: Job) -> bytes:
+        cpu_s = BASE_S + PER_MIB_S * len(job.content) / _MIB
+        call = asyncio.create_task(child.call_async(encode_job(job), cpu_s=cpu_s))
+        try:
+            content = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if not call.done():
+                # Closing a child waits until its memory is given back: the kernel tells when.
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+                self._ending.add(call)
+                call.add_done_callback(self._ended)
+            raise
+        finally:
+            if call.done() and child.alive:
+                self._idle.append(child)
+        return content
+
+    def _ended(self, call: "asyncio.Task[bytes]") -> None:
+        self._ending.discard(call)
+        if not call.cancelled():
+            call.exception()  # it was ended: nothing to tell
+
+
+def _checked(outcome: Outcome) -> Prepared | Answered:
+    if isinstance(outcome, Refused):
+        raise outcome.error()
+    return outcome
