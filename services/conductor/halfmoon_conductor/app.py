@@ -75,6 +75,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             max(2, os.cpu_count() or 2),
         )
         stack.callback(helpers.close)
+        helpers.start()
         embedded = settings.metadata == EMBEDDED
         store: MetadataStore = MemoryStore() if embedded else open_store(settings.metadata)
         stack.callback(store.close)

@@ -8,6 +8,7 @@ import signal
 from contextlib import suppress
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from halfmoon_conductor.errors import TooCostly, Unavailable
@@ -25,14 +26,23 @@ from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
 
 #: Address space that one helper may use beyond what all share.
 MEMORY_BYTES = 1024 * 1024 * 1024
-#: Processor seconds for a body: a few times what ordinary text takes to tokenise.
-BASE_S, PER_MIB_S = 2.0, 1.5
 #: Larger bodies leave one helper to those that are not.
 _LARGE_BYTES = 256 * 1024
 _MIB = 1024 * 1024
 _RETRY_S = 1.0
 
 _log = structlog.get_logger(__name__)
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor seconds that reading one body may take: a few times what ordinary text takes."""
+
+    base_s: float = 2.0
+    per_mib_s: float = 1.5
+
+    def of(self, n_bytes: int) -> float:
+        """For a body of so many bytes."""
+        return self.base_s + self.per_mib_s * n_bytes / _MIB
 
 
 class Preparer(Protocol):
@@ -66,10 +76,12 @@ class Helpers:
     Args:
         sandbox: of `preparing.make_handler`.
         n_helpers: at work at once, at least 2.
+        budget: of each body.
     """
 
-    def __init__(self, sandbox: Sandbox, n_helpers: int) -> None:
+    def __init__(self, sandbox: Sandbox, n_helpers: int, budget: Budget | None = None) -> None:
         self._sandbox = sandbox
+        self._budget = budget or Budget()
         self._places = asyncio.Semaphore(n_helpers)
         self._large_places = asyncio.Semaphore(n_helpers - 1)
         #: Alive, and with nothing to do.
@@ -77,12 +89,21 @@ class Helpers:
         #: Calls that nobody waits for; their children are being ended.
         self._ending: set[asyncio.Task[bytes]] = set()
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of helpers that have nothing to do."""
+        return [child.pid for child in self._idle]
+
     async def prepare(self, job: Job) -> Prepared | Answered:
         """See `Preparer`."""
         if len(job.content) <= _LARGE_BYTES:
             return await self._in_turn(job)
         async with self._large_places:
             return await self._in_turn(job)
+
+    def start(self) -> None:
+        """Begin to load what helpers are forked from, so that no request waits for that."""
+        self._sandbox.start()
 
     def close(self) -> None:
         """End all of them."""
@@ -123,7 +144,7 @@ class Helpers:
             self._idle.append(forking.result())
 
     async def _ask(self, child: Child, job: Job) -> bytes:
-        cpu_s = BASE_S + PER_MIB_S * len(job.content) / _MIB
+        cpu_s = self._budget.of(len(job.content))
         call = asyncio.create_task(child.call_async(encode_job(job), cpu_s=cpu_s))
         try:
             content = await asyncio.shield(call)
