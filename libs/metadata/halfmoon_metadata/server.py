@@ -20,6 +20,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
@@ -44,6 +45,7 @@ _BYTES = {"content-type": "application/octet-stream"}
 #: What is not said in a list of parameters is refused, so that a misspelt ttl_s is noticed.
 _PARAMETERS = {"key", "prefix", "ttl_s"}
 _SWAP_TRIES = 10
+_MAX_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -185,13 +187,15 @@ def _refusal(status: int, text: str) -> Response:
 def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """An ASGI application that serves `store`; mount it at ``/metadata``.
 
-    The store's calls run in threads, so a slow one holds up nobody else.
+    The store's calls run in threads, so a slow one holds up nobody else. They are threads of its
+    own: leases must be renewed however busy the process's others are.
     """
+    threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="metadata")
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        response = await _answer(store, scope, receive)
+        response = await _answer(store, scope, receive, threads)
         headers = {**response.headers, "content-length": str(len(response.body))}
         if response.status == 413:
             headers["connection"] = "close"  # the rest of the body is not read
@@ -207,7 +211,9 @@ def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Await
     return app
 
 
-async def _answer(store: MetadataStore, scope: Scope, receive: Receive) -> Response:
+async def _answer(
+    store: MetadataStore, scope: Scope, receive: Receive, threads: Executor
+) -> Response:
     body = bytearray()
     more = scope["method"] == "PUT"  # no other has a body that means anything
     while more:
@@ -225,6 +231,7 @@ async def _answer(store: MetadataStore, scope: Scope, receive: Receive) -> Respo
     headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
     # An application that mounts us says so in root_path; the path then has it in front.
     path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/metadata")
-    return await asyncio.to_thread(
-        handle, store, scope["method"], path, query, headers, bytes(body)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(
+        threads, handle, store, scope["method"], path, query, headers, bytes(body)
     )

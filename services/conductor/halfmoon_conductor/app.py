@@ -33,14 +33,20 @@ from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.tokenizer import TokenizerUnavailable, open_tokenizer
 from halfmoon_conductor.traced import Traced
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
+from halfmoon_metadata.served_clock import ServedClock
 from halfmoon_metadata.server import metadata_app
 from halfmoon_protocol.ids import ConductorId
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.tracing import open_tracer
 from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.zmq_sockets import SocketSettings
 from halfmoon_sandbox import Sandbox
 from halfmoon_scheduling.conductor import Conductor
+
+#: libzmq looks for heartbeats only while there is room for messages: with this much, a loop that
+#: stands still for half a minute loses no worker that is alive.
+_SOCKETS = SocketSettings(receive_queue_messages=8192)
 
 
 class _Server(uvicorn.Server):
@@ -77,9 +83,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         stack.callback(helpers.close)
         helpers.start()
         embedded = settings.metadata == EMBEDDED
-        store: MetadataStore = MemoryStore() if embedded else open_store(settings.metadata)
+        leases = ServedClock()
+        store: MetadataStore = MemoryStore(leases) if embedded else open_store(settings.metadata)
         stack.callback(store.close)
-        network = ZmqNetwork()
+        network = ZmqNetwork(_SOCKETS)
         stack.push_async_callback(network.close)
 
         journal = None
@@ -108,6 +115,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         about = About(settings.worker_id, settings.metadata.partition(":")[0])
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, hub, clock, about))]
         if embedded:
+            service.spawn(leases.follow(), name="leases")
             mounts.append(("/metadata", metadata_app(store)))
         app = create_app(
             traced.gateway(gateway),
