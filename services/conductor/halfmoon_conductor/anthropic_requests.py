@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.anthropic_tools import (
@@ -16,11 +16,13 @@ from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest
 from halfmoon_conductor.request_fields import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_ID,
+    MAX_TURNS,
     Neutral,
     Salt,
     Shape,
     StopString,
     Text,
+    Variables,
 )
 from halfmoon_conductor.tool_fields import check_choice
 
@@ -35,9 +37,9 @@ class CountTokensRequest(Shape):
     """A conversation, whose tokens are to be counted."""
 
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
-    messages: list[Turn] = Field(min_length=1, fail_fast=True)
+    messages: list[Turn] = Field(min_length=1, max_length=MAX_TURNS, fail_fast=True)
     system: Blocks | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+    chat_template_kwargs: Variables | None = Field(
         None, description="vLLM's: more names for the model's chat template."
     )
 
@@ -62,8 +64,13 @@ class CountTokensRequest(Shape):
 
     @model_validator(mode="after")
     def _can_be_called(self) -> "CountTokensRequest":
-        for turn in self.messages:
-            turn.as_chat()
+        if (n := sum(len(turn.as_chat()) for turn in self.messages)) > MAX_TURNS:
+            raise PydanticCustomError(
+                "contradiction",
+                "the results of calls and the turns are {n} in all, over the {most} that one "
+                "request may have",
+                {"n": n, "most": MAX_TURNS},
+            )
         fields = self._tool_fields()
         check_choice(fields["tools"] or (), fields["tool_choice"])
         return self

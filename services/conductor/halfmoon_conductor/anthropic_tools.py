@@ -10,7 +10,9 @@ from pydantic_core import PydanticCustomError
 from halfmoon_conductor.openai_requests import CallingMessage, ChatMessage, TextPart
 from halfmoon_conductor.request_fields import (
     MAX_CHOICES,
+    MAX_PARTS,
     Neutral,
+    Parts,
     Shape,
     Text,
     one_of,
@@ -42,8 +44,7 @@ class TextBlock(TextPart):
 
 
 Blocks = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[list[TextBlock], Field(min_length=1, fail_fast=True), Tag("list")],
+    Annotated[Text, Tag("text")] | Annotated[list[TextBlock], Parts, Tag("list")],
     one_of("must be a string or a list of text blocks", text_or_list),
 ]
 
@@ -67,7 +68,8 @@ class ToolResultBlock(Shape):
     tool_use_id: Text
     content: (
         Annotated[
-            Annotated[Text, Tag("text")] | Annotated[list[TextBlock], Tag("list")],
+            Annotated[Text, Tag("text")]
+            | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
             one_of("must be a string or a list of text blocks", text_or_list),
         ]
         | None
@@ -98,8 +100,7 @@ class Turn(Shape):
 
     role: Literal["user", "assistant"]
     content: Annotated[
-        Annotated[Text, Tag("text")]
-        | Annotated[list[Block], Field(min_length=1, fail_fast=True), Tag("list")],
+        Annotated[Text, Tag("text")] | Annotated[list[Block], Parts, Tag("list")],
         one_of("must be a string or a list of blocks", text_or_list),
     ]
 

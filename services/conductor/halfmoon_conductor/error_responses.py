@@ -44,6 +44,8 @@ _ANTHROPIC_KINDS = {
 CLIENT_GONE_STATUS = 499
 _INTERNAL = "Something went wrong inside; the server's log has the details."
 _SHOWN_CHARACTERS = 60
+#: Of a message, whatever is in it.
+_MOST_CHARACTERS = 1000
 
 _log = structlog.get_logger(__name__)
 
@@ -190,7 +192,9 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Error
 
 
 def _encodable(text: str) -> str:
-    """Clients' own words come back in errors, and may hold what can't be encoded."""
+    """Clients' own words come back in errors, and may be long, or hold what can't be encoded."""
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[:_MOST_CHARACTERS]}…"
     return text.encode(errors="replace").decode()
 
 

@@ -47,6 +47,7 @@ LEAST_TEMPERATURE = 1e-5
 RETRY_WHILE_LOADING_S = 2.0
 #: Scores of a prompt travel in one message; this many are half of the most that it may be.
 MAX_PROMPT_SCORES = 500_000
+_SHOWN_CHARACTERS = 200
 _SEED_MASK = 2**63 - 1
 
 
@@ -119,7 +120,8 @@ class Intake:
             )
         if name not in (None, card.name):
             raise ModelNotFound(
-                f"The model {name!r} is not served here; {card.name!r} is.", param="model"
+                f"The model {_shown(name or '')} is not served here; {card.name!r} is.",
+                param="model",
             )
         return card
 
@@ -478,6 +480,10 @@ class Intake:
                 param=param,
             )
         return token_ids
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…")
 
 
 def _asked(body: SharedFields) -> int | None:

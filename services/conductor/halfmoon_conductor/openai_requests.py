@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     Discriminator,
     Field,
-    JsonValue,
     Tag,
     WithJsonSchema,
     model_validator,
@@ -22,12 +21,15 @@ from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.label_fields import Label, Metadata, Options, Word
 from halfmoon_conductor.request_fields import (
     MAX_CHOICES,
+    MAX_MESSAGES,
     MAX_TOKEN_ID,
     Neutral,
+    Parts,
     Prompt,
     Salt,
     Shape,
     Text,
+    Variables,
     one_of,
     refuse_unknown,
     text_or_list,
@@ -335,8 +337,7 @@ class TextPart(Shape):
 
 
 Content = Annotated[
-    Annotated[Text, Tag("text")]
-    | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("list")],
+    Annotated[Text, Tag("text")] | Annotated[list[TextPart], Parts, Tag("list")],
     one_of("must be a string or a list of text parts", text_or_list),
 ]
 
@@ -426,11 +427,11 @@ AnyMessage = Annotated[
 class ChatRequest(SharedFields):
     """Answer a conversation."""
 
-    messages: list[AnyMessage] = Field(min_length=1, fail_fast=True)
+    messages: list[AnyMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_generation_prompt: bool | None = Field(
         None, description="Default true: let the model begin a turn of its own."
     )
-    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+    chat_template_kwargs: Variables | None = Field(
         None, description="More names for the model's chat template, such as enable_thinking."
     )
 

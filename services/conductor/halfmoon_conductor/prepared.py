@@ -47,6 +47,9 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     content: bytes
 
 
+_KINDS = (errors.InvalidRequest, errors.NotSupported, errors.TooLong, errors.ModelNotFound)
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """One of the errors of `errors`."""
 
@@ -62,7 +65,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     def error(self) -> errors.ApiError:
         """The error again."""
         kind = getattr(errors, self.kind, None)
-        if kind not in (errors.InvalidRequest, errors.NotSupported, errors.TooLong):
+        if kind not in _KINDS:
             return errors.ApiError(self.message, param=self.param)
         return kind(self.message, param=self.param)  # type: ignore[no-any-return]
 

@@ -41,6 +41,8 @@ from halfmoon_conductor.tool_calls import Parser
 #: time, where streams wait for it.
 MAX_OTHER_BYTES = 512 * 1024
 MAX_OTHER_VALUES = 20_000
+#: Of all of a body: messages, parts, tools and schemas.
+MAX_OBJECTS = 20_000
 
 _SHAPES: Mapping[str, type] = {
     shape.__name__: shape
@@ -72,6 +74,11 @@ class Preparation:
         self._model.model = job.card
         try:
             value = request_body.parsed(job.content)
+            if _n_objects(value) > MAX_OBJECTS:
+                raise InvalidRequest(
+                    f"The body has over {MAX_OBJECTS} objects (messages, parts, tools and all in "
+                    "them), the most that are accepted."
+                )
             return self._prepared(request_body.checked(self._shapes[job.shape], value), value)
         except ApiError as error:
             return Refused.of(error)
@@ -134,6 +141,15 @@ def _light(
             param=largest,
         )
     return msgspec.json.encode({**rest, **instead, **told})
+
+
+def _n_objects(value: Any) -> int:
+    match value:
+        case dict():
+            return 1 + sum(map(_n_objects, value.values()))
+        case list():
+            return sum(map(_n_objects, value))
+    return 0
 
 
 def _n_values(value: Any) -> int:

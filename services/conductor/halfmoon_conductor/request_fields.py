@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    JsonValue,
     Tag,
     model_validator,
 )
@@ -30,6 +31,14 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOKEN_ID = 2**32 - 1
 MAX_LOGIT_BIASES = 1024
+#: Turns of a conversation.
+MAX_MESSAGES = 4096
+#: Of the other APIs' conversations, which become chats with a system message besides.
+MAX_TURNS = MAX_MESSAGES - 1
+#: Parts of one content.
+MAX_PARTS = 1024
+#: More names for a chat template.
+MAX_VARIABLES = 64
 #: Answers to one request: its prompts, times `n`.
 MAX_CHOICES = 128
 
@@ -114,6 +123,7 @@ def _token_id_keys(biases: dict[str, float]) -> dict[str, float]:
 
 Text = Annotated[str, AfterValidator(_unicode)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Variables = Annotated[dict[str, JsonValue], Field(max_length=MAX_VARIABLES)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Several = Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
 LogitBias = Annotated[
@@ -129,6 +139,7 @@ LogitBias = Annotated[
     ),
     AfterValidator(_token_id_keys),
 ]
+Parts = Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)
 Salt = Annotated[str, Field(max_length=1024), AfterValidator(_unicode)]
 StopString = Annotated[
     str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_unicode)

@@ -7,7 +7,6 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    JsonValue,
     Tag,
     WithJsonSchema,
     model_validator,
@@ -25,11 +24,15 @@ from halfmoon_conductor.label_fields import (
 )
 from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest
 from halfmoon_conductor.request_fields import (
+    MAX_PARTS,
     MAX_TOKEN_ID,
+    MAX_TURNS,
     Neutral,
+    Parts,
     Salt,
     Shape,
     Text,
+    Variables,
     one_of,
     text_or_list,
 )
@@ -95,8 +98,7 @@ class InputMessage(Shape):
     ] = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[Text, Tag("text")]
-        | Annotated[list[InputText], Field(min_length=1, fail_fast=True), Tag("list")],
+        Annotated[Text, Tag("text")] | Annotated[list[InputText], Parts, Tag("list")],
         one_of("must be a string or a list of text parts", text_or_list),
     ]
     id: Text | None = None
@@ -115,7 +117,7 @@ class FunctionOutput(Shape):
     call_id: Text
     output: Annotated[
         Annotated[Text, Tag("text")]
-        | Annotated[list[InputText], Field(fail_fast=True), Tag("list")],
+        | Annotated[list[InputText], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
         one_of("must be a string or a list of text parts", text_or_list),
     ]
     id: Text | None = None
@@ -190,14 +192,16 @@ class ResponsesRequest(SamplingFields):
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
     input: Annotated[
         Annotated[Text, Tag("text")]
-        | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag("list")],
+        | Annotated[
+            list[Item], Field(min_length=1, max_length=MAX_TURNS, fail_fast=True), Tag("list")
+        ],
         one_of("must be a string or a list of messages, calls and their outputs", text_or_list),
     ]
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
     text: TextConfig | None = Field(None, description="Any text, a JSON object, JSON of a schema.")
     structured_outputs: StructuredOutputs | None = Field(None, description="As in vLLM's chats.")
-    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+    chat_template_kwargs: Variables | None = Field(
         None, description="More names for the model's chat template."
     )
     tools: FunctionTools | None = Field(None, description="Functions that the model may call.")

@@ -4,12 +4,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from halfmoon_conductor.intake import Intake
 from halfmoon_conductor.openai_requests import ChatMessage
-from halfmoon_conductor.request_fields import Neutral, Shape, Text, TokenId
+from halfmoon_conductor.request_fields import (
+    MAX_MESSAGES,
+    Neutral,
+    Shape,
+    Text,
+    TokenId,
+    Variables,
+)
 
 #: A context of a million tokens fits.
 _MAX_TOKENS = 2**20
@@ -20,12 +27,14 @@ class TokenizeRequest(Shape):
 
     model: Text | None = Field(None, description="Left out: the one that is served.")
     prompt: Text | None = Field(None, description="This, or messages.")
-    messages: list[ChatMessage] | None = Field(None, min_length=1, fail_fast=True)
+    messages: list[ChatMessage] | None = Field(
+        None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
+    )
     add_special_tokens: bool | None = Field(
         None, description="Default true for a prompt: begin with BOS if the model wants one."
     )
     add_generation_prompt: bool | None = Field(None, description="Default true; of messages.")
-    chat_template_kwargs: dict[str, JsonValue] | None = None
+    chat_template_kwargs: Variables | None = None
     return_token_strs: bool | None = Field(None, description="Say how the tokens look, too.")
 
     continue_final_message: Annotated[Any, Neutral(False)] = None
