@@ -35,14 +35,16 @@ _log = structlog.get_logger(__name__)
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Processor seconds that reading one body may take: a few times what ordinary text takes."""
+    """Processor seconds that reading one body may take: ten times what ordinary text takes."""
 
     base_s: float = 2.0
     per_mib_s: float = 1.5
+    per_token_s: float = 1e-5
 
-    def of(self, n_bytes: int) -> float:
-        """For a body of so many bytes."""
-        return self.base_s + self.per_mib_s * n_bytes / _MIB
+    def of(self, job: Job) -> float:
+        """For this body: no more than a full context of ordinary text needs."""
+        by_bytes = self.per_mib_s * len(job.content) / _MIB
+        return self.base_s + min(by_bytes, self.per_token_s * job.card.max_context)
 
 
 class Preparer(Protocol):
@@ -144,7 +146,7 @@ class Helpers:
             self._idle.append(forking.result())
 
     async def _ask(self, child: Child, job: Job) -> bytes:
-        cpu_s = self._budget.of(len(job.content))
+        cpu_s = self._budget.of(job)
         call = asyncio.create_task(child.call_async(encode_job(job), cpu_s=cpu_s))
         try:
             content = await asyncio.shield(call)

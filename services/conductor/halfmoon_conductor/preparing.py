@@ -74,7 +74,7 @@ class Preparation:
         self._model.model = job.card
         try:
             value = request_body.parsed(job.content)
-            if _n_objects(value) > MAX_OBJECTS:
+            if _exceeds(value, MAX_OBJECTS, of=(dict,)):
                 raise InvalidRequest(
                     f"The body has over {MAX_OBJECTS} objects (messages, parts, tools and all in "
                     "them), the most that are accepted."
@@ -131,34 +131,30 @@ def _light(
     """
     told = told or {}
     rest = {name: each for name, each in value.items() if name not in (*instead, *told)}
-    n_values, content = _n_values(rest), msgspec.json.encode(rest)
-    if len(content) > MAX_OTHER_BYTES or n_values > MAX_OTHER_VALUES:
+    content = msgspec.json.encode(rest)
+    if len(content) > MAX_OTHER_BYTES or _exceeds(rest, MAX_OTHER_VALUES, of=(object,)):
         largest = max(rest, key=lambda name: len(msgspec.json.encode(rest[name])))
         raise InvalidRequest(
-            f"The fields besides {next(iter(instead))} have {len(content)} bytes and {n_values} "
-            f"values; {MAX_OTHER_BYTES} bytes and {MAX_OTHER_VALUES} values are the most that "
-            f"are accepted. The largest is {largest}.",
+            f"The fields besides {next(iter(instead))} are over the {MAX_OTHER_BYTES} bytes and "
+            f"{MAX_OTHER_VALUES} values that they may have in all; the largest is {largest}.",
             param=largest,
         )
     return msgspec.json.encode({**rest, **instead, **told})
 
 
-def _n_objects(value: Any) -> int:
-    match value:
-        case dict():
-            return 1 + sum(map(_n_objects, value.values()))
-        case list():
-            return sum(map(_n_objects, value))
-    return 0
-
-
-def _n_values(value: Any) -> int:
-    match value:
-        case dict():
-            return 1 + sum(map(_n_values, value.values()))
-        case list():
-            return 1 + sum(map(_n_values, value))
-    return 1
+def _exceeds(value: Any, most: int, *, of: tuple[type, ...]) -> bool:
+    """Whether there are more values of these types in a value, itself included."""
+    n, rest = 0, [value]
+    while rest:
+        each = rest.pop()
+        n += isinstance(each, of)
+        if n > most:
+            return True
+        if isinstance(each, dict):
+            rest += each.values()
+        elif isinstance(each, list):
+            rest += each
+    return False
 
 
 class Spec(msgspec.Struct, frozen=True):
