@@ -127,7 +127,8 @@ def test_of_tokens_that_look_alike_the_likeliest_is_told(tokenizer: HubTokenizer
 
 @pytest.mark.parametrize(("body", "told"), [
     ({"prompt": [70] * 20, "max_tokens": 1, "prompt_logprobs": 20}, None),
-    ({"prompt": [70] * 199, "max_tokens": 1, "prompt_logprobs": 20}, "500000"),
+    ({"prompt": [70] * 199, "max_tokens": 1, "prompt_logprobs": 20}, "500"),
+    ({"prompt": [70] * 20, "max_tokens": 1, "prompt_logprobs": 20, "n": 2}, "500"),
 ])  # fmt: skip
 async def test_too_many_scores_for_one_message_are_refused(
     client: httpx.AsyncClient,

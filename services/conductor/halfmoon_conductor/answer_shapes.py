@@ -1,5 +1,6 @@
 """An answer in OpenAI's shapes: whole, or as server-sent events."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from halfmoon_conductor import sse
 from halfmoon_conductor.answering import Answer, Piece
 from halfmoon_conductor.call_bodies import Call
 from halfmoon_conductor.logprob_shapes import LogprobWriter, Scored
+from halfmoon_conductor.long_answers import SHORT_ANSWER, json_of
 from halfmoon_conductor.openai_requests import SharedFields
 from halfmoon_conductor.openai_responses import (
     AssistantMessage,
@@ -79,6 +81,14 @@ class AnswerShape(ABC):
         self._only_texts = not (
             self._tells_tokens or body.wants_continuous_usage or answer.order.calling
         )
+        n_prompts = answer.order.n_prompt * answer.order.n_per_prompt
+        per_token = int(bool(body.return_token_ids))
+        if body.n_prompt_top is not None:
+            per_token += 1 + body.n_prompt_top
+        #: Tokens and scores that the answer tells of its prompts.
+        self._n_told_of_prompts = n_prompts * per_token
+        #: Whether the answer that `whole` gave is long to write.
+        self.is_long = False
         #: The event of such a piece, by choice.
         self._templates: dict[int, EventTemplate] = {}
 
@@ -95,7 +105,16 @@ class AnswerShape(ABC):
                     choice.finish = piece.finish
                     choice.stop_reason = self._stop_reason(piece)
                     choice.is_cut = piece.is_cut
-        return self._whole(written)
+        self.is_long = self._n_told > SHORT_ANSWER
+        return (
+            await asyncio.to_thread(self._whole, written) if self.is_long else self._whole(written)
+        )
+
+    @property
+    def _n_told(self) -> int:
+        """Tokens and scores in the answer, besides its text."""
+        n_new = self.answer.n_generated if self._tells_tokens else 0
+        return n_new * (1 + (self._body.n_top or 0)) + self._n_told_of_prompts
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; the first is there as soon as the first token is."""
@@ -104,8 +123,8 @@ class AnswerShape(ABC):
             async for piece in pieces:
                 if piece.index not in begun:
                     begun.add(piece.index)
-                    for chunk in self._opening(piece.index):
-                        yield self._event(chunk)
+                    for event in await self._opened(piece.index):
+                        yield event
                 if self._only_texts and not piece.finish:
                     if piece.text:
                         yield self._template(piece.index).fill(piece.text)
@@ -115,6 +134,16 @@ class AnswerShape(ABC):
         if self._body.wants_usage_chunk:
             yield self._event(self._usage_chunk(), self.usage())
         yield sse.DONE
+
+    async def _opened(self, index: int) -> list[bytes]:
+        """Events before a choice's first piece."""
+        if self._n_told_of_prompts <= SHORT_ANSWER:
+            return [self._event(chunk) for chunk in self._opening(index)]
+
+        def written() -> list[bytes]:
+            return [sse.event(json_of(chunk).decode()) for chunk in self._opening(index)]
+
+        return await asyncio.to_thread(written)
 
     def usage(self) -> Usage:
         """As far as the answer has been read."""

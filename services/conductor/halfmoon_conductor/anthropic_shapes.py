@@ -69,6 +69,9 @@ class MessagesShape:
         model: its name as the client wrote it.
     """
 
+    #: Texts are quickly written.
+    is_long = False
+
     def __init__(self, answer: Answer, model: str) -> None:
         self.answer = answer
         self.model = model

@@ -1,5 +1,6 @@
 """What all routes that generate share: from a request's order to its answer, streamed or whole."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Protocol
 
@@ -13,12 +14,18 @@ from halfmoon_conductor.errors import RateLimited
 from halfmoon_conductor.generation import Gateway
 from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Intake, Order
+from halfmoon_conductor.long_answers import json_of
 from halfmoon_conductor.sse import EventStream
 from halfmoon_conductor.tokenizer import Tokenizer
 
 
 class Written(Protocol):
     """An answer in one API's shapes."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether what `whole` gave is long to write."""
+        ...
 
     def whole(self) -> Coroutine[Any, Any, BaseModel]:
         """All of it, once it is complete."""
@@ -71,4 +78,7 @@ async def respond(
     if stream:
         return EventStream(written.events(), last_words)
     whole = await written.whole()
+    if written.is_long:
+        content = await asyncio.to_thread(json_of, whole)
+        return Response(content, media_type="application/json")
     return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")

@@ -45,8 +45,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 LEAST_TEMPERATURE = 1e-5
 #: How soon to ask again while workers are still loading the model.
 RETRY_WHILE_LOADING_S = 2.0
-#: Scores of a prompt travel in one message; this many are half of the most that it may be.
-MAX_PROMPT_SCORES = 500_000
+#: Scores of prompts in one answer. Those of a prompt travel in one message, which is read where
+#: streams wait for it.
+MAX_PROMPT_SCORES = 100_000
+#: Token ids of prompts in one answer, and characters.
+MAX_TOLD_TOKENS = 1 << 20
+MAX_ECHOED_CHARACTERS = 16 << 20
 _SHOWN_CHARACTERS = 200
 _SEED_MASK = 2**63 - 1
 
@@ -147,6 +151,12 @@ class Intake:
             "cmpl", body, prompts, card, asker, DEFAULT_COMPLETION_TOKENS, "prompt", grammar
         )
         echoes = self.echoes_of(body) if prepared is None else prepared.echoes
+        if (n_echoed := order.n_per_prompt * sum(map(len, echoes))) > MAX_ECHOED_CHARACTERS:
+            raise TooLong(
+                f"echo would repeat {n_echoed} characters, over the {MAX_ECHOED_CHARACTERS} that "
+                "one answer may; ask for fewer choices.",
+                param="echo",
+            )
         return msgspec.structs.replace(order, echoes=echoes) if echoes else order
 
     def prompts_of(self, body: CompletionRequest) -> list[list[int]]:
@@ -338,6 +348,7 @@ class Intake:
         seed = secrets.randbits(63) if body.seed is None else body.seed
         several = len(prompts) * n > 1
         ttft_slo_s, tbt_slo_s = asker.slos(body.ttft_slo_s, body.tbt_slo_s)
+        self._check_told(body, n * sum(map(len, prompts)), param)
         generations: list[GenerationRequest] = []
         for token_ids in prompts:
             stopping = self._stopping(body, len(token_ids), card, most_by_default, param)
@@ -384,19 +395,30 @@ class Intake:
                 param=param,
             )
 
+    def _check_told(self, body: SharedFields, n_tokens: int, param: str) -> None:
+        """Check how much of its prompts an answer is to tell, once for each choice.
+
+        Raises:
+            TooLong: it is too much for one answer.
+        """
+        if body.n_prompt_top is not None and n_tokens * (1 + body.n_prompt_top) > MAX_PROMPT_SCORES:
+            raise TooLong(
+                f"Log probabilities of {n_tokens} tokens with {body.n_prompt_top} likeliest ones "
+                f"each are over the {MAX_PROMPT_SCORES} that one request may have.",
+                param=param,
+            )
+        if body.return_token_ids and n_tokens > MAX_TOLD_TOKENS:
+            raise TooLong(
+                f"return_token_ids would tell {n_tokens} tokens of prompts, over the "
+                f"{MAX_TOLD_TOKENS} that one answer may; ask for fewer choices.",
+                param="return_token_ids",
+            )
+
     def _stopping(
         self, body: SharedFields, n_prompt: int, card: ModelCard, most_by_default: int, param: str
     ) -> Stopping:
         self._check_fits(body, n_prompt, param)
         asked = _asked(body)
-        if n_prompt * (1 + (body.n_prompt_top or 0)) > MAX_PROMPT_SCORES and (
-            body.n_prompt_top is not None
-        ):
-            raise TooLong(
-                f"Log probabilities of {n_prompt} tokens with {body.n_prompt_top} likeliest ones "
-                f"each are over the {MAX_PROMPT_SCORES} that one request may have.",
-                param=param,
-            )
         most = min(most_by_default, card.max_context - n_prompt)
         max_new_tokens = most if asked is None else asked
         if (body.min_tokens or 0) > max_new_tokens:

@@ -30,8 +30,13 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
         except Exception as error:
             await items.put(error)
 
-    tasks = [asyncio.create_task(read(source)) for source in sources]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for source in sources:
+            # One after the other, with room between them for who else is on the loop: the first
+            # step of each may take milliseconds.
+            tasks.append(asyncio.create_task(read(source)))
+            await asyncio.sleep(0)
         n_left = len(tasks)
         while n_left:
             item = await items.get()

@@ -116,6 +116,9 @@ class ResponsesShape:
         body: what the client asked for.
     """
 
+    #: Texts are quickly written.
+    is_long = False
+
     def __init__(self, answer: Answer, body: ResponsesRequest) -> None:
         self.answer = answer
         self._body = body
