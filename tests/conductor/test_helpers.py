@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -197,6 +198,19 @@ async def test_the_work_of_a_client_that_is_gone_is_ended(
         load = await client.get("/load")
         assert load.json() == {"server_load": 0}
         assert not long_gateway.requests
+
+
+@pytest.mark.parametrize("who", ["helper", "template"])
+async def test_a_helper_that_was_killed_while_idle_costs_no_request(
+    tokenizer: HubTokenizer, who: str
+) -> None:
+    with sandbox(tokenizer) as own:
+        helpers = Helpers(own, 2)
+        await helpers.prepare(completion_job("a"))
+        (pid,) = helpers.pids
+        os.kill(pid if who == "helper" else own.pid or 0, signal.SIGKILL)
+        assert isinstance(await helpers.prepare(completion_job("a")), Prepared)
+        helpers.close()
 
 
 async def test_a_helper_that_does_not_start_is_told_as_such(tokenizer: HubTokenizer) -> None:

@@ -3,9 +3,6 @@ their client is gone. Where there are none, as in tests, a thread does it.
 """
 
 import asyncio
-import os
-import signal
-from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -28,6 +25,8 @@ from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
 MEMORY_BYTES = 1024 * 1024 * 1024
 #: Larger bodies leave one helper to those that are not.
 _LARGE_BYTES = 256 * 1024
+#: Bodies after which a helper is replaced by a fresh one.
+_MAX_READ = 1000
 _MIB = 1024 * 1024
 _RETRY_S = 1.0
 
@@ -86,15 +85,13 @@ class Helpers:
         self._budget = budget or Budget()
         self._places = asyncio.Semaphore(n_helpers)
         self._large_places = asyncio.Semaphore(n_helpers - 1)
-        #: Alive, and with nothing to do.
-        self._idle: list[Child] = []
-        #: Calls that nobody waits for; their children are being ended.
-        self._ending: set[asyncio.Task[bytes]] = set()
+        #: Alive, with nothing to do, and with how many bodies each has read.
+        self._idle: list[tuple[Child, int]] = []
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of helpers that have nothing to do."""
-        return [child.pid for child in self._idle]
+        """Process ids of helpers that have nothing to do; asks for them, and waits."""
+        return [child.pid for child, _ in self._idle]
 
     async def prepare(self, job: Job) -> Prepared | Answered:
         """See `Preparer`."""
@@ -109,7 +106,7 @@ class Helpers:
 
     def close(self) -> None:
         """End all of them."""
-        for child in self._idle:
+        for child, _ in self._idle:
             child.close()
         self._idle.clear()
         self._sandbox.close()
@@ -117,8 +114,7 @@ class Helpers:
     async def _in_turn(self, job: Job) -> Prepared | Answered:
         async with self._places:
             try:
-                child = self._idle.pop() if self._idle else await self._fork()
-                content = await self._ask(child, job)
+                content = await self._ask(job)
             except Exceeded as error:
                 _log.warning("helper ended", limit=error.limit, n_bytes=len(job.content))
                 raise TooCostly(
@@ -132,41 +128,39 @@ class Helpers:
                 raise Unavailable("No helper is there to read this request.", _RETRY_S) from None
         return _checked(decode_outcome(content))
 
-    async def _fork(self) -> Child:
-        # In a thread: the template may have to be started anew.
-        forking = asyncio.create_task(asyncio.to_thread(self._sandbox.fork))
-        try:
-            return await asyncio.shield(forking)
-        except asyncio.CancelledError:
-            forking.add_done_callback(self._forked)
-            raise
-
-    def _forked(self, forking: "asyncio.Task[Child]") -> None:
-        if not forking.cancelled() and forking.exception() is None:
-            self._idle.append(forking.result())
-
-    async def _ask(self, child: Child, job: Job) -> bytes:
+    async def _ask(self, job: Job) -> bytes:
+        """Have a helper read it: one that is there, else, or if that one dies, a fresh one."""
         cpu_s = self._budget.of(job)
-        call = asyncio.create_task(child.call_async(encode_job(job), cpu_s=cpu_s))
+        request = encode_job(job)
+        while self._idle:
+            child, n_read = self._idle.pop()
+            try:
+                return await self._call(child, n_read, request, cpu_s)
+            except Broken:  # it ended with its template: there will be another one
+                continue
+            except Exceeded as error:
+                if error.limit == "time":
+                    raise
+                # What others left there may have been the reason.
+        return await self._call(await self._fork(), 0, request, cpu_s)
+
+    async def _call(self, child: Child, n_read: int, request: bytes, cpu_s: float) -> bytes:
         try:
-            content = await asyncio.shield(call)
-        except asyncio.CancelledError:
-            if not call.done():
-                # Closing a child waits until its memory is given back: the kernel tells when.
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
-                self._ending.add(call)
-                call.add_done_callback(self._ended)
+            content = await child.call_async(request, cpu_s=cpu_s)
+        except HandlerFailed:
+            child.close()
             raise
-        finally:
-            if call.done() and child.alive:
-                self._idle.append(child)
+        if n_read < _MAX_READ and len(request) <= _LARGE_BYTES:
+            self._idle.append((child, n_read + 1))
+        else:
+            child.close()  # with all that it took from the system
         return content
 
-    def _ended(self, call: "asyncio.Task[bytes]") -> None:
-        self._ending.discard(call)
-        if not call.cancelled():
-            call.exception()  # it was ended: nothing to tell
+    async def _fork(self) -> Child:
+        """A new helper; the first one waits in a thread until the template has loaded."""
+        if self._sandbox.started():
+            return self._sandbox.fork()
+        return await asyncio.to_thread(self._sandbox.fork)
 
 
 def _checked(outcome: Outcome) -> Prepared | Answered:
