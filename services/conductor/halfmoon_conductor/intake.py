@@ -48,6 +48,9 @@ RETRY_WHILE_LOADING_S = 2.0
 #: Scores of prompts in one answer. Those of a prompt travel in one message, which is read where
 #: streams wait for it.
 MAX_PROMPT_SCORES = 100_000
+#: Tokens of all prompts of a request, times its choices, where there are several: they are queued
+#: at once, before whatever comes after them.
+MAX_PROMPT_TOKENS = 2 << 20
 #: Token ids of prompts in one answer, and characters.
 MAX_TOLD_TOKENS = 1 << 20
 MAX_ECHOED_CHARACTERS = 16 << 20
@@ -348,7 +351,14 @@ class Intake:
         seed = secrets.randbits(63) if body.seed is None else body.seed
         several = len(prompts) * n > 1
         ttft_slo_s, tbt_slo_s = asker.slos(body.ttft_slo_s, body.tbt_slo_s)
-        self._check_told(body, n * sum(map(len, prompts)), param)
+        n_tokens = n * sum(map(len, prompts))
+        if several and n_tokens > MAX_PROMPT_TOKENS:
+            raise TooLong(
+                f"{len(prompts)} prompts times n, {n}, are {n_tokens} tokens to compute, over the "
+                f"{MAX_PROMPT_TOKENS} that one request may have; send several requests.",
+                param="n" if n > 1 else param,
+            )
+        self._check_told(body, n_tokens, param)
         generations: list[GenerationRequest] = []
         for token_ids in prompts:
             stopping = self._stopping(body, len(token_ids), card, most_by_default, param)
