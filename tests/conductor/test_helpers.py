@@ -257,7 +257,7 @@ async def test_a_text_that_can_fit_into_no_context_is_not_tokenised(
     [
         ({"tools": [{"type": "function", "function": {
             "name": "f", "parameters": {"properties": [[]] * 30_000}}}]}, "tools"),
-        ({"user": "a" * 600_000}, "user"),
+        ({"prediction": {"type": "content", "content": "a" * 600_000}}, "prediction"),
         ({"guided_json": {"description": "a" * 600_000}}, "guided_json"),
     ],
 )  # fmt: skip
