@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_engine.errors import BadEngineSpec, PoolNotAttached
+from halfmoon_engine.errors import PoolNotAttached
 from halfmoon_engine.fake import FakeEngine, FakeModel, parse_fake_spec
 from halfmoon_engine.interface import Draw, Run
+from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from halfmoon_engine import fingerprint as module
-from halfmoon_engine.errors import ModelNotFound
 from halfmoon_engine.fingerprint import fingerprint
 from halfmoon_engine.testing import make_tiny_model
+from halfmoon_models.errors import ModelNotFound
 
 
 @pytest.fixture

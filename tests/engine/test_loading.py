@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.errors import BrokenCheckpoint, EngineError, UnsupportedModel
-from halfmoon_engine.inspection import folder as folder_module
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.testing_folders import LLAMA, make_llama, safetensors, tensors_of_llama, write
+from halfmoon_models import folder as folder_module
+from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
 
 Tensors = dict[str, tuple[str, list[int]]]
 
 
-def refusal(folder: Path, kind: type[EngineError] = BrokenCheckpoint) -> str:
+def refusal(folder: Path, kind: type[ModelError] = BrokenCheckpoint) -> str:
     with pytest.raises(kind) as caught:
         open_engine(str(folder), block_size=16, device="cpu", threads=1)
     return str(caught.value)
@@ -97,7 +97,7 @@ def test_a_config_that_breaks_transformers_is_one_line(tmp_path: Path) -> None:
     )
     for number, changes in enumerate(cases):
         folder = make_llama(tmp_path / str(number), **changes)
-        line = refusal(folder, EngineError)
+        line = refusal(folder, ModelError)
         assert line.isprintable(), line
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers as untyped_transformers
 
-from halfmoon_engine.errors import EngineError, UnsupportedModel
-from halfmoon_engine.inspection import model_kinds
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.probe import probe
+from halfmoon_models import model_kinds
+from halfmoon_models.errors import ModelError, UnsupportedModel
 
 transformers: Any = untyped_transformers
 
@@ -135,7 +135,7 @@ def test_a_layer_that_is_not_causal_is_refused_where_its_logits_hardly_show_it(
 
 def test_weights_that_are_no_numbers_are_refused(model: Any) -> None:
     model.lm_head.weight.data[3, 3] = float("nan")
-    with pytest.raises(EngineError, match="NaN"):
+    with pytest.raises(ModelError, match="NaN"):
         probe(model)
 
 

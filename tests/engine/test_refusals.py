@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers as untyped_transformers
 
-from halfmoon_engine.errors import ModelNotFound, UnsupportedModel
 from halfmoon_engine.load import open_engine
+from halfmoon_models.errors import ModelNotFound, UnsupportedModel
 
 transformers: Any = untyped_transformers
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.errors import MAX_TEXT, EngineError
-from halfmoon_engine.inspection.folder import inspect_folder
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.testing import make_tiny_model
 from halfmoon_engine.testing_folders import split, with_header
+from halfmoon_models.errors import MAX_TEXT, ModelError
+from halfmoon_models.folder import inspect_folder
 
 N_MUTANTS = int(os.environ.get("HALFMOON_FUZZ", "150"))
 SEED = int(os.environ.get("HALFMOON_FUZZ_SEED") or 0) or random.SystemRandom().randrange(2**32)
@@ -272,14 +272,14 @@ def test_mutated_checkpoints_are_refused_in_a_line_or_right(tmp_path: Path) -> N
             engine = open_engine(str(folder), block_size=16, device="cpu", threads=1)
             check_right(folder, engine)
             ends["right"] += 1
-        except EngineError as error:
+        except ModelError as error:
             line = str(error)
             assert line.isprintable() and 0 < len(line) <= MAX_TEXT, (number, what, line)
             ends[type(error).__name__] += 1
             try:
                 inspect_folder(folder)
                 ends["seen only by loading it"] += 1
-            except EngineError:
+            except ModelError:
                 pass
         except BaseException as error:
             error.add_note(f"mutant {number} of seed {SEED}: {what}")

@@ -20,9 +20,9 @@ from halfmoon_cli.simulate import simulate
 from halfmoon_cli.status.command import status
 from halfmoon_cli.transfer import bench, target
 from halfmoon_cli.up import run_up
-from halfmoon_engine.errors import EngineError
 from halfmoon_engine.model_folder import check_model
 from halfmoon_metadata.ports import free_port, is_free
+from halfmoon_models.errors import ModelError
 
 DEFAULT_PORT = 8000
 
@@ -94,7 +94,7 @@ def up(
     try:
         check_model(model)
         extra = role_options(option or [])
-    except (EngineError, BadOption) as error:
+    except (ModelError, BadOption) as error:
         _give_up(str(error))
     plan = ClusterPlan(
         model=model,

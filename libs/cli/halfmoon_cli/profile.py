@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from halfmoon_cli.demo import NoDemoModel, demo_model_folder
-from halfmoon_engine.errors import EngineError
 from halfmoon_engine.model_folder import check_model
 from halfmoon_engine.profile import REFUSED
+from halfmoon_models.errors import ModelError
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_scheduling.cost_model import unscaled_prefill_s, unscaled_step_s
@@ -72,7 +72,7 @@ def profile(
             points = measure_engine(model, block_size=block_size, threads=threads)
         with console.status("timing transfers …"):
             paths = measure_transfers()
-    except (NoDemoModel, ProfileFailed, EngineError) as error:
+    except (NoDemoModel, ProfileFailed, ModelError) as error:
         console.print("[red]halfmoon:[/red]", escape(str(error)), highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     costs = cost_file(points, paths, threads, pool_mib << 20, kvstore_mib << 20)

@@ -6,8 +6,8 @@ configuration does not tell, `probe.probe` sees in the loaded model.
 
 from typing import Any
 
-from halfmoon_engine.errors import UnsupportedModel
-from halfmoon_engine.inspection.model_types import PAGEABLE_LAYERS
+from halfmoon_models.errors import UnsupportedModel
+from halfmoon_models.model_types import PAGEABLE_LAYERS
 
 
 def check_config(config: Any) -> None:

@@ -14,15 +14,15 @@ import torch
 import transformers as _transformers
 
 from halfmoon_engine.architecture import check_config, max_context
-from halfmoon_engine.errors import EngineError, UnsupportedModel, one_line
 from halfmoon_engine.fingerprint import fingerprint
 from halfmoon_engine.grammar import Grammars
-from halfmoon_engine.inspection.folder import Inspected
 from halfmoon_engine.load import Device
 from halfmoon_engine.pool import TORCH_DTYPES
 from halfmoon_engine.probe import probe
 from halfmoon_engine.skeleton import check_described, check_loaded
 from halfmoon_engine.torch_engine import DTYPE_NAMES, TorchEngine
+from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
+from halfmoon_models.folder import Inspected
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType
 
@@ -82,7 +82,7 @@ def _library_errors(what: str) -> Iterator[None]:
     transformers.logging.set_verbosity_error()
     try:
         yield
-    except (EngineError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (ModelError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic in a library of Rust is no Exception
         lines = [line for line in map(str.strip, str(error).splitlines()) if line]

@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfmoon_engine.costs import measure_costs
-from halfmoon_engine.errors import BadEngineSpec, PoolNotAttached
+from halfmoon_engine.errors import PoolNotAttached
 from halfmoon_engine.interface import Chosen, Draw, Late, LayerHook, Run
 from halfmoon_engine.runs import check_pool, check_runs
+from halfmoon_models.errors import BadEngineSpec
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost

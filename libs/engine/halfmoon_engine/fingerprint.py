@@ -19,8 +19,8 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from halfmoon_engine.errors import ModelNotFound
-from halfmoon_engine.inspection.weights import weight_files
+from halfmoon_models.errors import ModelNotFound
+from halfmoon_models.weights import weight_files
 
 _DOMAIN = b"halfmoon.model.v1"
 FINGERPRINT_BYTES = 16

@@ -6,10 +6,10 @@ inspected, and its weights only when nothing speaks against them.
 
 from pathlib import Path
 
-from halfmoon_engine.errors import ModelNotFound, one_line
 from halfmoon_engine.fake import parse_fake_spec
-from halfmoon_engine.inspection.folder import Inspected, inspect_config, inspect_folder
-from halfmoon_engine.inspection.location import local_folder
+from halfmoon_models.errors import ModelNotFound, one_line
+from halfmoon_models.folder import Inspected, inspect_config, inspect_folder
+from halfmoon_models.location import local_folder
 
 _SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model"]
 _WEIGHTS = ["*.safetensors"]
@@ -22,7 +22,7 @@ def check_model(spec: str) -> None:
         spec: ``fake://…``, or a model's folder or hub id.
 
     Raises:
-        EngineError: the refusal that a worker would end with.
+        ModelError: the refusal that a worker would end with.
     """
     if spec.startswith("fake://"):
         parse_fake_spec(spec)
@@ -36,7 +36,7 @@ def open_folder(path_or_hub_id: str, *, dtype: str = "auto") -> Inspected:
     """Find, or fetch, and inspect a model's folder.
 
     Raises:
-        EngineError: see `inspection.folder.inspect_folder`.
+        ModelError: see `inspection.folder.inspect_folder`.
     """
     folder = local_folder(path_or_hub_id)
     if folder is None:

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from halfmoon_engine.device_pool import DevicePool
-from halfmoon_engine.errors import BrokenCheckpoint, UnsupportedModel
 from halfmoon_engine.interface import Run
 from halfmoon_engine.paged_attention import NAME, attending
 from halfmoon_engine.plan import ForwardPlan, plan_forward, plan_probe
 from halfmoon_engine.pool import TORCH_DTYPES, HostPool, Pool
+from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
 from halfmoon_protocol.layout import KvLayout
 
 _LENGTHS = (19, 13)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from halfmoon_engine.errors import EngineError
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_engine.timing import typical_s
+from halfmoon_models.errors import ModelError
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.sampling import Sampling
 
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> None:
         engine = open_engine(
             options.model, block_size=options.block_size, threads=options.threads or None
         )
-    except EngineError as error:
+    except ModelError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(REFUSED) from None
     found = profile(engine, pool_mib=options.pool_mib)

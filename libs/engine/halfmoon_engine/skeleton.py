@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from halfmoon_engine.errors import BrokenCheckpoint, UnsupportedModel
-from halfmoon_engine.inspection.folder import Inspected, check_fits
+from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
+from halfmoon_models.folder import Inspected, check_fits
 
 #: Modules that a model may have: so many for each tensor in its files, and in any case so many.
 _MODULES_PER_TENSOR = 16

@@ -18,11 +18,11 @@ from tokenizers.decoders import ByteLevel
 
 from halfmoon_conductor.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from halfmoon_conductor.word_cache import WordCache
-from halfmoon_engine.errors import EngineError, ModelNotFound, one_line
-from halfmoon_engine.inspection.bounded_files import list_files, read_object, read_text
-from halfmoon_engine.inspection.foreign_formats import check_names
-from halfmoon_engine.inspection.location import local_folder
-from halfmoon_engine.inspection.text_files import (
+from halfmoon_models.bounded_files import list_files, read_object, read_text
+from halfmoon_models.errors import ModelError, ModelNotFound, one_line
+from halfmoon_models.foreign_formats import check_names
+from halfmoon_models.location import local_folder
+from halfmoon_models.text_files import (
     MAX_SMALL_BYTES,
     MAX_TOKEN_IDS,
     MAX_TOKENIZER_BYTES,
@@ -337,7 +337,7 @@ def _naming(spec: str) -> Iterator[None]:
     """Turn what a malformed config raises into an error that names the model."""
     try:
         yield
-    except EngineError as error:
+    except ModelError as error:
         raise TokenizerUnavailable(str(error)) from None
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise TokenizerUnavailable(
@@ -349,7 +349,7 @@ def _read_configs(folder: Path) -> dict[str, dict[str, Any]]:
     """The JSON files beside tokenizer.json, checked; an empty object for one that is missing.
 
     Raises:
-        EngineError: a file is damaged, or no tokenizer is there.
+        ModelError: a file is damaged, or no tokenizer is there.
     """
     names = list_files(folder)
     if "tokenizer.json" not in names and "config.json" not in names:

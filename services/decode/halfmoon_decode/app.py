@@ -8,9 +8,9 @@ import msgspec
 from halfmoon_decode.settings import DecodeSettings
 from halfmoon_decode.tracing import DecodeTraces
 from halfmoon_decode.worker import DecodeWorker
-from halfmoon_engine.errors import EngineError
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
+from halfmoon_models.errors import ModelError
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.clock import SystemClock
@@ -41,7 +41,7 @@ async def run(settings: DecodeSettings, service: Service) -> None:
                 device=settings.device,
                 threads=settings.threads or None,
             )
-        except EngineError as error:
+        except ModelError as error:
             raise CannotStart(str(error)) from error
         store = open_store(settings.metadata)
         stack.callback(store.close)

@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from halfmoon_engine.errors import EngineError
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
+from halfmoon_models.errors import ModelError
 from halfmoon_prefill.acquaintances import Acquaintances
 from halfmoon_prefill.forward import PrefillForward
 from halfmoon_prefill.settings import PrefillSettings
@@ -44,7 +44,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
                 device=settings.device,
                 threads=settings.threads or None,
             )
-        except EngineError as error:
+        except ModelError as error:
             raise CannotStart(str(error)) from error
         store = open_store(settings.metadata)
         stack.callback(store.close)

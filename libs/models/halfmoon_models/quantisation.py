@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.errors import UnsupportedModel, one_line
-from halfmoon_engine.inspection.safetensors_header import TensorEntry
+from halfmoon_models.errors import UnsupportedModel, one_line
+from halfmoon_models.safetensors_header import TensorEntry
 
 #: Files that quantising tools write beside config.json.
 _FILES = {

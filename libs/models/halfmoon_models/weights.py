@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.errors import BrokenCheckpoint, ModelNotFound
-from halfmoon_engine.inspection.bounded_files import MIB, read_object
-from halfmoon_engine.inspection.safetensors_header import TensorEntry, read_header
+from halfmoon_models.bounded_files import MIB, read_object
+from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound
+from halfmoon_models.safetensors_header import TensorEntry, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -7,8 +7,8 @@ transformers, and in the end `architecture.probe`, which watches what the model 
 from collections.abc import Mapping
 from typing import Any
 
-from halfmoon_engine.errors import BrokenCheckpoint, UnsupportedModel, one_line
-from halfmoon_engine.inspection.model_types import (
+from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel, one_line
+from halfmoon_models.model_types import (
     AUDIO,
     ENCODER_DECODERS,
     ENCODERS,

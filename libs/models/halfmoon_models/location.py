@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from halfmoon_engine.errors import ModelNotFound, one_line
-from halfmoon_engine.inspection.foreign_formats import check_path
+from halfmoon_models.errors import ModelNotFound, one_line
+from halfmoon_models.foreign_formats import check_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 

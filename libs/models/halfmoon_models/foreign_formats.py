@@ -5,8 +5,8 @@ Told by the names of their files; of the files, only an adapter's configuration 
 
 from pathlib import Path
 
-from halfmoon_engine.errors import EngineError, ModelNotFound, UnsupportedModel, one_line
-from halfmoon_engine.inspection.bounded_files import MIB, read_object
+from halfmoon_models.bounded_files import MIB, read_object
+from halfmoon_models.errors import ModelError, ModelNotFound, UnsupportedModel, one_line
 
 ADAPTER = "adapter_config.json"
 _CONVERT = (
@@ -82,7 +82,7 @@ def check_names(folder: Path, names: frozenset[str]) -> None:
 
 def _without_config(
     folder: Path, names: frozenset[str], foreign: tuple[str, str, str] | None
-) -> EngineError:
+) -> ModelError:
     if foreign is not None:
         name, what, way_out = foreign
         return UnsupportedModel(f"{folder} holds {what} ({name}), not served: {way_out}")
@@ -99,13 +99,13 @@ def _without_config(
     )
 
 
-def _adapter(folder: Path, names: frozenset[str]) -> EngineError:
+def _adapter(folder: Path, names: frozenset[str]) -> ModelError:
     base = ""
     if ADAPTER in names:
         try:
             named = read_object(folder / ADAPTER, MIB).get("base_model_name_or_path")
             base = one_line(named, 120) if isinstance(named, str) and named else ""
-        except EngineError:  # what it is shows by its name already
+        except ModelError:  # what it is shows by its name already
             pass
     of = f"its base model, {base!r}" if base else "its base model"
     beside = " beside a model" if "config.json" in names else ""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from halfmoon_engine.errors import BrokenCheckpoint, one_line
+from halfmoon_models.errors import BrokenCheckpoint, one_line
 
 #: Fields that every kind of model writes under one of these names, and their largest value.
 #: Far above any model that exists, far below what would take a machine's memory.

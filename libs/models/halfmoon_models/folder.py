@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.errors import BrokenCheckpoint, EngineError, UnsupportedModel
-from halfmoon_engine.inspection.bounded_files import MIB, list_files, read_object
-from halfmoon_engine.inspection.config_numbers import check_numbers
-from halfmoon_engine.inspection.foreign_formats import check_names, check_path
-from halfmoon_engine.inspection.machine_memory import machine_memory_bytes
-from halfmoon_engine.inspection.model_kinds import check_kind
-from halfmoon_engine.inspection.quantisation import check_configuration, check_tensors
-from halfmoon_engine.inspection.text_files import check_text_files
-from halfmoon_engine.inspection.weights import Weights, read_weights
+from halfmoon_models.bounded_files import MIB, list_files, read_object
+from halfmoon_models.config_numbers import check_numbers
+from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
+from halfmoon_models.foreign_formats import check_names, check_path
+from halfmoon_models.machine_memory import machine_memory_bytes
+from halfmoon_models.model_kinds import check_kind
+from halfmoon_models.quantisation import check_configuration, check_tensors
+from halfmoon_models.text_files import check_text_files
+from halfmoon_models.weights import Weights, read_weights
 
 CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 4 * MIB
@@ -71,7 +71,7 @@ def _read_config(folder: Path, names: frozenset[str]) -> Mapping[str, Any]:
     try:
         check_kind(config)
         check_numbers(config)
-    except EngineError as error:
+    except ModelError as error:
         raise type(error)(f"{folder}: {error}") from None
     return config
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.errors import BrokenCheckpoint, ModelNotFound, one_line
-from halfmoon_engine.inspection.bounded_files import MIB, read_object, read_text
+from halfmoon_models.bounded_files import MIB, read_object, read_text
+from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound, one_line
 
 _GENERATION = "generation_config.json"
 _TOKENIZER = "tokenizer.json"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from halfmoon_engine.errors import BrokenCheckpoint, ModelNotFound, one_line
+from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound, one_line
 
 MIB = 1024 * 1024
 #: Files of a folder that are looked at.

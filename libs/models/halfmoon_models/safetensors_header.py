@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.errors import BrokenCheckpoint
-from halfmoon_engine.inspection.bounded_files import MIB, open_regular, parse_object
+from halfmoon_models.bounded_files import MIB, open_regular, parse_object
+from halfmoon_models.errors import BrokenCheckpoint
 
 #: A tensor takes about 150 of them.
 MAX_HEADER_BYTES = 64 * MIB

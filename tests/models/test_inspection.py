@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.errors import MAX_TEXT, EngineError, ModelNotFound
-from halfmoon_engine.inspection import folder as folder_module
-from halfmoon_engine.inspection.folder import inspect_folder
-from halfmoon_engine.inspection.weights import INDEX, SINGLE
 from halfmoon_engine.model_folder import check_model, open_folder
 from halfmoon_engine.testing_folders import (
     LLAMA,
@@ -26,13 +22,17 @@ from halfmoon_engine.testing_folders import (
     with_header,
     write,
 )
+from halfmoon_models import folder as folder_module
+from halfmoon_models.errors import MAX_TEXT, ModelError, ModelNotFound
+from halfmoon_models.folder import inspect_folder
+from halfmoon_models.weights import INDEX, SINGLE
 
 BASES = safetensors(tensors_of_llama())
 
 
 def refusal(folder: Path) -> str:
     """The line that a folder is refused with."""
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(ModelError) as caught:
         check_model(str(folder))
     line = str(caught.value)
     assert "\n" not in line and line.isprintable() and len(line) <= MAX_TEXT
@@ -52,7 +52,7 @@ def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
         "import sys\n"
         "for name in ('torch', 'transformers', 'tokenizers', 'safetensors'): "
         "sys.modules[name] = None\n"
-        "from halfmoon_engine.errors import UnsupportedModel\n"
+        "from halfmoon_models.errors import UnsupportedModel\n"
         "from halfmoon_engine.load import open_engine\n"
         "try: open_engine(sys.argv[1], block_size=16)\n"
         "except UnsupportedModel as error: print(error)\n"
@@ -82,7 +82,7 @@ def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_folder_is_named(spec: str, words: str) -> None:
-    with pytest.raises(EngineError, match=words) as caught:
+    with pytest.raises(ModelError, match=words) as caught:
         check_model(spec)
     assert "\n" not in str(caught.value)
 
@@ -121,7 +121,7 @@ def test_of_a_hub_id_that_is_refused_no_weights_are_fetched(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    with pytest.raises(EngineError, match="encoder"):
+    with pytest.raises(ModelError, match="encoder"):
         open_folder("someone/bert")
     assert not any("safetensors" in pattern for patterns in asked for pattern in patterns)
 
@@ -235,13 +235,13 @@ def test_a_type_of_ones_own_code_is_refused_and_a_known_ones_code_is_not_run(
     auto_map = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     own = make_llama(tmp_path / "own", model_type="my_model", auto_map=auto_map)
     (own / "code.py").write_text(code)
-    with pytest.raises(EngineError, match=r"'my_model'.*code of its own \(auto_map.*never run"):
+    with pytest.raises(ModelError, match=r"'my_model'.*code of its own \(auto_map.*never run"):
         open_engine(str(own), block_size=16)
     known = make_llama(tmp_path / "known", auto_map=auto_map)
     (known / "code.py").write_text(code)
     assert open_engine(str(known), block_size=16, device="cpu").max_context == 64
     unheard = make_llama(tmp_path / "unheard", model_type="unheard_of")
-    with pytest.raises(EngineError, match=r"'unheard_of'.*does not know the type"):
+    with pytest.raises(ModelError, match=r"'unheard_of'.*does not know the type"):
         open_engine(str(unheard), block_size=16)
 
 
