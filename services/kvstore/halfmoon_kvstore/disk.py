@@ -121,9 +121,9 @@ class Disk:
         """The blocks that are here, by their headers, in the order in which they were written."""
         slots, sequences = array("I"), array("Q")
         for start, segment in zip(self._starts, self._segments, strict=True):
-            for found in segment.blocks():
-                slots.append(start + found.slot)
-                sequences.append(found.sequence)
+            for slot, sequence in segment.sequences():
+                slots.append(start + slot)
+                sequences.append(sequence)
         self._sequence = max(sequences, default=0)
         # One block at a time: there may be a million.
         for i in sorted(range(len(slots)), key=sequences.__getitem__):

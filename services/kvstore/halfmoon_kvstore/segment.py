@@ -100,13 +100,23 @@ class Segment:
             if found is not None:
                 yield found
 
+    def sequences(self) -> Iterator[tuple[int, int]]:
+        """The slots that hold a block, each with the write that it is of."""
+        pages = _Pages(self._file, self.shape)
+        for slot in range(self.shape.n_slots):
+            header = self._headers.merged(*pages.headers(slot), slot)
+            if header and (sequence := self._headers.sequence(header, slot)) is not None:
+                yield slot, sequence
+
     def block(self, slot: int) -> Found | None:
         """What is in a slot, if one of its headers is whole and of this shape."""
-        headers = bytearray(HEADER_BYTES), bytearray(HEADER_BYTES)
-        for offset, header in zip(self.shape.header_offsets(slot), headers, strict=True):
+        header = bytearray(HEADER_BYTES)
+        for offset in self.shape.header_offsets(slot):
             with suppress(OSError):  # there is the other one
                 self._file.load(offset, memoryview(header))
-        return self._chosen(bytes(headers[0]), bytes(headers[1]), slot)
+                if (found := self._headers.parse(bytes(header), slot)) is not None:
+                    return found
+        return None
 
     def write(self, found: Found, generation: int, view: memoryview) -> None:
         """Put a block into a slot, whatever was in it.

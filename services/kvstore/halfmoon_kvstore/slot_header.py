@@ -51,18 +51,24 @@ class Headers:
         )  # fmt: skip
         return header[:_SUM_AT] + _sum(header[:_SUM_AT])
 
-    def parse(self, header: bytes, slot: int) -> Found | None:
-        """The block in a slot, if the header is whole, and of this slot and layout."""
+    def sequence(self, header: bytes, slot: int) -> int | None:
+        """The write that a header is of, if it is whole, and of this slot and layout."""
         if header[:4] != _MARK or header[_SUM_AT:] != _sum(header[:_SUM_AT]):
             return None
-        (
-            _, depth, sequence, n_bytes, checksum, _, n_hash, n_parent, number, name, parent,
-            layout_sum, _,
-        ) = _HEADER.unpack(header)  # fmt: skip
+        _, _, sequence, n_bytes, _, _, _, _, number, _, _, layout_sum, _ = _HEADER.unpack(header)
         if n_bytes != self._block_bytes:
             return None
         if number not in (0, slot + 1) or layout_sum not in (0, self._layout_sum):
             return None
+        return int(sequence)
+
+    def parse(self, header: bytes, slot: int) -> Found | None:
+        """The block in a slot, if the header is whole, and of this slot and layout."""
+        if self.sequence(header, slot) is None:
+            return None
+        _, depth, sequence, _, checksum, _, n_hash, n_parent, _, name, parent, _, _ = (
+            _HEADER.unpack(header)
+        )
         above = BlockHash(parent[:n_parent]) if n_parent else None
         return Found(slot, BlockRecord(BlockHash(name[:n_hash]), above, depth, checksum), sequence)
 
@@ -73,10 +79,10 @@ class Headers:
         """
         if first == EMPTY == second:
             return EMPTY
-        a = self.parse(first, slot)
-        b = a if first == second else self.parse(second, slot)
+        a = self.sequence(first, slot)
+        b = a if first == second else self.sequence(second, slot)
         if a is not None and b is not None:
-            return first if a.sequence >= b.sequence else second
+            return first if a >= b else second
         if a is None and b is None:
             return EMPTY if EMPTY in (first, second) else None
         return first if a is not None else second
