@@ -7,7 +7,7 @@ reservation on, until the request has shown that it is harmless: at the prefill 
 prefill is done, at the decode worker when decode has produced a token of it. The others wait
 in a line of their own, which holds up no other request.
 
-Who has been lost under a request comes with it (`Request.casualties`); nothing is remembered
+Which workers were lost under a request comes with it (`Request.casualties`); nothing is remembered
 here of requests that are over.
 """
 
