@@ -112,12 +112,12 @@ def post(cluster: Any, path: str, body: bytes) -> int:
     return answer.status_code
 
 
-def several(act: Act, n: int) -> Act:
-    def acts(cluster: Any) -> list[Any]:
-        with ThreadPoolExecutor(n) as clients:
-            return list(clients.map(act, [cluster] * n))
+def at_once(*acts: Act) -> Act:
+    def act(cluster: Any) -> list[Any]:
+        with ThreadPoolExecutor(len(acts)) as clients:
+            return list(clients.map(lambda each: each(cluster), acts))
 
-    return acts
+    return act
 
 
 def left(act: Act) -> Act:
@@ -186,7 +186,7 @@ def headers(*lines: bytes) -> Act:
 def half_sent(n: int, declared: int) -> Act:
     """Bodies that are announced and never sent to their end."""
 
-    def act(cluster: Any) -> list[socket.socket]:
+    def act(cluster: Any) -> None:
         clients = [connected(cluster) for _ in range(n)]
         for client in clients:
             client.sendall(
@@ -194,7 +194,6 @@ def half_sent(n: int, declared: int) -> Act:
                 b"content-length: %d\r\n\r\n{" % declared
             )
         held.extend(clients)
-        return clients
 
     return act
 
@@ -206,7 +205,9 @@ EMPTY = {"role": "user", "content": ""}
 PART = {"type": "text", "text": ""}
 OVER_HTTP: dict[str, Act] = {
     "a schema that spins": chat(response_format=schema(SPINNING)),
-    "four of them at once": several(chat(response_format=schema(SPINNING)), 4),
+    "four others at once": at_once(
+        *(chat(response_format=schema({**SPINNING, "multipleOf": 2**31 + i})) for i in range(1, 5))
+    ),
     "the same as a tool": chat(tools=[tool(strict=True)], tool_choice="required"),
     "the same as a tool, at will": chat(tools=[tool(strict=True)]),
     "another one that spins": chat(

@@ -20,6 +20,7 @@ from halfmoon_conductor.collector import settle
 from halfmoon_conductor.core_metrics import CoreMetrics
 from halfmoon_conductor.debug import debug_app
 from halfmoon_conductor.gateway import Gateway
+from halfmoon_conductor.grammar_checker import GrammarChecker
 from halfmoon_conductor.helpers import MEMORY_BYTES, Helpers
 from halfmoon_conductor.http import FrontLimits, create_app
 from halfmoon_conductor.hub import Hub
@@ -82,6 +83,10 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         )
         stack.callback(helpers.close)
         helpers.start()
+        grammars = GrammarChecker.of(tokenizer)
+        stack.callback(grammars.close)
+        if tokenizer.knows_grammars:
+            grammars.start()
         embedded = settings.metadata == EMBEDDED
         leases = ServedClock()
         store: MetadataStore = MemoryStore(leases) if embedded else open_store(settings.metadata)
@@ -135,6 +140,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             extra_mounts=mounts,
             tool_call_parser=settings.tool_call_parser,
             preparer=helpers,
+            grammars=grammars,
         )
         server = _Server(
             uvicorn.Config(

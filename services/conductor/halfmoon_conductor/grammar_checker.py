@@ -4,6 +4,7 @@ import asyncio
 import weakref
 from collections import OrderedDict
 from contextlib import suppress
+from typing import Self
 
 import msgspec
 import structlog
@@ -11,6 +12,7 @@ import structlog
 from halfmoon_conductor.errors import InvalidRequest, Overloaded, Unavailable
 from halfmoon_conductor.grammar_check import Check, CheckArgument, Checked
 from halfmoon_conductor.grammars import Wanted
+from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_CPU_S
 from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
 
@@ -48,6 +50,13 @@ class GrammarChecker:
         #: Children that serve nobody now, each with its number of checks.
         self._idle: list[tuple[Child, int]] = []
         weakref.finalize(self, self._sandbox.close)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """A checker for a model's tokenizer."""
+        return cls(
+            CheckArgument(tokenizer.definition, tokenizer.vocab_size, tokenizer.eos_token_ids)
+        )
 
     def start(self) -> None:
         """Begin to load the template, so that the first request need not wait for that."""

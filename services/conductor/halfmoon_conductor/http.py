@@ -25,6 +25,7 @@ from halfmoon_conductor.edge import Edge
 from halfmoon_conductor.front import Front, respond
 from halfmoon_conductor.generation import Gateway, ModelCard
 from halfmoon_conductor.generation_route import generation_route
+from halfmoon_conductor.grammar_checker import GrammarChecker
 from halfmoon_conductor.helpers import Preparer, Threads
 from halfmoon_conductor.http_metrics import HttpMetrics
 from halfmoon_conductor.intake import Intake
@@ -73,6 +74,7 @@ def create_app(
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
     tool_call_parser: Parser | Literal["auto"] = "auto",
     preparer: Preparer | None = None,
+    grammars: GrammarChecker | None = None,
 ) -> FastAPI:
     """The app to serve. It owns nothing that must be closed.
 
@@ -86,13 +88,14 @@ def create_app(
         extra_mounts: other apps, each at its path and below.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
         preparer: reads long bodies; None: threads of this process do.
+        grammars: checks them; None: one is made when the first grammar comes.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
     metrics = HttpMetrics(registry, latencies)
     shown = WithVllmNames(registry, lambda: "" if gateway.model is None else gateway.model.name)
-    intake = Intake(gateway, tokenizer, tool_call_parser)
+    intake = Intake(gateway, tokenizer, tool_call_parser, grammars)
     preparer = preparer or Threads(Preparation(tokenizer, tool_call_parser))
     route_class = generation_route(intake, preparer)
     front = Front(gateway, tokenizer, intake, metrics)

@@ -22,7 +22,6 @@ from halfmoon_conductor.errors import (
     Unavailable,
 )
 from halfmoon_conductor.generation import Gateway, GenerationRequest, ModelCard
-from halfmoon_conductor.grammar_check import CheckArgument
 from halfmoon_conductor.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.offloading import SHORT_RENDERED, NotShort
@@ -91,6 +90,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Intake:
     """Makes orders of requests.
 
+    Args:
+        gateway: where tokens come from.
+        tokenizer: the model's.
+        tool_call_parser: how the model writes calls; "auto": as its chat template shows.
+        grammars: checks them; None: one is made when the first grammar comes.
+
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
@@ -100,12 +105,11 @@ class Intake:
         gateway: Gateway,
         tokenizer: Tokenizer,
         tool_call_parser: Parser | Literal["auto"] = "auto",
+        grammars: GrammarChecker | None = None,
     ) -> None:
         self._gateway = gateway
         self._tokenizer = tokenizer
-        self._grammars = GrammarChecker(
-            CheckArgument(tokenizer.definition, tokenizer.vocab_size, tokenizer.eos_token_ids)
-        )
+        self._grammars = grammars
         source = tokenizer.chat_template
         self._tool_parser = (
             parser_of(source or "") if tool_call_parser == "auto" else tool_call_parser
@@ -257,6 +261,8 @@ class Intake:
                 "tokens or no token that ends an answer.",
                 param=wanted.param,
             )
+        if self._grammars is None:
+            self._grammars = GrammarChecker.of(self._tokenizer)
         return await self._grammars.check(wanted)
 
     def conversation(self, body: ChatRequest, *, here: bool = False) -> list[int]:
