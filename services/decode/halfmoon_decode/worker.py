@@ -270,8 +270,9 @@ class DecodeWorker:
             chosen = await self._compute(step, late, forward)
             took = self.clock.now() - began
             self.traces.stepped(self._in_step, began, began + took)
-            self._counts.step(took, len(step.rows))
-            self._step_s += (took - self._step_s) * (_STEP_WEIGHT if self._step_s else 1.0)
+            if step.rows:  # waiting for late tokens alone is no step
+                self._counts.step(took, len(step.rows))
+                self._step_s += (took - self._step_s) * (_STEP_WEIGHT if self._step_s else 1.0)
             self._in_step = set()
             for request_id in self._to_cancel:
                 self._let_go(request_id, in_doubt=False)
