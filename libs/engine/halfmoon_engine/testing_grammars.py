@@ -12,6 +12,8 @@ from typing import Any, Literal
 _LARGE = (9, 10**3, 10**5, 10**6, 2**31 - 1, 2**31, 2**53, 10**18, 2**63 - 1, 2**64)
 _WORDS = ("a", "moon", "half moon", "é", "半月", "🌗", '"', "\\", "\n", "", "x" * 200)
 _FORMATS = ("date-time", "time", "date", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "x")
+#: Part of the candidates that are variations of the worst known ones.
+_MEAN = 0.03
 _ATOMS = ("a", ".", "[a-z]", "[^a]", r"\d", r"\w", r"\s", "é", "(?i:x)", r"\p{L}")
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object", "foo")
 
@@ -39,12 +41,43 @@ class Candidate:
 
 def candidate(dice: random.Random) -> Candidate:
     """The next one."""
+    if dice.random() < _MEAN:
+        return _mean(dice)
     kind = dice.choice(("schema", "schema", "regex", "grammar"))
     if kind == "schema":
         return Candidate("schema", json.dumps(_schema_with_definitions(dice)))
     if kind == "regex":
         return Candidate("regex", _regex(dice, dice.randint(1, 5))[:60_000])
     return Candidate("grammar", _grammar(dice)[:3_000])
+
+
+def _mean(dice: random.Random) -> Candidate:
+    """A variation of what is known to take minutes, gigabytes, or the process."""
+    match dice.randint(0, 4):
+        case 0:
+            factor = dice.choice((2**31, 2**40, 10**9 + 7, 10**12)) + dice.randrange(1000)
+            return Candidate("schema", json.dumps({"type": "integer", "multipleOf": factor}))
+        case 1:
+            n, depth = dice.randint(60, 120), dice.randint(5, 25)
+            return Candidate("schema", json.dumps(_chained(n, depth)))
+        case 2:
+            return Candidate("regex", (dice.choice("abc") + "*") * dice.randint(5_000, 30_000))
+        case 3:
+            counts = "".join(f"{{{dice.randint(200, 2000)}}})" for _ in range(3))
+            return Candidate("regex", "(((ab?" + counts)
+        case _:
+            parts = [{"pattern": f"(.*{c}.*){{{dice.randint(3, 30)}}}"} for c in "abcdef"]
+            return Candidate("schema", json.dumps({"type": "string", "allOf": parts}))
+
+
+def _chained(n: int, depth: int) -> dict[str, Any]:
+    def link(i: int) -> dict[str, Any]:
+        below: dict[str, Any] = {"$ref": f"#/$defs/d{i + 1}"}
+        for _ in range(depth):
+            below = {"items": below}
+        return below
+
+    return {"$defs": {**{f"d{i}": link(i) for i in range(n)}, f"d{n}": {}}, "$ref": "#/$defs/d0"}
 
 
 # -- schemas -----------------------------------------------------------------------------------
