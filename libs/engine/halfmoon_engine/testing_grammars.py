@@ -174,7 +174,7 @@ def _regex(dice: random.Random, depth: int) -> str:
         return dice.choice(
             ("a", ".", "[a-z]", "[^a]", r"\d", r"\w", r"\s", "é", "(?i:x)", r"\p{L}")
         )
-    inner = _regex(dice, depth - 1)
+    inner = _regex(dice, depth - 1)[:4000]
     match dice.randint(0, 9):
         case 0:
             return inner + dice.choice(("*", "+", "?", "*?"))
