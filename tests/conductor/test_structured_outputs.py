@@ -94,6 +94,7 @@ def nested(n: int) -> dict[str, Any]:
         ({"response_format": schema_format({"not": {}})}, "response_format", "not"),
         ({"guided_json": "[1"}, "guided_json", "can't be used"),
         ({"guided_json": "[1]"}, "guided_json", "not a JSON object"),
+        ({"guided_json": "{" + " " * 300_000 + "}"}, "guided_json", "over the 262144"),
         ({"guided_json": {"enum": ["\ud800"]}}, "guided_json", "does not compile"),
         ({"guided_json": {"x-guidance": 1}}, "guided_json", "x-guidance"),
         ({"guided_json": chain(200)}, "guided_json", "over the 128"),

@@ -44,8 +44,12 @@ def read_schema(text: str) -> dict[str, Any]:
     """A schema from its text.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is no JSON object, or too long, whatever blanks are in it.
     """
+    if len(text) > (most := 4 * MAX_GRAMMAR_CHARACTERS):
+        raise ValueError(
+            f"the schema has {len(text)} characters, over the {most} that one may have"
+        )
     try:
         schema = json.loads(text)
     except RecursionError:
