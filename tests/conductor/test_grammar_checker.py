@@ -58,7 +58,7 @@ async def test_the_loop_and_other_checks_go_on_meanwhile(checker: GrammarChecker
 
 async def test_a_check_whose_client_has_gone_ends_its_process(checker: GrammarChecker) -> None:
     await checker.check(wanted('start: "a"'))
-    (child, _) = checker._idle[0]
+    (child, _) = checker._pool.idle[0]
     spinning = asyncio.create_task(checker.check(wanted(of_schema(SPINNING))))
     while not child.busy:
         await asyncio.sleep(0)
@@ -80,15 +80,15 @@ async def test_too_many_checks_at_once_are_refused_for_now(
 
 async def test_a_process_that_dies_is_replaced(checker: GrammarChecker) -> None:
     await checker.check(wanted('start: "a"'))
-    (child, _) = checker._idle[0]
+    (child, _) = checker._pool.idle[0]
     os.kill(child.pid, signal.SIGKILL)
     assert await checker.check(wanted('start: "b"'))
 
 
 async def test_a_template_that_dies_is_replaced(checker: GrammarChecker) -> None:
     await checker.check(wanted('start: "a"'))
-    assert checker._sandbox.pid is not None
-    os.kill(checker._sandbox.pid, signal.SIGKILL)
+    assert checker._pool.sandbox.pid is not None
+    os.kill(checker._pool.sandbox.pid, signal.SIGKILL)
     assert await checker.check(wanted('start: "b"'))
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from halfmoon_conductor.errors import ApiError
 from halfmoon_conductor.grammar_check import CheckArgument
 from halfmoon_conductor.grammar_checker import GrammarChecker
+from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.structured_fields import StructuredOutputs, wishes
 from halfmoon_engine.interface import Draw, Late, NotFollowed, Run, Scratch
 from halfmoon_engine.load import open_engine
@@ -60,7 +61,7 @@ async def test_the_conductors_loop_stays_free_whatever_it_has_checked(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     checker = GrammarChecker(CheckArgument(tokenizer.to_str(), 400, EOS_TOKEN_IDS))
-    await checker.check_text('start: "a"')
+    await checker.check(Wanted('start: "a"', "grammar"))
     lags: list[float] = []
     ticking = asyncio.create_task(_tick(lags))
     outcomes: Counter[str] = Counter()
@@ -71,7 +72,7 @@ async def test_the_conductors_loop_stays_free_whatever_it_has_checked(
             outcomes[outcome] += 1
     ticking.cancel()
     print(f"{N} checks: {dict(outcomes)}; the loop's longest pause {max(lags) * 1e3:.1f} ms")
-    assert await checker.check_text('start: "still here"')
+    assert await checker.check(Wanted('start: "still here"', "grammar"))
     checker.close()
 
 

@@ -12,6 +12,7 @@ call that passes its limits, or crashes, ends its child alone and raises `Exceed
 
 from halfmoon_sandbox.child import Child
 from halfmoon_sandbox.errors import Broken, Exceeded, HandlerFailed, SandboxError
+from halfmoon_sandbox.pool import Pool
 from halfmoon_sandbox.sandbox import Sandbox
 
-__all__ = ["Broken", "Child", "Exceeded", "HandlerFailed", "Sandbox", "SandboxError"]
+__all__ = ["Broken", "Child", "Exceeded", "HandlerFailed", "Pool", "Sandbox", "SandboxError"]

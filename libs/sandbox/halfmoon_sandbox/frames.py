@@ -34,16 +34,17 @@ def receive(connection: socket.socket) -> bytes | None:
     Raises:
         ValueError: over `MAX_FRAME_BYTES`.
     """
-    head = _exactly(connection, LENGTH.size)
+    head = exactly(connection, LENGTH.size)
     if head is None:
         return None
     (n_bytes,) = LENGTH.unpack(head)
     if n_bytes > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {n_bytes} bytes is over {MAX_FRAME_BYTES}")
-    return _exactly(connection, n_bytes)
+    return exactly(connection, n_bytes)
 
 
-def _exactly(connection: socket.socket, n_bytes: int) -> bytes | None:
+def exactly(connection: socket.socket, n_bytes: int) -> bytes | None:
+    """Read so many bytes from a blocking socket; None when the other end closes before."""
     buffer = bytearray(n_bytes)
     view = memoryview(buffer)
     while view:

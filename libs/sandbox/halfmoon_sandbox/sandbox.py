@@ -154,8 +154,10 @@ class Sandbox:
             return None
         try:
             self._control.sendall(control.ORDER.pack(verb, number))
-            reply = _exactly(self._control, control.ANSWER.size)
+            reply = frames.exactly(self._control, control.ANSWER.size)
         except OSError:
+            reply = None
+        if reply is None:
             self._discard()
             return None
         answer: int = control.ANSWER.unpack(reply)[0]
@@ -223,13 +225,3 @@ class Sandbox:
             self._process.wait()
             self._process = None
         self._ready = False
-
-
-def _exactly(link: socket.socket, n_bytes: int) -> bytes:
-    data = b""
-    while len(data) < n_bytes:
-        more = link.recv(n_bytes - len(data))
-        if not more:
-            raise ConnectionResetError("the template process has ended")
-        data += more
-    return data

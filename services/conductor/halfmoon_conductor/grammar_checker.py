@@ -3,7 +3,6 @@
 import asyncio
 import weakref
 from collections import OrderedDict
-from contextlib import suppress
 from typing import Self
 
 import msgspec
@@ -14,7 +13,7 @@ from halfmoon_conductor.grammar_check import Check, CheckArgument, Checked
 from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_CPU_S
-from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
+from halfmoon_sandbox import Broken, Exceeded, HandlerFailed, Pool, Sandbox
 
 log = structlog.get_logger()
 
@@ -24,8 +23,6 @@ _MAX_WAITING = 64
 _RETRY_S = 1.0
 #: Outcomes that are remembered, the last used ones.
 _MAX_REMEMBERED = 2048
-#: Checks after which a process is replaced by a fresh one.
-_MAX_CHECKS = 1000
 _MEMORY_BYTES = 512 * 1024 * 1024
 
 _decoder = msgspec.msgpack.Decoder(Checked)
@@ -39,17 +36,16 @@ class GrammarChecker:
     """
 
     def __init__(self, argument: CheckArgument) -> None:
-        self._sandbox = Sandbox(
+        sandbox = Sandbox(
             "halfmoon_conductor.grammar_check:make_handler",
             msgspec.msgpack.encode(argument),
             memory_bytes=_MEMORY_BYTES,
         )
+        self._pool = Pool(sandbox)
         self._remembered: OrderedDict[tuple[str, bool], Checked] = OrderedDict()
         self._turn = asyncio.Semaphore(_MAX_RUNNING)
         self._n_waiting = 0
-        #: Children that serve nobody now, each with its number of checks.
-        self._idle: list[tuple[Child, int]] = []
-        weakref.finalize(self, self._sandbox.close)
+        weakref.finalize(self, sandbox.close)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
@@ -60,15 +56,11 @@ class GrammarChecker:
 
     def start(self) -> None:
         """Begin to load the template, so that the first request need not wait for that."""
-        self._sandbox.start()
+        self._pool.start()
 
     def close(self) -> None:
         """End all child processes."""
-        self._sandbox.close()
-
-    async def check_text(self, grammar: str) -> str:
-        """The same for a grammar in Lark that no field of a request asks for."""
-        return await self.check(Wanted(grammar, "grammar"))
+        self._pool.close()
 
     async def check(self, wanted: Wanted) -> str:
         """The grammar in Lark, known to compile within its budget of time and memory.
@@ -106,25 +98,8 @@ class GrammarChecker:
         finally:
             self._n_waiting -= 1
         try:
-            with suppress(Broken):  # its template has ended: there will be another one
-                return await self._ask(asked)
-            return await self._ask(asked)
-        except Broken as error:
-            log.error("grammar_not_checked", reason=str(error))
-            raise Unavailable("Grammars can't be checked now.", _RETRY_S) from error
-        finally:
-            self._turn.release()
-
-    async def _ask(self, asked: Check) -> Checked:
-        """Have a child check it: one that is there, else, or if that one dies, a fresh one."""
-        child, n_checks = self._idle.pop() if self._idle else (await self._fork(), 0)
-        keep = False
-        try:
-            answer = await child.call_async(msgspec.msgpack.encode(asked), cpu_s=MAX_GRAMMAR_CPU_S)
-            keep = n_checks + 1 < _MAX_CHECKS
+            answer = await self._pool.call(msgspec.msgpack.encode(asked), cpu_s=MAX_GRAMMAR_CPU_S)
         except Exceeded as error:
-            if n_checks and error.limit != "time":
-                return await self._ask(asked)  # what others left there may have been the reason
             log.warning("grammar_refused", reason=str(error), limit=error.limit)
             return Checked(
                 problem=f"can't be used: to check it, {error}; make it simpler, with fewer "
@@ -132,15 +107,9 @@ class GrammarChecker:
             )
         except HandlerFailed as error:
             return Checked(problem=f"can't be used: {error}")
+        except Broken as error:
+            log.error("grammar_not_checked", reason=str(error))
+            raise Unavailable("Grammars can't be checked now.", _RETRY_S) from error
         finally:
-            if keep:
-                self._idle.append((child, n_checks + 1))
-            else:
-                child.close()
+            self._turn.release()
         return _decoder.decode(answer)
-
-    async def _fork(self) -> Child:
-        """A new child; the first one waits in a thread until the template has loaded."""
-        if self._sandbox.started():
-            return self._sandbox.fork()
-        return await asyncio.to_thread(self._sandbox.fork)

@@ -19,14 +19,12 @@ from halfmoon_conductor.prepared import (
     encode_job,
 )
 from halfmoon_conductor.preparing import Preparation
-from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
+from halfmoon_sandbox import Broken, Exceeded, HandlerFailed, Pool, Sandbox
 
 #: Address space that one helper may use beyond what all share.
 MEMORY_BYTES = 1024 * 1024 * 1024
 #: Larger bodies leave one helper to those that are not.
 _LARGE_BYTES = 256 * 1024
-#: Bodies after which a helper is replaced by a fresh one.
-_MAX_READ = 1000
 _MIB = 1024 * 1024
 _RETRY_S = 1.0
 
@@ -81,17 +79,15 @@ class Helpers:
     """
 
     def __init__(self, sandbox: Sandbox, n_helpers: int, budget: Budget | None = None) -> None:
-        self._sandbox = sandbox
+        self._pool = Pool(sandbox)
         self._budget = budget or Budget()
         self._places = asyncio.Semaphore(n_helpers)
         self._large_places = asyncio.Semaphore(n_helpers - 1)
-        #: Alive, with nothing to do, and with how many bodies each has read.
-        self._idle: list[tuple[Child, int]] = []
 
     @property
     def pids(self) -> list[int]:
         """Process ids of helpers that have nothing to do; asks for them, and waits."""
-        return [child.pid for child, _ in self._idle]
+        return [child.pid for child, _ in self._pool.idle]
 
     async def prepare(self, job: Job) -> Prepared | Answered:
         """See `Preparer`."""
@@ -102,19 +98,21 @@ class Helpers:
 
     def start(self) -> None:
         """Begin to load what helpers are forked from, so that no request waits for that."""
-        self._sandbox.start()
+        self._pool.start()
 
     def close(self) -> None:
         """End all of them."""
-        for child, _ in self._idle:
-            child.close()
-        self._idle.clear()
-        self._sandbox.close()
+        self._pool.close()
 
     async def _in_turn(self, job: Job) -> Prepared | Answered:
         async with self._places:
             try:
-                content = await self._ask(job)
+                content = await self._pool.call(
+                    encode_job(job),
+                    cpu_s=self._budget.of(job),
+                    # A large one takes memory from the system that its helper would keep.
+                    reuse=len(job.content) <= _LARGE_BYTES,
+                )
             except Exceeded as error:
                 _log.warning("helper ended", limit=error.limit, n_bytes=len(job.content))
                 raise TooCostly(
@@ -127,40 +125,6 @@ class Helpers:
                 _log.error("no helper", reason=str(error))
                 raise Unavailable("No helper is there to read this request.", _RETRY_S) from None
         return _checked(decode_outcome(content))
-
-    async def _ask(self, job: Job) -> bytes:
-        """Have a helper read it: one that is there, else, or if that one dies, a fresh one."""
-        cpu_s = self._budget.of(job)
-        request = encode_job(job)
-        while self._idle:
-            child, n_read = self._idle.pop()
-            try:
-                return await self._call(child, n_read, request, cpu_s)
-            except Broken:  # it ended with its template: there will be another one
-                continue
-            except Exceeded as error:
-                if error.limit == "time":
-                    raise
-                # What others left there may have been the reason.
-        return await self._call(await self._fork(), 0, request, cpu_s)
-
-    async def _call(self, child: Child, n_read: int, request: bytes, cpu_s: float) -> bytes:
-        try:
-            content = await child.call_async(request, cpu_s=cpu_s)
-        except HandlerFailed:
-            child.close()
-            raise
-        if n_read < _MAX_READ and len(request) <= _LARGE_BYTES:
-            self._idle.append((child, n_read + 1))
-        else:
-            child.close()  # with all that it took from the system
-        return content
-
-    async def _fork(self) -> Child:
-        """A new helper; the first one waits in a thread until the template has loaded."""
-        if self._sandbox.started():
-            return self._sandbox.fork()
-        return await asyncio.to_thread(self._sandbox.fork)
 
 
 def _checked(outcome: Outcome) -> Prepared | Answered:
