@@ -1,4 +1,4 @@
-"""`make bench-kvpool` prints rows of ours; what they say is nobody's business here."""
+"""`make bench-kvpool` prints rows of ours; their figures are not checked here."""
 
 import subprocess
 import sys

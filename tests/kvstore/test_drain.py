@@ -146,7 +146,7 @@ async def test_a_node_that_leaves_waits_for_those_who_read_here(nodes: Any) -> N
         await web.post("/drain", json={"deadline_s": 600})
         while (await web.get("/drain")).json()["state"] != "done":
             await asyncio.sleep(0.01)
-        # It has told how it went, and would end at once if it waited for nobody.
+        # It has told how it went, and would end at once if it did not wait for readers.
         for _ in range(100):
             assert await a.get(blocks) == blocks
             assert (await web.get("/drain")).json()["state"] == "done"

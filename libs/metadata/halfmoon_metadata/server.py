@@ -187,8 +187,8 @@ def _refusal(status: int, text: str) -> Response:
 def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """An ASGI application that serves `store`; mount it at ``/metadata``.
 
-    The store's calls run in threads, so a slow one holds up nobody else. They are threads of its
-    own: leases must be renewed however busy the process's others are.
+    The store's calls run in threads, so a slow one delays no other request. The threads are its
+    own, so that leases are renewed however busy the process's other threads are.
     """
     threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="metadata")
 

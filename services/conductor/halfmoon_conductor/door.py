@@ -4,7 +4,7 @@ In front of all routes that cost something. A request without a valid key is ref
 its body is read. A place is taken when the body is here, and given back when the client is gone,
 whatever is being done for it.
 
-`/debug` tells of everybody's requests: where there are tenants it needs the
+`/debug` shows requests of all tenants: where there are tenants it needs the
 key of one that is an operator, and is neither counted nor limited. `/health`, `/ready`,
 `/metrics`, the schema and what workers use stay open: they are for the network that the cluster
 is in. So is the page at `/`, which has nothing in it but what it asks of the others.

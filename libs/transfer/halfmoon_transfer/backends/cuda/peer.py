@@ -48,7 +48,7 @@ class HandlePeer:
         """Connect.
 
         Raises:
-            PeerGone: nobody listens there.
+            PeerGone: no process listens there.
         """
         self.address = address
         self._on_revoked = on_revoked
@@ -61,7 +61,7 @@ class HandlePeer:
         except OSError as error:
             self._socket.close()
             gone = NobodyThere if isinstance(error, ConnectionRefusedError) else PeerGone
-            raise gone(f"nobody listens at @{address}: {error}") from error
+            raise gone(f"no process listens at @{address}: {error}") from error
         if not Credentials.of(self._socket).is_our_user:
             self._socket.close()
             raise PeerGone(f"the owner at @{address} runs as another user")

@@ -67,7 +67,7 @@ class ShmPeer:
         """Connect.
 
         Raises:
-            PeerGone: nobody listens there.
+            PeerGone: no process listens there.
             AnotherUser: somebody of another user does, and that matters.
         """
         self.address = address
@@ -85,7 +85,7 @@ class ShmPeer:
         except OSError as error:
             self._socket.close()
             gone = NobodyThere if isinstance(error, ConnectionRefusedError) else PeerGone
-            raise gone(f"nobody listens at @{address}: {error}") from error
+            raise gone(f"no process listens at @{address}: {error}") from error
         if our_user_only and not them.is_our_user:
             self._socket.close()
             raise AnotherUser(f"the owner runs as user {them.user}; {WITHIN_ONE_USER}")

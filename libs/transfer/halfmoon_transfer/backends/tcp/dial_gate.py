@@ -1,7 +1,7 @@
 """Dials a peer once for all that want a connection to it, and not again right after that failed.
 
 While the first one dials an address, others that want it wait for how that ends. After a failure
-nobody dials the address for a pause, which doubles with each failure in a row: it is answered at
+the address is not dialled for a pause, which doubles with each failure in a row: it is answered at
 once with the error that there was. An address that accepted again has no pause.
 """
 
