@@ -34,7 +34,7 @@ from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.kvstores import Kvstores
 from halfmoon_runtime.memory_network import MemoryNetwork
 from halfmoon_runtime.serving import FAILED
-from halfmoon_runtime.testing import Caller
+from halfmoon_runtime.testing import WorkerCaller
 from halfmoon_scheduling.testing import a_worker
 from halfmoon_transfer.engine import TransferEngine
 
@@ -52,9 +52,9 @@ class Node:
     def __init__(self, worker: KvstoreWorker, network: MemoryNetwork, store: MemoryStore) -> None:
         self.worker, self.network, self.store = worker, network, store
 
-    async def caller(self) -> Caller:
+    async def caller(self) -> WorkerCaller:
         info = self.worker.info
-        return await Caller.dial(self.network, info.commands, info.events)
+        return await WorkerCaller.dial(self.network, info.commands, info.events)
 
     async def client(self, name: str) -> BlockClient:
         return await BlockClient.dial(

@@ -53,7 +53,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.serving import FAILED
-from halfmoon_runtime.testing import Caller, bent
+from halfmoon_runtime.testing import WorkerCaller, bent
 from halfmoon_scheduling.testing import a_worker
 from halfmoon_transfer.engine import TransferEngine
 
@@ -86,18 +86,18 @@ class Crowd:
     def __init__(self, cluster: Any, worker: str, random: Random) -> None:
         self.cluster, self.random = cluster, random
         self.worker, self.task = cluster.worker(worker), cluster.members[worker].task
-        self.callers: list[Caller] = []
+        self.callers: list[WorkerCaller] = []
         self.said: list[Message] = []
         self.n_said = 0
 
-    async def dial(self, name: str) -> Caller:
+    async def dial(self, name: str) -> WorkerCaller:
         info = self.worker.info
-        caller = await Caller.dial(self.cluster.network, info.commands)
+        caller = await WorkerCaller.dial(self.cluster.network, info.commands)
         if name:
             await caller.say(Hello(conductor_id=ConductorId(name), session=1))
         return caller
 
-    async def speak(self, make: Callable[[Caller], Message]) -> None:
+    async def speak(self, make: Callable[[WorkerCaller], Message]) -> None:
         """One sequence."""
         random = self.random
         while len(self.callers) < len(NAMES):
@@ -132,7 +132,7 @@ class Crowd:
 async def haunt(
     cluster: Any,
     crowd: Crowd,
-    make: Callable[[Caller], Message],
+    make: Callable[[WorkerCaller], Message],
     hush: Callable[[], list[Message]],
 ) -> None:
     """Sequence after sequence beside a victim; each caller ends its own things in between."""
@@ -201,7 +201,7 @@ def hush() -> list[Message]:
 async def test_nothing_said_to_a_decode_worker_harms_another_conductors_requests(
     local_cluster: LocalCluster, random: Random
 ) -> None:
-    def make(caller: Caller) -> Message:
+    def make(caller: WorkerCaller) -> Message:
         request_id = name_for(random, worker.batch.request_ids())
         n_tokens = {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(request_id, 40)
         stopping = Stopping(max_new_tokens=random.choice((1, 2, 5, 30)))
@@ -239,7 +239,7 @@ async def test_nothing_said_to_a_decode_worker_harms_another_conductors_requests
 async def test_nothing_said_to_a_prefill_worker_harms_another_conductors_requests(
     local_cluster: LocalCluster, random: Random
 ) -> None:
-    def make(_: Caller) -> Message:
+    def make(_: WorkerCaller) -> Message:
         request_id = name_for(random, list(worker.jobs))
         n_tokens = random.choice((1, 15, 16, 17, 40, 100))
         tokens = tuple(random.randrange(997) for _ in range(n_tokens))
@@ -282,7 +282,7 @@ async def test_nothing_said_to_a_prefill_worker_harms_another_conductors_request
 async def test_nothing_said_to_a_kvstore_harms_another_clients_blocks(
     local_cluster: LocalCluster, random: Random
 ) -> None:
-    def make(caller: Caller) -> Message:
+    def make(caller: WorkerCaller) -> Message:
         ticket = Ticket(f"t-{random.randrange(5)}")
         chain = [BlockHash(f"own-{random.randrange(3)}-{i}".encode()) for i in range(40)]
         hashes = tuple(chain[: random.choice((0, 1, 3, 40))])

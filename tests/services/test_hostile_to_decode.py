@@ -24,7 +24,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.serving import FAILED
-from halfmoon_runtime.testing import Caller
+from halfmoon_runtime.testing import WorkerCaller
 
 LocalCluster = Callable[..., Any]
 ORACLE = FakeEngine()
@@ -59,14 +59,16 @@ def start(request_id: str = MINE, first_token: int = 7, **more: Any) -> StartDec
 class Scene:
     """A cluster with a victim at work, and a stranger beside it."""
 
-    def __init__(self, cluster: Any, stranger: Caller, victim: "asyncio.Task[list[int]]") -> None:
+    def __init__(
+        self, cluster: Any, stranger: WorkerCaller, victim: "asyncio.Task[list[int]]"
+    ) -> None:
         self.cluster, self.stranger, self.victim = cluster, stranger, victim
         self.worker = cluster.worker("decode-0")
         (self.victims_id,) = self.worker.batch.request_ids()
 
-    async def caller(self) -> Caller:
+    async def caller(self) -> WorkerCaller:
         info = self.worker.info
-        return await Caller.dial(self.cluster.network, info.commands)
+        return await WorkerCaller.dial(self.cluster.network, info.commands)
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def scene(local_cluster: LocalCluster) -> Any:
             victim = asyncio.create_task(cluster.generate(PROMPT, n_new))
             await cluster.until(lambda: cluster.worker("decode-0").batch.n_running == 1)
             info = cluster.worker("decode-0").info
-            stranger = await Caller.dial(cluster.network, info.commands)
+            stranger = await WorkerCaller.dial(cluster.network, info.commands)
             scene = Scene(cluster, stranger, victim)
             yield scene
             assert await victim == ORACLE.expected(PROMPT, n_new)
@@ -229,7 +231,7 @@ async def test_a_row_that_fails_its_step_fails_alone(local_cluster: LocalCluster
         victim = asyncio.create_task(cluster.generate(PROMPT, 30))
         worker = cluster.worker("decode-0")
         await cluster.until(lambda: worker.batch.n_running == 1)
-        stranger = await Caller.dial(cluster.network, worker.info.commands)
+        stranger = await WorkerCaller.dial(cluster.network, worker.info.commands)
         await stranger.say(reserve(), start(first_token=UNLUCKY))
         (failed,) = await stranger.told(DecodeFailed)
         assert "forward pass failed" in failed.reason

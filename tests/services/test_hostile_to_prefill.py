@@ -25,7 +25,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_runtime.serving import FAILED
-from halfmoon_runtime.testing import Caller
+from halfmoon_runtime.testing import WorkerCaller
 from halfmoon_transfer.engine import TransferEngine
 
 LocalCluster = Callable[..., Any]
@@ -45,7 +45,7 @@ def n_failed() -> float:
 class Scene:
     """A cluster with a victim's prompt at prefill, and a stranger with memory of its own."""
 
-    def __init__(self, cluster: Any, stranger: Caller, region: Region) -> None:
+    def __init__(self, cluster: Any, stranger: WorkerCaller, region: Region) -> None:
         self.cluster, self.stranger, self.region = cluster, stranger, region
         self.worker = cluster.worker("prefill-0")
         (self.victims_id,) = self.worker.jobs
@@ -75,7 +75,7 @@ def scene(local_cluster: LocalCluster) -> Any:
             worker = cluster.worker("prefill-0")
             victim = asyncio.create_task(cluster.generate(PROMPT, 10))
             await cluster.until(lambda: len(worker.jobs) == 1)
-            stranger = await Caller.dial(cluster.network, worker.info.commands)
+            stranger = await WorkerCaller.dial(cluster.network, worker.info.commands)
             with TransferEngine.open(
                 "stranger", metadata=cluster.store, backends=("memory",)
             ) as transfer:

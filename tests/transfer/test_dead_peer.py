@@ -17,7 +17,7 @@ from halfmoon_metadata.ports import free_port
 from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.tcp import backend as tcp_backend
 from halfmoon_transfer.backends.tcp.addresses import split
-from halfmoon_transfer.backends.tcp.dial_gate import DialGate, NotConnected
+from halfmoon_transfer.backends.tcp.dial_gate import DialGate, NotDialled
 from halfmoon_transfer.backends.tcp.lane import Lane
 from halfmoon_transfer.descriptor import rail_name
 from halfmoon_transfer.stop import StopSignal
@@ -157,7 +157,7 @@ def test_while_one_dials_the_others_wait_and_share_its_failure() -> None:
     def want() -> None:
         try:
             gate.through(PLACE, soon(), slow)
-        except NotConnected as error:
+        except NotDialled as error:
             failures.append(str(error))
 
     threads = [threading.Thread(target=want) for _ in range(8)]
@@ -181,7 +181,7 @@ def test_a_wait_for_another_ones_dial_ends_with_its_own_transfer() -> None:
         return refused()
 
     def want() -> None:
-        with pytest.raises(NotConnected):
+        with pytest.raises(NotDialled):
             gate.through(PLACE, soon(), slow)
 
     first = threading.Thread(target=want)
@@ -216,7 +216,7 @@ def test_pauses_grow_with_each_failure_and_end_with_a_connection(
     stop.deadline = 1e9
     pauses = []
     for _ in range(7):
-        with pytest.raises(NotConnected):
+        with pytest.raises(NotDialled):
             gate.through(PLACE, stop, refused)
         start = now
         while True:
@@ -227,7 +227,7 @@ def test_pauses_grow_with_each_failure_and_end_with_a_connection(
                 asked.append(True)
                 raise ConnectionResetError  # says nothing about the address
 
-            with pytest.raises((NotConnected, ConnectionResetError)):
+            with pytest.raises((NotDialled, ConnectionResetError)):
                 gate.through(PLACE, stop, look)
             if asked:
                 break
@@ -236,7 +236,7 @@ def test_pauses_grow_with_each_failure_and_end_with_a_connection(
 
     lane: Any = object()
     assert gate.through(PLACE, stop, lambda: lane) is lane
-    with pytest.raises(NotConnected):
+    with pytest.raises(NotDialled):
         gate.through(PLACE, stop, refused)
     now += 0.15
     assert gate.through(PLACE, stop, lambda: lane) is lane

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -23,7 +23,7 @@ _NUMBERS: tuple[float | int, ...] = (
 _TEXTS = ("", "x", "decode-0", "prefill-0", "kvstore-0", "conductor-0", "\0", "ü" * 300, "x" * 5000)
 
 
-class Caller:
+class WorkerCaller:
     """One connection to a worker, by hand; it reads all that it is told."""
 
     def __init__(self, link: Link) -> None:
@@ -33,7 +33,7 @@ class Caller:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def dial(cls, network: Network, commands: str, events: str | None = None) -> "Caller":
+    async def dial(cls, network: Network, commands: str, events: str | None = None) -> Self:
         """Connect."""
         return cls(await network.dial(commands, events))
 

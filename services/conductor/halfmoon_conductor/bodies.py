@@ -32,7 +32,7 @@ class BodyLimits(msgspec.Struct, frozen=True, kw_only=True):
     least_bytes_per_s: int = 16 * 1024
 
 
-class Body:
+class ReceivedBody:
     """One request's, held until `release`."""
 
     def __init__(self, bodies: "Bodies") -> None:
@@ -102,9 +102,9 @@ class Bodies:
         self.limits = limits
         self.n_bytes = 0
 
-    def opened(self) -> Body:
+    def opened(self) -> ReceivedBody:
         """Begin one; `release` it."""
-        return Body(self)
+        return ReceivedBody(self)
 
     def too_large(self) -> BodyTooLarge:
         """What to say of a body over the limit."""
@@ -124,7 +124,7 @@ class Bodies:
             raise self.too_large()
 
 
-def replay(scope: Scope, body: Body, receive: Receive) -> Receive:
+def replay(scope: Scope, body: ReceivedBody, receive: Receive) -> Receive:
     """Put a body that was read back before what the server says next."""
     scope[_SCOPE_KEY] = body
     is_told = False
@@ -139,8 +139,8 @@ def replay(scope: Scope, body: Body, receive: Receive) -> Receive:
     return replayed
 
 
-def body_of(scope: Scope) -> Body:
+def body_of(scope: Scope) -> ReceivedBody:
     """The body of this scope's request, which was read before its route."""
     body = scope[_SCOPE_KEY]
-    assert isinstance(body, Body)
+    assert isinstance(body, ReceivedBody)
     return body

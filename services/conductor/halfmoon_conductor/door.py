@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halfmoon_conductor import error_responses
-from halfmoon_conductor.bodies import Bodies, Body, replay
+from halfmoon_conductor.bodies import Bodies, ReceivedBody, replay
 from halfmoon_conductor.disconnect import unless_client_gone
 from halfmoon_conductor.errors import ApiError, InvalidKey, NotPermitted, Overloaded, RateLimited
 from halfmoon_conductor.http_metrics import HttpMetrics, Turned
@@ -181,7 +181,7 @@ class Door:
             scope[_SCOPE_KEY] = caller
             await unless_client_gone(receive, self._serve(scope, receive, send, body))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: ReceivedBody) -> None:
         await self._app(scope, replay(scope, body, receive), send)
 
     async def _serve_operator(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -230,7 +230,7 @@ def _is_below(tops: tuple[str, ...], path: str) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in tops)
 
 
-def _why(error: ApiError, body: Body) -> Turned:
+def _why(error: ApiError, body: ReceivedBody) -> Turned:
     """What is counted of a refusal here."""
     if isinstance(error, InvalidKey):
         return "invalid_key"

@@ -21,7 +21,7 @@ from halfmoon_conductor.bodies import body_of
 from halfmoon_conductor.helpers import Preparer
 from halfmoon_conductor.intake import Intake
 from halfmoon_conductor.offloading import SHORT_BYTES, NotShort
-from halfmoon_conductor.prepared import Answered, Job, ReadBody
+from halfmoon_conductor.prepared import FinalAnswer, Job, ReadBody
 
 
 def generation_route(intake: Intake, preparer: Preparer) -> type[APIRoute]:
@@ -65,7 +65,7 @@ class _Handler:
                 pass
         read = await self._preparer.prepare(Job(self._name, body.content, self._intake.card(None)))
         body.release()
-        if isinstance(read, Answered):
+        if isinstance(read, FinalAnswer):
             return Response(read.content, media_type="application/json")
         prepared.note(scope, ReadBody(began_s, read))
         return await self._answer(self._shape.validate_json(read.fields), request, asker)

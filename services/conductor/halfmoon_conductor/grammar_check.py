@@ -25,7 +25,7 @@ class CheckArgument(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
 
 
-class Check(msgspec.Struct, frozen=True):
+class CheckGrammar(msgspec.Struct, frozen=True):
     """Check this text."""
 
     text: str
@@ -33,8 +33,8 @@ class Check(msgspec.Struct, frozen=True):
     own: bool
 
 
-class Checked(msgspec.Struct, frozen=True):
-    """The answer to `Check`."""
+class GrammarChecked(msgspec.Struct, frozen=True):
+    """The answer to `CheckGrammar`."""
 
     #: In Lark; empty where it can't be used.
     grammar: str = ""
@@ -43,14 +43,14 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
-    """A handler of `Check` messages.
+    """A handler of `CheckGrammar` messages.
 
     Args:
         argument: a `CheckArgument`.
     """
     made = msgspec.msgpack.decode(argument, type=CheckArgument)
     tokenizer = _tokenizer(made)
-    decoder = msgspec.msgpack.Decoder(Check)
+    decoder = msgspec.msgpack.Decoder(CheckGrammar)
 
     def handle(request: bytes) -> bytes:
         return msgspec.msgpack.encode(_check(decoder.decode(request), tokenizer))
@@ -69,15 +69,15 @@ def _tokenizer(made: CheckArgument) -> llguidance.LLTokenizer | None:
         return None
 
 
-def _check(asked: Check, tokenizer: llguidance.LLTokenizer | None) -> Checked:
+def _check(asked: CheckGrammar, tokenizer: llguidance.LLTokenizer | None) -> GrammarChecked:
     grammar = asked.text
     if asked.own:
         try:
             grammar = str(any_to_lark(grammar))
         except Exception as error:  # the translator raises what it likes
-            return Checked(problem=f"can't be used: {str(error)[:_SHOWN_CHARACTERS]}")
+            return GrammarChecked(problem=f"can't be used: {str(error)[:_SHOWN_CHARACTERS]}")
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
-            return Checked(
+            return GrammarChecked(
                 problem=f"makes a grammar of {len(grammar)} characters, over the "
                 f"{MAX_GRAMMAR_CHARACTERS} that one may have"
             )
@@ -89,5 +89,5 @@ def _check(asked: Check, tokenizer: llguidance.LLTokenizer | None) -> Checked:
         failed, messages = matcher.is_error(), [matcher.get_error()]
     if failed:
         why = " ".join(messages).split("\n   1 |")[0].strip()[:_SHOWN_CHARACTERS]
-        return Checked(problem=f"does not compile: {why}")
-    return Checked(grammar=grammar)
+        return GrammarChecked(problem=f"does not compile: {why}")
+    return GrammarChecked(grammar=grammar)

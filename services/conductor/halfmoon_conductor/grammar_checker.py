@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from halfmoon_conductor.errors import InvalidRequest, Overloaded, Unavailable
-from halfmoon_conductor.grammar_check import Check, CheckArgument, Checked
+from halfmoon_conductor.grammar_check import CheckArgument, CheckGrammar, GrammarChecked
 from halfmoon_conductor.grammars import Wanted
 from halfmoon_conductor.tokenizer import Tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_CPU_S
@@ -25,7 +25,7 @@ _RETRY_S = 1.0
 _MAX_REMEMBERED = 2048
 _MEMORY_BYTES = 512 * 1024 * 1024
 
-_decoder = msgspec.msgpack.Decoder(Checked)
+_decoder = msgspec.msgpack.Decoder(GrammarChecked)
 
 
 class GrammarChecker:
@@ -42,7 +42,7 @@ class GrammarChecker:
             memory_bytes=_MEMORY_BYTES,
         )
         self._pool = Pool(sandbox)
-        self._remembered: OrderedDict[tuple[str, bool], Checked] = OrderedDict()
+        self._remembered: OrderedDict[tuple[str, bool], GrammarChecked] = OrderedDict()
         self._turn = asyncio.Semaphore(_MAX_RUNNING)
         self._n_waiting = 0
         weakref.finalize(self, sandbox.close)
@@ -79,7 +79,7 @@ class GrammarChecker:
         key = (wanted.grammar, wanted.own)
         checked = self._remembered.get(key)
         if checked is None:
-            checked = self._remembered[key] = await self._checked(Check(*key))
+            checked = self._remembered[key] = await self._checked(CheckGrammar(*key))
             if len(self._remembered) > _MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
         self._remembered.move_to_end(key)
@@ -87,7 +87,7 @@ class GrammarChecker:
             raise InvalidRequest(f"{wanted.param} {checked.problem}", param=wanted.param)
         return checked.grammar
 
-    async def _checked(self, asked: Check) -> Checked:
+    async def _checked(self, asked: CheckGrammar) -> GrammarChecked:
         if self._n_waiting >= _MAX_WAITING:
             raise Overloaded(
                 f"{self._n_waiting} grammars wait to be checked, the most that may.", _RETRY_S
@@ -101,12 +101,12 @@ class GrammarChecker:
             answer = await self._pool.call(msgspec.msgpack.encode(asked), cpu_s=MAX_GRAMMAR_CPU_S)
         except Exceeded as error:
             log.warning("grammar_refused", reason=str(error), limit=error.limit)
-            return Checked(
+            return GrammarChecked(
                 problem=f"can't be used: to check it, {error}; make it simpler, with fewer "
                 "references, repetitions and large numbers"
             )
         except HandlerFailed as error:
-            return Checked(problem=f"can't be used: {error}")
+            return GrammarChecked(problem=f"can't be used: {error}")
         except Broken as error:
             log.error("grammar_not_checked", reason=str(error))
             raise Unavailable("Grammars can't be checked now.", _RETRY_S) from error

@@ -10,7 +10,7 @@ import structlog
 
 from halfmoon_conductor.errors import TooCostly, Unavailable
 from halfmoon_conductor.prepared import (
-    Answered,
+    FinalAnswer,
     Job,
     Outcome,
     Prepared,
@@ -47,7 +47,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 class Preparer(Protocol):
     """Where large bodies are read."""
 
-    async def prepare(self, job: Job) -> Prepared | Answered:
+    async def prepare(self, job: Job) -> Prepared | FinalAnswer:
         """Read one. Cancelling ends the work.
 
         Raises:
@@ -64,7 +64,7 @@ class Threads:
     def __init__(self, preparation: Preparation) -> None:
         self._preparation = preparation
 
-    async def prepare(self, job: Job) -> Prepared | Answered:
+    async def prepare(self, job: Job) -> Prepared | FinalAnswer:
         """See `Preparer`."""
         return _checked(await asyncio.to_thread(self._preparation.outcome, job))
 
@@ -89,7 +89,7 @@ class Helpers:
         """Process ids of helpers that have nothing to do; asks for them, and waits."""
         return [child.pid for child, _ in self._pool.idle]
 
-    async def prepare(self, job: Job) -> Prepared | Answered:
+    async def prepare(self, job: Job) -> Prepared | FinalAnswer:
         """See `Preparer`."""
         if len(job.content) <= _LARGE_BYTES:
             return await self._in_turn(job)
@@ -104,7 +104,7 @@ class Helpers:
         """End all of them."""
         self._pool.close()
 
-    async def _in_turn(self, job: Job) -> Prepared | Answered:
+    async def _in_turn(self, job: Job) -> Prepared | FinalAnswer:
         async with self._places:
             try:
                 content = await self._pool.call(
@@ -127,7 +127,7 @@ class Helpers:
         return _checked(decode_outcome(content))
 
 
-def _checked(outcome: Outcome) -> Prepared | Answered:
+def _checked(outcome: Outcome) -> Prepared | FinalAnswer:
     if isinstance(outcome, Refused):
         raise outcome.error()
     return outcome

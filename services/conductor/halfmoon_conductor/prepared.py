@@ -41,7 +41,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
         return [unpacked(each) for each in self.packed]
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered"):
+class FinalAnswer(msgspec.Struct, frozen=True, tag="answered"):
     """The whole answer to a request that needs no worker."""
 
     content: bytes
@@ -70,7 +70,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         return kind(self.message, param=self.param)  # type: ignore[no-any-return]
 
 
-Outcome = Prepared | Answered | Refused
+Outcome = Prepared | FinalAnswer | Refused
 
 encode_job = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode

@@ -18,7 +18,7 @@ from halfmoon_conductor.generation import Gateway, ModelCard
 from halfmoon_conductor.intake import Intake
 from halfmoon_conductor.openai_requests import ChatRequest, CompletionRequest
 from halfmoon_conductor.prepared import (
-    Answered,
+    FinalAnswer,
     Job,
     Outcome,
     Prepared,
@@ -99,11 +99,11 @@ class Preparation:
                 return self._chat(body.as_chat(), _light(value, {**_NO_TURN, "system": None}))
             case CountTokensRequest():
                 n_tokens = len(intake.conversation(body.as_chat()))
-                return Answered(TokenCount(input_tokens=n_tokens).model_dump_json().encode())
+                return FinalAnswer(TokenCount(input_tokens=n_tokens).model_dump_json().encode())
             case TokenizeRequest():
-                return Answered(tokenized(intake, body).model_dump_json().encode())
+                return FinalAnswer(tokenized(intake, body).model_dump_json().encode())
             case DetokenizeRequest():
-                return Answered(detokenized(intake, body).model_dump_json().encode())
+                return FinalAnswer(detokenized(intake, body).model_dump_json().encode())
         raise TypeError(f"nothing is known of {type(body).__name__}")
 
     def _chat(self, chat: ChatRequest, fields: bytes) -> Prepared:

@@ -20,7 +20,7 @@ import structlog
 import xxhash
 
 from halfmoon_kvstore.segment import Mended, Segment, blocks_in
-from halfmoon_kvstore.segment_front import Front, SegmentShape, read_front, why_unreadable
+from halfmoon_kvstore.segment_front import SegmentFront, SegmentShape, read_front, why_unreadable
 from halfmoon_kvstore.slot_header import Found
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_scheduling.disk_map import OnDisk
@@ -96,7 +96,7 @@ class Disk:
             path = self._file(index)
             front = _front(path)
             if front is None and of_layout and _size(path) == old_shape.bytes_with(1):
-                front = Front(old_shape, version=1)
+                front = SegmentFront(old_shape, version=1)
             if front is not None and front.shape not in (shape, old_shape):
                 _log_lost(path, f"it is of {front.shape}, and {shape} is wanted")
                 front = None
@@ -221,7 +221,7 @@ def _shapes(layout: KvLayout, n_bytes: int) -> tuple[int, SegmentShape, SegmentS
     return (n_segments if shape.n_slots else 0), shape, old_shape
 
 
-def _front(path: Path) -> Front | None:
+def _front(path: Path) -> SegmentFront | None:
     try:
         return read_front(path)
     except OSError:

@@ -27,7 +27,7 @@ import msgspec
 
 from halfmoon_kvstore.segment_front import (
     HEADER_BYTES,
-    Front,
+    SegmentFront,
     SegmentShape,
     front_page,
     read_front,
@@ -55,7 +55,7 @@ class Mended(msgspec.Struct, frozen=True, kw_only=True):
 class Segment:
     """An open segment file. Different slots may be used by several threads at once."""
 
-    def __init__(self, path: Path, shape: SegmentShape, front: Front | None = None) -> None:
+    def __init__(self, path: Path, shape: SegmentShape, front: SegmentFront | None = None) -> None:
         """Open a file of this shape, and mend what is damaged of it; or make a new one.
 
         Args:
@@ -162,7 +162,7 @@ class Segment:
 
     # -- mending -----------------------------------------------------------------------------
 
-    def _mend(self, front: Front, n_bytes: int) -> None:
+    def _mend(self, front: SegmentFront, n_bytes: int) -> None:
         """Make both copies of everything equal; count what is lost.
 
         Args:

@@ -85,7 +85,7 @@ class SegmentShape(msgspec.Struct, frozen=True):
         return 0, self.n_bytes - PAGE_BYTES
 
 
-class Front(msgspec.Struct, frozen=True):
+class SegmentFront(msgspec.Struct, frozen=True):
     """What was read of a file's first page or of its copy."""
 
     shape: SegmentShape
@@ -99,7 +99,7 @@ def front_page(shape: SegmentShape) -> bytes:
     return page + _sum(page)
 
 
-def read_front(path: Path) -> Front | None:
+def read_front(path: Path) -> SegmentFront | None:
     """What a file says that it is; None if it says nothing that can be read.
 
     Raises:
@@ -139,14 +139,14 @@ def _page(fd: int, at: int) -> bytes:
         return b""
 
 
-def _parse(page: bytes) -> Front | None:
+def _parse(page: bytes) -> SegmentFront | None:
     """What a page says, if its checksum is right."""
     if len(page) < PAGE_BYTES or page[_SUM_AT:] != _sum(page[:_SUM_AT]):
         return None
     return _decode(page)
 
 
-def _decode(page: bytes) -> Front | None:
+def _decode(page: bytes) -> SegmentFront | None:
     """What a page says, whatever its checksum."""
     magic, length = _HEAD.unpack_from(page)
     version = next((number for number, known in _MAGIC.items() if magic == known), None)
@@ -156,10 +156,10 @@ def _decode(page: bytes) -> Front | None:
         shape = msgspec.json.decode(page[_HEAD.size : _HEAD.size + length], type=SegmentShape)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
         return None
-    return Front(shape, version) if shape.n_slots >= 0 and shape.slot_bytes > 0 else None
+    return SegmentFront(shape, version) if shape.n_slots >= 0 and shape.slot_bytes > 0 else None
 
 
-def _mended(page: bytes) -> Front | None:
+def _mended(page: bytes) -> SegmentFront | None:
     """What a page said before its zeros, or one byte of the rest, were damaged."""
     if len(page) < PAGE_BYTES:
         return None

@@ -35,7 +35,7 @@ class PeerGone(Exception):
     fate = Fate.LOST
 
 
-class NobodyThere(PeerGone):
+class NoDeviceServer(PeerGone):
     """The owner does not listen, or listens and does not answer: no other try will change that."""
 
     fate = Fate.UNREACHABLE
@@ -60,7 +60,7 @@ class HandlePeer:
             self._socket.connect("\0" + address)
         except OSError as error:
             self._socket.close()
-            gone = NobodyThere if isinstance(error, ConnectionRefusedError) else PeerGone
+            gone = NoDeviceServer if isinstance(error, ConnectionRefusedError) else PeerGone
             raise gone(f"no process listens at @{address}: {error}") from error
         if not Credentials.of(self._socket).is_our_user:
             self._socket.close()
@@ -102,7 +102,7 @@ class HandlePeer:
                     raise Refused(said.status, said.detail)
             # An answer that comes after this would be taken for that of a later question.
             self._socket.close()
-        gone = PeerGone if stop.stopped or stop.remaining_s() == 0.0 else NobodyThere
+        gone = PeerGone if stop.stopped or stop.remaining_s() == 0.0 else NoDeviceServer
         raise gone(f"the owner at @{self.address} did not answer in time")
 
     def close(self) -> None:

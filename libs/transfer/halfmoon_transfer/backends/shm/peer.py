@@ -48,7 +48,7 @@ class PeerGone(Exception):
     fate = Fate.LOST
 
 
-class NobodyThere(PeerGone):
+class NotListening(PeerGone):
     """The owner does not listen, or listens and does not answer: no other try will change that."""
 
     fate = Fate.UNREACHABLE
@@ -84,7 +84,7 @@ class ShmPeer:
             them = Credentials.of(self._socket)
         except OSError as error:
             self._socket.close()
-            gone = NobodyThere if isinstance(error, ConnectionRefusedError) else PeerGone
+            gone = NotListening if isinstance(error, ConnectionRefusedError) else PeerGone
             raise gone(f"no process listens at @{address}: {error}") from error
         if our_user_only and not them.is_our_user:
             self._socket.close()
@@ -225,7 +225,7 @@ class ShmPeer:
                 raise Refused(notice.status, notice.number)
         # An answer that comes after this would be taken for that of a later question.
         self._socket.close()
-        gone = PeerGone if stop.stopped or stop.remaining_s() == 0.0 else NobodyThere
+        gone = PeerGone if stop.stopped or stop.remaining_s() == 0.0 else NotListening
         raise gone(f"the owner at @{self.address} did not answer in {patience:.2f} s")
 
     def _receive(self, *, block: bool) -> tuple[Notice | Lent, int | None] | None:

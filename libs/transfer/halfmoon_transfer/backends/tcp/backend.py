@@ -15,7 +15,7 @@ from typing import cast
 from halfmoon_transfer.backends.interface import Errand, Gauges, Home, all_of
 from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.backends.tcp.addresses import advertised, split
-from halfmoon_transfer.backends.tcp.dial_gate import DialGate, NotConnected
+from halfmoon_transfer.backends.tcp.dial_gate import DialGate, NotDialled
 from halfmoon_transfer.backends.tcp.frames import MAX_SLICE_BYTES, FrameError, Hello
 from halfmoon_transfer.backends.tcp.lane import Lane, Refusal, Untrusted
 from halfmoon_transfer.backends.tcp.server import TcpServer
@@ -123,7 +123,7 @@ class TcpBackend:
             stale = refused.own.generation != errand.peer.generation
             reason = f"{where}: {refused}"
             return all_of(errand.batch, Fate.STALE if stale else Fate.LOST, reason)
-        except NotConnected as error:
+        except NotDialled as error:
             return all_of(errand.batch, Fate.UNREACHABLE, f"{where}: {error}")
         except (OSError, FrameError, ValueError) as error:
             return all_of(errand.batch, Fate.LOST, f"{where}: {error}")

@@ -25,7 +25,7 @@ _MAX_FAILED = 256
 _PASSING = (Closed, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
-class NotConnected(Exception):
+class NotDialled(Exception):
     """Nothing at this address takes connections; nothing was sent."""
 
 
@@ -50,7 +50,7 @@ class DialGate:
         """Dial, or wait for another one that does; or fail as the last one did.
 
         Raises:
-            NotConnected: nothing answers there, or did not a moment ago.
+            NotDialled: nothing answers there, or did not a moment ago.
             Exception: what else `dial` raises.
         """
         with stop.kicking(self._wake):
@@ -64,7 +64,7 @@ class DialGate:
             if stop.stopped or stop.remaining_s() == 0.0:
                 raise
             self._note(place, str(error))
-            raise NotConnected(str(error)) from error
+            raise NotDialled(str(error)) from error
         else:
             with self._changed:
                 self._failed.pop(place, None)
@@ -88,7 +88,7 @@ class DialGate:
                 waited = True
             failed = self._failed.get(place)
             if failed is not None and time.monotonic() < failed.until:
-                raise NotConnected(failed.reason)
+                raise NotDialled(failed.reason)
             if waited:
                 return False
             self._dialling.add(place)
