@@ -20,6 +20,7 @@ from rich.table import Table
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.layout import KvLayout
 from halfmoon_protocol.messages import BlocksSnapshot, DecodeLoad, DecodeReserved, PrefillDone
+from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.commands import AnyCommand, Send
 from halfmoon_scheduling.conductor import Conductor
@@ -31,7 +32,7 @@ from halfmoon_scheduling.events import (
     RequestFinished,
     WorkerJoined,
 )
-from halfmoon_scheduling.testing import a_landing, a_worker
+from halfmoon_scheduling.testing import a_worker
 
 N_PREFILL, N_DECODE = 256, 256
 BLOCK_SIZE, N_TOKENS = 512, 32 * 1024
@@ -168,9 +169,7 @@ class Busy:
         began = time.thread_time()
         commands = self.core.handle(event, self.now)
         decided = time.thread_time()
-        granted = DecodeReserved(
-            request_id=request.request_id, landing=a_landing("bench"), expires_s=600.0
-        )
+        granted = DecodeReserved(request_id=request.request_id, landing=_LANDING, expires_s=600.0)
         self.core.handle(MessageReceived(_receiver(commands), granted), self.now)
         self.prefilling.append(request)
         return decided - began, time.thread_time() - decided
@@ -234,6 +233,14 @@ class Busy:
 
 
 _TOKENS = (7,) * N_TOKENS
+#: Pages for a whole prompt, as any decode worker might grant them.
+_LANDING = Landing(
+    region=Region(
+        segment="bench", generation=1, key=bytes(16), length=N_BLOCKS * LAYOUT.block_bytes
+    ),
+    pages=tuple(range(N_BLOCKS)),
+    layout=LAYOUT,
+)
 
 
 def _some_hashes(dice: random.Random, n: int) -> tuple[BlockHash, ...]:
