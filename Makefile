@@ -59,7 +59,7 @@ RDMA_VM ?= ../shared/tools/rdma-vm
 BASE = $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')
 RDMA_PATH := .halfmoon/pyverbs
 RDMA_TESTS ?= tests/transfer/test_conformance.py tests/transfer/test_notifications.py \
-	tests/transfer/test_rdma.py tests/transfer/test_file.py
+	tests/transfer/backends/test_rdma.py tests/transfer/test_file_regions.py
 # For all tests, on a busy machine. The first command builds the image and boots, nothing else.
 RDMA_TIMEOUT_S ?= 1500
 RDMA_BOOT_TIMEOUT_S ?= 600

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from halfmoon_cli.cluster import Cluster, ClusterPlan
-from halfmoon_metadata.ports import free_port
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster
+from halfmoon_metadata.tcp_ports import free_port
 
 READY_WITHIN_S = 300.0
 
@@ -31,7 +31,7 @@ def running(model: str, **plan: Any) -> Iterator[str]:
     whole = ClusterPlan(model=model, http_port=free_port(), served_model_name="bench", **plan)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Cluster(whole, Path(folder)) as cluster,
+        EmbeddedCluster(whole, Path(folder)) as cluster,
         httpx.Client() as client,
     ):
         deadline_s = time.monotonic() + READY_WITHIN_S

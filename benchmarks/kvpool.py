@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.nodes import kvstore_nodes, metadata_server, record_of
-from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers
 from halfmoon_metadata import open_store
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, InstantTiers
 
 NAMES = ("kvstore-0", "kvstore-1")
 _MIB = 1024 * 1024
@@ -45,8 +45,8 @@ def main() -> None:
 async def replay(requests: Sequence[Sequence[BlockHash]], policy: str) -> None:
     """Send them all, then print what happened."""
     n_blocks = max(len({b for r in requests if _node(r) == i for b in r}) for i in range(2))
-    memory_mib = max(1, n_blocks // 10 * SMALL.block_bytes // _MIB)
-    disk_mib = n_blocks * SMALL.block_bytes * 5 // 4 // _MIB + 1
+    memory_mib = max(1, n_blocks // 10 * SMALL_LAYOUT.block_bytes // _MIB)
+    disk_mib = n_blocks * SMALL_LAYOUT.block_bytes * 5 // 4 // _MIB + 1
     alone = [InstantTiers(memory_mib * 256, disk_mib * 256, policy) for _ in NAMES]
     known: list[set[BlockHash]] = [set() for _ in NAMES]
     found = [0, 0]

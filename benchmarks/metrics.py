@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 from rich.table import Table
 
-from halfmoon_conductor.generation import TokenEvent
-from halfmoon_conductor.http_metrics import HttpMetrics
-from halfmoon_conductor.meter import Meter
-from halfmoon_runtime.distribution import Distribution
+from halfmoon_conductor.generation.gateway_interface import TokenEvent
+from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
+from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
+from halfmoon_runtime.observability.histogram import FastHistogram
 
 _TIMES = 20_000
 _ROUNDS = 7
@@ -40,17 +40,17 @@ def run(console: Console) -> None:
     """Print a table."""
     registry = CollectorRegistry()
     metrics = HttpMetrics(registry)
-    meter = Meter(metrics, time.perf_counter())
+    meter = GenerationTimer(metrics, time.perf_counter())
     meter.first_token(TokenEvent(1), 100)
     bounds = metrics.inter_token_latency_s.bounds
-    ours = Distribution(bounds)
+    ours = FastHistogram(bounds)
     theirs = prometheus_client.Histogram("a_seconds", "A.", buckets=bounds, registry=None)
     counter = prometheus_client.Counter("b", "B.", registry=None)
     table = Table(title="What metrics cost", box=None)
     table.add_column("one")
     table.add_column("ns", justify="right")
     rows: list[tuple[str, Callable[[float], object]]] = [
-        ("observation, Distribution", ours.observe),
+        ("observation, FastHistogram", ours.observe),
         ("observation, the library's Histogram", theirs.observe),
         ("increment, the library's Counter", lambda _: counter.inc()),
         ("token through Meter: all of the front's metrics", lambda _: meter.token()),

@@ -30,7 +30,11 @@ def _make(folder: Path) -> None:
     import torch
     import transformers as untyped_transformers
 
-    from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS, train_tokenizer, write_tokenizer
+    from halfmoon_testing.models.byte_tokenizer import (
+        EOS_TOKEN_IDS,
+        train_tokenizer,
+        write_tokenizer,
+    )
 
     transformers: Any = untyped_transformers
     torch.manual_seed(1969)

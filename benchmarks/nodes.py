@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from halfmoon_cli.cluster import Process, ProcessSpec
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_metadata import MemoryStore, MetadataStore
-from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata.http_server import metadata_app
 from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import MEMBERS
 
@@ -38,7 +38,7 @@ def metadata_server() -> Iterator[str]:
 @contextmanager
 def kvstore_nodes(
     folder: Path, metadata: str, nodes: Mapping[str, Mapping[str, object]]
-) -> Iterator[list[Process]]:
+) -> Iterator[list[ServiceProcess]]:
     """Nodes that are ready.
 
     Args:
@@ -49,12 +49,12 @@ def kvstore_nodes(
     Raises:
         RuntimeError: one of them ended, with its last words.
     """
-    processes: list[Process] = []
+    processes: list[ServiceProcess] = []
     try:
         for name, given in nodes.items():
             words = {"worker-id": name, "metadata": metadata, **given}
             flags = tuple(word for key, value in words.items() for word in (f"--{key}", str(value)))
-            processes.append(Process(ProcessSpec(name, "kvstore", flags), folder))
+            processes.append(ServiceProcess(ProcessSpec(name, "kvstore", flags), folder))
         while any(process.stage != "ready" for process in processes):
             for process in processes:
                 if process.exit_code is not None:

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import uvicorn
 
 from halfmoon_metadata import MemoryStore
-from halfmoon_metadata.server import metadata_app
-from halfmoon_transfer.p2p.testing import P2PProcess
+from halfmoon_metadata.http_server import metadata_app
+from halfmoon_testing.p2p_process import P2PProcess
 
 MIB = 1024 * 1024
 N_GETTERS = 4

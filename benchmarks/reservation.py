@@ -17,7 +17,7 @@ from benchmarks.cluster import running, timed
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import Cancel, DecodeReserved, ReserveDecode, WorkerInfo
 from halfmoon_protocol.sampling import Stopping
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 
 MODEL = "fake://bench?layers=2&kv_heads=1&head_dim=8"
 

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import BlocksSnapshot, DecodeLoad, DecodeReserved, PrefillDone
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.commands import AnyCommand, Send
-from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
 from halfmoon_scheduling.events import (
     MessageReceived,
@@ -32,7 +32,7 @@ from halfmoon_scheduling.events import (
     RequestFinished,
     WorkerJoined,
 )
-from halfmoon_scheduling.testing import a_worker
+from halfmoon_testing.scheduling_inputs import a_worker
 
 N_PREFILL, N_DECODE = 256, 256
 BLOCK_SIZE, N_TOKENS = 512, 32 * 1024

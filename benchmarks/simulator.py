@@ -11,15 +11,15 @@ from rich.table import Table
 
 from benchmarks.cluster import Timing, running, timed
 from benchmarks.model import VOCABULARY, random_model
-from halfmoon_cli.profile import cost_file, measure_engine, measure_transfers
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import CostFile, load_costs
-from halfmoon_simulator.results import Spread, spread
-from halfmoon_simulator.scenario import Scenario, patient
-from halfmoon_simulator.scenario import run as simulate
-from halfmoon_simulator.sources import WorkloadSpec, find_traces, make_workload
-from halfmoon_simulator.traces import TraceRequest
-from halfmoon_simulator.world import World
+from halfmoon_cli.simulate.profile_command import cost_file, measure_engine, measure_transfers
+from halfmoon_simulator.cluster.cluster_sim import ClusterSim
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.costs.cost_file import CostFile, load_costs
+from halfmoon_simulator.results.run_results import DistributionSummary, summarize_values
+from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
+from halfmoon_simulator.scenario import run_scenario as simulate
+from halfmoon_simulator.workloads.traces import TraceRequest
+from halfmoon_simulator.workloads.workload_sources import WorkloadSpec, find_traces, make_workload
 
 #: The comparison's workload: Poisson, prompts of these lengths, some with a shared start.
 N_REQUESTS = 40
@@ -40,7 +40,7 @@ def run_speed(console: Console) -> None:
         workload=workload,
         costs=costs,
         cluster=ClusterSpec(n_prefill=8, n_decode=8),
-        scheduling=patient(costs, ttft_slo_s=30.0, tbt_slo_s=0.1),
+        scheduling=scheduling_for_simulation(costs, ttft_slo_s=30.0, tbt_slo_s=0.1),
     )
     cpu, began = time.process_time(), time.perf_counter()
     result = simulate(scenario)
@@ -138,18 +138,20 @@ def _simulated(costs: CostFile, asks: list[_Ask]) -> list[Timing]:
         report_s=0.1,
         tick_s=0.05,
     )
-    records = World(spec, costs, patient(costs), requests).run().records
+    records = ClusterSim(spec, costs, scheduling_for_simulation(costs), requests).run().records
     return [
         Timing(record.ttft_s or 0.0, record.intervals.mean_s, record.n_cached)
         for record in sorted(records, key=lambda record: record.index)
     ]
 
 
-def _spreads(timings: list[Timing]) -> tuple[Spread, Spread]:
+def _spreads(timings: list[Timing]) -> tuple[DistributionSummary, DistributionSummary]:
     assert timings, "nobody answered"
-    return spread([t.ttft_s for t in timings]), spread([t.tbt_s for t in timings])
+    return summarize_values([t.ttft_s for t in timings]), summarize_values(
+        [t.tbt_s for t in timings]
+    )
 
 
-def _cells(values: Spread) -> list[str]:
+def _cells(values: DistributionSummary) -> list[str]:
     found = (values.mean, values.p50, values.p90, values.max)
     return [f"{value * 1e3:.1f} ms" for value in found]

@@ -13,10 +13,10 @@ import threading
 import time
 import tracemalloc
 
-from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_testing.transfer_soak import TcpValve, TransferSoak
 from halfmoon_transfer import TransferEngine, TransferSettings
-from halfmoon_transfer.backends.tcp.addresses import split
-from halfmoon_transfer.soak import Soak, Valve
+from halfmoon_transfer.backends.addresses import split_address
 
 SETTINGS = TransferSettings(
     slice_bytes=64 * 1024,
@@ -30,7 +30,7 @@ N_WORKERS = 8
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
-def cut_and_mend(valve: Valve, over: threading.Event, seed: int) -> int:
+def cut_and_mend(valve: TcpValve, over: threading.Event, seed: int) -> int:
     """Until it is over; how often."""
     dice, n_cuts = random.Random(seed), 0
     while not over.is_set():
@@ -42,7 +42,7 @@ def cut_and_mend(valve: Valve, over: threading.Event, seed: int) -> int:
     return n_cuts
 
 
-def open_pair(valve: Valve) -> tuple[TransferEngine, TransferEngine]:
+def open_pair(valve: TcpValve) -> tuple[TransferEngine, TransferEngine]:
     """An engine, and one that it reaches directly and through the valve."""
     store = MemoryStore()
     there = TransferEngine.open(
@@ -54,7 +54,7 @@ def open_pair(valve: Valve) -> tuple[TransferEngine, TransferEngine]:
         settings=SETTINGS,
     )
     # The valve hides the second listener's port; what it forwards to is the same engine.
-    valve.target = split(there.descriptor.endpoints["tcp"].address, 0)
+    valve.target = split_address(there.descriptor.endpoints["tcp"].address, 0)
     here = TransferEngine.open("here", metadata=store, backends=("tcp",), settings=SETTINGS)
     return here, there
 
@@ -69,11 +69,11 @@ def left_over(here: TransferEngine, there: TransferEngine) -> str:
 
 
 def main(n_transfers: int, seed: int) -> int:
-    with Valve(HOSTS[1]) as valve:
+    with TcpValve(HOSTS[1]) as valve:
         here, there = open_pair(valve)
         with here, there:
             tracemalloc.start()
-            soak = Soak(here, there, n_workers=N_WORKERS, seed=seed)
+            soak = TransferSoak(here, there, n_workers=N_WORKERS, seed=seed)
             soak.run(N_WORKERS * 10, 60.0)
             here.release_peer("there")
             time.sleep(1.0)

@@ -13,7 +13,7 @@ import uvicorn
 from hypothesis import HealthCheck, settings
 
 from halfmoon_metadata import MemoryStore
-from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata.http_server import metadata_app
 
 # No test asserts a time, so neither does hypothesis; fixtures shared by its examples are meant
 # to be; a failure prints how to have it again.

@@ -17,7 +17,7 @@ import uvloop
 from benchmarks.conductor.ticking import tick_forever
 from halfmoon_metadata import MetadataStore, open_store
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     Cancel,
     DecodeCost,
@@ -37,9 +37,9 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Finish
+from halfmoon_runtime.channels.network import PeerId, PeerUnreachable, Port
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import Membership, next_generation
-from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
-from halfmoon_runtime.zmq_network import ZmqNetwork
 
 LAYOUT = KvLayout(
     model="bench", n_layers=2, n_kv_heads=1, head_dim=8, dtype="float32", block_size=64

@@ -27,9 +27,9 @@ from halfmoon_protocol.messages import (
     Welcome,
 )
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.membership import members
-from halfmoon_runtime.network import Link
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.network import WorkerLink
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.membership import list_members
 
 WARM_S = 0.7
 
@@ -37,12 +37,12 @@ WARM_S = 0.7
 class Asking:
     """Both links, and who waits for what from them."""
 
-    def __init__(self, prefill: Link, decode: Link, n_tokens: int) -> None:
+    def __init__(self, prefill: WorkerLink, decode: WorkerLink, n_tokens: int) -> None:
         self._prefill, self._decode = prefill, decode
         self._n_tokens = n_tokens
         self._waiting: dict[RequestId, asyncio.Future[AnyMessage]] = {}
 
-    async def listen(self, link: Link) -> None:
+    async def listen(self, link: WorkerLink) -> None:
         """Wake whoever waits for what comes in."""
         while True:
             message = await link.receive()
@@ -70,7 +70,7 @@ class Asking:
         return time.perf_counter() - began_s
 
     async def _ask(
-        self, link: Link, request_id: RequestId, message: ReserveDecode | StartPrefill
+        self, link: WorkerLink, request_id: RequestId, message: ReserveDecode | StartPrefill
     ) -> AnyMessage:
         answer: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
@@ -82,7 +82,7 @@ async def main(metadata: str, rate: float, seconds: float, n_tokens: int, seed: 
     """Ask for so long; seconds of each."""
     network, dice = ZmqNetwork(), random.Random(seed)
     links = {}
-    for info in (await members(open_store(metadata))).values():
+    for info in (await list_members(open_store(metadata))).values():
         links[info.role] = link = await network.dial(info.commands)
         await link.send(Hello(conductor_id=ConductorId("round-trips"), session=1))
         assert isinstance(await link.receive(), Welcome)

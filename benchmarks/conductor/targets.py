@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 
 ENVIRONMENTS = Path.home() / ".cache" / "halfmoon" / "bench-venvs"
 READY_WITHIN_S = 60.0

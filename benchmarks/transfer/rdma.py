@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 
-from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_testing.segment_process import SegmentProcess
 from halfmoon_transfer import Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.interface import Op
-from halfmoon_transfer.testing import SegmentProcess
 
 KIB, MIB = 1024, 1024 * 1024
 ROOM = 32 * MIB

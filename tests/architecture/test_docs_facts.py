@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_cli.cluster import ROLES, Cluster
-from halfmoon_conductor.observed.latencies import KEPT_SECONDS
-from halfmoon_kvstore import draining, moving
+from halfmoon_cli.up.embedded_cluster import START_ORDER, EmbeddedCluster
+from halfmoon_conductor.observability.history.latency_history import KEPT_SECONDS
+from halfmoon_kvstore.drain import drain_controller, drain_migration
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_metadata import store
-from halfmoon_runtime import membership, operator_http
-from halfmoon_runtime.zmq_sockets import SocketSettings
+from halfmoon_metadata import store_interface
+from halfmoon_runtime import membership
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+from halfmoon_runtime.observability import operator_http
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_transfer import cluster_key
-from halfmoon_transfer import descriptor as records
 from halfmoon_transfer.backends.tcp import dial_gate
-from halfmoon_transfer.p2p import record as p2p_records
+from halfmoon_transfer.metadata import descriptor as records
+from halfmoon_transfer.p2p import object_record as p2p_records
 from halfmoon_transfer.settings import TransferSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,12 +38,12 @@ def text_of(page: str) -> str:
 
 
 def roles_in_order() -> str:
-    first, *middle, last = ROLES
+    first, *middle, last = START_ORDER
     return f"the {first}, then {', '.join(MANY[role] for role in middle)} and {MANY[last]}"
 
 
 def grace_s() -> float:
-    defaults = Cluster.stop.__defaults__
+    defaults = EmbeddedCluster.stop.__defaults__
     assert defaults is not None
     return float(defaults[0])
 
@@ -87,9 +88,10 @@ FACTS = [
     # Limits of the metadata server.
     (
         "docs/protocol.md",
-        f"keys of {store.MAX_KEY_CHARS} characters, values of {store.MAX_VALUE_BYTES // MIB} MiB,"
-        f" leases of a day, listings of {store.MAX_LISTED_RECORDS:,} records and"
-        f" {store.MAX_LISTED_BYTES // MIB} MiB",
+        f"keys of {store_interface.MAX_KEY_CHARS} characters,"
+        f" values of {store_interface.MAX_VALUE_BYTES // MIB} MiB,"
+        f" leases of a day, listings of {store_interface.MAX_LISTED_RECORDS:,} records and"
+        f" {store_interface.MAX_LISTED_BYTES // MIB} MiB",
     ),
     # Blocks.
     ("docs/protocol.md", f"A lease ends after {KVSTORE['lease_ttl_s'].default:g} s"),
@@ -97,10 +99,11 @@ FACTS = [
         "docs/protocol.md",
         f"is discarded \\({KVSTORE['reservation_ttl_s'].default:g} s unless set otherwise;",
     ),
-    ("docs/pool.md", f"After `deadline_s` \\({draining._DEADLINE_S:g} by default\\)"),
+    ("docs/pool.md", f"After `deadline_s` \\({drain_controller._DEADLINE_S:g} by default\\)"),
     (
         "docs/pool.md",
-        f"{moving._MAX_BLOCKS} blocks or {moving._ORDER_BYTES // MIB} MiB at a time",
+        f"{drain_migration._MAX_BLOCKS} blocks or"
+        f" {drain_migration._ORDER_BYTES // MIB} MiB at a time",
     ),
     # What operators are told.
     (
@@ -157,5 +160,5 @@ def test_every_stage_that_a_service_announces_is_listed() -> None:
 
 
 def test_the_conductor_is_stopped_first_as_the_page_advises() -> None:
-    assert ROLES[0] == "conductor"
+    assert START_ORDER[0] == "conductor"
     assert "Stop the conductor first" in text_of("docs/operating.md")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfmoon_cli.testing import ScriptedEndpoint
+from halfmoon_testing.scripted_endpoint import ScriptedEndpoint
 
 
 @pytest.fixture

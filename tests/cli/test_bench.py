@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.testing import Script, ScriptedEndpoint
+from halfmoon_testing.scripted_endpoint import ScriptedAnswer, ScriptedEndpoint
 
-BUSY = Script(status=429, body={"error": {"message": "busy", "code": "overloaded"}})
+BUSY = ScriptedAnswer(status=429, body={"error": {"message": "busy", "code": "overloaded"}})
 SMALL = ("--input-tokens", "8", "--output-tokens", "3", "--warmup", "0")
 
 
@@ -32,7 +32,7 @@ def figures(path: Path) -> dict[str, Any]:
 
 def test_a_run_is_told_on_screen_and_in_files(endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("run.json", "run.csv", "run.svg")]
-    endpoint.scripts = [Script(), BUSY, Script(cut_after=1), Script()]
+    endpoint.scripts = [ScriptedAnswer(), BUSY, ScriptedAnswer(cut_after=1), ScriptedAnswer()]
     result = bench(
         endpoint,
         *("--concurrency", "1", "--requests", "6", "--ttft-slo", "60", "--seed", "5"),
@@ -110,7 +110,9 @@ def test_chats_are_asked_in_words(endpoint: ScriptedEndpoint) -> None:
 def test_an_endpoint_that_knows_no_such_field_is_met_with_a_way_out(
     endpoint: ScriptedEndpoint,
 ) -> None:
-    endpoint.scripts = [Script(status=400, body={"error": {"message": "unknown: ignore_eos"}})]
+    endpoint.scripts = [
+        ScriptedAnswer(status=400, body={"error": {"message": "unknown: ignore_eos"}})
+    ]
     result = bench(endpoint, "--rate", "5", "--warmup", "1")
     assert result.exit_code == 1
     assert "unknown: ignore_eos" in result.output and "--no-ignore-eos" in result.output
@@ -155,7 +157,7 @@ def test_the_search_finds_the_highest_rate_at_which_enough_is_good(
 ) -> None:
     path = tmp_path / "search.json"
     # Ten requests of each trial: all are answered at first, and none from the third trial on.
-    endpoint.scripts = [*[Script()] * 20, BUSY]
+    endpoint.scripts = [*[ScriptedAnswer()] * 20, BUSY]
     result = bench(
         endpoint,
         *("--rate", "50", "--requests", "10", "--find-goodput", "--ttft-slo", "60"),
@@ -175,7 +177,7 @@ def test_the_search_finds_the_highest_rate_at_which_enough_is_good(
 def test_ctrl_c_ends_a_run_early_and_shows_what_there_is(
     endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:
-    endpoint.scripts = [Script(), Script(hold_after=1)]
+    endpoint.scripts = [ScriptedAnswer(), ScriptedAnswer(hold_after=1)]
     path = tmp_path / "run.json"
     # The second is asked for when the first has ended, and not before.
     wanted = ("--concurrency", "1", "--requests", "2", "--json", str(path), *SMALL)

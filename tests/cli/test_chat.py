@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.chat.answer import Answer, figures
-from halfmoon_cli.chat.conversation import Conversation, Turn, Wishes
+from halfmoon_cli.chat.conversation import ChatTurn, Conversation, RequestOptions
 from halfmoon_cli.chat.interrupts import Interrupts
-from halfmoon_cli.chat.lines import COMMANDS, Command, help_text, understand
-from halfmoon_cli.chat.screen import printable
-from halfmoon_cli.endpoint.chunks import PromptDetails, Usage
-from halfmoon_cli.testing import Script, ScriptedEndpoint, Terminal, on_terminal
+from halfmoon_cli.chat.line_input import SLASH_COMMANDS, SlashCommand, help_text, parse_line
+from halfmoon_cli.chat.streamed_answer import StreamedAnswer, format_answer_stats
+from halfmoon_cli.common.printable_text import printable
+from halfmoon_cli.endpoint.stream_chunks import PromptDetails, StreamUsage
+from halfmoon_testing.cli_terminal import CliTerminal, run_on_terminal
+from halfmoon_testing.scripted_endpoint import ScriptedAnswer, ScriptedEndpoint
 
-BUSY = Script(
+BUSY = ScriptedAnswer(
     status=429,
     headers={"Retry-After": "0.01"},
     body={"error": {"message": "too busy", "code": "overloaded"}},
@@ -113,7 +114,7 @@ def test_nobody_there_is_said_with_a_way_out() -> None:
 
 
 def test_a_refusal_ends_it_unless_retries_were_wished_for(endpoint: ScriptedEndpoint) -> None:
-    endpoint.scripts = [BUSY, BUSY, Script()]
+    endpoint.scripts = [BUSY, BUSY, ScriptedAnswer()]
     result = chat("hi", "--url", endpoint.url)
     assert result.exit_code == 1 and "too busy (429)" in result.stderr
     assert chat("hi", "--url", endpoint.url, "--retry", "2").stdout == "one two three\n"
@@ -123,13 +124,13 @@ def test_a_refusal_ends_it_unless_retries_were_wished_for(endpoint: ScriptedEndp
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        (Script(cut_after=2), "cut off"),
-        (Script(error="worker died"), "given up: worker died"),
-        (Script(end_after=2), "without a reason"),
+        (ScriptedAnswer(cut_after=2), "cut off"),
+        (ScriptedAnswer(error="worker died"), "given up: worker died"),
+        (ScriptedAnswer(end_after=2), "without a reason"),
     ],
 )
 def test_an_answer_that_breaks_off_is_shown_and_is_a_failure(
-    endpoint: ScriptedEndpoint, script: Script, told: str
+    endpoint: ScriptedEndpoint, script: ScriptedAnswer, told: str
 ) -> None:
     endpoint.scripts = [script]
     result = chat("hi", "--url", endpoint.url)
@@ -141,7 +142,7 @@ def test_an_answer_that_breaks_off_is_shown_and_is_a_failure(
 
 
 def test_each_request_has_all_that_was_said() -> None:
-    conversation = Conversation("m", "Be kind.", Wishes(temperature=0.0))
+    conversation = Conversation("m", "Be kind.", RequestOptions(temperature=0.0))
     first = conversation.ask("one?")
     conversation.answered("1")
     body = conversation.request(conversation.ask("two?"))
@@ -169,7 +170,7 @@ def test_a_reset_keeps_the_system_prompt_alone() -> None:
 
 
 def test_a_saved_conversation_is_a_request_that_lacks_its_question() -> None:
-    conversation = Conversation("m", turns=[Turn("one?", "1 \N{CRESCENT MOON}")])
+    conversation = Conversation("m", turns=[ChatTurn("one?", "1 \N{CRESCENT MOON}")])
     assert json.loads(conversation.saved()) == {
         "model": "m",
         "messages": [
@@ -182,18 +183,18 @@ def test_a_saved_conversation_is_a_request_that_lacks_its_question() -> None:
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        ("/file a b.txt", Command("file", "a b.txt")),
-        ("/again", Command("again")),
+        ("/file a b.txt", SlashCommand("file", "a b.txt")),
+        ("/again", SlashCommand("again")),
         ("//usr/bin", "/usr/bin"),
         ("what about /this", "what about /this"),
     ],
 )
 def test_a_slash_at_the_start_commands(line: str, meant: object) -> None:
-    assert understand(line) == meant
+    assert parse_line(line) == meant
 
 
 def test_the_help_names_every_command() -> None:
-    assert all(f"/{name}" in help_text() for name, _, _ in COMMANDS)
+    assert all(f"/{name}" in help_text() for name, _, _ in SLASH_COMMANDS)
 
 
 @given(st.text())
@@ -208,23 +209,27 @@ def test_plain_text_and_line_ends_stay_as_they_are() -> None:
 
 
 def test_a_rate_leaves_the_first_token_out_and_is_not_made_up() -> None:
-    usage = Usage(10, 5, PromptDetails(8))
-    assert figures(Answer("x", "stop", usage, 5, 0.25, 1.25)) == (
+    usage = StreamUsage(10, 5, PromptDetails(8))
+    assert format_answer_stats(StreamedAnswer("x", "stop", usage, 5, 0.25, 1.25)) == (
         "TTFT 250 ms · 4.0 tokens/s · 5 tokens · 8 of 10 prompt tokens cached"
     )
-    assert figures(Answer("x", "length", None, 1, 2.0, 2.0)) == (
+    assert format_answer_stats(StreamedAnswer("x", "length", None, 1, 2.0, 2.0)) == (
         "TTFT 2.00 s · 1 token · cut at max_tokens"
     )
-    assert figures(Answer("x", "stop", Usage(10, 1), 1, 2.0, 2.0)).endswith("10 prompt tokens")
+    assert format_answer_stats(
+        StreamedAnswer("x", "stop", StreamUsage(10, 1), 1, 2.0, 2.0)
+    ).endswith("10 prompt tokens")
 
 
 # On a terminal
 
 
 @contextmanager
-def conversation(url: str, home: Path) -> Iterator[Terminal]:
+def conversation(url: str, home: Path) -> Iterator[CliTerminal]:
     """A conversation that has come to its first prompt; Ctrl-D must end it."""
-    with on_terminal(["chat", "--url", url], {"XDG_STATE_HOME": str(home)}, end="\x04") as terminal:
+    with run_on_terminal(
+        ["chat", "--url", url], {"XDG_STATE_HOME": str(home)}, end="\x04"
+    ) as terminal:
         terminal.until("> ")
         yield terminal
 
@@ -261,7 +266,7 @@ def test_a_conversation_remembers_shows_figures_and_obeys(
 def test_ctrl_c_stops_the_answer_and_not_the_program(
     endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:
-    endpoint.scripts = [Script(hold_after=2), Script()]
+    endpoint.scripts = [ScriptedAnswer(hold_after=2), ScriptedAnswer()]
     with conversation(endpoint.url, tmp_path) as terminal:
         terminal.type("first?\n")
         terminal.until("one two")
@@ -298,7 +303,7 @@ def test_ctrl_c_counts_once_where_somebody_waits_for_it_and_nowhere_else() -> No
 def test_a_refusal_is_shown_and_tried_again_when_the_user_says_so(
     endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:
-    endpoint.scripts = [BUSY, BUSY, Script()]
+    endpoint.scripts = [BUSY, BUSY, ScriptedAnswer()]
     with conversation(endpoint.url, tmp_path) as terminal:
         terminal.type("first?\n")
         assert "too busy (429)" in terminal.until("Ctrl-C: no")

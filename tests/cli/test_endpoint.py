@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_cli.endpoint import events
-from halfmoon_cli.endpoint.address import model_names, parse_endpoint
-from halfmoon_cli.endpoint.chunks import read_chunk
-from halfmoon_cli.endpoint.errors import BadAddress, StreamBroken, refusal, unreachable
-from halfmoon_cli.endpoint.events import EventReader
+from halfmoon_cli.endpoint import sse_events
+from halfmoon_cli.endpoint.endpoint_address import model_names, parse_endpoint
+from halfmoon_cli.endpoint.endpoint_errors import (
+    BadEndpointUrl,
+    StreamBroken,
+    connection_error,
+    refusal_error,
+)
+from halfmoon_cli.endpoint.sse_events import SseReader
+from halfmoon_cli.endpoint.stream_chunks import read_chunk
 
 LINES = st.binary(max_size=20).filter(lambda data: b"\n" not in data and b"\r" not in data)
 
@@ -34,14 +39,14 @@ def test_a_url_without_a_path_gets_v1_and_any_other_is_taken_as_it_is(
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://h", "http://"])
 def test_what_is_no_url_is_refused_with_how_to_write_one(url: str) -> None:
-    with pytest.raises(BadAddress, match="http://HOST:PORT"):
+    with pytest.raises(BadEndpointUrl, match="http://HOST:PORT"):
         parse_endpoint(url)
 
 
 def test_a_key_is_a_bearer_token_and_none_is_no_header() -> None:
     assert parse_endpoint("http://h", "k").headers == {"Authorization": "Bearer k"}
     assert parse_endpoint("http://h").headers == {}
-    with pytest.raises(BadAddress, match="API key"):
+    with pytest.raises(BadEndpointUrl, match="API key"):
         parse_endpoint("http://h", "ключ")
 
 
@@ -53,18 +58,18 @@ def test_events_are_the_same_however_their_bytes_are_cut(
         b": ping" + end + b"event: e" + end + b"data: " + line + end + end for line in said
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    reader = EventReader()
+    reader = SseReader()
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     assert [event for piece in pieces for event in reader.feed(piece)] == said
 
 
 def test_data_lines_of_one_event_are_joined_and_a_space_is_optional() -> None:
-    assert EventReader().feed(b"data:one\ndata: two\n\n\n\n") == [b"one\ntwo"]
+    assert SseReader().feed(b"data:one\ndata: two\n\n\n\n") == [b"one\ntwo"]
 
 
 def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_EVENT_BYTES", 100)
-    reader = EventReader()
+    monkeypatch.setattr(sse_events, "MAX_EVENT_BYTES", 100)
+    reader = SseReader()
     with pytest.raises(StreamBroken, match="more than"):
         for _ in range(20):
             reader.feed(b"data: 0123456789\n")
@@ -125,7 +130,7 @@ def test_an_error_in_the_stream_and_what_is_no_chunk_break_it() -> None:
 def test_a_refusal_has_the_endpoints_words_and_the_way_out(
     status: int, body: bytes, told: str
 ) -> None:
-    assert told in str(refusal(status, {}, body))
+    assert told in str(refusal_error(status, {}, body))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ def test_a_refusal_has_the_endpoints_words_and_the_way_out(
 def test_only_what_may_pass_is_worth_another_try(
     status: int, header: dict[str, str], expected_s: float | None
 ) -> None:
-    assert refusal(status, header, b"").retry_after_s == expected_s
+    assert refusal_error(status, header, b"").retry_after_s == expected_s
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_only_what_may_pass_is_worth_another_try(
     ],
 )
 def test_who_can_not_be_reached_is_named_with_a_way_out(error: httpx.HTTPError, told: str) -> None:
-    text = str(unreachable("http://h:1/v1", error))
+    text = str(connection_error("http://h:1/v1", error))
     assert "http://h:1/v1" in text and told in text
 
 

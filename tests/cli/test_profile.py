@@ -5,17 +5,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halfmoon_cli import profile
 from halfmoon_cli.__main__ import app
-from halfmoon_simulator.costs import load_costs
+from halfmoon_cli.simulate import profile_command
+from halfmoon_simulator.costs.cost_file import load_costs
 
 #: Each forward takes 2 ms, and 0.1 ms more per token.
 ENGINE = "fake://slow?step_s=0.002&token_s=0.0001&max_context=512"
 
 
 def test_a_profile_becomes_a_cost_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [profile.Bandwidth("tcp", 1024, 1e9), profile.Bandwidth("shm", 1024, 2e9)]
-    monkeypatch.setattr(profile, "measure_transfers", lambda: paths)  # others measure that
+    paths = [
+        profile_command.Bandwidth("tcp", 1024, 1e9),
+        profile_command.Bandwidth("shm", 1024, 2e9),
+    ]
+    monkeypatch.setattr(profile_command, "measure_transfers", lambda: paths)  # others measure that
     out = tmp_path / "costs.json"
     result = CliRunner().invoke(app, ["profile", "--model", ENGINE, "--out", str(out)])
     assert result.exit_code == 0, result.output

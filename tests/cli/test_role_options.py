@@ -15,12 +15,12 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.cluster import ROLES, ClusterPlan, plan_processes
-from halfmoon_cli.role_options import DECIDED, BadOption, role_options
+from halfmoon_cli.up.embedded_cluster import START_ORDER, ClusterPlan, plan_processes
+from halfmoon_cli.up.role_options import RESERVED_FLAGS, BadRoleOption, role_options
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import SECRETS, ServiceSettings
 
@@ -37,7 +37,7 @@ VALUES = {
     "transfer_host": "127.0.0.2",
     "tenant_quotas_mib": "lab=4096,*=256",
 }
-EVERY = [(role, name) for role in ROLES for name in SETTINGS[role].model_fields]
+EVERY = [(role, name) for role in START_ORDER for name in SETTINGS[role].model_fields]
 
 
 def other_value(name: str, field: FieldInfo) -> Any:
@@ -78,8 +78,8 @@ def test_every_setting_of_every_role_is_set_or_refused_with_the_way_out(
 ) -> None:
     settings = SETTINGS[role]
     flag = name.replace("_", "-")
-    if flag in DECIDED or name in SECRETS:
-        with pytest.raises(BadOption) as refused:
+    if flag in RESERVED_FLAGS or name in SECRETS:
+        with pytest.raises(BadRoleOption) as refused:
             role_options([f"{role}.{flag}=x"])
         assert f"{role}.{flag}" in str(refused.value)
         assert re.search(r"use --|set HALFMOON_|names its processes", str(refused.value))
@@ -96,7 +96,7 @@ def test_every_setting_of_every_role_is_set_or_refused_with_the_way_out(
                 assert got != value
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", START_ORDER)
 def test_a_switch_takes_the_words_that_the_environment_takes(role: str) -> None:
     settings = SETTINGS[role]
     switches = [name for name, each in settings.model_fields.items() if each.annotation is bool]

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.status.course import BUCKET_S, SHOWN_S, course
-from halfmoon_cli.status.drawing import bar, size, span, sparkline
-from halfmoon_cli.status.facts import Latencies, Quantiles, Second
-from halfmoon_cli.testing import ScriptedEndpoint, on_terminal
+from halfmoon_cli.status.debug_responses import StatusLatencies, StatusQuantiles, StatusSecond
+from halfmoon_cli.status.latency_trend import BUCKET_S, SHOWN_S, latency_trend
+from halfmoon_cli.status.text_charts import bar, format_bytes, format_duration, sparkline
+from halfmoon_testing.cli_terminal import run_on_terminal
+from halfmoon_testing.scripted_endpoint import ScriptedEndpoint
 
 CLUSTER: dict[str, Any] = {
     "conductor": {"conductor_id": "conductor-7", "metadata": "redis"},
@@ -202,7 +203,7 @@ def test_a_watch_goes_on_through_a_conductor_that_is_gone_for_a_while(
     conductor: ScriptedEndpoint,
 ) -> None:
     wanted = ["status", "--url", conductor.url, "--watch", "--every", "0.1"]
-    with on_terminal(wanted, {"LINES": "60"}, end="\x03") as terminal:
+    with run_on_terminal(wanted, {"LINES": "60"}, end="\x03") as terminal:
         terminal.until("conductor-7")
         page = conductor.pages.pop("/debug/cluster")
         terminal.until("not as a conductor")
@@ -240,21 +241,25 @@ def test_a_sparkline_has_a_character_for_each_value(values: list[float | None]) 
     [(0, "0"), (0.0004, "0.4 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (3600, "3,600 s")],
 )
 def test_times_have_units(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_sizes_have_units() -> None:
-    assert (size(512), size(8192), size(5 << 20)) == ("512 B", "8 KiB", "5 MiB")
+    assert (format_bytes(512), format_bytes(8192), format_bytes(5 << 20)) == (
+        "512 B",
+        "8 KiB",
+        "5 MiB",
+    )
 
 
 def test_a_minute_is_drawn_with_its_newest_second_last() -> None:
-    quantiles = Quantiles(1, 0.1, 0.2)
-    seconds = [Second(at_s, quantiles) for at_s in (100.0, 940.0, 941.0, 999.0)]
-    found = course(Latencies(now_s=1000.0, seconds=seconds), "ttft")
+    quantiles = StatusQuantiles(1, 0.1, 0.2)
+    seconds = [StatusSecond(at_s, quantiles) for at_s in (100.0, 940.0, 941.0, 999.0)]
+    found = latency_trend(StatusLatencies(now_s=1000.0, seconds=seconds), "ttft")
     assert found.n == 3
     assert len(found.p90s_s) == SHOWN_S // BUCKET_S
     assert [i for i, value in enumerate(found.p90s_s) if value is not None] == [0, 29]
-    assert course(Latencies(now_s=1000.0, seconds=seconds), "tbt").n == 0
+    assert latency_trend(StatusLatencies(now_s=1000.0, seconds=seconds), "tbt").n == 0
 
 
 def test_names_from_the_wire_do_not_command_the_terminal(conductor: ScriptedEndpoint) -> None:

@@ -8,30 +8,34 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.bench_target import serve
-from halfmoon_cli.transfer_bench import Load, run_bench, run_bench_against
+from halfmoon_cli.transfer.bandwidth_bench import (
+    TransferLoad,
+    run_bandwidth_bench,
+    run_bandwidth_bench_against,
+)
+from halfmoon_cli.transfer.bandwidth_target import serve_target
 from halfmoon_metadata import MemoryStore
 from halfmoon_transfer import Lost
 
 
 @pytest.mark.parametrize(("backend", "threads"), [("shm", 1), ("tcp", 2)])
 def test_it_measures_a_path_to_another_process(backend: str, threads: int) -> None:
-    load = Load(backend=backend, block_bytes=4096, batch=4, threads=threads, seconds=0.1)
-    figures = run_bench(load)
+    load = TransferLoad(backend=backend, block_bytes=4096, batch=4, threads=threads, seconds=0.1)
+    figures = run_bandwidth_bench(load)
     assert figures.gb_per_s > 0
     assert 0 < figures.p50_us <= figures.p99_us
 
 
-SMALL = Load(block_bytes=4096, batch=4, threads=2, seconds=0.1)
+SMALL = TransferLoad(block_bytes=4096, batch=4, threads=2, seconds=0.1)
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])
 def test_it_measures_a_path_to_a_target_elsewhere(bind: str) -> None:
     store = MemoryStore()
     try:
-        target = serve(store, "far", backend="tcp", n_bytes=100_000, bind=bind, advertise="")
+        target = serve_target(store, "far", backend="tcp", n_bytes=100_000, bind=bind, advertise="")
         with target as engine:
-            assert run_bench_against(SMALL, store, "far", bind=bind).gb_per_s > 0
+            assert run_bandwidth_bench_against(SMALL, store, "far", bind=bind).gb_per_s > 0
             assert engine.stats().n_regions == 1
     except OSError as error:
         if bind == "::1":
@@ -42,11 +46,11 @@ def test_it_measures_a_path_to_a_target_elsewhere(bind: str) -> None:
 
 def test_a_target_that_is_not_there_or_too_small_is_told_with_what_to_do() -> None:
     store = MemoryStore()
-    with serve(store, "far", backend="tcp", n_bytes=100, bind="127.0.0.1", advertise=""):
+    with serve_target(store, "far", backend="tcp", n_bytes=100, bind="127.0.0.1", advertise=""):
         with pytest.raises(ValueError, match=r"no target 'near'; known: far\. Start one"):
-            run_bench_against(SMALL, store, "near")
+            run_bandwidth_bench_against(SMALL, store, "near")
         with pytest.raises(ValueError, match=r"has 100 bytes and 32768 are needed.*--size-mib"):
-            run_bench_against(SMALL, store, "far")
+            run_bandwidth_bench_against(SMALL, store, "far")
 
 
 def test_a_wrong_advertised_address_of_the_target_is_named() -> None:
@@ -54,10 +58,12 @@ def test_a_wrong_advertised_address_of_the_target_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         dead = f"127.0.0.1:{taken.getsockname()[1]}"
     with (
-        serve(store, "far", backend="tcp", n_bytes=100_000, bind="127.0.0.1", advertise=dead),
+        serve_target(
+            store, "far", backend="tcp", n_bytes=100_000, bind="127.0.0.1", advertise=dead
+        ),
         pytest.raises(Lost, match=f"segment far at {dead} .set by advertise="),
     ):
-        run_bench_against(SMALL, store, "far")
+        run_bandwidth_bench_against(SMALL, store, "far")
 
 
 def test_two_commands_measure_together_if_they_have_the_same_cluster_key(

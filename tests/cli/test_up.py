@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
-from halfmoon_cli.cluster import ClusterPlan, plan_processes
-from halfmoon_metadata.ports import free_port
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
+from halfmoon_metadata.tcp_ports import free_port
 
 FAKE = "fake://tiny?step_s=0.001"
 
@@ -72,7 +72,7 @@ def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_pat
         answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
         assert '"usage"' in answer.stdout, answer.stdout
         children = running.children()
-        services = [c for c in children if "halfmoon_sandbox.template" not in c.cmdline()]
+        services = [c for c in children if "halfmoon_sandbox.template_process" not in c.cmdline()]
         assert len(services) == 5
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0

@@ -19,10 +19,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import Cluster, ClusterPlan, Process, ProcessSpec
-from halfmoon_cli.demo import demo_model_folder
-from halfmoon_conductor.tenants import add
-from halfmoon_metadata.ports import free_port
+from halfmoon_cli.common.demo_model import demo_model_folder
+from halfmoon_cli.up.embedded_cluster import (
+    ClusterPlan,
+    EmbeddedCluster,
+    ProcessSpec,
+    ServiceProcess,
+)
+from halfmoon_conductor.tenants import add_tenant
+from halfmoon_metadata.tcp_ports import free_port
 
 MODEL = "tiny"
 _INSTALL_S, _READY_S = 900, 180.0
@@ -91,7 +96,7 @@ def model_folder() -> Path:
 @pytest.fixture(scope="session")
 def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("clients")
-    key = add(folder / "tenants.toml", "clients")
+    key = add_tenant(folder / "tenants.toml", "clients")
     exact = ["--dtype", "float32", "--block-size", "16"]
     conductor = ["--log-level", "debug", "--log-format", "json", "--tool-call-parser", "hermes"]
     plan = ClusterPlan(
@@ -118,8 +123,8 @@ def served(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             *conductor,
         ),
     )  # fmt: skip
-    with Cluster(plan, folder / "state") as cluster:
-        cluster.processes["conductor-1"] = Process(unguarded, cluster.folder)
+    with EmbeddedCluster(plan, folder / "state") as cluster:
+        cluster.processes["conductor-1"] = ServiceProcess(unguarded, cluster.folder)
         urls = plan.url, f"http://{plan.host}:{port}"
         deadline = time.monotonic() + _READY_S
         while not (cluster.ready() and all(map(_answers, urls))):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from halfmoon_simulator.sources import find_traces
+from halfmoon_simulator.workloads.workload_sources import find_traces
 
 Run = Callable[..., Any]
 PythonWith = Callable[..., Path]

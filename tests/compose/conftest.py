@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfmoon_metadata.ports import free_port, is_free
+from halfmoon_metadata.tcp_ports import free_port, is_free
 
 ROOT = Path(__file__).parents[2]
 BUILT_WITHIN_S = 1500.0

@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.http import create_app
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<tool_call>' + tools | tojson }}{% endif %}

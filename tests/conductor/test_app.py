@@ -4,7 +4,7 @@ import socket
 import subprocess
 import sys
 
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 
 
 def test_a_port_that_is_taken_is_named_before_anything_is_loaded() -> None:

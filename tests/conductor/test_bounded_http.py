@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from halfmoon_conductor.bounded_http import HttpLimits
-from halfmoon_conductor.testing import served
+from halfmoon_conductor.http_server.bounded_http import HttpLimits
+from halfmoon_testing.conductor_http import serve_app
 
 DEADLINE_S = 10
 GET = b"GET /health HTTP/1.1\r\nhost: front\r\n"
@@ -24,7 +24,7 @@ async def open_server(app: FastAPI) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
         async def open_it(limits: HttpLimits) -> Address:
-            return await stack.enter_async_context(served(app, limits))
+            return await stack.enter_async_context(serve_app(app, limits))
 
         yield open_it
 

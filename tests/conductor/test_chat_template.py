@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from halfmoon_conductor.chat_template import ChatTemplate
 from halfmoon_conductor.errors import InvalidRequest
-from halfmoon_conductor.tokenizer import FakeTokenizer, TokenizerUnavailable
+from halfmoon_conductor.text.chat_template import ChatTemplate
+from halfmoon_conductor.text.tokenizer import FakeTokenizer, TokenizerUnavailable
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

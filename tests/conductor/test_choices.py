@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_conductor.errors import Overloaded
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.errors import ServerOverloaded
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT: dict[str, Any] = {"model": "lab/moon", "prompt": "Say it", "max_tokens": 4}
@@ -90,7 +90,7 @@ async def test_continuous_usage_counts_up(client: httpx.AsyncClient, events_of: 
 async def test_when_one_choice_is_refused_the_request_is_and_the_others_are_let_go(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
-    gateway.refusal = Overloaded("too busy", 2.0)
+    gateway.refusal = ServerOverloaded("too busy", 2.0)
     answer = await client.post(COMPLETIONS, json={**PROMPT, "n": 3})
     assert answer.status_code == 429
     assert not gateway.live

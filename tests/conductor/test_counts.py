@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.http import create_app
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT, TOKENIZE = "/v1/messages", "/v1/messages/count_tokens", "/tokenize"

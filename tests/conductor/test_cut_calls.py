@@ -10,12 +10,12 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.call_syntax import Parser
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.http import create_app
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import HubTokenizer
-from halfmoon_conductor.tool_calls import CallReader
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
+from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 SCHEMA = {
     "type": "object",
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     end: str
 
 
-def written(parser: Parser, name: str) -> tuple[str, int, int]:
+def written(parser: ToolCallFormat, name: str) -> tuple[str, int, int]:
     """A call as models write it, and where its name and its arguments begin."""
     key, opened, closed = (
         ("arguments", "<tool_call>\n", "\n</tool_call>")
@@ -50,7 +50,9 @@ def written(parser: Parser, name: str) -> tuple[str, int, int]:
     return f"{head}{ARGUMENTS}}}{closed}", len(begin), len(head)
 
 
-def expected(parser: Parser, text: str, cut: int, names: tuple[str, ...]) -> list[tuple[str, str]]:
+def expected(
+    parser: ToolCallFormat, text: str, cut: int, names: tuple[str, ...]
+) -> list[tuple[str, str]]:
     """What has to come of a text's first characters, when nothing but a call may come."""
     whole, name_at, arguments_at = written(parser, NAMES[0])
     assert text == whole
@@ -69,13 +71,16 @@ def card() -> ModelCard:
 
 
 @pytest.fixture(params=["hermes", "llama3_json"])
-def parser(request: pytest.FixtureRequest) -> Parser:
+def parser(request: pytest.FixtureRequest) -> ToolCallFormat:
     return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def app(
-    gateway: ScriptedGateway, tokenizer: HubTokenizer, registry: CollectorRegistry, parser: Parser
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    registry: CollectorRegistry,
+    parser: ToolCallFormat,
 ) -> FastAPI:
     return create_app(gateway, tokenizer, registry=registry, tool_call_parser=parser)
 
@@ -220,7 +225,7 @@ async def test_a_required_call_cut_at_any_token_is_a_call_as_far_as_it_goes(
     client: httpx.AsyncClient,
     gateway: ScriptedGateway,
     tokenizer: HubTokenizer,
-    parser: Parser,
+    parser: ToolCallFormat,
     api: str,
     names: tuple[str, ...],
 ) -> None:
@@ -245,7 +250,7 @@ async def test_words_before_a_call_that_is_cut_off_stay_words(
     client: httpx.AsyncClient,
     gateway: ScriptedGateway,
     tokenizer: HubTokenizer,
-    parser: Parser,
+    parser: ToolCallFormat,
     api: str,
 ) -> None:
     call, _, _ = written(parser, NAMES[0])
@@ -274,7 +279,7 @@ async def test_a_stop_string_within_a_call_cuts_it_off_like_a_limit(
     client: httpx.AsyncClient,
     gateway: ScriptedGateway,
     tokenizer: HubTokenizer,
-    parser: Parser,
+    parser: ToolCallFormat,
     api: str,
     stop: str,
     n_calls: int,
@@ -290,7 +295,10 @@ async def test_a_stop_string_within_a_call_cuts_it_off_like_a_limit(
 
 
 async def test_a_stop_string_in_a_call_is_named_beside_it(
-    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, parser: Parser
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    parser: ToolCallFormat,
 ) -> None:
     text, _, _ = written(parser, NAMES[0])
     gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
@@ -315,7 +323,7 @@ async def test_a_stop_string_in_a_call_is_named_beside_it(
 def test_where_calls_are_free_what_can_be_none_stays_words_when_it_is_cut_off(
     text: str, words: str | None, calls: list[tuple[str, str]]
 ) -> None:
-    reader = CallReader("hermes", 9, NAMES)
+    reader = ToolCallParser("hermes", 9, NAMES)
     said, made = reader.feed(text)
     rest, last = reader.finish(cut=True)
     assert said + rest == (text if words is None else words)
@@ -337,7 +345,7 @@ def test_where_calls_are_free_what_can_be_none_stays_words_when_it_is_cut_off(
 def test_json_that_is_cut_off_is_a_call_of_llama_only_with_the_name_of_a_function(
     text: str, n_calls: int, stays: bool
 ) -> None:
-    reader = CallReader("llama3_json", 9, NAMES)
+    reader = ToolCallParser("llama3_json", 9, NAMES)
     assert reader.feed(text) == ("", [])
     words, calls = reader.finish(cut=True)
     assert (words, len(calls)) == (text if stays else "", n_calls)
@@ -348,7 +356,7 @@ def test_a_marker_within_an_argument_ends_no_call() -> None:
         '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> \\" </tool_call>"}}</tool_call>'
     )
     for cut in range(len(text)):
-        reader = CallReader("hermes", 9)
+        reader = ToolCallParser("hermes", 9)
         read = [reader.feed(text[:cut]), reader.feed(text[cut:]), reader.finish()]
         assert "".join(words for words, _ in read) == ""
         (call,) = [call for _, calls in read for call in calls]
@@ -373,7 +381,7 @@ async def test_a_call_that_was_cut_off_may_be_handed_back_as_it_came(
     client: httpx.AsyncClient,
     gateway: ScriptedGateway,
     tokenizer: HubTokenizer,
-    parser: Parser,
+    parser: ToolCallFormat,
     arguments: str,
     read: Any,
 ) -> None:
@@ -398,7 +406,7 @@ async def test_a_call_that_was_cut_off_may_be_handed_back_as_it_came(
 @pytest.mark.parametrize("api", BODIES)
 async def test_a_call_that_spells_half_of_a_surrogate_pair_can_be_answered_and_handed_back(
     client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, api: str,
-    parser: Parser,
+    parser: ToolCallFormat,
 ) -> None:  # fmt: skip
     text = written(parser, NAMES[0])[0].replace("Cork </tool_call>", "\\ud800")
     gateway.script = [*tokenizer.encode(text, add_special_tokens=False), 0]
@@ -413,7 +421,10 @@ async def test_a_call_that_spells_half_of_a_surrogate_pair_can_be_answered_and_h
 
 
 async def test_a_stop_token_within_a_call_cuts_it_off_like_a_limit(
-    client: httpx.AsyncClient, gateway: ScriptedGateway, tokenizer: HubTokenizer, parser: Parser
+    client: httpx.AsyncClient,
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    parser: ToolCallFormat,
 ) -> None:
     text, _, arguments_at = written(parser, NAMES[0])
     tokens = tokenizer.encode(text, add_special_tokens=False)

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from halfmoon_conductor.detokenizer import (
+from halfmoon_conductor.text.detokenizer import (
     REPLACEMENT,
     ByteDetokenizer,
     Detokenizer,
     WindowDetokenizer,
 )
-from halfmoon_conductor.text import TextStream
-from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.text.text_stream import TextStream
+from halfmoon_conductor.text.tokenizer import HubTokenizer
 
 TEXTS = st.text(st.sampled_from("the moon half.,'\n 半月🌗é\u0301"), max_size=40)
 

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from halfmoon_conductor import grammar_checker
-from halfmoon_conductor.errors import InvalidRequest, Overloaded
-from halfmoon_conductor.grammar_check import CheckArgument
-from halfmoon_conductor.grammar_checker import GrammarChecker
-from halfmoon_conductor.grammars import Wanted, of_schema
-from halfmoon_conductor.schema_depth import MAX_SCHEMA_DEPTH, check_depth
-from halfmoon_conductor.testing import ScriptedGateway
+from halfmoon_conductor.errors import InvalidRequest, ServerOverloaded
+from halfmoon_conductor.grammar import grammar_checker
+from halfmoon_conductor.grammar.grammar_check_handler import CheckArgument
+from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
+from halfmoon_conductor.grammar.grammars import RequestedGrammar, grammar_of_schema
+from halfmoon_conductor.grammar.schema_depth import MAX_SCHEMA_DEPTH, check_depth
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 SPINNING = {"type": "integer", "multipleOf": 2**31}
 CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
@@ -30,15 +30,15 @@ def checker(bpe: Tokenizer) -> Iterator[GrammarChecker]:
     made.close()
 
 
-def wanted(grammar: str, *, own: bool = False) -> Wanted:
-    return Wanted(grammar, "guided_grammar", own)
+def wanted(grammar: str, *, own: bool = False) -> RequestedGrammar:
+    return RequestedGrammar(grammar, "guided_grammar", own)
 
 
 async def test_a_grammar_that_takes_too_long_is_refused_and_remembered(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_checker, "MAX_GRAMMAR_CPU_S", 0.2)
-    spinning = wanted(of_schema(SPINNING))
+    spinning = wanted(grammar_of_schema(SPINNING))
     with pytest.raises(InvalidRequest, match=r"guided_grammar can't be used.*processor time"):
         await checker.check(spinning)
     checker.close()  # nothing can be checked any more: it is known
@@ -48,7 +48,7 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_remembered(
 
 async def test_the_loop_and_other_checks_go_on_meanwhile(checker: GrammarChecker) -> None:
     assert await checker.check(wanted('start: "a"')) == 'start: "a"'
-    spinning = asyncio.create_task(checker.check(wanted(of_schema(SPINNING))))
+    spinning = asyncio.create_task(checker.check(wanted(grammar_of_schema(SPINNING))))
     for i in range(20):
         assert await checker.check(wanted(f'start: "{i}"'))
         assert not spinning.done()
@@ -59,7 +59,7 @@ async def test_the_loop_and_other_checks_go_on_meanwhile(checker: GrammarChecker
 async def test_a_check_whose_client_has_gone_ends_its_process(checker: GrammarChecker) -> None:
     await checker.check(wanted('start: "a"'))
     (child, _) = checker._pool.idle[0]
-    spinning = asyncio.create_task(checker.check(wanted(of_schema(SPINNING))))
+    spinning = asyncio.create_task(checker.check(wanted(grammar_of_schema(SPINNING))))
     while not child.busy:
         await asyncio.sleep(0)
     spinning.cancel()
@@ -74,7 +74,7 @@ async def test_too_many_checks_at_once_are_refused_for_now(
     monkeypatch.setattr(grammar_checker, "_MAX_WAITING", 3)
     checks = [checker.check(wanted(f'start: "{i}"')) for i in range(20)]
     outcomes = await asyncio.gather(*checks, return_exceptions=True)
-    assert {type(each) for each in outcomes} == {str, Overloaded}
+    assert {type(each) for each in outcomes} == {str, ServerOverloaded}
     assert await checker.check(wanted('start: "later"'))
 
 

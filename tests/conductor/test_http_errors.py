@@ -11,18 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.bodies import BodyLimits
-from halfmoon_conductor.errors import (
-    GenerationFailed,
-    Overloaded,
-    TooLong,
-    Unavailable,
+from halfmoon_conductor.api.openai.openai_requests import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
 )
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.http import FrontLimits, create_app
-from halfmoon_conductor.openai_requests import ChatMessage, ChatRequest, CompletionRequest
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import FakeTokenizer, HubTokenizer
+from halfmoon_conductor.errors import (
+    ContextLengthExceeded,
+    GenerationFailed,
+    ServerOverloaded,
+    ServiceUnavailable,
+)
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.http_server.body_receiver import BodyLimits
+from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
+from halfmoon_conductor.text.tokenizer import FakeTokenizer, HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT: dict[str, Any] = {"model": "lab/moon", "prompt": "Say it"}
@@ -333,10 +337,10 @@ async def test_what_the_chat_template_refuses_is_told(client: httpx.AsyncClient)
 @pytest.mark.parametrize(
     ("refusal", "status", "retry_after"),
     [
-        (Overloaded("TTFT would be 9 s", retry_after_s=2.2), 429, "3"),
-        (Overloaded("soon", retry_after_s=0.0), 429, "1"),
-        (Unavailable("no live decode worker", retry_after_s=5), 503, "5"),
-        (TooLong("no decode worker holds 300 tokens"), 400, None),
+        (ServerOverloaded("TTFT would be 9 s", retry_after_s=2.2), 429, "3"),
+        (ServerOverloaded("soon", retry_after_s=0.0), 429, "1"),
+        (ServiceUnavailable("no live decode worker", retry_after_s=5), 503, "5"),
+        (ContextLengthExceeded("no decode worker holds 300 tokens"), 400, None),
         (GenerationFailed("nobody is left"), 500, None),
     ],
 )
@@ -413,7 +417,7 @@ async def test_a_generation_that_just_stops_is_a_failure_and_not_an_answer(
 async def test_endings_are_counted_by_their_reason(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:
-    gateway.refusal = Overloaded("full", retry_after_s=1)
+    gateway.refusal = ServerOverloaded("full", retry_after_s=1)
     await client.post(COMPLETIONS, json=PROMPT)
     gateway.refusal, gateway.failure = None, GenerationFailed("gone")
     await client.post(COMPLETIONS, json=PROMPT)

@@ -12,9 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.errors import GenerationFailed, Overloaded
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.testing import ScriptedGateway
+from halfmoon_conductor.errors import GenerationFailed, ServerOverloaded
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 TEXT = "The moon 🌗 is half 半月 full."
 DEADLINE_S = 10
@@ -104,7 +104,7 @@ async def test_openais_client_knows_our_errors(
     with pytest.raises(openai.BadRequestError) as bad:
         await ai.completions.create(model="lab/moon", prompt="Say it", best_of=2)
     assert bad.value.param == "best_of"
-    gateway.refusal = Overloaded("busy", retry_after_s=7)
+    gateway.refusal = ServerOverloaded("busy", retry_after_s=7)
     with pytest.raises(openai.RateLimitError) as busy:
         await ai.completions.create(model="lab/moon", prompt="Say it", stream=True)
     assert busy.value.response.headers["retry-after"] == "7"

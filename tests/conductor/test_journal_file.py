@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from halfmoon_conductor.journal_file import JournalFile, main
-from halfmoon_conductor.shell import Shell
+from halfmoon_conductor.workers.shell import Shell
 from halfmoon_runtime.clock import FakeClock
-from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.conductor.journal import encode_header, read_journal
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Tick, WorkerJoined
-from halfmoon_scheduling.journal import encode_header, read
-from halfmoon_scheduling.testing import a_worker
+from halfmoon_testing.scheduling_inputs import a_worker
 
 CONFIG = SchedulingConfig()
 
@@ -29,7 +29,7 @@ def test_what_the_shell_posts_is_in_the_file_and_replays(
     path = tmp_path / "journal"
     journal_of(path, 3)
     with path.open("rb") as source:
-        assert len(list(read(source)[1])) == 4
+        assert len(list(read_journal(source)[1])) == 4
     assert main([str(path)]) == 0
     assert "4 entries, the same commands" in capsys.readouterr().out
 
@@ -40,7 +40,7 @@ def test_each_tick_writes_out_what_was_recorded(tmp_path: Path) -> None:
     journal.record(1.0, WorkerJoined(a_worker("prefill-0")), [])
     journal.record(1.0, Tick(), [])
     with path.open("rb") as source:  # it is not closed
-        assert len(list(read(source)[1])) == 2
+        assert len(list(read_journal(source)[1])) == 2
     journal.close()
 
 

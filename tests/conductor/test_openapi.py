@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.http import create_app
+from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.tenants import Tenants
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import HubTokenizer
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

@@ -10,9 +10,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from halfmoon_conductor.offloading import SHORT_CHARACTERS
-from halfmoon_conductor.sse import EventTemplate, event, json_of
-from halfmoon_conductor.testing import ScriptedGateway
+from halfmoon_conductor.api.sse import EventTemplate, format_event, to_json_line
+from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_CHARACTERS
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETION: dict[str, Any] = {"model": "lab/moon", "max_tokens": 2, "temperature": 0}
 #: Of any Python function, the loop and the scripted gateway included.
@@ -30,7 +30,7 @@ class CountingThreads(ThreadPoolExecutor):
 
 @pytest.mark.parametrize(
     ("prompt", "n_threads"),
-    [("How half is it?", 0), ([5, 6, 7], 0), ("long " * SHORT_CHARACTERS, 1)],
+    [("How half is it?", 0), ([5, 6, 7], 0), ("long " * MAX_INLINE_CHARACTERS, 1)],
     ids=["text", "ids", "long text"],
 )
 async def test_only_long_texts_are_tokenised_in_a_thread(
@@ -69,7 +69,7 @@ async def test_a_request_takes_few_calls_however_its_type_is_written(
 
 async def _calls(app: FastAPI, n_new: int, content_type: bytes = b"application/json") -> int:
     """Python functions called for a stream of so many tokens."""
-    body = json_of(COMPLETION | {"prompt": [5], "max_tokens": n_new, "stream": True}).encode()
+    body = to_json_line(COMPLETION | {"prompt": [5], "max_tokens": n_new, "stream": True}).encode()
     received: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[bytes] = []
 
@@ -108,7 +108,7 @@ async def _calls(app: FastAPI, n_new: int, content_type: bytes = b"application/j
 @pytest.mark.parametrize("text", ["plain", 'a "quote" \\ and\nlines\x00', "半月 🌗", ""])
 def test_a_template_is_filled_in_as_the_whole_event_is_written(text: str) -> None:
     def written(said: str) -> bytes:
-        return event(json_of({"id": "cmpl-1", "choices": [{"text": said, "index": 0}]}))
+        return format_event(to_json_line({"id": "cmpl-1", "choices": [{"text": said, "index": 0}]}))
 
     filled = EventTemplate(written("mark"), "mark").fill(text)
     assert _read(filled) == _read(written(text))
@@ -123,7 +123,7 @@ def _read(data: bytes) -> Any:
 async def test_both_ways_of_a_request_lead_to_the_same_answer(
     client: httpx.AsyncClient, gateway: ScriptedGateway, content_type: str
 ) -> None:
-    content = json_of(COMPLETION | {"prompt": "How half is it?", "seed": 3})
+    content = to_json_line(COMPLETION | {"prompt": "How half is it?", "seed": 3})
     headers = {"content-type": content_type}
     answer = await client.post("/v1/completions", content=content, headers=headers)
     assert answer.status_code == 200

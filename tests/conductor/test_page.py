@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 PAGE = {
-    each.name: each.read_text() for each in files("halfmoon_conductor").joinpath("page").iterdir()
+    each.name: each.read_text()
+    for each in files("halfmoon_conductor.page").joinpath("assets").iterdir()
 }
 SCRIPTS = {name: text for name, text in PAGE.items() if name.endswith(".js")}
 

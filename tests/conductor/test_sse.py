@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from halfmoon_conductor.disconnect import ClientGone, unless_client_gone
-from halfmoon_conductor.sse import EventStream, event
+from halfmoon_conductor.api.sse import EventStream, format_event
+from halfmoon_conductor.http_server.disconnect import ClientGone, unless_client_gone
 
 
 class Client:
@@ -34,7 +34,7 @@ class Client:
 
 
 def words_of(error: Exception) -> bytes:
-    return event(f"sorry: {error}")
+    return format_event(f"sorry: {error}")
 
 
 async def sent_to(client: Client, events: AsyncGenerator[bytes, None]) -> None:
@@ -51,7 +51,7 @@ async def test_events_are_closed_when_the_client_goes_while_one_is_being_sent() 
         nonlocal closed
         try:
             while True:
-                yield event("x")
+                yield format_event("x")
         finally:
             closed = True
 
@@ -88,7 +88,7 @@ async def test_events_are_closed_when_the_client_goes_before_the_first() -> None
 
 async def test_what_is_raised_before_the_first_event_is_left_to_others() -> None:
     async def failing() -> AsyncGenerator[bytes, None]:
-        for found in [event("x")]:
+        for found in [format_event("x")]:
             if found:
                 raise LookupError("early")
             yield found
@@ -101,7 +101,7 @@ async def test_what_is_raised_before_the_first_event_is_left_to_others() -> None
 
 async def test_what_is_raised_later_is_the_last_event() -> None:
     async def failing() -> AsyncGenerator[bytes, None]:
-        yield event("x")
+        yield format_event("x")
         raise LookupError("late")
 
     client = Client(takes=100)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_conductor.stop_strings import StopMatcher
+from halfmoon_conductor.text.stop_strings import StopStringMatcher
 
 letters = st.text("ab", max_size=12)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -25,7 +25,7 @@ def cut(text: str, patterns: list[str]) -> str:
 def test_the_text_ends_before_the_first_complete_stop_string_however_it_is_cut(
     pieces: list[str], patterns: list[str]
 ) -> None:
-    matcher = StopMatcher(patterns)
+    matcher = StopStringMatcher(patterns)
     said = ""
     for piece in pieces:
         said += matcher.feed(piece)
@@ -39,7 +39,7 @@ def test_the_text_ends_before_the_first_complete_stop_string_however_it_is_cut(
 def test_no_more_is_held_back_than_may_begin_a_stop_string(
     pieces: list[str], patterns: list[str]
 ) -> None:
-    matcher = StopMatcher(patterns)
+    matcher = StopStringMatcher(patterns)
     text = said = ""
     for piece in pieces:
         text += piece
@@ -50,13 +50,13 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(
 
 
 def test_a_beginning_that_leads_nowhere_is_given_out_with_what_follows() -> None:
-    matcher = StopMatcher(["STOP"])
+    matcher = StopStringMatcher(["STOP"])
     assert matcher.feed("go ST") == "go "
     assert matcher.feed("ART") == "START"
 
 
 def test_nothing_comes_out_after_a_match() -> None:
-    matcher = StopMatcher(["."])
+    matcher = StopStringMatcher(["."])
     assert matcher.feed("one. two") == "one"
     assert matcher.feed(" three") == ""
     assert matcher.flush() == ""
@@ -64,10 +64,10 @@ def test_nothing_comes_out_after_a_match() -> None:
 
 
 def test_a_stop_string_that_overlaps_itself_is_found() -> None:
-    matcher = StopMatcher(["aab"])
+    matcher = StopStringMatcher(["aab"])
     assert "".join(matcher.feed(character) for character in "aaaab") == "aa"
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        StopMatcher(["a", ""])
+        StopStringMatcher(["a", ""])

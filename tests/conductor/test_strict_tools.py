@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from halfmoon_conductor.call_syntax import Calling, Parser
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.grammars import Wanted
-from halfmoon_conductor.openai_requests import ChatRequest
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import HubTokenizer
-from halfmoon_conductor.tool_calls import CallReader
-from halfmoon_conductor.tool_wishes import calling_of, wanted_of_chat
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.grammar.grammars import RequestedGrammar
+from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_call_rules_of
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
+from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat, ToolCallRules
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 DAY = {
     "type": "object",
@@ -259,7 +259,7 @@ def sampled(bpe: Tokenizer, grammar: str, begun: str, dice: random.Random) -> tu
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("formed", [False, True])
 def test_whatever_tokens_are_drawn_there_are_words_or_valid_calls_and_no_marker(
-    bpe: Tokenizer, parser: Parser, choice: str, formed: bool
+    bpe: Tokenizer, parser: ToolCallFormat, choice: str, formed: bool
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -272,8 +272,8 @@ def test_whatever_tokens_are_drawn_there_are_words_or_valid_calls_and_no_marker(
     body = ChatRequest.model_validate(
         chat(function("moon", DAY, True), function("trap", TRAP, True), **fields)
     )
-    calling = calling_of(body, parser)
-    wanted = wanted_of_chat(body, calling)
+    calling = tool_call_rules_of(body, parser)
+    wanted = grammar_of_chat(body, calling)
     assert wanted is not None
     begun = [""]
     if calling is not None and calling.place == "exact":
@@ -282,7 +282,7 @@ def test_whatever_tokens_are_drawn_there_are_words_or_valid_calls_and_no_marker(
         )
     for _ in range(30):
         text, ended = sampled(bpe, wanted.grammar, dice.choice(begun), dice)
-        reader = CallReader.of(calling) if calling else None
+        reader = ToolCallParser.of(calling) if calling else None
         if reader is None:
             jsonschema.validate(json.loads(text), ANSWER)
             continue
@@ -307,24 +307,24 @@ def test_a_grammar_is_made_of_what_may_be_called() -> None:
     body = ChatRequest.model_validate(
         chat(MOON, LOOSE, tool_choice={"type": "function", "function": {"name": "moon"}})
     )
-    calling = calling_of(body, "hermes")
-    assert calling == Calling(parser="hermes", names=("moon",), most=1, place="only")
-    wanted = wanted_of_chat(body, calling)
-    assert isinstance(wanted, Wanted)
+    calling = tool_call_rules_of(body, "hermes")
+    assert calling == ToolCallRules(parser="hermes", names=("moon",), most=1, place="only")
+    wanted = grammar_of_chat(body, calling)
+    assert isinstance(wanted, RequestedGrammar)
     assert "tide" not in wanted.grammar
 
 
 def test_an_answer_of_a_form_leaves_no_room_for_calls_that_are_whole_answers() -> None:
     body = ChatRequest.model_validate(chat(MOON, response_format={"type": "json_object"}))
-    assert calling_of(body, "llama3_json") is None
-    assert wanted_of_chat(body, None) == body.wanted()
+    assert tool_call_rules_of(body, "llama3_json") is None
+    assert grammar_of_chat(body, None) == body.wanted()
 
 
 def test_llamas_calls_under_a_grammar_begin_with_the_name() -> None:
-    reader = CallReader("llama3_json", 9, ("moon",), "exact")
+    reader = ToolCallParser("llama3_json", 9, ("moon",), "exact")
     other = '{"parameters": {"day": "x"}, "name": "moon"}'
     assert reader.feed(other) == ("", [])
     assert reader.finish() == (other, [])
-    reader = CallReader("llama3_json", 9, ("moon",), "exact")
+    reader = ToolCallParser("llama3_json", 9, ("moon",), "exact")
     reader.feed(LLAMA)
     assert len(reader.finish()[1]) == 1

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.http import create_app
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import FakeTokenizer
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.routes.rest_app import create_app
+from halfmoon_conductor.text.tokenizer import FakeTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}
 SCHEMA = {

@@ -7,15 +7,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halfmoon_conductor.door import Caller
-from halfmoon_conductor.tenants import BadTenants, Tenant, Tenants, add, hash_of, main
-from halfmoon_conductor.token_bucket import TokenBucket
+from halfmoon_conductor.http_server.auth_middleware import Principal
+from halfmoon_conductor.http_server.token_bucket import TokenBucket
+from halfmoon_conductor.tenants import (
+    Tenant,
+    Tenants,
+    TenantsFileError,
+    add_tenant,
+    hash_api_key,
+    main,
+)
 from halfmoon_protocol.blocks import block_hashes
 
 
 def test_a_key_is_made_once_and_only_its_hash_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
-    lab, moon = add(path, "lab"), add(path, "moon")
+    lab, moon = add_tenant(path, "lab"), add_tenant(path, "moon")
     assert re.fullmatch(r"hm-[\w-]{43}", lab)
     assert lab not in path.read_text()
     assert path.stat().st_mode & 0o077 == 0
@@ -26,9 +33,9 @@ def test_a_key_is_made_once_and_only_its_hash_is_kept(tmp_path: Path) -> None:
 
 def test_a_second_key_of_a_tenant_works_beside_the_first_and_limits_stay(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
-    old = add(path, "lab")
+    old = add_tenant(path, "lab")
     path.write_text(path.read_text() + "tokens_per_minute = 5.5\nmax_concurrent = 2\n")
-    new = add(path, "lab")
+    new = add_tenant(path, "lab")
     tenants = Tenants.read(path)
     assert tenants.of(old) == tenants.of(new)
     assert len(tenants) == 1
@@ -52,13 +59,13 @@ def test_a_second_key_of_a_tenant_works_beside_the_first_and_limits_stay(tmp_pat
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text(text)
-    with pytest.raises(BadTenants, match=told):
+    with pytest.raises(TenantsFileError, match=told):
         Tenants.read(path)
 
 
 def test_two_tenants_cannot_have_one_key() -> None:
-    hashed = (hash_of("hm-a"),)
-    with pytest.raises(BadTenants, match="have the same key"):
+    hashed = (hash_api_key("hm-a"),)
+    with pytest.raises(TenantsFileError, match="have the same key"):
         Tenants((Tenant("lab", hashed), Tenant("moon", hashed)))
 
 
@@ -77,8 +84,8 @@ def test_the_command_prints_the_key_and_says_what_is_wrong(
 
 def test_an_operator_is_made_by_the_command_and_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
-    plain, operator = add(path, "lab"), add(path, "lab", operator=True)
-    third, other = add(path, "lab"), add(path, "moon")
+    plain, operator = add_tenant(path, "lab"), add_tenant(path, "lab", operator=True)
+    third, other = add_tenant(path, "lab"), add_tenant(path, "moon")
     assert main(["add", str(path), "ops", "--operator"]) == 0
     tenants = Tenants.read(path)
     found = [tenants.of(key) for key in (plain, operator, third, other)]
@@ -106,7 +113,7 @@ _FORGED = st.one_of(st.text(max_size=5), st.builds("{}\x1f{}".format, st.text("l
 @example("lab\x1fsecret", "secret")
 @example("\x1flab\x1fsecret", "secret")
 def test_no_salt_without_a_key_is_a_tenants_however_it_is_forged(forged: str, theirs: str) -> None:
-    anybody, lab = Caller(None), Caller(Tenant("lab", ()))
+    anybody, lab = Principal(None), Principal(Tenant("lab", ()))
     assert anybody.salt(forged) != lab.salt(theirs)
     assert lab.salt(forged) != anybody.salt(theirs)
     assert (anybody.salt(forged) == anybody.salt(theirs)) == (forged == theirs)

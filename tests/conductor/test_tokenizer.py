@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_conductor.tokenizer import (
+from halfmoon_conductor.text.tokenizer import (
     FILES,
     FakeTokenizer,
     HubTokenizer,

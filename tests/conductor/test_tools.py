@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_conductor.generation import ModelCard
-from halfmoon_conductor.testing import ScriptedGateway
-from halfmoon_conductor.tokenizer import HubTokenizer
-from halfmoon_conductor.tool_calls import Call, CallReader, parser_of
+from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.tools.tool_call_parser import (
+    ParsedCall,
+    ToolCallParser,
+    tool_call_format_of,
+)
+from halfmoon_testing.conductor_http import ScriptedGateway
 
 MOON = {
     "type": "function",
@@ -174,28 +178,31 @@ async def test_what_can_not_be_had_is_refused(
 def test_however_the_text_is_cut_the_same_comes_out(cuts: list[int]) -> None:
     text = f"a <b {CALL} {CALL} <tool_call>x</tool_call> c<tool_"
     at = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    reader, words, calls = CallReader("hermes", 9), "", list[Call]()
+    reader, words, calls = ToolCallParser("hermes", 9), "", list[ParsedCall]()
     parts = [text[i:j] for i, j in itertools.pairwise(at)]
     for got, made in [*(reader.feed(part) for part in parts), reader.finish()]:
         words, calls = words + got, calls + made
-    assert calls == [Call("moon_phase", '{"day": 3}')] * 2
+    assert calls == [ParsedCall("moon_phase", '{"day": 3}')] * 2
     assert "".join(words.split()) == "a<b<tool_call>x</tool_call>c<tool_"
 
 
 def test_llama_s_calls_are_whole_answers() -> None:
-    reader = CallReader("llama3_json", 9)
+    reader = ToolCallParser("llama3_json", 9)
     assert reader.feed('{"name": "tide", ') == ("", [])
     assert reader.feed('"parameters": {"at": "Cork"}}') == ("", [])
-    assert reader.finish() == ("", [Call("tide", json.dumps({"at": "Cork"}))])
-    otherwise = CallReader("llama3_json", 9)
+    assert reader.finish() == ("", [ParsedCall("tide", json.dumps({"at": "Cork"}))])
+    otherwise = ToolCallParser("llama3_json", 9)
     otherwise.feed('{"name": "tide", "arguments": {"at": "Cork"}}')
-    assert otherwise.finish() == ("", [Call("tide", json.dumps({"at": "Cork"}))])
-    talking = CallReader("llama3_json", 9)
+    assert otherwise.finish() == ("", [ParsedCall("tide", json.dumps({"at": "Cork"}))])
+    talking = ToolCallParser("llama3_json", 9)
     assert talking.feed("Hi {") == ("Hi {", [])
     assert talking.finish() == ("", [])
 
 
 def test_a_template_without_tools_knows_none() -> None:
-    assert parser_of("{{ messages }}") is None
-    assert parser_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
-    assert parser_of("""{% if tools %}{"name": …, "parameters": …}{% endif %}""") == "llama3_json"
+    assert tool_call_format_of("{{ messages }}") is None
+    assert tool_call_format_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert (
+        tool_call_format_of("""{% if tools %}{"name": …, "parameters": …}{% endif %}""")
+        == "llama3_json"
+    )

@@ -19,10 +19,10 @@ from tokenizers import (
     trainers,
 )
 
-from halfmoon_conductor import word_cache
-from halfmoon_conductor.offloading import SHORT_CHARACTERS
-from halfmoon_conductor.tokenizer import HubTokenizer
-from halfmoon_conductor.word_cache import WordCache
+from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_CHARACTERS
+from halfmoon_conductor.text import word_cache
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.word_cache import WordCache
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -163,7 +163,7 @@ def test_a_word_is_asked_for_once() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["半月", "the <|end|> of moonlight", "a moonlight", "a " * SHORT_CHARACTERS, "x" * 40],
+    ["半月", "the <|end|> of moonlight", "a moonlight", "a " * MAX_INLINE_CHARACTERS, "x" * 40],
     ids=["not ASCII", "two kinds of tokens", "added token", "long text", "long word"],
 )
 def test_what_words_alone_may_not_decide_is_left_to_the_tokenizer(text: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_cli.cluster import Cluster, ClusterPlan, Process
-from halfmoon_engine.testing import make_tiny_model
-from halfmoon_metadata.ports import free_port
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
+from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 #: Less than a test may take, so that what kept it is said.
 READY_WITHIN_S = 200.0
@@ -24,7 +24,7 @@ READY_WITHIN_S = 200.0
 class LiveCluster:
     """A cluster that is ready, and what tests ask of it."""
 
-    cluster: Cluster
+    cluster: EmbeddedCluster
     #: Of an operator, where there are tenants.
     key: str = ""
 
@@ -32,7 +32,7 @@ class LiveCluster:
     def url(self) -> str:
         return self.cluster.plan.url
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> ServiceProcess:
         return self.cluster.processes[name]
 
     def get(self, path: str) -> Any:
@@ -92,7 +92,7 @@ class LiveCluster:
 @contextmanager
 def _cluster(folder: Path, model: str, key: str, **more: Any) -> Iterator[LiveCluster]:
     plan = ClusterPlan(model=model, http_port=free_port(), **more)
-    with Cluster(plan, folder) as cluster:
+    with EmbeddedCluster(plan, folder) as cluster:
         live = LiveCluster(cluster, key)
 
         def answers() -> bool:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfmoon_conductor.vllm_names import NAMES
+from halfmoon_conductor.observability.metrics.vllm_metric_names import VLLM_METRIC_NAMES
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -204,10 +204,10 @@ def test_the_page_on_metrics_lists_what_there_is(served: Served) -> None:
 
 def test_the_page_on_metrics_lists_vllms_names(served: Served) -> None:
     page = (ROOT / "docs/metrics.md").read_text()
-    assert {name for name in served.families if name.startswith("vllm:")} == set(NAMES)
+    assert {name for name in served.families if name.startswith("vllm:")} == set(VLLM_METRIC_NAMES)
     rows = dict(re.findall(r"^\| `(vllm:\w+)` \| (.+) \|$", page, re.MULTILINE))
-    assert set(rows) == set(NAMES)
-    for name, sources in NAMES.items():
+    assert set(rows) == set(VLLM_METRIC_NAMES)
+    for name, sources in VLLM_METRIC_NAMES.items():
         for source in sources:
             assert f"`{source.ours}`" in rows[name], name
         assert {"model_name", "engine"} <= (served.families[name].labels or set())

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from halfmoon_engine import demo
-from halfmoon_engine.demo.exam import chat_messages, write_exam
+from tools.demo_model.exam import chat_messages, write_exam
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

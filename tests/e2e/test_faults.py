@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_engine.fake import FakeEngine, parse_fake_spec
+from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_runtime.forward_watch import HUNG_STATUS
+from halfmoon_runtime.worker.forward_watchdog import HUNG_STATUS
 
 pytestmark = pytest.mark.e2e
 

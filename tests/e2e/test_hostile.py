@@ -32,8 +32,8 @@ from halfmoon_protocol.messages import (
     Welcome,
 )
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.network import PeerUnreachable
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

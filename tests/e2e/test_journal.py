@@ -11,8 +11,8 @@ import pytest
 
 from halfmoon_conductor.journal_file import main
 from halfmoon_scheduling.commands import Resubmit
+from halfmoon_scheduling.conductor.journal import read_journal, replay_journal
 from halfmoon_scheduling.events import KvChanged, RequestFinished, WorkerLost
-from halfmoon_scheduling.journal import read, replay
 
 pytestmark = pytest.mark.e2e
 
@@ -42,11 +42,11 @@ def test_a_journal_with_a_killed_worker_replays_to_the_same_commands(
                 cluster.process(decode).signal(signal.SIGKILL)
         assert n_seen >= 100
     with path.open("rb") as source:
-        entries = list(read(source)[1])
+        entries = list(read_journal(source)[1])
     kinds = {type(entry.event) for entry in entries}
     assert {WorkerLost, KvChanged, RequestFinished} <= kinds
     assert any(isinstance(command, Resubmit) for entry in entries for command in entry.commands)
     with path.open("rb") as source:
-        assert replay(source) == (len(entries), None)
+        assert replay_journal(source) == (len(entries), None)
     assert main([str(path)]) == 0
     assert f"{len(entries)} entries" in capsys.readouterr().out

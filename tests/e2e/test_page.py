@@ -19,8 +19,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from halfmoon_cli.demo import demo_model_folder
-from halfmoon_conductor.tenants import add
+from halfmoon_cli.common.demo_model import demo_model_folder
+from halfmoon_conductor.tenants import add_tenant
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import (  # noqa: E402
@@ -504,7 +504,7 @@ def test_with_tenants_a_key_is_asked_for_and_kept_in_the_tab_alone(
     start_cluster: StartCluster, open_page: OpenPage, tmp_path: Path
 ) -> None:
     tenants = tmp_path / "tenants.toml"
-    plain, operator = add(tenants, "lab"), add(tenants, "ops", operator=True)
+    plain, operator = add_tenant(tenants, "lab"), add_tenant(tenants, "ops", operator=True)
     extra = {"conductor": ["--tenants", str(tenants)]}
     with (
         start_cluster(FAKE, key=operator, n_kvstore=0, extra=extra) as live,

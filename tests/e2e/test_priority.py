@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_conductor.tenants import add
+from halfmoon_conductor.tenants import add_tenant
 from halfmoon_protocol.messages import PrefillDone, StartPrefill
 from halfmoon_scheduling.commands import Send
+from halfmoon_scheduling.conductor.journal import read_journal
 from halfmoon_scheduling.events import MessageReceived, RequestArrived
-from halfmoon_scheduling.journal import read
 
 pytestmark = pytest.mark.e2e
 
@@ -21,8 +21,8 @@ def test_an_urgent_prompt_is_computed_before_what_came_earlier_and_the_core_know
     start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
     journal, tenants = tmp_path / "conductor.journal", tmp_path / "tenants.toml"
-    keys = {name: add(tenants, name) for name in ("lab", "shop")}
-    operator = add(tenants, "ops", operator=True)
+    keys = {name: add_tenant(tenants, name) for name in ("lab", "shop")}
+    operator = add_tenant(tenants, "ops", operator=True)
     extra = {
         "conductor": ["--journal-path", str(journal), "--tenants", str(tenants)],
         "prefill": ["--chunk-tokens", "16"],
@@ -49,7 +49,7 @@ def test_an_urgent_prompt_is_computed_before_what_came_earlier_and_the_core_know
         assert [answer.result(timeout=60) for answer in answers] == [200, 200, 200]
 
     with journal.open("rb") as source:
-        entries = list(read(source)[1])
+        entries = list(read_journal(source)[1])
     requests = [e.event.request for e in entries if isinstance(e.event, RequestArrived)]
     # HTTP's priorities go first when they are small, as in vLLM; the core's when they are large.
     assert [(r.tenant, r.priority) for r in requests] == [("lab", 0), ("lab", -5), ("shop", 5)]

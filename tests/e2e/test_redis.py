@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 
 pytestmark = [
     pytest.mark.e2e,

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.testing_folders import make_llama, safetensors, tensors_of_llama, write
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
+from halfmoon_testing.models.llama_folders import (
+    llama_tensors,
+    make_llama,
+    safetensors_bytes,
+    write_files,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -31,20 +36,20 @@ REFUSED: Mapping[str, str] = {
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "[red] model"  # brackets would be markup to what prints it
-    weights = safetensors(tensors_of_llama())
+    weights = safetensors_bytes(llama_tensors())
     match request.param:
         case "encoder":
             make_llama(path, model_type="bert")
         case "quantised":
             make_llama(path, quantization_config={"quant_method": "gptq"})
         case "gguf":
-            write(path, model__gguf=b"GGUF")
+            write_files(path, model__gguf=b"GGUF")
         case "adapter":
-            write(path, adapter_config__json={"base_model_name_or_path": "lab/base"})
+            write_files(path, adapter_config__json={"base_model_name_or_path": "lab/base"})
         case "code":
             make_llama(path, model_type="mine", auto_map={"AutoModelForCausalLM": "code.Model"})
         case "truncated":
-            write(make_llama(path), model__safetensors=weights[:-100])
+            write_files(make_llama(path), model__safetensors=weights[:-100])
     return path
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_cli.cluster import Process, ProcessSpec
-from halfmoon_engine.fake import FakeEngine, parse_fake_spec
-from halfmoon_kvstore.testing import BlockClient
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
+from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_protocol.messages import KvstoreRefused, ReplicateBlocks, WorkerInfo
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
-from halfmoon_runtime.zmq_network import ZmqNetwork
 from halfmoon_scheduling.commands import Send
-from halfmoon_scheduling.conductor import REFUSED_COPY_S
+from halfmoon_scheduling.conductor.conductor_machine import REFUSED_COPY_S
+from halfmoon_scheduling.conductor.journal import JournalEntry, read_journal, replay_journal
 from halfmoon_scheduling.events import MessageReceived
-from halfmoon_scheduling.journal import Entry, read, replay
+from halfmoon_testing.block_client import BlockClient
 
 pytestmark = pytest.mark.e2e
 
@@ -32,7 +32,7 @@ def start_kvstore(live: Any, name: str, *flags: str) -> None:
     """One more kvstore, with flags of its own."""
     words = ("--worker-id", name, "--metadata", f"{live.url}/metadata", *flags)
     spec = ProcessSpec(name, "kvstore", words)
-    live.cluster.processes[name] = Process(spec, live.cluster.folder)
+    live.cluster.processes[name] = ServiceProcess(spec, live.cluster.folder)
     live.until(lambda: name in live.live())
 
 
@@ -54,9 +54,9 @@ async def stored(live: Any, names: Sequence[str]) -> list[set[BlockHash]]:
     return found
 
 
-def entries_of(path: Path) -> list[Entry]:
+def entries_of(path: Path) -> list[JournalEntry]:
     with path.open("rb") as source:
-        return list(read(source)[1])
+        return list(read_journal(source)[1])
 
 
 async def test_a_hot_prefix_is_copied_to_who_takes_it_and_the_copy_goes_when_it_is_cold(
@@ -113,4 +113,4 @@ async def test_a_hot_prefix_is_copied_to_who_takes_it_and_the_copy_goes_when_it_
         too_soon = [s for s, who in asked if who == worker_id and no_s < s < no_s + REFUSED_COPY_S]
         assert not too_soon
     with path.open("rb") as source:
-        assert replay(source) == (len(entries), None)
+        assert replay_journal(source) == (len(entries), None)

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.membership import LEASE_S
 
 #: Longer than a lease, and than it takes to fill a socket's queue and miss heartbeats.

@@ -9,8 +9,8 @@ import pytest
 
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
-from halfmoon_engine.testing import make_tiny_model
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 
 class Driver:

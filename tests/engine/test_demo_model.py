@@ -11,13 +11,13 @@ import torch
 from tokenizers import Tokenizer
 
 from halfmoon_engine import demo
-from halfmoon_engine.demo import stories, words
-from halfmoon_engine.demo.evaluate import Examinee
-from halfmoon_engine.demo.exam import RECALL, Exam, write_exam
-from halfmoon_engine.demo.tokenizer import make_tokenizer
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
+from tools.demo_model import stories, story_words
+from tools.demo_model.evaluate import ExaminedModel
+from tools.demo_model.exam import RECALL_KINDS, Exam, write_exam
+from tools.demo_model.make_tokenizer import make_tokenizer
 
 SEED = 20_000
 
@@ -28,15 +28,15 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def examinee() -> Iterator[Examinee]:
+def examinee() -> Iterator[ExaminedModel]:
     # So small a model gains nothing by a second thread, and waits for it on a busy machine.
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Examinee.load(demo.FOLDER)
+    yield ExaminedModel.load(demo.FOLDER)
     torch.set_num_threads(n_threads)
 
 
-def wrong(examinee: Examinee, exam: Exam) -> list[tuple[str, str, str]]:
+def wrong(examinee: ExaminedModel, exam: Exam) -> list[tuple[str, str, str]]:
     """Questions that are answered wrongly: question, answer, right answer."""
     answers = examinee.answers(
         [examinee.chat_ids(exam, question) for question, _ in exam.questions]
@@ -53,31 +53,31 @@ def test_its_files_are_under_ten_megabytes_together() -> None:
     }
 
 
-def test_it_recalls_numbers_from_anywhere_in_a_thousand_tokens(examinee: Examinee) -> None:
+def test_it_recalls_numbers_from_anywhere_in_a_thousand_tokens(examinee: ExaminedModel) -> None:
     exam = write_exam(SEED, 1000, 40, examinee.encode)
     prompt = examinee.chat_ids(exam, exam.questions[0][0])
     assert 950 < len(prompt) <= 1020
     assert len(wrong(examinee, exam)) <= 2, wrong(examinee, exam)
 
 
-def test_it_says_so_when_a_number_was_not_stated(examinee: Examinee) -> None:
-    exam = write_exam(SEED, 500, 20, examinee.encode, replace(RECALL, unknown=1.0))
-    assert {answer for _, answer in exam.questions} == {words.UNKNOWN}
+def test_it_says_so_when_a_number_was_not_stated(examinee: ExaminedModel) -> None:
+    exam = write_exam(SEED, 500, 20, examinee.encode, replace(RECALL_KINDS, unknown=1.0))
+    assert {answer for _, answer in exam.questions} == {story_words.UNKNOWN}
     assert len(wrong(examinee, exam)) <= 1, wrong(examinee, exam)
 
 
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        ("hello", words.GREETING_ANSWER),
-        ("Who are you?", words.ABOUT_ANSWER),
-        ("What is Ada's number?", words.UNKNOWN),
-        ("Ada's number is 4821.", words.NOTED),
+        ("hello", story_words.GREETING_ANSWER),
+        ("Who are you?", story_words.ABOUT_ANSWER),
+        ("What is Ada's number?", story_words.UNKNOWN),
+        ("Ada's number is 4821.", story_words.NOTED),
         ("Ada's number is 4821. Bo's number is 1733. What is Bo's number?", "1733"),
     ],
 )
 def test_short_conversations_go_as_its_readme_says(
-    examinee: Examinee, said: str, answer: str
+    examinee: ExaminedModel, said: str, answer: str
 ) -> None:
     prompt = examinee.encode(
         examinee.tokenizer.apply_chat_template(
@@ -87,7 +87,7 @@ def test_short_conversations_go_as_its_readme_says(
     assert examinee.answers([prompt]) == [answer]
 
 
-def test_the_conversation_in_its_readme_is_true(examinee: Examinee) -> None:
+def test_the_conversation_in_its_readme_is_true(examinee: ExaminedModel) -> None:
     readme = (demo.FOLDER / "README.md").read_text()
     lines = readme.split("```\n")[1].splitlines()
     messages = []
@@ -101,10 +101,10 @@ def test_the_conversation_in_its_readme_is_true(examinee: Examinee) -> None:
     assert len(messages) == 6
 
 
-def test_facts_of_an_earlier_turn_are_known_in_later_ones(examinee: Examinee) -> None:
+def test_facts_of_an_earlier_turn_are_known_in_later_ones(examinee: ExaminedModel) -> None:
     turns = [
         ("user", "Ada's room is 417. Bo's room is 203. Clara's room is 96."),
-        ("assistant", words.NOTED),
+        ("assistant", story_words.NOTED),
         ("user", "What is Bo's room?"),
         ("assistant", "203"),
         ("user", "What is Clara's room?"),
@@ -128,7 +128,7 @@ def test_its_tokenizer_reads_and_writes_any_text(tokenizer: Any) -> None:
 
 
 def test_a_name_is_one_token_wherever_it_stands_and_a_digit_too(tokenizer: Any) -> None:
-    names = {name: tokenizer.encode(name).ids for name in words.NAMES}
+    names = {name: tokenizer.encode(name).ids for name in story_words.NAMES}
     assert all(len(ids) == 1 for ids in names.values())
     assert names["Ada"][0] in tokenizer.encode("I know that Ada is here").ids
     assert len(tokenizer.encode("4821").ids) == 4
@@ -169,14 +169,14 @@ def greedy(engine: Engine, pages: list[int], tokens: list[int], n_cached: int) -
         assert len(tokens) < n_prompt + 24
 
 
-def test_a_block_of_another_prompt_makes_a_number_wrong(examinee: Examinee) -> None:
+def test_a_block_of_another_prompt_makes_a_number_wrong(examinee: ExaminedModel) -> None:
     """The same names with other numbers, in the same places: only KV tells them apart."""
     engine = open_engine(str(demo.FOLDER), block_size=16, device="cpu", threads=1)
     layout = engine.layout
     memory = bytearray(128 * layout.block_bytes)
     engine.attach(memoryview(memory))
     dice = random.Random(SEED)
-    names = dice.sample(words.NAMES, 80)
+    names = dice.sample(story_words.NAMES, 80)
     numbers = [{name: str(dice.randint(1000, 9999)) for name in names} for _ in range(2)]
     mine, others = (
         examinee.encode(" ".join(f"{name}'s number is {told[name]}." for name in names))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from halfmoon_engine.interface import Draw, Engine, Run
-from halfmoon_engine.testing import ARCHITECTURES
 from halfmoon_protocol.sampling import Sampling
+from halfmoon_testing.models.tiny_models import ARCHITECTURES
 
 LENGTHS = (1, 15, 16, 17, 100, 2000)
 N_NEW = 8

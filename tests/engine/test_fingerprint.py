@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_engine import fingerprint as module
-from halfmoon_engine.fingerprint import fingerprint
-from halfmoon_engine.testing import make_tiny_model
+from halfmoon_engine.checkpoints import fingerprint as module
+from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_models.errors import ModelNotFound
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 
 @pytest.fixture

@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine import grammar as grammar_module
-from halfmoon_engine.grammar import Grammars
-from halfmoon_engine.interface import Chosen, Draw, Late, NotFollowed, Run, Scratch
+from halfmoon_engine.interface import (
+    Draw,
+    GrammarFailed,
+    PendingToken,
+    Run,
+    SequenceState,
+    TokenResult,
+)
 from halfmoon_engine.load import open_engine
-from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS
+from halfmoon_engine.sampling import grammar_masks as grammar_module
+from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, Sampling
+from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 
 PROMPT = list(range(20, 60))
 FREE = Draw(Sampling(temperature=0.0))
@@ -49,17 +56,17 @@ def driver(make_driver: MakeDriver, tiny: Callable[[str], Path]) -> Iterator[Any
     engine._grammars.close()
 
 
-def finish(engine: Any, late: Late) -> Chosen:
+def finish(engine: Any, late: PendingToken) -> TokenResult:
     """The outcome, however late."""
-    outcome: Chosen = late
-    while isinstance(outcome, Late):
+    outcome: TokenResult = late
+    while isinstance(outcome, PendingToken):
         (outcome,) = engine.finish([outcome], 0.1)
     return outcome
 
 
 def draw_of(grammar: str, history: Sequence[int] = PROMPT) -> Draw:
     sampling = Sampling(temperature=0.0, grammar=grammar)
-    return Draw(sampling, tuple(history), len(PROMPT), scratch=Scratch())
+    return Draw(sampling, tuple(history), len(PROMPT), scratch=SequenceState())
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -77,8 +84,8 @@ def test_others_get_all_their_tokens_while_a_hostile_grammar_is_worked_on(
         (token,) = engine.forward([Run(said[-1:], len(PROMPT) + len(said) - 1, other, FREE)])
         said.append(token)
     assert said == expected
-    outcome = finish(engine, hostile) if isinstance(hostile, Late) else hostile
-    assert isinstance(outcome, NotFollowed)
+    outcome = finish(engine, hostile) if isinstance(hostile, PendingToken) else hostile
+    assert isinstance(outcome, GrammarFailed)
     assert outcome.invalid
 
 
@@ -97,38 +104,40 @@ def test_a_late_token_is_the_one_that_would_have_come_in_time(
     pages = driver.pages_for(len(PROMPT))
     draw = draw_of('start: "moon" | "sun" | "star"')
     (outcome,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
-    in_time = finish(driver.engine, outcome) if isinstance(outcome, Late) else outcome
+    in_time = finish(driver.engine, outcome) if isinstance(outcome, PendingToken) else outcome
     with monkeypatch.context() as standing_still:
         standing_still.setattr(grammar_module._Process, "advance", lambda *_: None)
         (late,) = driver.engine.forward([Run(PROMPT, 0, pages, draw)])
-    assert isinstance(late, Late)
+    assert isinstance(late, PendingToken)
     assert finish(driver.engine, late) == in_time
 
 
 @pytest.fixture
-def grammars(tiny: Callable[[str], Path]) -> Iterator[Grammars]:
-    made = Grammars.of_model(tiny("llama"), 400, EOS_TOKEN_IDS)
+def grammars(tiny: Callable[[str], Path]) -> Iterator[GrammarMasks]:
+    made = GrammarMasks.of_model(tiny("llama"), 400, EOS_TOKEN_IDS)
     assert made is not None
     yield made
     made.close()
 
 
-def mask_of(grammars: Grammars, draw: Draw) -> Any:
+def mask_of(grammars: GrammarMasks, draw: Draw) -> Any:
     mask = grammars.ask(draw)
     while mask.result is None:
         grammars.collect([mask], 1.0)
     return mask.result
 
 
-def child_of(grammars: Grammars, text: str) -> int:
+def child_of(grammars: GrammarMasks, text: str) -> int:
     child = grammars._processes[text].child
     assert child is not None
     return child.pid
 
 
-def test_an_answer_goes_on_when_its_process_is_killed_between_tokens(grammars: Grammars) -> None:
+def test_an_answer_goes_on_when_its_process_is_killed_between_tokens(
+    grammars: GrammarMasks,
+) -> None:
     text = 'start: "a" "b" "c"'
-    scratch, history = Scratch(), list(PROMPT)
+    scratch, history = SequenceState(), list(PROMPT)
     for letter in "abc":
         draw = Draw(Sampling(grammar=text), tuple(history), len(PROMPT), scratch=scratch)
         mask = mask_of(grammars, draw)
@@ -139,7 +148,7 @@ def test_an_answer_goes_on_when_its_process_is_killed_between_tokens(grammars: G
     assert len(set(history[len(PROMPT) :])) == 3
 
 
-def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: Grammars) -> None:
+def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: GrammarMasks) -> None:
     text = 'start: "a" | "b"'
     expected = mask_of(grammars, draw_of(text))
     process = grammars._processes[text]
@@ -148,7 +157,7 @@ def test_a_process_that_others_used_may_die_once_of_what_they_left(grammars: Gra
     assert process.child is not None
 
 
-def test_an_answer_goes_on_when_the_template_is_killed(grammars: Grammars) -> None:
+def test_an_answer_goes_on_when_the_template_is_killed(grammars: GrammarMasks) -> None:
     text = 'start: "a" | "b"'
     expected = mask_of(grammars, draw_of(text))
     pid = grammars._sandbox.pid
@@ -158,10 +167,11 @@ def test_an_answer_goes_on_when_the_template_is_killed(grammars: Grammars) -> No
         assert (mask_of(grammars, draw_of(text)) == expected).all()
 
 
-def test_a_limit_of_the_library_itself_is_the_grammars_fault(grammars: Grammars) -> None:
+def test_a_limit_of_the_library_itself_is_the_grammars_fault(grammars: GrammarMasks) -> None:
     history = list(PROMPT)
     while not isinstance(
-        mask := mask_of(grammars, draw_of("start: /((a{1000}){1000}){1000}/", history)), NotFollowed
+        mask := mask_of(grammars, draw_of("start: /((a{1000}){1000}){1000}/", history)),
+        GrammarFailed,
     ):
         history.append(int(mask.nonzero()[0][-1]))
     assert "too many" in mask.reason
@@ -169,12 +179,12 @@ def test_a_limit_of_the_library_itself_is_the_grammars_fault(grammars: Grammars)
 
 
 def test_masks_count_against_the_same_budget_as_compiling(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, scratch = "start: /[a-z]*/", Scratch()
+    text, scratch = "start: /[a-z]*/", SequenceState()
     assert not isinstance(
         mask_of(grammars, Draw(Sampling(grammar=text), PROMPT, len(PROMPT), scratch=scratch)),
-        NotFollowed,
+        GrammarFailed,
     )
     following: Any = scratch.value
     assert following.spent_s > 0
@@ -193,7 +203,7 @@ def test_masks_count_against_the_same_budget_as_compiling(
     assert limits == [pytest.approx(MAX_GRAMMAR_CPU_S - 1.5)]
 
 
-def test_a_process_works_no_more_for_a_request_that_has_gone(grammars: Grammars) -> None:
+def test_a_process_works_no_more_for_a_request_that_has_gone(grammars: GrammarMasks) -> None:
     mask_of(grammars, draw_of('start: "a"'))  # the template has loaded
     text = HOSTILE["stars"]
     mask: Any = grammars.ask(draw_of(text))
@@ -206,12 +216,12 @@ def test_a_process_works_no_more_for_a_request_that_has_gone(grammars: Grammars)
 
 
 def test_more_grammars_than_processes_are_all_followed(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarMasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_module, "_MAX_PROCESSES", 2)
     texts = [f'start: "{letter}"' for letter in "abcdef"]
     masks = [grammars.ask(draw_of(text)) for text in texts]
     while any(mask.result is None for mask in masks):
         grammars.collect(masks, 1.0)
-    assert not any(isinstance(mask.result, NotFollowed) for mask in masks)
+    assert not any(isinstance(mask.result, GrammarFailed) for mask in masks)
     assert sum(process.child is not None for process in grammars._processes.values()) <= 2

@@ -7,7 +7,8 @@ WITHOUT_TORCH = """
 import sys
 for name in ("torch", "transformers", "tokenizers", "safetensors"):
     sys.modules[name] = None
-import halfmoon_engine, halfmoon_engine.interface, halfmoon_engine.fake, halfmoon_engine.testing
+import halfmoon_engine, halfmoon_engine.interface, halfmoon_engine.fake_engine
+import halfmoon_testing.models.tiny_models
 from halfmoon_engine.load import open_engine
 engine = open_engine("fake://tiny?vocab=7", block_size=16, served_name="moon")
 assert engine.name == "moon" and engine.layout.block_size == 16

@@ -78,7 +78,7 @@ def test_a_model_that_behaves_otherwise_is_refused_by_the_probe(
 
 
 def test_long_rotary_scaling_is_served_up_to_its_original_length() -> None:
-    from halfmoon_engine.architecture import max_context
+    from halfmoon_engine.checkpoints.architecture import max_context
 
     config = transformers.Phi3Config(
         max_position_embeddings=4096,

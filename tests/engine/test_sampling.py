@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_engine.interface import Draw, Engine, Run
-from halfmoon_engine.sampling import choose_tokens, uniform
+from halfmoon_engine.sampling.sampler import choose_tokens, uniform_draw
 from halfmoon_protocol.sampling import Sampling
 
 VOCAB = 50
@@ -54,13 +54,13 @@ def test_a_draw_is_the_same_in_any_batch(rows: list[tuple[Sampling, int]]) -> No
 
 @given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**40))
 def test_dice_are_a_function_of_seed_and_position(seed: int, position: int) -> None:
-    assert 0 <= uniform(seed, position) == uniform(seed, position) < 1
-    assert uniform(seed, position) != uniform(seed, position + 1)
-    assert uniform(seed, position) != uniform(seed ^ 1, position)
+    assert 0 <= uniform_draw(seed, position) == uniform_draw(seed, position) < 1
+    assert uniform_draw(seed, position) != uniform_draw(seed, position + 1)
+    assert uniform_draw(seed, position) != uniform_draw(seed ^ 1, position)
 
 
 def test_dice_are_uniform() -> None:
-    counts = Counter(int(10 * uniform(5, i)) for i in range(20_000))
+    counts = Counter(int(10 * uniform_draw(5, i)) for i in range(20_000))
     assert all(abs(counts[tenth] - 2000) < 250 for tenth in range(10))
 
 
@@ -125,11 +125,11 @@ def test_top_p_is_taken_of_what_top_k_left() -> None:
 def test_penalties_look_at_prompt_and_output_as_they_should(
     sampling: Sampling, expected: list[float]
 ) -> None:
-    from halfmoon_engine.sampling import penalise
+    from halfmoon_engine.sampling.sampler import apply_penalties
 
     scores = torch.tensor([2.0, 1.9, -1.0, -1.1])
     draw = Draw(sampling, (0, 2, 2), 1)
-    assert penalise(scores, draw).tolist() == pytest.approx(expected)
+    assert apply_penalties(scores, draw).tolist() == pytest.approx(expected)
     best = expected.index(max(expected))
     assert choose_tokens(scores[None], [draw], [3]) == [best]
 

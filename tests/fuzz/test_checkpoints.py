@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from halfmoon_engine.load import open_engine
-from halfmoon_engine.testing import make_tiny_model
-from halfmoon_engine.testing_folders import split, with_header
-from halfmoon_models.errors import MAX_TEXT, ModelError
-from halfmoon_models.folder import inspect_folder
+from halfmoon_models.errors import MAX_ERROR_CHARS, ModelError
+from halfmoon_models.folder_inspection import inspect_folder
+from halfmoon_testing.models.llama_folders import safetensors_with_header, split_safetensors
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 N_MUTANTS = int(os.environ.get("HALFMOON_FUZZ", "150"))
 #: In CI the same each time: a change is not held up by what luck finds elsewhere.
@@ -174,7 +174,7 @@ def mutate_header(dice: random.Random, folder: Path) -> str:
             flipped[dice.randrange(8 + n)] ^= 1 << dice.randrange(8)
         path.write_bytes(flipped)
         return "header: bits"
-    header, data = split(content)
+    header, data = split_safetensors(content)
     tensors = [name for name in header if name != "__metadata__"]
     one, other = dice.sample(tensors, 2)
     match dice.randrange(5):
@@ -192,7 +192,7 @@ def mutate_header(dice: random.Random, folder: Path) -> str:
         case _:
             header[one]["data_offsets"] = header[other]["data_offsets"]
             what = f"{one} over {other}"
-    path.write_bytes(with_header(header, data))
+    path.write_bytes(safetensors_with_header(header, data))
     return f"header: {what}"
 
 
@@ -277,7 +277,7 @@ def test_mutated_checkpoints_are_refused_in_a_line_or_right(tmp_path: Path) -> N
             ends["right"] += 1
         except ModelError as error:
             line = str(error)
-            assert line.isprintable() and 0 < len(line) <= MAX_TEXT, (number, what, line)
+            assert line.isprintable() and 0 < len(line) <= MAX_ERROR_CHARS, (number, what, line)
             ends[type(error).__name__] += 1
             try:
                 inspect_folder(folder)

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from halfmoon_conductor.api.structured_fields import StructuredOutputs, grammar_of_fields
 from halfmoon_conductor.errors import ApiError
-from halfmoon_conductor.grammar_check import CheckArgument
-from halfmoon_conductor.grammar_checker import GrammarChecker
-from halfmoon_conductor.grammars import Wanted
-from halfmoon_conductor.structured_fields import StructuredOutputs, wishes
-from halfmoon_engine.interface import Draw, Late, NotFollowed, Run, Scratch
+from halfmoon_conductor.grammar.grammar_check_handler import CheckArgument
+from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
+from halfmoon_conductor.grammar.grammars import RequestedGrammar
+from halfmoon_engine.interface import Draw, GrammarFailed, PendingToken, Run, SequenceState
 from halfmoon_engine.load import open_engine
-from halfmoon_engine.testing import make_tiny_model
-from halfmoon_engine.testing_grammars import Candidate, candidate
-from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, Sampling
+from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
+from halfmoon_testing.models.hostile_grammars import HostileGrammar, random_grammar
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 N = int(os.environ.get("HALFMOON_FUZZ", "60"))
 #: In CI the same each time: a change is not held up by what luck finds elsewhere.
@@ -61,18 +61,18 @@ async def test_the_conductors_loop_stays_free_whatever_it_has_checked(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     checker = GrammarChecker(CheckArgument(tokenizer.to_str(), 400, EOS_TOKEN_IDS))
-    await checker.check(Wanted('start: "a"', "grammar"))
+    await checker.check(RequestedGrammar('start: "a"', "grammar"))
     lags: list[float] = []
     ticking = asyncio.create_task(_tick(lags))
     outcomes: Counter[str] = Counter()
-    candidates = [candidate(dice) for _ in range(N)]
+    candidates = [random_grammar(dice) for _ in range(N)]
     for start in range(0, N, 4):
         part = candidates[start : start + 4]
         for outcome in await asyncio.gather(*(_check(checker, each) for each in part)):
             outcomes[outcome] += 1
     ticking.cancel()
     print(f"{N} checks: {dict(outcomes)}; the loop's longest pause {max(lags) * 1e3:.1f} ms")
-    assert await checker.check(Wanted('start: "still here"', "grammar"))
+    assert await checker.check(RequestedGrammar('start: "still here"', "grammar"))
     checker.close()
 
 
@@ -83,11 +83,11 @@ async def _tick(lags: list[float]) -> None:
         lags.append(time.perf_counter() - before - 0.001)
 
 
-async def _check(checker: GrammarChecker, each: Candidate) -> str:
+async def _check(checker: GrammarChecker, each: HostileGrammar) -> str:
     field = {"schema": "json", "regex": "regex", "grammar": "grammar"}[each.kind]
     try:
         asked = StructuredOutputs.model_validate({field: each.text})
-        wanted = await asyncio.to_thread(wishes, None, asked, StructuredOutputs())
+        wanted = await asyncio.to_thread(grammar_of_fields, None, asked, StructuredOutputs())
         assert wanted is not None
         await checker.check(wanted)
     except ApiError as error:
@@ -119,12 +119,12 @@ class Victim:
 class Hostile:
     """A request with a generated grammar."""
 
-    def __init__(self, each: Candidate, pages: Sequence[int], seed: int) -> None:
+    def __init__(self, each: HostileGrammar, pages: Sequence[int], seed: int) -> None:
         self.sampling = Sampling(temperature=1.0, seed=seed, grammar=each.lark)
-        self.pages, self.scratch = pages, Scratch()
+        self.pages, self.scratch = pages, SequenceState()
         self.tokens: list[int] = list(PROMPT)
         self.n_computed = 0
-        self.late: Late | None = None
+        self.late: PendingToken | None = None
 
     def run(self) -> Run:
         draw = Draw(self.sampling, tuple(self.tokens), len(PROMPT), scratch=self.scratch)
@@ -149,7 +149,7 @@ def test_a_victims_steps_go_on_beside_hostile_grammars(engine: Any, dice: random
     n_begun = 0
     while n_begun < N or hostile:
         while len(hostile) < N_HOSTILE and n_begun < N:
-            each = candidate(dice)
+            each = random_grammar(dice)
             if len(each.lark) > MAX_GRAMMAR_CHARACTERS:
                 continue
             used = {request.pages[0] for request in hostile}
@@ -186,8 +186,8 @@ def _step(
     over: list[tuple[Hostile, str]] = []
     for request, each in zip([*running, *late], [*chosen, *finished], strict=True):
         request.n_computed = len(request.tokens)
-        request.late = each if isinstance(each, Late) else None
-        if isinstance(each, NotFollowed):
+        request.late = each if isinstance(each, PendingToken) else None
+        if isinstance(each, GrammarFailed):
             over.append((request, "invalid" if each.invalid else "not followed"))
         elif isinstance(each, int):
             request.tokens.append(each)

@@ -11,12 +11,12 @@ import httpx
 import msgspec
 import pytest
 
-from halfmoon_cli.cluster import Process, ProcessSpec
-from halfmoon_kvstore.testing import BlockClient
+from halfmoon_cli.up.embedded_cluster import ProcessSpec, ServiceProcess
 from halfmoon_metadata import open_store
 from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_testing.block_client import BlockClient
 
 READY_WITHIN_S = 60.0
 
@@ -27,7 +27,7 @@ class Nodes:
 
     metadata_url: str
     folder: Path
-    processes: dict[str, Process] = field(default_factory=dict)
+    processes: dict[str, ServiceProcess] = field(default_factory=dict)
     n_clients: int = 0
 
     def start(self, name: str, **flags: object) -> None:
@@ -35,7 +35,7 @@ class Nodes:
         words = ["--worker-id", name, "--metadata", self.metadata_url]
         for flag, value in {"metrics_port": -1, **flags}.items():
             words += [f"--{flag.replace('_', '-')}", str(value)]
-        self.processes[name] = process = Process(
+        self.processes[name] = process = ServiceProcess(
             ProcessSpec(name, "kvstore", tuple(words)), self.folder
         )
         deadline = time.monotonic() + READY_WITHIN_S

@@ -13,11 +13,11 @@ import httpx
 import pytest
 import xxhash
 
-from halfmoon_kvstore.segment import blocks_in
-from halfmoon_kvstore.segment_front import read_shape
-from halfmoon_kvstore.testing import SMALL, BlockClient, InstantTiers, prompt
+from halfmoon_kvstore.disk_tier.segment_file import scan_blocks
+from halfmoon_kvstore.disk_tier.superblock import read_shape
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_runtime.network import PeerUnreachable
+from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, InstantTiers, prompt_blocks
 from halfmoon_transfer.interface import TransferError
 
 #: One MiB of memory.
@@ -33,7 +33,7 @@ def segment(folder: Path) -> Path:
 
 def on_disk(path: Path) -> dict[BlockHash, int]:
     """Blocks by slot, by the headers alone."""
-    return {found.record.hash: found.slot for found in blocks_in(path)}
+    return {found.record.hash: found.slot for found in scan_blocks(path)}
 
 
 async def test_ten_times_what_memory_holds_is_kept_and_survives_kill_9(
@@ -42,7 +42,7 @@ async def test_ten_times_what_memory_holds_is_kept_and_survives_kill_9(
     disk = tmp_path / "disk"
     flags = {**PATIENT, "disk_path": disk, "disk_mib": 16}
     nodes.start("a", **flags)
-    prompts = [prompt(i, 32) for i in range(10 * N_SLOTS // 32)]
+    prompts = [prompt_blocks(i, 32) for i in range(10 * N_SLOTS // 32)]
     async with nodes.client("a") as client:
         for each in prompts:
             assert await client.get(each) == []
@@ -65,7 +65,7 @@ async def test_damaged_bytes_on_the_disk_are_never_served(nodes: Any, tmp_path: 
     disk = tmp_path / "disk"
     flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
     nodes.start("a", **flags)
-    prompts = [prompt(i, 16) for i in range(4 * N_SLOTS // 16)]
+    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
     async with nodes.client("a") as client:
         for each in prompts:
             await client.put(each)
@@ -99,7 +99,7 @@ async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_wh
     disk = tmp_path / "disk"
     flags = {**PATIENT, "disk_path": disk, "disk_mib": 8}
     nodes.start("a", **flags)
-    prompts = [prompt(i, 16) for i in range(4 * N_SLOTS // 16)]
+    prompts = [prompt_blocks(i, 16) for i in range(4 * N_SLOTS // 16)]
     async with nodes.client("a") as client:
         for each in prompts:
             await client.put(each)
@@ -145,13 +145,15 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
                 before = on_disk(segment(disk))
                 assert await client.stored() == set(before)
                 for i in range(80):
-                    await client.get(prompt((round_ - 1) * 1000 + i, 24))  # verifies what it gets
+                    await client.get(
+                        prompt_blocks((round_ - 1) * 1000 + i, 24)
+                    )  # verifies what it gets
 
             done: list[int] = []
 
             async def put_on(client: BlockClient, first: int, done: list[int]) -> None:
                 while True:
-                    await client.put(prompt(first + len(done), 24))
+                    await client.put(prompt_blocks(first + len(done), 24))
                     done.append(len(done))
 
             # Enough for memory and disk to be full, and then anywhere.
@@ -165,19 +167,19 @@ async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_writ
     path = segment(disk)
     shape = read_shape(path)
     assert shape is not None
-    found = blocks_in(path)
+    found = scan_blocks(path)
     assert found
     bytes_ = path.read_bytes()
     for each in found:
         start = shape.offset(each.slot)
-        there = xxhash.xxh3_64_intdigest(bytes_[start : start + SMALL.block_bytes])
+        there = xxhash.xxh3_64_intdigest(bytes_[start : start + SMALL_LAYOUT.block_bytes])
         assert each.record.checksum == there, "a header without its bytes"
 
 
 async def test_told_to_stop_a_node_saves_what_only_memory_has(nodes: Any, tmp_path: Path) -> None:
     flags = {**PATIENT, "disk_path": tmp_path / "disk", "disk_mib": 8}
     nodes.start("a", **flags)
-    blocks = prompt(1, 200)
+    blocks = prompt_blocks(1, 200)
     async with nodes.client("a") as client:
         await client.put(blocks)
     assert on_disk(segment(tmp_path / "disk")) == {}
@@ -205,7 +207,7 @@ async def test_a_full_disk_is_said_and_blocks_are_served_from_memory(
 ) -> None:
     with no_files_above(2 << 20):
         nodes.start("a", capacity_mib=1, disk_path=tmp_path / "disk", disk_mib=8)
-    prompts = [prompt(i, 32) for i in range(20)]
+    prompts = [prompt_blocks(i, 32) for i in range(20)]
     async with nodes.client("a") as client:
         for each in prompts:
             await client.put(each)

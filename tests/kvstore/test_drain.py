@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from halfmoon_kvstore.draining import Draining
-from halfmoon_kvstore.moving import Progress
+from halfmoon_kvstore.drain.drain_controller import DrainController
+from halfmoon_kvstore.drain.drain_migration import DrainProgress
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_kvstore.testing import BlockClient, prompt
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_protocol.messages import (
     BlocksLeased,
@@ -21,7 +20,8 @@ from halfmoon_protocol.messages import (
     ReleaseLease,
     ReserveBlocks,
 )
-from halfmoon_runtime.operator_http import Question
+from halfmoon_runtime.observability.operator_http import OperatorRequest
+from halfmoon_testing.block_client import BlockClient, prompt_blocks
 
 #: One MiB is 256 blocks.
 N_BLOCKS_MIB = 256
@@ -52,7 +52,7 @@ async def test_after_a_drain_every_block_of_both_tiers_is_readable_from_the_rest
     nodes.start("a", metrics_port=0, disk_path=tmp_path / "a", disk_mib=8, **patient)
     nodes.start("b", capacity_mib=2)
     nodes.start("c", disk_path=tmp_path / "c", disk_mib=4, **patient)
-    prompts = [prompt(i, 32) for i in range(3 * N_BLOCKS_MIB // 32)]
+    prompts = [prompt_blocks(i, 32) for i in range(3 * N_BLOCKS_MIB // 32)]
     async with nodes.client("a") as a, nodes.client("b") as b, nodes.client("c") as c:
         for each in prompts:
             await a.put(each)
@@ -75,7 +75,7 @@ async def test_a_node_without_a_disk_that_is_told_to_stop_moves_what_only_it_has
 ) -> None:
     nodes.start("a", capacity_mib=1)
     nodes.start("b", capacity_mib=1)
-    prompts = [prompt(i, 20) for i in range(5)]
+    prompts = [prompt_blocks(i, 20) for i in range(5)]
     async with nodes.client("a") as a, nodes.client("b") as b:
         for each in prompts:
             await a.put(each)
@@ -90,7 +90,7 @@ async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_
 ) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0, drain_mib_per_s=0.1)
     nodes.start("b", capacity_mib=1)
-    blocks = prompt(1, 200)  # eight seconds of that bandwidth
+    blocks = prompt_blocks(1, 200)  # eight seconds of that bandwidth
     async with nodes.client("a") as a, nodes.client("b") as b, nodes.http("a") as web:
         await a.put(blocks)
         await web.post("/drain", json={"deadline_s": 1.5})
@@ -102,7 +102,7 @@ async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_
         assert (await web.get("/ready")).status_code == 200
         assert await a.get(blocks) == blocks
         refused = await a.ask(
-            ReserveBlocks(Ticket("late"), a.layout, tuple(prompt(2, 1)), None, (0,) * 16)
+            ReserveBlocks(Ticket("late"), a.layout, tuple(prompt_blocks(2, 1)), None, (0,) * 16)
         )
         assert isinstance(refused, KvstoreRefused) and "stopping" in refused.reason
         log = await ended(nodes, "a")
@@ -116,7 +116,7 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
 ) -> None:
     flags = {"capacity_mib": 1, "disk_path": tmp_path / "a", "disk_mib": 4, "metrics_port": 0}
     nodes.start("a", **flags)
-    blocks, theirs = prompt(1, 100), prompt(2, 200)
+    blocks, theirs = prompt_blocks(1, 100), prompt_blocks(2, 200)
     async with nodes.client("a") as a, nodes.http("a") as web:
         await a.put(blocks)
         wrong = await web.post("/drain", json={"deadline_s": -1})
@@ -137,7 +137,7 @@ async def test_what_finds_no_room_elsewhere_stays_on_the_disk_and_the_reason_is_
 async def test_a_node_that_leaves_waits_for_those_who_read_here(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1, metrics_port=0, lease_ttl_s=60)
     nodes.start("b", capacity_mib=1)
-    blocks = prompt(1, 20)
+    blocks = prompt_blocks(1, 20)
     async with nodes.client("a") as a, nodes.http("a") as web:
         await a.put(blocks)
         ticket = Ticket("a long read")
@@ -179,13 +179,13 @@ class Looked:
 class Moved:
     """A move that is over at once."""
 
-    progress = Progress()
+    progress = DrainProgress()
 
     def begin(self) -> None:
-        self.progress = Progress(state="moving")
+        self.progress = DrainProgress(state="moving")
 
     async def run(self, limit_s: float) -> None:
-        self.progress = Progress(state="done")
+        self.progress = DrainProgress(state="done")
 
 
 @pytest.mark.parametrize("has_disk", [True, False], ids=["with a disk", "memory alone"])
@@ -203,12 +203,12 @@ async def test_the_end_comes_only_after_the_last_reader_however_it_is_begun(
 
     service: Any = SimpleNamespace(stopping=stopping, spawn=spawn)
     moved: Any = Moved()
-    draining = Draining(node, moved, KvstoreSettings(), service)
+    draining = DrainController(node, moved, KvstoreSettings(), service)
     if how == "ordered":
-        await draining.order(Question({}, body=b"{}"))
+        await draining.order(OperatorRequest({}, body=b"{}"))
         while moved.progress.state != "done":
             await asyncio.sleep(0)
-        await draining.progress(Question({}))
+        await draining.progress(OperatorRequest({}))
         await stopping.wait()
         await spawned[0]
     else:

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_kvstore.testing import SMALL, BlockClient, prompt
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksLeased,
@@ -30,20 +29,23 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.kvstores import Kvstores
-from halfmoon_runtime.memory_network import MemoryNetwork
-from halfmoon_runtime.serving import FAILED
-from halfmoon_runtime.testing import WorkerCaller
-from halfmoon_scheduling.testing import a_worker
+from halfmoon_runtime.kvstore_clients import KvstoreClients
+from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, prompt_blocks
+from halfmoon_testing.scheduling_inputs import a_worker
+from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.engine import TransferEngine
 
-BYTES = msgspec.structs.replace(SMALL, model="halfmoon.bytes", head_dim=64)
+BYTES = msgspec.structs.replace(SMALL_LAYOUT, model="halfmoon.bytes", head_dim=64)
 
 
 def n_failed() -> float:
     """Messages that only the last line of defence has caught."""
-    return sum(s.value for m in FAILED.collect() for s in m.samples if s.name.endswith("_total"))
+    return sum(
+        s.value for m in FAILED_MESSAGES.collect() for s in m.samples if s.name.endswith("_total")
+    )
 
 
 class Node:
@@ -64,7 +66,7 @@ class Node:
 
 @asynccontextmanager
 async def open_node(model: WorkerInfo | None = None) -> AsyncIterator[Node]:
-    from halfmoon_kvstore.copier import Copier
+    from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 
     before = n_failed()
     network, store = MemoryNetwork(), MemoryStore()
@@ -87,8 +89,8 @@ async def open_node(model: WorkerInfo | None = None) -> AsyncIterator[Node]:
     async def looked_up() -> WorkerInfo | None:
         return model
 
-    kvstores = Kvstores(network, 1.0)
-    copier = Copier(kvstores, transfer, memory)
+    kvstores = KvstoreClients(network, 1.0)
+    copier = ReplicaReader(kvstores, transfer, memory)
     worker = KvstoreWorker(
         port, memory, info, config, SystemClock(), record, None, copier, None, looked_up
     )
@@ -98,8 +100,8 @@ async def open_node(model: WorkerInfo | None = None) -> AsyncIterator[Node]:
         yield node
         assert not task.done()
         async with await node.client("victim") as client:
-            await client.put(prompt(99, 5))
-            assert len(await client.get(prompt(99, 5))) == 5
+            await client.put(prompt_blocks(99, 5))
+            assert len(await client.get(prompt_blocks(99, 5))) == 5
         if worker.tiers is not None:
             worker.tiers.memory.check()
         assert n_failed() == before
@@ -112,7 +114,7 @@ async def open_node(model: WorkerInfo | None = None) -> AsyncIterator[Node]:
 
 
 def reserve(
-    hashes: tuple[BlockHash, ...] | list[BlockHash], layout: KvLayout = SMALL, **more: Any
+    hashes: tuple[BlockHash, ...] | list[BlockHash], layout: KvLayout = SMALL_LAYOUT, **more: Any
 ) -> ReserveBlocks:
     fields: dict[str, Any] = {"ticket": Ticket("t"), "parent": None} | more
     n_tokens = len(hashes) * layout.block_size
@@ -120,10 +122,10 @@ def reserve(
 
 
 async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
-    model = msgspec.structs.replace(a_worker("prefill-3"), layout=SMALL)
+    model = msgspec.structs.replace(a_worker("prefill-3"), layout=SMALL_LAYOUT)
     async with open_node(model) as node:
         stranger = await node.caller()
-        await stranger.say(reserve(prompt(1, 2), BYTES))
+        await stranger.say(reserve(prompt_blocks(1, 2), BYTES))
         (refused,) = await stranger.told(KvstoreRefused)
         assert "halfmoon.bytes" in refused.reason and "prefill-3" in refused.reason
         assert node.worker.info.layout is None
@@ -131,7 +133,7 @@ async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
             ticket=Ticket("c"),
             source=KvstoreAddress(WorkerId("none"), 1, "mem://none"),
             layout=BYTES,
-            hashes=tuple(prompt(1, 1)),
+            hashes=tuple(prompt_blocks(1, 1)),
             parent=None,
             token_ids=(),
         )
@@ -171,16 +173,16 @@ async def test_all_conductors_of_one_name_hear_what_the_node_becomes() -> None:
         for caller in callers:
             await caller.say(Hello(conductor_id=ConductorId("c"), session=1))
             await caller.told(Welcome)
-        await callers[0].say(reserve(prompt(1, 1)))
+        await callers[0].say(reserve(prompt_blocks(1, 1)))
         for caller in callers:
             _, changed = await caller.told(Welcome, 2)
-            assert changed.worker.layout == SMALL
+            assert changed.worker.layout == SMALL_LAYOUT
 
 
 async def test_a_commit_with_wrong_sums_can_be_said_again_rightly() -> None:
     async with open_node() as node:
         stranger = await node.caller()
-        await stranger.say(reserve(prompt(1, 2)))
+        await stranger.say(reserve(prompt_blocks(1, 2)))
         await stranger.told(BlocksReserved)
         await stranger.say(CommitBlocks(ticket=Ticket("t"), checksums=(1,)))
         await stranger.told(KvstoreRefused)
@@ -191,7 +193,7 @@ async def test_a_commit_with_wrong_sums_can_be_said_again_rightly() -> None:
 
 
 async def test_a_block_that_would_come_before_itself_is_refused() -> None:
-    a, b, c = prompt(1, 3)
+    a, b, c = prompt_blocks(1, 3)
     async with open_node() as node:
         stranger = await node.caller()
         await stranger.say(reserve((a, b, a)), reserve((a,), parent=a))
@@ -210,15 +212,15 @@ async def test_a_source_that_leases_nonsense_costs_its_order() -> None:
         order = ReplicateBlocks(
             ticket=Ticket("c"),
             source=KvstoreAddress(WorkerId("liar"), 1, liar.commands),
-            layout=SMALL,
-            hashes=tuple(prompt(1, 2)),
+            layout=SMALL_LAYOUT,
+            hashes=tuple(prompt_blocks(1, 2)),
             parent=None,
             token_ids=(),
         )
         await stranger.say(order)
         peer, asked = await liar.receive()
         assert isinstance(asked, LeaseBlocks)
-        places = (Place(prompt(2, 1)[0], 0, 1),)
+        places = (Place(prompt_blocks(2, 1)[0], 0, 1),)
         region = node.worker.stock.region
         leased = BlocksLeased(ticket=asked.ticket, region=region, places=places, expires_s=9.0)
         await liar.send(peer, leased)

@@ -14,7 +14,7 @@ from halfmoon_metadata import open_store
 from halfmoon_protocol.messages import DropBlocks
 from halfmoon_protocol.objects import object_hashes
 from halfmoon_runtime.membership import Membership
-from halfmoon_scheduling.testing import LAYOUT, a_worker
+from halfmoon_testing.scheduling_inputs import LAYOUT, a_worker
 
 RUNNER = CliRunner()
 

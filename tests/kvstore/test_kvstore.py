@@ -15,15 +15,15 @@ import xxhash
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from halfmoon_kvstore.copier import Copier
-from halfmoon_kvstore.disk import Disk
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
+from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import BlockHash, ConductorId, Ticket, WorkerId
 from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEventBatch
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksLeased,
@@ -46,15 +46,15 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
-from halfmoon_protocol.traces import TraceContext
+from halfmoon_protocol.trace_context import TraceContext
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
+from halfmoon_runtime.channels.network import WorkerLink
 from halfmoon_runtime.clock import FakeClock
-from halfmoon_runtime.kvstores import Kvstores
-from halfmoon_runtime.memory_network import MemoryNetwork
-from halfmoon_runtime.network import Link
-from halfmoon_runtime.otel import OtelTracer
-from halfmoon_runtime.tracing import Tracer
-from halfmoon_scheduling.eviction import POLICIES
-from halfmoon_scheduling.tier_commands import Erase, Outcome, Promote, WriteBack
+from halfmoon_runtime.kvstore_clients import KvstoreClients
+from halfmoon_runtime.observability.otel import OtelTracer
+from halfmoon_runtime.observability.tracing import Tracer
+from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
+from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Piece
 
@@ -72,7 +72,7 @@ def chain(n_blocks: int, salt: str = "") -> tuple[tuple[BlockHash, ...], tuple[i
 class Client:
     """One caller, with memory of its own."""
 
-    link: Link
+    link: WorkerLink
     transfer: TransferEngine
     n_asked: int = 0
 
@@ -147,7 +147,7 @@ class Node:
 
 @asynccontextmanager
 async def open_node(
-    disk: Disk | None = None, tracer: Tracer | None = None, **settings: Any
+    disk: SegmentFolder | None = None, tracer: Tracer | None = None, **settings: Any
 ) -> AsyncIterator[Node]:
     network, store, clock = MemoryNetwork(), MemoryStore(), FakeClock()
     config = KvstoreSettings(worker_id="kvstore-0", capacity_mib=1, **settings)
@@ -271,7 +271,7 @@ async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> N
         await client.put(hashes, tokens)
         tiers = node.worker.tiers
         assert tiers is not None
-        kvstores = Kvstores(node.network, timeout_s=10)
+        kvstores = KvstoreClients(node.network, timeout_s=10)
         info = node.worker.info
         order = ReplicateBlocks(
             ticket=client.ticket(),
@@ -281,7 +281,7 @@ async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> N
             parent=None,
             token_ids=tokens,
         )
-        copier = Copier(kvstores, client.transfer, client.transfer.allocate(1))
+        copier = ReplicaReader(kvstores, client.transfer, client.transfer.allocate(1))
         async with asyncio.timeout(60), copier.leased(order) as lease:
             assert len(lease.places) == 3
             for _ in range(4):
@@ -336,7 +336,7 @@ async def test_a_lease_says_to_its_reader_and_in_its_span_what_came_from_the_dis
     hashes, tokens = chain(N_SLOTS)
     exporter = InMemorySpanExporter()
     tracer = OtelTracer("halfmoon-kvstore", "kvstore-0", SimpleSpanProcessor(exporter))
-    disk = Disk(tmp_path, 4 << 20, generation=1)
+    disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
     async with open_node(
         disk, tracer, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
     ) as node:
@@ -354,14 +354,14 @@ async def test_a_lease_says_to_its_reader_and_in_its_span_what_came_from_the_dis
     assert "block_size" in (refused.status.description or "")
 
 
-class StuckDisk(Disk):
+class StuckDisk(SegmentFolder):
     """Brings nothing back to memory before it is told to."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, 4 << 20, generation=1)
         self.go = threading.Event()
 
-    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> Outcome:
+    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> TierOutcome:
         if isinstance(command, Promote):
             assert self.go.wait(60)
         return super().perform(command, view)
@@ -403,7 +403,7 @@ async def test_on_its_way_between_tiers_a_block_is_removed_from_one_and_stored_i
     tmp_path: Path,
 ) -> None:
     hashes, tokens = chain(N_SLOTS)
-    disk = Disk(tmp_path, 4 << 20, generation=1)
+    disk = SegmentFolder(tmp_path, 4 << 20, generation=1)
     async with open_node(
         disk, high_watermark=0.75, low_watermark=0.5, read_ahead=0, promotion_wait_s=60
     ) as node:
@@ -501,7 +501,7 @@ async def test_a_put_whose_tokens_do_not_fit_its_blocks_is_refused(
 
 
 def test_every_eviction_policy_there_is_can_be_chosen_and_no_other() -> None:
-    for name in POLICIES:
+    for name in EVICTION_POLICIES:
         assert KvstoreSettings(eviction=name).eviction == name
     with pytest.raises(ValueError, match="eviction"):
         KvstoreSettings(eviction="lur")
@@ -543,14 +543,14 @@ def test_quotas_that_can_not_be_read_are_refused(text: str) -> None:
 # -- what a listener believes ------------------------------------------------------------------
 
 
-class UnluckyDisk(Disk):
+class UnluckyDisk(SegmentFolder):
     """Fails, or has other bytes than were written, now and then."""
 
     def __init__(self, path: Path, dice: random.Random) -> None:
         super().__init__(path, 4 << 20, generation=1)
         self.dice = dice
 
-    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> Outcome:
+    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> TierOutcome:
         outcome = super().perform(command, view)
         if isinstance(command, Erase) or self.dice.random() < 0.85:
             return outcome

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from halfmoon_kvstore.testing import SMALL, BlockClient, prompt
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksReplicated,
     DropBlocks,
@@ -17,6 +16,7 @@ from halfmoon_protocol.messages import (
     Message,
     ReplicateBlocks,
 )
+from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, prompt_blocks
 
 
 def n_files(pid: int) -> int:
@@ -30,7 +30,7 @@ async def order(
     hashes: list[BlockHash],
     *,
     parent: BlockHash | None = None,
-    layout: KvLayout = SMALL,
+    layout: KvLayout = SMALL_LAYOUT,
 ) -> Message:
     info = nodes.info(source)
     address = KvstoreAddress(info.worker_id, info.generation, info.commands)
@@ -43,7 +43,7 @@ async def test_blocks_are_copied_and_serve_when_their_source_is_killed(nodes: An
     nodes.start("a", capacity_mib=1)
     nodes.start("b", capacity_mib=1)
     assert nodes.info("b").replicates
-    blocks = prompt(1, 20)
+    blocks = prompt_blocks(1, 20)
     async with nodes.client("a") as a, nodes.client("b") as b:
         await a.put(blocks)
         assert await order(nodes, b, "a", blocks[:12]) == BlocksReplicated(
@@ -59,7 +59,7 @@ async def test_blocks_are_copied_and_serve_when_their_source_is_killed(nodes: An
 async def test_of_what_the_source_lacks_only_the_prefix_that_it_has_is_copied(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     nodes.start("b", capacity_mib=1)
-    blocks = prompt(1, 8)
+    blocks = prompt_blocks(1, 8)
     async with nodes.client("a") as a, nodes.client("b") as b:
         await a.put(blocks[:5])
         answer = await order(nodes, b, "a", blocks)
@@ -70,7 +70,7 @@ async def test_of_what_the_source_lacks_only_the_prefix_that_it_has_is_copied(no
 async def test_blocks_on_the_disk_of_the_source_are_copied_too(nodes: Any, tmp_path: Path) -> None:
     nodes.start("a", capacity_mib=1, disk_path=tmp_path / "a", disk_mib=8, promotion_wait_s=60)
     nodes.start("b", capacity_mib=1)
-    prompts = [prompt(i, 32) for i in range(24)]
+    prompts = [prompt_blocks(i, 32) for i in range(24)]
     async with nodes.client("a") as a, nodes.client("b") as b:
         for each in prompts:
             await a.put(each)
@@ -82,8 +82,8 @@ async def test_blocks_on_the_disk_of_the_source_are_copied_too(nodes: Any, tmp_p
 async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
     nodes.start("b", capacity_mib=1)
-    blocks = prompt(1, 4)
-    other = msgspec.structs.replace(SMALL, dtype="bfloat16")
+    blocks = prompt_blocks(1, 4)
+    other = msgspec.structs.replace(SMALL_LAYOUT, dtype="bfloat16")
     async with nodes.client("a") as a, nodes.client("b") as b:
         await a.put(blocks)
         refused = await order(nodes, b, "a", blocks, layout=other)
@@ -93,7 +93,7 @@ async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: An
         address = KvstoreAddress(info.worker_id, info.generation, info.commands)
         tokens = (0,) * 64
         answer = await b.ask(
-            ReplicateBlocks(Ticket("late"), address, SMALL, tuple(blocks), None, tokens)
+            ReplicateBlocks(Ticket("late"), address, SMALL_LAYOUT, tuple(blocks), None, tokens)
         )
         assert isinstance(answer, KvstoreRefused) and "a" in answer.reason
         assert await b.stored() == set()
@@ -102,7 +102,7 @@ async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: An
 
 async def test_copies_are_dropped_on_order_and_those_in_use_stay(nodes: Any) -> None:
     nodes.start("a", capacity_mib=1)
-    blocks = prompt(1, 6)
+    blocks = prompt_blocks(1, 6)
     async with nodes.client("a") as a:
         await a.put(blocks)
         await a.tell(DropBlocks(hashes=tuple(blocks[:2:-1])))
@@ -113,7 +113,7 @@ async def test_copies_are_dropped_on_order_and_those_in_use_stay(nodes: Any) -> 
 
 async def test_what_three_nodes_hold_survives_that_two_of_them_are_killed(nodes: Any) -> None:
     """Replicas less one, whichever they are; nothing of it was on a disk."""
-    prompts = [prompt(i, 24) for i in range(1, 7)]
+    prompts = [prompt_blocks(i, 24) for i in range(1, 7)]
     for name in ("a", "b", "c"):
         nodes.start(name, capacity_mib=1)
     async with nodes.client("a") as a, nodes.client("b") as b, nodes.client("c") as c:
@@ -146,7 +146,7 @@ async def test_a_node_that_copies_from_one_that_is_restarted_keeps_nothing_of_it
     async with nodes.client("a") as a:
         for i in range(1, 5):
             nodes.start("b", capacity_mib=1)
-            blocks = prompt(i, 10)
+            blocks = prompt_blocks(i, 10)
             async with nodes.client("b") as b:
                 await b.put(blocks)
                 assert isinstance(await order(nodes, a, "b", blocks), BlocksReplicated)

@@ -15,20 +15,20 @@ import pytest
 import xxhash
 from structlog.testing import capture_logs
 
-from halfmoon_kvstore.disk import Disk
-from halfmoon_kvstore.segment_front import SegmentShape, read_front
-from halfmoon_kvstore.testing import SMALL, content
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
+from halfmoon_kvstore.disk_tier.superblock import SegmentShape, read_superblock
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.layout import KvLayout
-from halfmoon_scheduling.disk_map import BlockRecord, OnDisk
-from halfmoon_scheduling.tier_commands import Erase, Promote, WriteBack
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_scheduling.tiers.disk_map import BlockRecord, DiskBlock
+from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, WriteBack
+from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
 
 N_BYTES = 200_000
-SHAPE = SegmentShape.fitting(SMALL, N_BYTES)
+SHAPE = SegmentShape.fitting(SMALL_LAYOUT, N_BYTES)
 #: Every slot but a few: with more than one page of headers, and empty slots in between.
 SLOTS = [slot for slot in range(SHAPE.n_slots) if slot % 9 != 4]
 PAGE = 4096
-OTHER = msgspec.structs.replace(SMALL, model="other")
+OTHER = msgspec.structs.replace(SMALL_LAYOUT, model="other")
 #: The header of version 1 of the format, as it was released.
 OLD_HEADER = struct.Struct("<4sIQQQQBB6x32s32s8xQ")
 
@@ -37,8 +37,8 @@ def block(i: int) -> BlockHash:
     return BlockHash(i.to_bytes(16, "big"))
 
 
-def record(i: int, n_bytes: int = SMALL.block_bytes) -> BlockRecord:
-    checksum = xxhash.xxh3_64_intdigest(content(block(i), n_bytes))
+def record(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> BlockRecord:
+    checksum = xxhash.xxh3_64_intdigest(block_content(block(i), n_bytes))
     return BlockRecord(block(i), block(i - 1) if i else None, i, checksum)
 
 
@@ -46,19 +46,19 @@ def file_in(folder: Path, index: int = 0) -> Path:
     return folder / f"segment-{index:05}.kv"
 
 
-def make(folder: Path, layout: KvLayout = SMALL, n_bytes: int = N_BYTES) -> bytes:
+def make(folder: Path, layout: KvLayout = SMALL_LAYOUT, n_bytes: int = N_BYTES) -> bytes:
     """A folder with block i in slot i, for each of `SLOTS`; the bytes of its file."""
-    disk = Disk(folder, n_bytes, generation=1)
+    disk = SegmentFolder(folder, n_bytes, generation=1)
     disk.open(layout)
     assert list(disk.blocks()) == []
     for slot in SLOTS:
-        view = memoryview(bytearray(content(block(slot), SMALL.block_bytes)))
+        view = memoryview(bytearray(block_content(block(slot), SMALL_LAYOUT.block_bytes)))
         assert disk.perform(WriteBack(record(slot), 0, slot), view) == "ok"
     disk.close()
     return file_in(folder).read_bytes()
 
 
-def old_segment(shape: SegmentShape, layout: KvLayout = SMALL) -> bytearray:
+def old_segment(shape: SegmentShape, layout: KvLayout = SMALL_LAYOUT) -> bytearray:
     """The file that version 1 of the format had of the same blocks."""
     text = msgspec.json.encode(SegmentShape(layout, shape.n_slots))
     page = (struct.pack("<8sI", b"HMKVSEG1", len(text)) + text).ljust(PAGE - 8, b"\0")
@@ -66,12 +66,14 @@ def old_segment(shape: SegmentShape, layout: KvLayout = SMALL) -> bytearray:
     for slot in SLOTS:
         this = record(slot)
         header = OLD_HEADER.pack(
-            b"BLK1", this.depth, slot + 1, SMALL.block_bytes, this.checksum, 1,
+            b"BLK1", this.depth, slot + 1, SMALL_LAYOUT.block_bytes, this.checksum, 1,
             16, 16 if this.parent else 0, this.hash, this.parent or b"", 0,
         )[:-8]  # fmt: skip
         file[PAGE + slot * 128 : PAGE + (slot + 1) * 128] = header + summed(header)
         start = shape.offset(slot)
-        file[start : start + SMALL.block_bytes] = content(block(slot), SMALL.block_bytes)
+        file[start : start + SMALL_LAYOUT.block_bytes] = block_content(
+            block(slot), SMALL_LAYOUT.block_bytes
+        )
     return file
 
 
@@ -100,10 +102,10 @@ def restart(folder: Path, n_bytes: int = N_BYTES) -> Restarted:
     """Start on this folder as a node does, and read all that it says it has."""
     found = Restarted(set(), set(), [])
     with capture_logs() as found.said:
-        disk = Disk(folder, n_bytes, generation=2)
+        disk = SegmentFolder(folder, n_bytes, generation=2)
         try:
             if (layout := disk.layout()) is None:
-                disk.open(SMALL)  # as the first put does
+                disk.open(SMALL_LAYOUT)  # as the first put does
                 assert list(disk.blocks()) == []
                 return found
             disk.open(layout)
@@ -114,12 +116,12 @@ def restart(folder: Path, n_bytes: int = N_BYTES) -> Restarted:
     return found
 
 
-def read(disk: Disk, each: OnDisk, found: Restarted) -> None:
+def read(disk: SegmentFolder, each: DiskBlock, found: Restarted) -> None:
     i = int.from_bytes(each.record.hash, "big")
     assert each.record == record(i), "a record that was never written"
-    view = memoryview(bytearray(SMALL.block_bytes))
+    view = memoryview(bytearray(SMALL_LAYOUT.block_bytes))
     if disk.perform(Promote(each.record, each.slot, 0), view) == "ok":
-        assert view == content(block(i), SMALL.block_bytes), "wrong bytes were served"
+        assert view == block_content(block(i), SMALL_LAYOUT.block_bytes), "wrong bytes were served"
         found.whole.add(i)
     else:
         found.damaged.add(i)
@@ -128,7 +130,7 @@ def read(disk: Disk, each: OnDisk, found: Restarted) -> None:
 def payload_of(at: int) -> int | None:
     """The slot whose block has this byte of the file, if one has."""
     slot, within = divmod(at - SHAPE.offset(0), SHAPE.slot_bytes)
-    inside = 0 <= slot < SHAPE.n_slots and within < SMALL.block_bytes
+    inside = 0 <= slot < SHAPE.n_slots and within < SMALL_LAYOUT.block_bytes
     return slot if inside and slot in SLOTS else None
 
 
@@ -205,7 +207,9 @@ def test_a_file_that_was_cut_off_keeps_the_blocks_before_the_cut_and_counts_the_
         for n_bytes in (size, size + 100):
             file_in(tmp_path).write_bytes(file[:n_bytes])
             found = restart(tmp_path)
-            kept = {slot for slot in SLOTS if SHAPE.offset(slot) + SMALL.block_bytes <= n_bytes}
+            kept = {
+                slot for slot in SLOTS if SHAPE.offset(slot) + SMALL_LAYOUT.block_bytes <= n_bytes
+            }
             assert found.whole == kept and not found.damaged
             assert found.lost() == len(SLOTS) - len(kept)
             if n_bytes < SHAPE.n_bytes:
@@ -250,8 +254,8 @@ def test_a_process_that_ended_between_a_header_and_its_copy_loses_nothing(tmp_pa
 
 def test_an_erased_block_does_not_come_back(tmp_path: Path) -> None:
     make(tmp_path)
-    disk = Disk(tmp_path, N_BYTES, generation=2)
-    disk.open(SMALL)
+    disk = SegmentFolder(tmp_path, N_BYTES, generation=2)
+    disk.open(SMALL_LAYOUT)
     for slot in SLOTS[::2]:
         assert disk.perform(Erase(slot), memoryview(b"")) == "ok"
     disk.close()
@@ -287,7 +291,7 @@ def test_pages_of_headers_that_the_disk_refuses_to_read_are_taken_from_their_cop
 # -- files that were written by an earlier release ---------------------------------------------
 
 
-OLD_SHAPE = SegmentShape.fitting(SMALL, N_BYTES, n_copies=1)
+OLD_SHAPE = SegmentShape.fitting(SMALL_LAYOUT, N_BYTES, n_copies=1)
 
 
 def test_a_file_of_version_1_is_read_and_gets_its_copies(tmp_path: Path) -> None:
@@ -297,7 +301,7 @@ def test_a_file_of_version_1_is_read_and_gets_its_copies(tmp_path: Path) -> None
     found = restart(tmp_path)
     assert found.whole == set(SLOTS)
     assert found.said == []
-    front = read_front(file_in(tmp_path))
+    front = read_superblock(file_in(tmp_path))
     assert front is not None and (front.version, front.shape) == (2, OLD_SHAPE)
     # From now on it stands what any other file does.
     new = file_in(tmp_path).read_bytes()
@@ -333,7 +337,7 @@ def test_one_damaged_byte_of_a_file_of_version_1_costs_at_most_its_block(
 def test_a_first_page_of_version_1_that_is_lost_is_known_from_the_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk._SEGMENT_BYTES", N_BYTES)
+    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
     file = old_segment(OLD_SHAPE)
     for zeroed in range(2):
         file_in(tmp_path, zeroed).write_bytes(bytes(PAGE) + file[PAGE:])
@@ -375,7 +379,7 @@ def test_a_file_that_is_no_segment_is_said_and_its_place_is_used(
 def test_one_file_of_another_layout_or_size_costs_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk._SEGMENT_BYTES", N_BYTES)
+    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
     file = make(tmp_path / "whole")
     foreign = make(tmp_path / "foreign", OTHER)
     larger = make(tmp_path / "larger", n_bytes=N_BYTES + 9 * PAGE)
@@ -394,7 +398,7 @@ def test_one_file_of_another_layout_or_size_costs_no_other_file(
 def test_a_file_that_cannot_be_opened_costs_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk._SEGMENT_BYTES", N_BYTES)
+    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
     file = make(tmp_path / "whole")
     for place in range(3):
         folder = tmp_path / f"folder-{place}"
@@ -413,7 +417,7 @@ def test_a_file_that_cannot_be_opened_costs_no_other_file(
 def test_files_beyond_the_size_that_is_wanted_go_and_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfmoon_kvstore.disk._SEGMENT_BYTES", N_BYTES)
+    monkeypatch.setattr("halfmoon_kvstore.disk_tier.segment_folder._SEGMENT_BYTES", N_BYTES)
     file = make(tmp_path)
     file_in(tmp_path, 1).write_bytes(file)
     found = restart(tmp_path)

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_kvstore.soak.run import Soak
 from halfmoon_metadata import open_store
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_testing.kvstore_soak.soak import KvstoreSoak
 
 pytestmark = [
     pytest.mark.e2e,
@@ -78,7 +78,7 @@ class Redis:
 
 @dataclass
 class Hosts:
-    """The processes of a soak, as `halfmoon_kvstore.soak.scene.Pool` wants them."""
+    """The processes of a soak, as `KvstoreProcesses` wants them."""
 
     nodes: Any
     folder: Path
@@ -171,12 +171,12 @@ def hosts(nodes: Any, tmp_path: Path) -> Iterator[Hosts]:
 
 
 @contextmanager
-def soaking(hosts: Hosts, seed: int) -> Iterator[Soak]:
+def soaking(hosts: Hosts, seed: int) -> Iterator[KvstoreSoak]:
     store = open_store(hosts.redis.url)
     try:
         for name in hosts.names:
             hosts.start(name)
-        yield Soak(hosts, ZmqNetwork(), store, seed)
+        yield KvstoreSoak(hosts, ZmqNetwork(), store, seed)
     finally:
         store.close()
 

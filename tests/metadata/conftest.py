@@ -14,9 +14,9 @@ import redis
 import uvicorn
 
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
-from halfmoon_metadata.ports import free_port
-from halfmoon_metadata.server import metadata_app
-from halfmoon_metadata.testing import EtcdServer
+from halfmoon_metadata.http_server import metadata_app
+from halfmoon_metadata.tcp_ports import free_port
+from halfmoon_testing.etcd_server import EtcdServer
 
 
 def until(condition: Callable[[], bool], limit_s: float = 10) -> None:

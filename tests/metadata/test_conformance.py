@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halfmoon_metadata import MetadataRefused, MetadataStore
-from halfmoon_metadata.store import MAX_COUNT, MAX_KEY_CHARS, MAX_TTL_S, MAX_VALUE_BYTES
+from halfmoon_metadata.store_interface import MAX_COUNT, MAX_KEY_CHARS, MAX_TTL_S, MAX_VALUE_BYTES
 
 BINARY = [b"", b"\x00", bytes(range(256)), b"\r\n\r\n", b"\xff\xfe", b'"quoted"', b"x" * 1_000_000]
 AWKWARD_KEYS = [
@@ -232,7 +232,7 @@ def test_a_lease_outside_the_limits_is_refused(subject: Any, ttl_s: float) -> No
 
 
 def test_a_listing_over_the_limit_is_refused(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halfmoon_metadata.limits.MAX_LISTED_RECORDS", 5)
+    monkeypatch.setattr("halfmoon_metadata.record_limits.MAX_LISTED_RECORDS", 5)
     store: MetadataStore = subject.store
     for i in range(6):
         store.put(f"few/{i}", b"")

@@ -13,7 +13,7 @@ from halfmoon_protocol import schema
 from halfmoon_protocol.blocks import block_hashes, root_hash
 from halfmoon_protocol.errors import LayoutMismatch, ProtocolError
 from halfmoon_protocol.examples import LAYOUT
-from halfmoon_protocol.ids import RequestId, origin, retry_id
+from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
 
 GOLDEN = Path(schema.__file__).parent.parent / "golden" / "block_hashes.json"
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=80)
@@ -111,4 +111,4 @@ def test_a_block_is_all_its_layers_and_a_layer_is_keys_and_values() -> None:
 def test_a_retry_belongs_to_the_clients_request() -> None:
     first = RequestId("cmpl-1")
     assert retry_id(retry_id(first, 2), 3) == "cmpl-1~3"
-    assert origin(retry_id(first, 3)) == origin(first) == "cmpl-1"
+    assert original_request_id(retry_id(first, 3)) == original_request_id(first) == "cmpl-1"

@@ -9,7 +9,7 @@ import pytest
 
 from halfmoon_protocol import codec
 from halfmoon_protocol.bounds import MAX_NAME, MAX_STAGES
-from halfmoon_protocol.errors import Malformed
+from halfmoon_protocol.errors import MalformedMessage
 from halfmoon_protocol.examples import EXAMPLES
 from halfmoon_protocol.messages import DecodeFailed, Message, PrefillFailed
 
@@ -57,7 +57,7 @@ def frame_with(message: Message, path: Path, value: Any) -> bytes:
 def test_no_number_of_seconds_is_infinite_or_none(
     message: Message, path: Path, absurd: float
 ) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         codec.decode(frame_with(message, path, absurd))
 
 
@@ -66,7 +66,7 @@ def test_no_number_of_seconds_is_infinite_or_none(
     numbers(lambda value: isinstance(value, int) and not isinstance(value, bool)),
 )
 def test_no_count_and_no_token_is_far_below_nothing(message: Message, path: Path) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         codec.decode(frame_with(message, path, -(2**60)))
 
 
@@ -80,13 +80,13 @@ def test_no_count_and_no_token_is_far_below_nothing(message: Message, path: Path
     ],
 )
 def test_no_name_and_no_address_is_endless(message: Message, path: Path) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         codec.decode(frame_with(message, path, "x" * 100_000))
 
 
 def test_a_record_of_a_thousand_million_stages_is_not_read() -> None:
     welcome = next(m for m in EXAMPLES if codec.encode(m)[1:].find(b"n_stages") > 0)
-    with pytest.raises(Malformed, match="n_stages"):
+    with pytest.raises(MalformedMessage, match="n_stages"):
         codec.decode(frame_with(welcome, ("worker", "stage", "n_stages"), 10**9))
     codec.decode(frame_with(welcome, ("worker", "stage", "n_stages"), MAX_STAGES))
     codec.decode(frame_with(welcome, ("worker", "host"), "h" * MAX_NAME))

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_protocol import codec, schema
-from halfmoon_protocol.errors import Malformed, MessageTooLarge, ProtocolError, UnknownVersion
+from halfmoon_protocol.errors import (
+    MalformedMessage,
+    MessageTooLarge,
+    ProtocolError,
+    UnknownVersion,
+)
 from halfmoon_protocol.examples import EXAMPLES
 from halfmoon_protocol.ids import ConductorId, RequestId
 from halfmoon_protocol.messages import ALL_MESSAGES, Cancel, Hello, Message
@@ -86,7 +91,7 @@ def test_a_frame_over_the_limit_is_not_even_parsed() -> None:
     ],
 )
 def test_what_is_not_a_message_is_malformed(body: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         codec.decode(bytes([codec.VERSION]) + body)
 
 

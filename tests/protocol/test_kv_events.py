@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_protocol import schema
-from halfmoon_protocol.errors import Malformed
+from halfmoon_protocol.errors import MalformedMessage
 from halfmoon_protocol.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -106,10 +106,10 @@ def test_unknown_fields_and_unknown_events_are_left_out() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x90", b"\x01", b"\x92\x01\x02", b"\xa3abc"])
 def test_what_is_not_a_batch_is_malformed(payload: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         decode_payload(payload, 0)
 
 
 def test_a_sequence_of_another_length_is_malformed() -> None:
-    with pytest.raises(Malformed, match="7 bytes"):
+    with pytest.raises(MalformedMessage, match="7 bytes"):
         decode_sequence(bytes(7))

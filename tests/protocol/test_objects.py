@@ -2,8 +2,8 @@
 
 import pytest
 
-from halfmoon_protocol.errors import Malformed
-from halfmoon_protocol.objects import HEAD_BYTES, ObjectHead, object_hashes
+from halfmoon_protocol.errors import MalformedMessage
+from halfmoon_protocol.objects import OBJECT_HEAD_BYTES, ObjectHead, object_hashes
 
 
 def test_hashes_follow_from_the_key_and_the_block_size_alone() -> None:
@@ -16,7 +16,7 @@ def test_hashes_follow_from_the_key_and_the_block_size_alone() -> None:
 
 @pytest.mark.parametrize("key", ["", "k" * 1025])
 def test_a_key_that_is_empty_or_too_long_is_refused(key: str) -> None:
-    with pytest.raises(Malformed, match="1 to 1024"):
+    with pytest.raises(MalformedMessage, match="1 to 1024"):
         object_hashes(key, 1, 4096)
 
 
@@ -24,14 +24,14 @@ def test_a_key_that_is_empty_or_too_long_is_refused(key: str) -> None:
 def test_a_head_comes_back_and_tells_how_many_blocks_there_are(n_bytes: int, n_blocks: int) -> None:
     head = ObjectHead(n_bytes, bytes(range(16)))
     encoded = head.encode()
-    assert len(encoded) == HEAD_BYTES == 32
+    assert len(encoded) == OBJECT_HEAD_BYTES == 32
     assert ObjectHead.decode(encoded + b"bytes") == head
     assert head.n_blocks(block_bytes=100) == n_blocks
 
 
 @pytest.mark.parametrize("block", [b"", b"HMOBJ1", bytes(64)])
 def test_a_block_of_something_else_is_none_of_an_object(block: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         ObjectHead.decode(block)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_runtime.healthcheck import STATUS_FILE, ailment
+from halfmoon_runtime.healthcheck import STATUS_FILE, find_problem
 
 
 @pytest.fixture
@@ -47,27 +47,27 @@ def url() -> Iterator[str]:
 )
 def test_a_service_is_well_while_it_serves(stage: str, found: str | None, status: Path) -> None:
     status.write_text(json.dumps({"stage": stage}))
-    assert ailment({STATUS_FILE: str(status)}) == found
+    assert find_problem({STATUS_FILE: str(status)}) == found
 
 
 def test_a_service_that_has_said_nothing_is_not_well(status: Path) -> None:
-    assert "can't be read" in (ailment({STATUS_FILE: str(status)}) or "")
+    assert "can't be read" in (find_problem({STATUS_FILE: str(status)}) or "")
     status.write_text("[]")
-    assert "can't be read" in (ailment({STATUS_FILE: str(status)}) or "")
-    assert "is not set" in (ailment({}) or "")
+    assert "can't be read" in (find_problem({STATUS_FILE: str(status)}) or "")
+    assert "is not set" in (find_problem({}) or "")
 
 
 def test_a_url_must_answer_too(status: Path, url: str) -> None:
     status.write_text(json.dumps({"stage": "ready"}))
     environment = {STATUS_FILE: str(status)}
-    assert ailment(environment, f"{url}/ready") is None
-    assert ailment(environment, f"{url}/other") == f"{url}/other answers 503: no decode worker"
-    assert "does not answer" in (ailment(environment, "http://127.0.0.1:9/ready") or "")
+    assert find_problem(environment, f"{url}/ready") is None
+    assert find_problem(environment, f"{url}/other") == f"{url}/other answers 503: no decode worker"
+    assert "does not answer" in (find_problem(environment, "http://127.0.0.1:9/ready") or "")
 
 
 def test_the_service_is_asked_where_it_says(status: Path, url: str) -> None:
     environment = {STATUS_FILE: str(status)}
     status.write_text(json.dumps({"stage": "ready", "operators": url}))
-    assert ailment(environment) is None
+    assert find_problem(environment) is None
     status.write_text(json.dumps({"stage": "ready", "operators": f"{url}/stuck"}))
-    assert ailment(environment) == f"{url}/stuck/health answers 503: no decode worker"
+    assert find_problem(environment) == f"{url}/stuck/health answers 503: no decode worker"

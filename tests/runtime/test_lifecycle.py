@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from halfmoon_metadata.ports import free_port
+from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_runtime.healthcheck import STATUS_FILE
-from halfmoon_runtime.lifecycle import announce
+from halfmoon_runtime.lifecycle import report_stage
 
 PRELUDE = """
 import asyncio, os, sys, time
@@ -267,9 +267,9 @@ def test_a_status_file_that_can_t_be_written_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(STATUS_FILE, str(tmp_path / "no such folder" / "status"))
-    announce("ready")
+    report_stage("ready")
     monkeypatch.setenv(STATUS_FILE, str(tmp_path / "status"))
-    announce("ready", where=tmp_path)
+    report_stage("ready", where=tmp_path)
     assert json.loads((tmp_path / "status").read_text())["where"] == str(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["status"]
 
@@ -280,7 +280,7 @@ def test_a_service_serves_its_metrics_where_its_settings_say(
     port = free_port()
     running = start(
         """
-from halfmoon_runtime.drops import drop
+from halfmoon_runtime.channels.dropped_messages import drop
 async def main(service):
     drop("malformed", "here")
     service.announce("ready")

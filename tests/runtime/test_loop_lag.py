@@ -3,11 +3,11 @@
 import asyncio
 import time
 
-from halfmoon_runtime.loop_lag import LoopLag
+from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
 
 
 async def test_a_loop_that_was_blocked_was_late_by_as_much() -> None:
-    lag = LoopLag()
+    lag = LoopLagMonitor()
     watching = asyncio.create_task(lag.watch())
     await asyncio.sleep(0)
     time.sleep(0.6)  # noqa: ASYNC251 -- what must not be done, done

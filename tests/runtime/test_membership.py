@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from halfmoon_metadata import MemoryStore, MetadataUnreachable
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import (
@@ -23,7 +23,7 @@ from halfmoon_runtime.membership import (
     MemberJoined,
     Membership,
     Superseded,
-    member_events,
+    diff_members,
     next_generation,
     watch_members,
 )
@@ -310,7 +310,7 @@ def test_the_changes_lead_from_one_view_to_the_other(
         return {w: worker(g, name=w, draining=d) for w, (g, d) in view.items()}
 
     view = members(before)
-    for event in member_events(view, members(now)):
+    for event in diff_members(view, members(now)):
         match event:
             case MemberGone(worker_id=worker_id, generation=generation):
                 assert view.pop(worker_id).generation == generation

@@ -7,8 +7,8 @@ import pytest
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch
 from halfmoon_protocol.messages import Cancel, PrefillStopped
-from halfmoon_runtime.memory_network import MemoryNetwork
-from halfmoon_runtime.network import PeerUnreachable
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
+from halfmoon_runtime.channels.network import PeerUnreachable
 
 MESSAGE = Cancel(request_id=RequestId("1"))
 

@@ -17,10 +17,10 @@ from halfmoon_protocol.kv_events import (
     KvEventBatch,
 )
 from halfmoon_protocol.messages import Cancel, DecodeFailed, Hello
-from halfmoon_runtime.memory_network import MemoryNetwork
-from halfmoon_runtime.network import Link, Network, PeerId, PeerUnreachable, Port
-from halfmoon_runtime.zmq_network import ZmqNetwork
-from halfmoon_runtime.zmq_sockets import SocketSettings
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
+from halfmoon_runtime.channels.network import Network, PeerId, PeerUnreachable, Port, WorkerLink
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ def number(message: object) -> int:
     return int(message.request_id)
 
 
-async def called(network: Network) -> tuple[Port, Link, PeerId]:
+async def called(network: Network) -> tuple[Port, WorkerLink, PeerId]:
     """A port and a link to it, whose first message has been read; its sender."""
     port = await network.bind("decode-0")
     link = await network.dial(port.commands)
@@ -76,7 +76,7 @@ async def called(network: Network) -> tuple[Port, Link, PeerId]:
     return port, link, peer
 
 
-async def listening(network: Network, port: Port) -> Link:
+async def listening(network: Network, port: Port) -> WorkerLink:
     """A link that hears what the port publishes from now on."""
     link = await network.dial(port.commands, port.events)
     marker = Hello(conductor_id=ConductorId("marker"), session=0)

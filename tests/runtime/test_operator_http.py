@@ -10,7 +10,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from halfmoon_runtime.operator_http import OperatorHttp, Question, Refused, operator_token
+from halfmoon_runtime.observability.operator_http import (
+    OperatorHttp,
+    OperatorHttpError,
+    OperatorRequest,
+    operator_token,
+)
 
 KEY = "a key of many characters"
 JSON = {"content-type": "application/json"}
@@ -36,16 +41,16 @@ async def opened(
 
 
 def bakery(http: OperatorHttp) -> None:
-    async def loaf(question: Question) -> object:
+    async def loaf(question: OperatorRequest) -> object:
         if question.parts["name"] == "stone":
-            raise Refused(
+            raise OperatorHttpError(
                 404, "no such loaf", param="name", code="loaf_not_found", retry_after_s=1.5
             )
         if question.parts["name"] == "burnt":
             raise ValueError("the secret recipe")
         return {**question.parts, **question.query}
 
-    async def bake(question: Question) -> object:
+    async def bake(question: OperatorRequest) -> object:
         return {"baked": question.body.decode()}
 
     http.add("GET", "/loaves/{name}", loaf)
@@ -166,7 +171,7 @@ async def test_no_route_runs_without_the_token_whatever_the_method_and_the_spell
     token, ran = operator_token(KEY), []
 
     def add(http: OperatorHttp) -> None:
-        async def run(question: Question) -> object:
+        async def run(question: OperatorRequest) -> object:
             ran.append(question)
             return {"secret": "recipe"}
 

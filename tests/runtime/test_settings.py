@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field, ValidationError
 
-from halfmoon_runtime.settings import SECRETS, ServiceSettings, this_machine
+from halfmoon_runtime.settings import SECRETS, ServiceSettings, machine_id
 
 
 class BakerySettings(ServiceSettings):
@@ -157,7 +157,7 @@ def test_listening_on_everything_advertises_this_machine(
 
 def test_processes_of_one_machine_agree_on_its_id() -> None:
     settings = BakerySettings.from_args(["--flour", ""])
-    assert settings.host_id == this_machine()
+    assert settings.host_id == machine_id()
     assert settings.host_id.startswith(socket.gethostname())
 
 

@@ -21,16 +21,16 @@ from halfmoon_protocol.codec import VERSION, encode
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch, encode_payload
 from halfmoon_protocol.messages import Cancel
-from halfmoon_runtime.network import Link, PeerUnreachable
-from halfmoon_runtime.zmq_network import ZmqNetwork
-from halfmoon_runtime.zmq_sockets import SocketSettings, Wire
+from halfmoon_runtime.channels.network import PeerUnreachable, WorkerLink
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings, ZmqSocket
 
 LIMIT = 10_000
 MESSAGE = Cancel(request_id=RequestId("hello"))
 
 WORKER = """
 import asyncio, sys
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 
 async def main():
     port = await ZmqNetwork().bind("worker")
@@ -222,7 +222,7 @@ async def test_garbage_that_a_worker_publishes_or_answers_is_dropped(
     assert await link.receive() == KvEventBatch(0, 2.0, (AllBlocksCleared(),))
 
 
-async def start_worker(network: ZmqNetwork) -> tuple[asyncio.subprocess.Process, Link]:
+async def start_worker(network: ZmqNetwork) -> tuple[asyncio.subprocess.Process, WorkerLink]:
     worker = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WORKER, stdout=asyncio.subprocess.PIPE
     )
@@ -269,7 +269,7 @@ def test_a_send_that_finds_the_queue_full_notices_that_the_caller_left_meanwhile
             router.send_multipart([peer, bytes(1_000_000)])
     dealer.close()
     # The event loop has no turn here: what a send takes from the socket, no reader sees.
-    wire = Wire(router)
+    wire = ZmqSocket(router)
     with pytest.raises(zmq.ZMQError, match="unreachable"):
         while True:
             with contextlib.suppress(zmq.Again):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_sandbox import Broken, Child, Exceeded, HandlerFailed, Sandbox
+from halfmoon_sandbox import Child, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
 from halfmoon_sandbox.frames import MAX_FRAME_BYTES
 from halfmoon_sandbox.sandbox import MIB
 
-FACTORY = "halfmoon_sandbox.testing:make_handler"
+FACTORY = "halfmoon_testing.sandbox_handler:make_handler"
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def test_a_request_over_a_limit_ends_its_child_alone(
     sandbox: Sandbox, request_: bytes, limit: str
 ) -> None:
     with sandbox.fork() as victim, sandbox.fork() as other:
-        with pytest.raises(Exceeded) as caught:
+        with pytest.raises(LimitExceeded) as caught:
             victim.call(request_, cpu_s=0.3 if limit == "time" else 30)
         assert caught.value.limit == limit
         assert not victim.alive
-        with pytest.raises(Broken):
+        with pytest.raises(ChildUnavailable):
             victim.call(b"a", cpu_s=1)
         assert other.call(b"a", cpu_s=1) == b"re: a"
 
@@ -65,7 +65,7 @@ def test_a_child_that_sleeps_is_ended_by_the_clock_on_the_wall(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halfmoon_sandbox.child._WALL_EXTRA_S", 0.2)
-    with pytest.raises(Exceeded) as caught:
+    with pytest.raises(LimitExceeded) as caught:
         child.call(b"sleep", cpu_s=0.01)
     assert caught.value.limit == "time"
     assert not child.alive
@@ -98,7 +98,7 @@ async def test_calls_on_a_loop_leave_it_free(sandbox: Sandbox) -> None:
         answered = 0
         while not spinning.done():
             answered += await quick.call_async(b"a" * MIB, cpu_s=1) != b""
-        with pytest.raises(Exceeded):
+        with pytest.raises(LimitExceeded):
             await spinning
         assert answered > 1
 
@@ -108,7 +108,7 @@ def test_closing_the_sandbox_ends_all_its_processes(sandbox: Sandbox) -> None:
     pids = [sandbox.pid, *(child.pid for child in children)]
     sandbox.close()
     _wait_until_gone(pids)
-    with pytest.raises(Broken):
+    with pytest.raises(ChildUnavailable):
         sandbox.fork()
 
 
@@ -150,7 +150,7 @@ def test_a_child_ends_with_its_template_and_says_so(sandbox: Sandbox) -> None:
         child.begin(b"spin", cpu_s=600)
         assert sandbox.pid is not None
         os.kill(sandbox.pid, signal.SIGKILL)
-        with pytest.raises(Broken, match="with its template"):
+        with pytest.raises(ChildUnavailable, match="with its template"):
             while child.poll() is None:
                 time.sleep(0.01)
 
@@ -158,7 +158,7 @@ def test_a_child_ends_with_its_template_and_says_so(sandbox: Sandbox) -> None:
 def test_a_handler_that_can_not_be_made_is_told() -> None:
     with (
         Sandbox(FACTORY, b"broken") as sandbox,
-        pytest.raises(Broken, match="this one never loads"),
+        pytest.raises(ChildUnavailable, match="this one never loads"),
     ):
         sandbox.wait_ready()
 

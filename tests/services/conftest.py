@@ -15,32 +15,32 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.core_metrics import CoreMetrics
-from halfmoon_conductor.gateway import Gateway
-from halfmoon_conductor.generation import GenerationRequest, TokenEvent
-from halfmoon_conductor.hub import Hub
-from halfmoon_conductor.shell import Shell
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.generation.gateway_interface import GenerationRequest, TokenEvent
+from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_decode.settings import DecodeSettings
 from halfmoon_decode.worker import DecodeWorker
-from halfmoon_engine.fake import FakeEngine
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_engine.interface import Engine
-from halfmoon_kvstore.disk import Disk
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import MemoryStore
-from halfmoon_prefill.forward import PrefillForward
+from halfmoon_prefill.forward_pass import PrefillForward
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import ConductorId, WorkerId
 from halfmoon_protocol.messages import Role, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.clock import Clock, SystemClock
-from halfmoon_runtime.kvstores import Kvstores
+from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.membership import Membership, next_generation
-from halfmoon_runtime.memory_network import MemoryNetwork
-from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer.engine import TransferEngine
 
 GREEDY = Sampling(temperature=0.0)
@@ -88,14 +88,14 @@ class LocalCluster:
     async def open(self, n_prefill: int, n_decode: int, n_kvstore: int) -> None:
         self.core = Conductor(self.config)
         self.shell = Shell(self.core, self.clock)
-        self.gateway = Gateway(self.shell)
-        self.hub = Hub(
+        self.gateway = CoreGateway(self.shell)
+        self.hub = WorkerLinks(
             self.network,
             self.store,
             ConductorId("conductor-0"),
             self.shell,
             self.gateway,
-            CoreMetrics(self.core, CollectorRegistry()),
+            ClusterMetrics(self.core, CollectorRegistry()),
         )
         self.shell.connect(self.hub, self.gateway)
         running = asyncio.create_task(self.hub.run())
@@ -135,7 +135,7 @@ class LocalCluster:
         membership = Membership(self.store, info)
         disk = None
         if self.kvstore_disks is not None:
-            disk = Disk(self.kvstore_disks / name, 64 << 20, generation)
+            disk = SegmentFolder(self.kvstore_disks / name, 64 << 20, generation)
             self.stack.callback(disk.close)
         worker = KvstoreWorker(
             port, memory, info, settings, self.kvstore_clock, membership.update, disk
@@ -151,7 +151,7 @@ class LocalCluster:
         engine.attach(memory.view)
         self.memories[name] = memory
         port = await self.network.bind(name)
-        kvstores = Kvstores(self.network, timeout_s=2.0)
+        kvstores = KvstoreClients(self.network, timeout_s=2.0)
         self.stack.push_async_callback(kvstores.close)
         settings = {"chunk_tokens": self.chunk_tokens, **self.prefill_settings, **settings}
         config = PrefillSettings(worker_id=name, model="m", **settings)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.fake import FakeEngine
-from halfmoon_transfer.backends.faults import FaultPlan, Faults
+from halfmoon_engine.fake_engine import FakeEngine
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 
 LocalCluster = Callable[..., Any]
 ORACLE = FakeEngine()
@@ -21,7 +21,7 @@ def prompt_of(n: int, salt: int = 0) -> list[int]:
 async def test_dropped_and_damaged_slices_cost_time_and_no_token(
     local_cluster: LocalCluster, inner: str, seed: int
 ) -> None:
-    faults = Faults(inner, FaultPlan(seed=seed, drop_rate=0.05, corrupt_rate=0.05))
+    faults = FaultInjection(inner, FaultPlan(seed=seed, drop_rate=0.05, corrupt_rate=0.05))
     async with local_cluster(backends=(faults,), chunk_tokens=64) as cluster:
         for n_tokens in (40, 300, 300):
             prompt = prompt_of(n_tokens, salt=seed)

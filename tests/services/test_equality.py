@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
-from halfmoon_engine.testing import ARCHITECTURES, make_tiny_model
+from halfmoon_testing.models.tiny_models import ARCHITECTURES, make_tiny_model
 
 LocalCluster = Callable[..., Any]
 Oracle = Callable[[list[int], int], list[int]]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.fake import FakeEngine, FakeModel
-from halfmoon_engine.interface import Chosen, Run
-from halfmoon_transfer.backends.faults import FaultPlan, Faults
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_engine.interface import Run, TokenResult
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 
 LocalCluster = Callable[..., Any]
 PROMPT = [(i * 7) % 990 for i in range(200)]
@@ -42,7 +42,7 @@ async def test_the_stages_are_no_more_than_the_time_that_passed(
 
 
 async def test_a_slow_forward_is_in_the_prefill_stage(local_cluster: LocalCluster) -> None:
-    model = FakeModel(step_s=SLOW_S)
+    model = FakeModelSpec(step_s=SLOW_S)
     async with local_cluster(lambda: FakeEngine(model), chunk_tokens=100) as cluster:
         stages = await stages_of_first(cluster, PROMPT)
         assert stages["prefill"] >= 2 * SLOW_S
@@ -52,7 +52,7 @@ async def test_a_slow_forward_is_in_the_prefill_stage(local_cluster: LocalCluste
 async def test_slow_bytes_are_in_the_stages_that_wait_for_them(
     local_cluster: LocalCluster, cached: bool
 ) -> None:
-    slow = Faults("memory", FaultPlan())
+    slow = FaultInjection("memory", FaultPlan())
     async with local_cluster(backends=(slow,)) as cluster:
         if cached:
             await cluster.generate(PROMPT, 1)
@@ -72,7 +72,7 @@ class GatedEngine(FakeEngine):
         super().__init__()
         self.gate = threading.Event()
 
-    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[Chosen | None]:
+    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[TokenResult | None]:
         assert self.gate.wait(30)
         return super().forward(runs, **hooks)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from halfmoon_engine.fake import FakeEngine
+from halfmoon_engine.fake_engine import FakeEngine
 
 ORACLE = FakeEngine()
 

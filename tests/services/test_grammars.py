@@ -10,17 +10,17 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from halfmoon_conductor import grammars
-from halfmoon_conductor.call_syntax import Parser
 from halfmoon_conductor.errors import ApiError, InvalidRequest
-from halfmoon_conductor.tool_calls import CallReader
-from halfmoon_conductor.tool_grammars import free_grammar_of, grammar_of
-from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_conductor.grammar import grammars
+from halfmoon_conductor.tools.tool_call_grammars import calls_only_grammar, free_text_grammar
+from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
+from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
-from halfmoon_engine.testing import make_tiny_model
-from halfmoon_engine.tokenizer_files import EOS_TOKEN_IDS
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 SCHEMA = {
     "type": "object",
@@ -57,7 +57,7 @@ def text_of(folder: Path) -> Callable[[list[int]], str]:
 
 
 def asking(seed: int, temperature: float = 1.0) -> Sampling:
-    return Sampling(temperature=temperature, seed=seed, grammar=grammars.of_schema(SCHEMA))
+    return Sampling(temperature=temperature, seed=seed, grammar=grammars.grammar_of_schema(SCHEMA))
 
 
 async def test_json_of_a_schema_beside_requests_that_say_what_they_like(
@@ -86,13 +86,13 @@ async def test_random_weights_call_a_tool_that_they_must_call(
     local_cluster: Callable[..., Any],
     make_engine: Callable[[], Engine],
     text_of: Callable[[list[int]], str],
-    parser: Parser,
+    parser: ToolCallFormat,
 ) -> None:
-    grammar = grammar_of(parser, [("paint", SCHEMA)], 1)
+    grammar = calls_only_grammar(parser, [("paint", SCHEMA)], 1)
     async with local_cluster(make_engine) as cluster:
         sampling = Sampling(temperature=0.0, grammar=grammar)
         answer = await cluster.generate([40] * 20, 0, sampling=sampling, stopping=STOPPING)
-    reader = CallReader(parser, 1)
+    reader = ToolCallParser(parser, 1)
     _, calls = reader.feed(text_of(answer))
     words, more = reader.finish()
     (call,) = [*calls, *more]
@@ -105,9 +105,9 @@ async def test_beside_a_strict_tool_random_weights_say_words_or_call_it_with_val
     local_cluster: Callable[..., Any],
     make_engine: Callable[[], Engine],
     text_of: Callable[[list[int]], str],
-    parser: Parser,
+    parser: ToolCallFormat,
 ) -> None:
-    grammar = free_grammar_of(parser, [("paint", SCHEMA)], 2)
+    grammar = free_text_grammar(parser, [("paint", SCHEMA)], 2)
     stopping = Stopping(max_new_tokens=60, stop_token_ids=EOS_TOKEN_IDS)
     async with local_cluster(make_engine) as cluster:
         for seed in range(4):
@@ -115,7 +115,7 @@ async def test_beside_a_strict_tool_random_weights_say_words_or_call_it_with_val
             text = text_of(
                 await cluster.generate([40 + seed] * 20, 0, sampling=sampling, stopping=stopping)
             )
-            reader = CallReader(parser, 2, ("paint",), "exact")
+            reader = ToolCallParser(parser, 2, ("paint",), "exact")
             read = [reader.feed(text), reader.finish(cut=True)]
             assert "<tool_call>" not in "".join(words for words, _ in read)
             for call in (call for _, calls in read for call in calls):
@@ -165,7 +165,7 @@ async def test_a_grammar_that_a_worker_can_not_follow_fails_its_request_alone(
 async def test_tokens_that_are_late_hold_up_no_other_request_and_change_none(
     local_cluster: Callable[..., Any],
 ) -> None:
-    in_time, late = FakeEngine(FakeModel()), FakeEngine(FakeModel(late=5))
+    in_time, late = FakeEngine(FakeModelSpec()), FakeEngine(FakeModelSpec(late=5))
     prompt, bound = [7] * 40, Sampling(temperature=0.0, grammar="any")
     expected = in_time.expected(prompt, 30)
     async with local_cluster(lambda: FakeEngine(late.model)) as cluster:
@@ -182,7 +182,7 @@ async def test_a_request_whose_token_is_late_can_be_given_up(
     local_cluster: Callable[..., Any],
 ) -> None:
     for n_tokens in (0, 3):  # while prefill has it, and while decode does
-        model = FakeModel(late=1_000_000 if n_tokens == 0 else 5)
+        model = FakeModelSpec(late=1_000_000 if n_tokens == 0 else 5)
         async with local_cluster(lambda model=model: FakeEngine(model)) as cluster:
             sampling = Sampling(temperature=0.0, grammar="any")
             events = cluster.events([7] * 40, 30, sampling)

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_conductor.hub import _Member
-from halfmoon_engine.fake import FakeEngine
+from halfmoon_conductor.workers.worker_links import _Member
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.examples import EXAMPLES
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
@@ -52,9 +52,9 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.serving import FAILED
-from halfmoon_runtime.testing import WorkerCaller, bent
-from halfmoon_scheduling.testing import a_worker
+from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_testing.scheduling_inputs import a_worker
+from halfmoon_testing.worker_caller import WorkerCaller, mutate_message
 from halfmoon_transfer.engine import TransferEngine
 
 LocalCluster = Callable[..., Any]
@@ -77,7 +77,9 @@ def random() -> Random:
 
 def n_failed() -> float:
     """Messages that only the last line of defence has caught."""
-    return sum(s.value for m in FAILED.collect() for s in m.samples if s.name.endswith("_total"))
+    return sum(
+        s.value for m in FAILED_MESSAGES.collect() for s in m.samples if s.name.endswith("_total")
+    )
 
 
 class Crowd:
@@ -114,7 +116,7 @@ class Crowd:
                 case x if x < 0.25:
                     message = random.choice(EXAMPLES)
                 case x if x < 0.55:
-                    message = bent(make(self.callers[i]), random)
+                    message = mutate_message(make(self.callers[i]), random)
                 case _:
                     message = make(self.callers[i])
             if message is not None:
@@ -414,7 +416,7 @@ async def test_nothing_that_workers_say_harms_requests_of_other_workers(
                     case _:
                         message = about(random.choice(EXAMPLES), live)
                         if random.random() < 0.5:
-                            message = bent(message, random) or message
+                            message = mutate_message(message, random) or message
                         if isinstance(message, Welcome):
                             name = WorkerId(random.choice((*EVIL, "decode-0")))
                             message = Welcome(

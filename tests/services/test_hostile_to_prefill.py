@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.messages import (
     BlocksLeased,
@@ -24,22 +24,24 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_runtime.serving import FAILED
-from halfmoon_runtime.testing import WorkerCaller
+from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_testing.worker_caller import WorkerCaller
 from halfmoon_transfer.engine import TransferEngine
 
 LocalCluster = Callable[..., Any]
 ORACLE = FakeEngine()
 LAYOUT = ORACLE.layout
 MINE = RequestId("mine")
-SLOW = FakeModel(step_s=0.005)
+SLOW = FakeModelSpec(step_s=0.005)
 PROMPT = [(i * 7) % 990 for i in range(600)]
 N_PAGES = 16
 
 
 def n_failed() -> float:
     """Messages that only the last line of defence has caught."""
-    return sum(s.value for m in FAILED.collect() for s in m.samples if s.name.endswith("_total"))
+    return sum(
+        s.value for m in FAILED_MESSAGES.collect() for s in m.samples if s.name.endswith("_total")
+    )
 
 
 class Scene:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from halfmoon_engine.fake import FakeEngine
+from halfmoon_engine.fake_engine import FakeEngine
 from halfmoon_runtime.clock import FakeClock
 
 LocalCluster = Callable[..., Any]

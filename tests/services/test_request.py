@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from halfmoon_conductor.errors import ApiError, GenerationFailed, Overloaded, TooLong, Unavailable
-from halfmoon_engine.fake import FakeEngine, FakeModel
+from halfmoon_conductor.errors import (
+    ApiError,
+    ContextLengthExceeded,
+    GenerationFailed,
+    ServerOverloaded,
+    ServiceUnavailable,
+)
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import Cancel, PrefillStopped, StartPrefill
 from halfmoon_protocol.regions import Landing
@@ -130,7 +136,7 @@ async def test_a_full_pool_preempts_and_every_token_still_comes(
 ) -> None:
     """Twelve pages for four requests that grow to four pages each."""
     prompts = [prompt_of(20, salt=i) for i in range(4)]
-    slow = FakeModel(step_s=0.005)  # so that all are there before one is over
+    slow = FakeModelSpec(step_s=0.005)  # so that all are there before one is over
     async with local_cluster(lambda: FakeEngine(slow), n_pages=12) as cluster:
         answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
         assert answers == [ORACLE.expected(p, 44) for p in prompts]
@@ -142,7 +148,7 @@ async def test_a_full_pool_preempts_and_every_token_still_comes(
 async def test_a_client_that_leaves_frees_everything_on_both_workers(
     local_cluster: LocalCluster,
 ) -> None:
-    slow = FakeModel(step_s=0.005)
+    slow = FakeModelSpec(step_s=0.005)
     async with local_cluster(lambda: FakeEngine(slow)) as cluster:
         stream = cluster.events(prompt_of(100), 1000)
         for _ in range(3):
@@ -153,7 +159,7 @@ async def test_a_client_that_leaves_frees_everything_on_both_workers(
 
 
 async def test_a_client_that_leaves_during_prefill_stops_it(local_cluster: LocalCluster) -> None:
-    slow = FakeModel(step_s=0.02)
+    slow = FakeModelSpec(step_s=0.02)
     async with local_cluster(lambda: FakeEngine(slow), chunk_tokens=16) as cluster:
         stream = cluster.events(prompt_of(2000), 10)
         task = asyncio.create_task(anext(stream))
@@ -193,14 +199,14 @@ async def test_a_cancel_right_behind_its_start_and_said_twice_frees_everything(
 
 async def test_nobody_there_is_unavailable(local_cluster: LocalCluster) -> None:
     async with local_cluster(n_prefill=0, n_decode=0, n_kvstore=0) as cluster:
-        with pytest.raises(Unavailable):
+        with pytest.raises(ServiceUnavailable):
             await cluster.generate([1, 2], 2)
 
 
 @pytest.mark.parametrize("missing", ["n_prefill", "n_decode"])
 async def test_a_missing_role_is_unavailable(local_cluster: LocalCluster, missing: str) -> None:
     async with local_cluster(**{missing: 0}) as cluster:
-        with pytest.raises(Unavailable, match=missing.removeprefix("n_")):
+        with pytest.raises(ServiceUnavailable, match=missing.removeprefix("n_")):
             await cluster.generate([1, 2], 2)
 
 
@@ -208,7 +214,7 @@ async def test_a_prompt_that_no_decode_worker_can_hold_names_the_limit(
     local_cluster: LocalCluster,
 ) -> None:
     async with local_cluster(n_pages=8) as cluster:
-        with pytest.raises(TooLong, match="8"):
+        with pytest.raises(ContextLengthExceeded, match="8"):
             await cluster.generate(prompt_of(120), 16)
         await cluster.settled()
 
@@ -218,7 +224,7 @@ async def test_a_predicted_slo_miss_is_refused_and_nothing_is_spent(
 ) -> None:
     config = SchedulingConfig(admission="early")
     async with local_cluster(config=config) as cluster:
-        with pytest.raises(Overloaded) as caught:
+        with pytest.raises(ServerOverloaded) as caught:
             await cluster.generate(prompt_of(3000), 4, ttft_slo_s=0.001)
         assert caught.value.retry_after_s and caught.value.retry_after_s > 0
         assert not cluster.worker("prefill-0").jobs
@@ -233,7 +239,7 @@ async def test_a_predicted_slo_miss_is_refused_and_nothing_is_spent(
 async def test_a_worker_killed_in_mid_request_costs_no_token(
     local_cluster: LocalCluster, victim: str, sampling: Sampling
 ) -> None:
-    slow = FakeModel(step_s=0.003)
+    slow = FakeModelSpec(step_s=0.003)
     # Long enough to be met in the middle of its prefill, whatever else the machine does.
     prompt = prompt_of(400 if victim == "decode" else 3000)
     async with local_cluster(
@@ -269,7 +275,7 @@ async def test_a_worker_killed_in_mid_request_costs_no_token(
 async def test_the_last_decode_worker_killed_ends_the_stream_in_an_error(
     local_cluster: LocalCluster,
 ) -> None:
-    slow = FakeModel(step_s=0.003)
+    slow = FakeModelSpec(step_s=0.003)
     async with local_cluster(lambda: FakeEngine(slow)) as cluster:
         got = []
         with pytest.raises(GenerationFailed):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from halfmoon_scheduling.eviction import open_policy
+from halfmoon_scheduling.cache.eviction_policies import open_eviction_policy
 from halfmoon_simulator.hit_rates import hit_rate
 from halfmoon_simulator.papers import PAPERS
-from halfmoon_simulator.papers.bench import Bench
-from halfmoon_simulator.sources import find_traces
-from halfmoon_simulator.traces import TraceRequest, read_trace
+from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+from halfmoon_simulator.workloads.traces import TraceRequest, read_trace
+from halfmoon_simulator.workloads.workload_sources import find_traces
 
 
 def asks(*prompts: tuple[int, ...]) -> list[TraceRequest]:
@@ -19,21 +19,21 @@ def asks(*prompts: tuple[int, ...]) -> list[TraceRequest]:
 def test_lru_by_hand() -> None:
     requests = asks((0, 1), (0, 2), (0, 1))
     # 0 and 1 miss; 0 hits, 2 misses and evicts 1; 0 hits, 1 misses.
-    assert hit_rate(requests, open_policy("lru"), 2) == 2 / 6
-    assert hit_rate(requests, open_policy("lru"), None) == 3 / 6
+    assert hit_rate(requests, open_eviction_policy("lru"), 2) == 2 / 6
+    assert hit_rate(requests, open_eviction_policy("lru"), None) == 3 / 6
 
 
 def test_lfu_keeps_what_is_used_more() -> None:
     requests = asks((0,), (0,), (1,), (2,), (0,))
     # 0 is used twice; 1 and 2 evict each other, not 0.
-    assert hit_rate(requests, open_policy("lfu"), 2) == 2 / 5
-    assert hit_rate(requests, open_policy("lru"), 2) == 1 / 5
+    assert hit_rate(requests, open_eviction_policy("lfu"), 2) == 2 / 5
+    assert hit_rate(requests, open_eviction_policy("lru"), 2) == 1 / 5
 
 
 def test_length_aware_reads_both_ways() -> None:
     requests = asks((0, 1), (2,), (0,))
-    assert hit_rate(requests, open_policy("length_aware_later"), 2) == 0
-    assert hit_rate(requests, open_policy("length_aware"), 2) == 1 / 4
+    assert hit_rate(requests, open_eviction_policy("length_aware_later"), 2) == 0
+    assert hit_rate(requests, open_eviction_policy("length_aware"), 2) == 1 / 4
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_lru_on_the_published_traces(file_name: str, values: tuple[float, ...]) 
         pytest.skip(f"{file_name} is not at hand; it is published by kvcache-ai/Mooncake")
     requests = read_trace(path)
     capacities = (1_000, 10_000, 30_000, 50_000, 100_000, None)
-    found = [hit_rate(requests, open_policy("lru"), c) for c in capacities]
+    found = [hit_rate(requests, open_eviction_policy("lru"), c) for c in capacities]
     assert [round(rate, 4) for rate in found] == list(values)
 
 
 @pytest.mark.parametrize("name", ["cache-policies", "capacity"])
 def test_the_tables_without_a_cluster_say_which_traces_are_stand_ins(name: str) -> None:
-    report = PAPERS[name](Bench(folder="", n_requests=200))
+    report = PAPERS[name](ExperimentRunner(folder="", n_requests=200))
     text = " ".join(report.setup)
     assert "SURROGATE" in text
     assert "CUT SHORT" in text

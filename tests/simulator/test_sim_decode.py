@@ -15,25 +15,25 @@ from halfmoon_protocol.messages import (
     StartDecode,
 )
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_simulator.agenda import Agenda
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.decode import SimDecode
-from halfmoon_simulator.intervals import Intervals
-from halfmoon_simulator.prefill import STOP
-from halfmoon_simulator.testing import tiny_costs
-from halfmoon_simulator.wires import Wires
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.cluster.event_queue import EventQueue
+from halfmoon_simulator.cluster.network_model import NetworkModel
+from halfmoon_simulator.cluster.sim_decode import SimDecode
+from halfmoon_simulator.cluster.sim_prefill import STOP_TOKEN_ID
+from halfmoon_simulator.results.token_intervals import TokenIntervals
+from halfmoon_testing.simulator_inputs import tiny_costs
 
 D0 = WorkerId("decode-0")
 A, B = RequestId("a"), RequestId("b")
 N_PAGES = 20
-STOPPING = Stopping(max_new_tokens=40, stop_token_ids=(STOP,))
+STOPPING = Stopping(max_new_tokens=40, stop_token_ids=(STOP_TOKEN_ID,))
 
 
 class Bench:
     """The worker, its clock, and what it said."""
 
     def __init__(self, n_output: int = 5, decode: DecodeCost | None = None, **spec: Any) -> None:
-        self.agenda = Agenda()
+        self.agenda = EventQueue()
         self.said: list[tuple[WorkerId, AnyMessage]] = []
         self.finished: dict[RequestId, float] = {}
         costs = tiny_costs() if decode is None else tiny_costs(decode=decode)
@@ -43,7 +43,7 @@ class Bench:
             ClusterSpec(block_tokens=16, n_pages=N_PAGES, **spec),
             costs,
             self.agenda,
-            Wires(self.agenda, network_bytes_per_s=1e15, local_bytes_per_s=1e15),
+            NetworkModel(self.agenda, network_bytes_per_s=1e15, local_bytes_per_s=1e15),
             kvstores=lambda _: None,
             n_output=lambda _: n_output,
             answer=lambda worker_id, message: self.said.append((worker_id, message)),
@@ -51,7 +51,7 @@ class Bench:
             interrupted=lambda request_id, n_tokens, intervals: None,
         )
 
-    def _finish(self, request_id: RequestId, intervals: Intervals) -> None:
+    def _finish(self, request_id: RequestId, intervals: TokenIntervals) -> None:
         self.finished[request_id] = self.agenda.now
 
     def tell(self, at_s: float, message: AnyMessage) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from halfmoon_simulator import traces
-from halfmoon_simulator.traces import (
+from halfmoon_simulator.workloads import traces
+from halfmoon_simulator.workloads.traces import (
     BadTrace,
     KnownTrace,
     TraceRequest,
-    describe,
-    identify,
+    describe_trace,
+    identify_trace,
     read_trace,
-    statistics,
+    trace_statistics,
 )
 
 GOOD = {"timestamp": 0, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1, 2]}
@@ -102,17 +102,17 @@ def test_a_published_file_is_recognised_by_its_bytes(
     path = write(tmp_path, GOOD)
     data = path.read_bytes()
     by_sha = KnownTrace("one", "some.jsonl", sha256=hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(traces, "KNOWN", (by_sha,))
-    assert identify(path) == by_sha
-    assert "published one trace" in describe(path)
+    monkeypatch.setattr(traces, "KNOWN_TRACES", (by_sha,))
+    assert identify_trace(path) == by_sha
+    assert "published one trace" in describe_trace(path)
     blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     by_blob = KnownTrace("two", "some.jsonl", git_blob=blob)
-    monkeypatch.setattr(traces, "KNOWN", (by_blob,))
-    assert identify(path) == by_blob
+    monkeypatch.setattr(traces, "KNOWN_TRACES", (by_blob,))
+    assert identify_trace(path) == by_blob
     path.write_bytes(data + b"\n")
-    assert identify(path) is None
-    assert "NOT the published file" in describe(path)
-    assert describe(path.rename(tmp_path / "mine.jsonl")) == "mine.jsonl: a trace of your own"
+    assert identify_trace(path) is None
+    assert "NOT the published file" in describe_trace(path)
+    assert describe_trace(path.rename(tmp_path / "mine.jsonl")) == "mine.jsonl: a trace of your own"
 
 
 def test_statistics_are_means_and_the_share_of_blocks_seen_before() -> None:
@@ -121,8 +121,8 @@ def test_statistics_are_means_and_the_share_of_blocks_seen_before() -> None:
         TraceRequest(6.0, 30, 4, (0, 2)),
         TraceRequest(90.0, 10, 9, (3,), "s"),  # a delay, not a time
     ]
-    facts = statistics(requests)
+    facts = trace_statistics(requests)
     assert (facts.n_requests, facts.duration_s) == (3, 6.0)
     assert (facts.mean_input, facts.mean_output) == (20.0, 5.0)
     assert facts.reuse == pytest.approx(1 / 5)
-    assert statistics([TraceRequest(0.0, 1, 1, ())]).reuse == 0.0
+    assert trace_statistics([TraceRequest(0.0, 1, 1, ())]).reuse == 0.0

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_testing.segment_process import SegmentProcess, on_device
 from halfmoon_transfer import Memory, TransferEngine, TransferSettings
-from halfmoon_transfer.backends.faults import FaultPlan, Faults
-from halfmoon_transfer.backends.interface import Unavailable
+from halfmoon_transfer.backends.backend_interface import BackendUnavailable
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.backends.tcp import native
-from halfmoon_transfer.testing import SegmentProcess, on_device
 
 
 def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """RDMA devices for this end and that end, if there are any."""
     try:
         names = verbs.device_names()
-    except Unavailable:
+    except BackendUnavailable:
         return None
     ours = tuple(name for name in names if name.startswith("rxa"))
     theirs = tuple(name for name in names if name.startswith("rxb"))
@@ -102,7 +102,7 @@ class World:
         faulty = self.kind.startswith("faults")
         if faulty:
             plan = FaultPlan(seed=len(self._engines), drop_rate=0.1, corrupt_rate=0.1)
-            backends: tuple[str | Faults, ...] = (Faults("memory", plan),)
+            backends: tuple[str | FaultInjection, ...] = (FaultInjection("memory", plan),)
         else:
             backends = tuple(self.kind.split(","))
         tries = 12 if faulty else 3

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_transfer import (
     ClusterKey,
     Memory,
@@ -23,19 +23,26 @@ from halfmoon_transfer import (
     TransferSettings,
     Untrusted,
 )
-from halfmoon_transfer import descriptor as records
+from halfmoon_transfer.backends import addresses
 from halfmoon_transfer.backends.rdma import link as rdma_link
-from halfmoon_transfer.backends.rdma.health import RailHealth
-from halfmoon_transfer.backends.rdma.link import Link
-from halfmoon_transfer.backends.rdma.memory import MemoryTable
-from halfmoon_transfer.backends.rdma.server import RdmaServer
-from halfmoon_transfer.backends.tcp import addresses, frames
-from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Proof, Request
-from halfmoon_transfer.backends.tcp.sockets import receive
-from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES, Role, nonce
-from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
-from halfmoon_transfer.notifications import Inbox
-from halfmoon_transfer.regions import Refused, RegionTable
+from halfmoon_transfer.backends.rdma.link import RdmaLink
+from halfmoon_transfer.backends.rdma.rail_health import RailHealth
+from halfmoon_transfer.backends.rdma.rdma_memory import RdmaMemoryTable
+from halfmoon_transfer.backends.rdma.rdma_server import RdmaServer
+from halfmoon_transfer.backends.socket_io import receive
+from halfmoon_transfer.backends.tcp import tcp_frames
+from halfmoon_transfer.backends.tcp.tcp_frames import (
+    SliceRequest,
+    TcpFrameError,
+    TcpHello,
+    TcpProof,
+    TcpRequest,
+)
+from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES, ProverRole, make_nonce
+from halfmoon_transfer.metadata import descriptor as records
+from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.notification_queue import NotificationQueue
+from halfmoon_transfer.regions.region_table import AccessRefused, RegionTable
 
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
@@ -79,14 +86,14 @@ def test_no_text_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ClusterKey.from_environment() == KEY
 
 
-@given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(Role))
+@given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(ProverRole))
 def test_a_proof_is_good_for_one_conversation_one_role_and_one_key(
-    asked: bytes, answered: bytes, role: Role
+    asked: bytes, answered: bytes, role: ProverRole
 ) -> None:
     proof = KEY.prove(role, asked, answered)
     assert len(proof) == PROOF_BYTES
     assert KEY.accepts(proof, role, asked, answered)
-    other_role = Role.OWNER if role is Role.INITIATOR else Role.INITIATOR
+    other_role = ProverRole.OWNER if role is ProverRole.INITIATOR else ProverRole.INITIATOR
     assert not KEY.accepts(proof, other_role, asked, answered)
     assert not KEY.accepts(proof, role, asked + b"x", answered)
     assert not KEY.accepts(proof, role, asked, b"x" + answered)
@@ -100,7 +107,7 @@ def test_a_proof_is_good_for_one_conversation_one_role_and_one_key(
 
 def test_a_proof_is_what_the_protocol_says() -> None:
     """Computed with `openssl dgst -sha256 -hmac`, for those who write it in another language."""
-    proof = KEY.prove(Role.INITIATOR, b"asked", b"answered")
+    proof = KEY.prove(ProverRole.INITIATOR, b"asked", b"answered")
     assert proof.hex() == "62c17bc274e06a19ee9e2cd5b10d51d4c098e458dfa0d958e6a9651a038b5b4e"
 
 
@@ -187,18 +194,20 @@ class Owner:
     def __init__(self, engine: TransferEngine) -> None:
         self.engine = engine
         self.memory = engine.allocate(10)
-        self._address = addresses.split(engine.descriptor.endpoints["tcp"].address, 0)
+        self._address = addresses.split_address(engine.descriptor.endpoints["tcp"].address, 0)
 
     def dial(self) -> socket.socket:
         return socket.create_connection(self._address, timeout=PATIENCE_S)
 
     def hello(self) -> bytes:
-        return frames.encode_hello(Hello(self.engine.name, self.engine.generation, nonce=nonce()))
+        return tcp_frames.encode_hello(
+            TcpHello(self.engine.name, self.engine.generation, nonce=make_nonce())
+        )
 
     def write_request(self) -> bytes:
-        asked = Asked(self.memory.region.key, 0, 4)
-        request = Request(frames.WRITE, 1, self.engine.generation, False, (asked,))
-        return frames.encode_request(request) + b"evil"
+        asked = SliceRequest(self.memory.region.key, 0, 4)
+        request = TcpRequest(tcp_frames.WRITE, 1, self.engine.generation, False, (asked,))
+        return tcp_frames.encode_request(request) + b"evil"
 
     def check_untouched(self) -> None:
         assert bytes(self.memory.view) == bytes(10)
@@ -216,12 +225,14 @@ def owner() -> Iterator[Owner]:
 
 
 def hear_hello(sock: socket.socket) -> bytes:
-    return bytes(receive(sock, frames.hello_bytes(receive(sock, frames.HELLO_HEADER_BYTES))))
+    return bytes(
+        receive(sock, tcp_frames.hello_bytes(receive(sock, tcp_frames.HELLO_HEADER_BYTES)))
+    )
 
 
-def hear_proof(sock: socket.socket) -> Proof:
-    header = receive(sock, frames.HELLO_HEADER_BYTES)
-    return frames.decode_proof(receive(sock, frames.proof_bytes(header)))
+def hear_proof(sock: socket.socket) -> TcpProof:
+    header = receive(sock, tcp_frames.HELLO_HEADER_BYTES)
+    return tcp_frames.decode_proof(receive(sock, tcp_frames.proof_bytes(header)))
 
 
 def read_to_the_end(sock: socket.socket) -> bytes:
@@ -239,16 +250,18 @@ def test_what_was_said_on_one_connection_opens_no_other(owner: Owner) -> None:
     with owner.dial() as sock:
         sock.sendall(hello)
         answered = hear_hello(sock)
-        proof = KEY.prove(Role.INITIATOR, hello[frames.HELLO_HEADER_BYTES :], answered)
-        said = frames.encode_proof(Proof(proof))
+        proof = KEY.prove(ProverRole.INITIATOR, hello[tcp_frames.HELLO_HEADER_BYTES :], answered)
+        said = tcp_frames.encode_proof(TcpProof(proof))
         sock.sendall(said)
         verdict = hear_proof(sock)
-        assert KEY.accepts(verdict.proof, Role.OWNER, hello[frames.HELLO_HEADER_BYTES :], answered)
+        assert KEY.accepts(
+            verdict.proof, ProverRole.OWNER, hello[tcp_frames.HELLO_HEADER_BYTES :], answered
+        )
     with owner.dial() as sock:
         sock.sendall(hello)
         assert hear_hello(sock) != answered
         sock.sendall(said + owner.write_request())
-        assert hear_proof(sock) == Proof(b"", "another cluster key is set there than here")
+        assert hear_proof(sock) == TcpProof(b"", "another cluster key is set there than here")
         assert read_to_the_end(sock) == b""
 
 
@@ -265,10 +278,10 @@ def test_the_owners_own_proof_is_not_good_for_the_initiator(owner: Owner) -> Non
     with owner.dial() as first, owner.dial() as second:
         first.sendall(owner.hello())
         theirs = hear_hello(first)
-        second.sendall(frames.encode_hello(frames.decode_hello(theirs)))
+        second.sendall(tcp_frames.encode_hello(tcp_frames.decode_hello(theirs)))
         assert hear_hello(second) != theirs
         for sock in (first, second):
-            sock.sendall(frames.encode_proof(Proof(bytes(PROOF_BYTES))))
+            sock.sendall(tcp_frames.encode_proof(TcpProof(bytes(PROOF_BYTES))))
             assert hear_proof(sock).proof == b""
 
 
@@ -287,13 +300,15 @@ def test_an_owner_that_has_proven_nothing_gets_no_bytes(make_world: Any) -> None
         with sock:
             sock.settimeout(PATIENCE_S)
             asked = hear_hello(sock)
-            answer = frames.encode_hello(Hello("there", there.generation, nonce=nonce()))
+            answer = tcp_frames.encode_hello(
+                TcpHello("there", there.generation, nonce=make_nonce())
+            )
             sock.sendall(answer)
             theirs = hear_proof(sock)
-            answered = answer[frames.HELLO_HEADER_BYTES :]
-            assert KEY.accepts(theirs.proof, Role.INITIATOR, asked, answered)
+            answered = answer[tcp_frames.HELLO_HEADER_BYTES :]
+            assert KEY.accepts(theirs.proof, ProverRole.INITIATOR, asked, answered)
             # All that it can do is to send it back.
-            sock.sendall(frames.encode_proof(theirs))
+            sock.sendall(tcp_frames.encode_proof(theirs))
             assert read_to_the_end(sock) == b""
         with pytest.raises(Untrusted, match="does not know our cluster key"):
             transfer.result(PATIENCE_S)
@@ -307,7 +322,7 @@ fuzzing = settings(max_examples=60, deadline=None)
     data=st.one_of(
         st.binary(max_size=100),
         st.builds(
-            lambda proof, refused: frames.encode_proof(Proof(proof, refused)),
+            lambda proof, refused: tcp_frames.encode_proof(TcpProof(proof, refused)),
             st.binary(max_size=64),
             st.text(max_size=20),
         ),
@@ -322,9 +337,9 @@ def test_no_made_up_proof_opens_the_door(owner: Owner, data: bytes) -> None:
         sock.shutdown(socket.SHUT_WR)
         said = read_to_the_end(sock)
     if said[:4] == b"HMTP":
-        n_bytes = frames.proof_bytes(said[: frames.HELLO_HEADER_BYTES])
-        assert len(said) == frames.HELLO_HEADER_BYTES + n_bytes
-        proof = frames.decode_proof(said[frames.HELLO_HEADER_BYTES :])
+        n_bytes = tcp_frames.proof_bytes(said[: tcp_frames.HELLO_HEADER_BYTES])
+        assert len(said) == tcp_frames.HELLO_HEADER_BYTES + n_bytes
+        proof = tcp_frames.decode_proof(said[tcp_frames.HELLO_HEADER_BYTES :])
         assert proof.proof == b""
         assert proof.refused
     else:
@@ -335,23 +350,23 @@ def test_no_made_up_proof_opens_the_door(owner: Owner, data: bytes) -> None:
 @fuzzing
 @given(st.integers(0, 100).filter(lambda n_bytes: n_bytes not in (0, NONCE_BYTES)))
 def test_a_nonce_has_its_length(n_bytes: int) -> None:
-    frame = frames.encode_hello(Hello("there", 1, nonce=bytes(n_bytes)))
-    with pytest.raises(FrameError, match=f"a nonce of {n_bytes} bytes"):
-        frames.decode_hello(frame[frames.HELLO_HEADER_BYTES :])
+    frame = tcp_frames.encode_hello(TcpHello("there", 1, nonce=bytes(n_bytes)))
+    with pytest.raises(TcpFrameError, match=f"a nonce of {n_bytes} bytes"):
+        tcp_frames.decode_hello(frame[tcp_frames.HELLO_HEADER_BYTES :])
 
 
 @given(st.binary(max_size=64), st.text(max_size=50))
 def test_a_proof_is_read_as_it_was_written(made: bytes, refused: str) -> None:
-    frame = frames.encode_proof(Proof(made, refused))
-    header, body = frame[: frames.HELLO_HEADER_BYTES], frame[frames.HELLO_HEADER_BYTES :]
-    assert frames.proof_bytes(header) == len(body)
-    assert frames.decode_proof(body) == Proof(made, refused)
+    frame = tcp_frames.encode_proof(TcpProof(made, refused))
+    header, body = frame[: tcp_frames.HELLO_HEADER_BYTES], frame[tcp_frames.HELLO_HEADER_BYTES :]
+    assert tcp_frames.proof_bytes(header) == len(body)
+    assert tcp_frames.decode_proof(body) == TcpProof(made, refused)
 
 
 @given(st.binary(max_size=50))
 def test_garbage_is_no_proof_and_raises_its_type(body: bytes) -> None:
-    with contextlib.suppress(FrameError):
-        frames.decode_proof(body)
+    with contextlib.suppress(TcpFrameError):
+        tcp_frames.decode_proof(body)
 
 
 # RDMA's side channel. No device is needed to be refused there.
@@ -364,12 +379,12 @@ def test_a_side_channel_asks_for_the_key(
     ours: ClusterKey | None, theirs: ClusterKey | None, told: str
 ) -> None:
     regions = RegionTable("there", 5)
-    memory = MemoryTable(regions, {})
+    memory = RdmaMemoryTable(regions, {})
     server = RdmaServer(
         regions,
         memory,
         {},
-        Inbox("there", 5, capacity=1),
+        NotificationQueue("there", 5, capacity=1),
         bind="127.0.0.1",
         port=0,
         label="halfmoon-transfer-there-rdma",
@@ -379,14 +394,14 @@ def test_a_side_channel_asks_for_the_key(
     )
     health = RailHealth("halfmoon-transfer-here-repair", lambda _pair, _peer: None)
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
-    link = Link(sock, SegmentDescriptor("there", 5, "host", {}), health)
+    link = RdmaLink(sock, SegmentDescriptor("there", 5, "host", {}), health)
     try:
         if told:
-            with pytest.raises(rdma_link.Untrusted, match=told):
+            with pytest.raises(rdma_link.LinkUntrusted, match=told):
                 link.greet({}, PATIENCE_S, ours)
         else:
             link.greet({}, PATIENCE_S, ours)
-            with pytest.raises(Refused):  # it answers by now
+            with pytest.raises(AccessRefused):  # it answers by now
                 link.grant(bytes(16))
     finally:
         link.close()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
+from halfmoon_testing.segment_process import segment_pattern
 from halfmoon_transfer import (
     Cancelled,
     Lost,
@@ -23,9 +24,8 @@ from halfmoon_transfer import (
     TransferEngine,
     TransferError,
 )
-from halfmoon_transfer.backends.faults import FaultPlan, Faults
-from halfmoon_transfer.copying import checksum
-from halfmoon_transfer.testing import pattern
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from halfmoon_transfer.regions.byte_ops import checksum
 
 World = Any
 MIB = 1024 * 1024
@@ -193,7 +193,9 @@ async def _awaited(engine: TransferEngine, piece: Piece) -> Any:
 
 
 async def test_giving_up_waiting_does_not_cancel_the_transfer(world: World) -> None:
-    slow = Faults(world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2))
+    slow = FaultInjection(
+        world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2)
+    )
     here, there = world.open("here", backends=(slow,)), world.open("there")
     source, target = here.allocate(1000), there.allocate(1000)
     fill(source, 7)
@@ -205,7 +207,9 @@ async def test_giving_up_waiting_does_not_cancel_the_transfer(world: World) -> N
 
 
 def test_a_loop_that_closed_meanwhile_does_no_harm(world: World) -> None:
-    slow = Faults(world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2))
+    slow = FaultInjection(
+        world.kind.removeprefix("faults(").removesuffix(")"), FaultPlan(delay_s=0.2)
+    )
     here, there = world.open("here", backends=(slow,)), world.open("there")
     source, target = here.allocate(1000), there.allocate(1000)
     transfer = here.submit("write", [Piece(source.region, 0, target.region, 0, 1000)])
@@ -360,7 +364,9 @@ def test_a_segment_that_was_closed_is_lost(world: World) -> None:
 def stuck(world: World) -> TransferEngine:
     """An engine whose transfers don't get anywhere by themselves."""
     inner = world.kind.removeprefix("faults(").removesuffix(")")
-    engine: TransferEngine = world.open("stuck", backends=(Faults(inner, FaultPlan(delay_s=600)),))
+    engine: TransferEngine = world.open(
+        "stuck", backends=(FaultInjection(inner, FaultPlan(delay_s=600)),)
+    )
     return engine
 
 
@@ -464,7 +470,7 @@ def test_bytes_cross_process_borders_both_ways(far_world: World) -> None:
     there = far_world.start("there", 1, size)
     local = here.allocate(size)
     report = move(here, "read", Piece(local.region, 0, there.region, 0, size))
-    assert bytes(local.view) == pattern(size)
+    assert bytes(local.view) == segment_pattern(size)
     assert report.path == (far_world.kind.split(",")[0],)
     fill(local, 13)
     move(here, "write", Piece(local.region, 0, there.region, 0, size))
@@ -520,7 +526,7 @@ def test_a_restarted_peer_is_another_one(far_world: World) -> None:
     fill(local, 16)
     with pytest.raises(Rejected, match=r"generation 2 now.*generation 1"):
         move(here, "write", Piece(local.region, 0, first.region, 0, 1000))
-    assert second.ask("digest") == str(checksum(memoryview(pattern(1000))))
+    assert second.ask("digest") == str(checksum(memoryview(segment_pattern(1000))))
     move(here, "write", Piece(local.region, 0, second.region, 0, 1000))
     assert second.ask("digest") == str(checksum(local.view))
 

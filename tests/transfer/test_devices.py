@@ -18,27 +18,40 @@ from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer import Corrupted, Lost, Notification, Piece, Rejected, TransferSettings
-from halfmoon_transfer.backends.cuda import wire
-from halfmoon_transfer.backends.cuda.wire import Ask, Denied, Granted, Revoked, WireError
-from halfmoon_transfer.backends.faults import FaultPlan, Faults
-from halfmoon_transfer.backends.interface import Errand, Unavailable
-from halfmoon_transfer.descriptor import SegmentDescriptor
-from halfmoon_transfer.devices import cuda
-from halfmoon_transfer.devices.emulated import EmulatedBuffer, EmulatedDevice
-from halfmoon_transfer.devices.interface import (
+from halfmoon_transfer.backends.backend_interface import BackendUnavailable, CarryRequest
+from halfmoon_transfer.backends.cuda import cuda_wire
+from halfmoon_transfer.backends.cuda.cuda_wire import (
+    CudaRegionDenial,
+    CudaRegionGrant,
+    CudaRegionRequest,
+    CudaRegionRevocation,
+    CudaWireError,
+)
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from halfmoon_transfer.devices import cuda_device
+from halfmoon_transfer.devices.device_interface import (
+    CopyEvent,
     DeviceError,
     DeviceMemory,
-    Event,
     IpcHandle,
     NotExportable,
 )
-from halfmoon_transfer.devices.pinned import PinnedPool, Run
-from halfmoon_transfer.devices.region import DeviceRegion
-from halfmoon_transfer.devices.spans import DeviceSpan, device_span, host_view
-from halfmoon_transfer.devices.staging import Local, carry_staged
-from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome, PeerKey, Slice
-from halfmoon_transfer.regions import Status
-from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.devices.device_region import DeviceRegion
+from halfmoon_transfer.devices.device_spans import DeviceSpan, device_span, host_view
+from halfmoon_transfer.devices.emulated_device import EmulatedBuffer, EmulatedDevice
+from halfmoon_transfer.devices.pinned_pool import PinnedPool, PinnedRun
+from halfmoon_transfer.devices.staging import LocalRegion, carry_staged
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from halfmoon_transfer.planning.transfer_plan import (
+    APPLIED,
+    Batch,
+    OutcomeKind,
+    PeerKey,
+    Slice,
+    SliceOutcome,
+)
+from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.threads.stop_signal import StopSignal
 
 World = Any
 Eventually = Callable[..., None]
@@ -88,20 +101,20 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         device.close()
         return
     try:
-        device = cuda.open_device("cuda:0")
-    except (Unavailable, DeviceError) as error:
+        device = cuda_device.open_device("cuda:0")
+    except (BackendUnavailable, DeviceError) as error:
         pytest.skip(f"no CUDA device: {error}")
     made: list[int] = []
 
     def allocate(n_bytes: int) -> int:
         with device._current():
-            made.append(int(cuda._call("cuMemAlloc", n_bytes)))
+            made.append(int(cuda_device._call("cuMemAlloc", n_bytes)))
         return made[-1]
 
     yield Rig(device, allocate)
     with device._current():
         for address in made:
-            cuda._call("cuMemFree", address)
+            cuda_device._call("cuMemFree", address)
     device.close()
 
 
@@ -139,13 +152,13 @@ def test_pinned_memory_is_memory(rig: Rig) -> None:
 
 def test_a_device_that_is_not_there_is_an_error() -> None:
     with pytest.raises(OSError, match="cuda"):
-        cuda.open_device("cuda:99")
+        cuda_device.open_device("cuda:99")
 
 
 _CHILD = """
 import sys
 from halfmoon_transfer.devices import cuda, emulated
-from halfmoon_transfer.devices.interface import IpcHandle
+from halfmoon_transfer.devices.device_interface import IpcHandle
 identity, token, offset, n_bytes = sys.argv[1:]
 driver = cuda if identity.startswith("cuda") else emulated
 device = driver.open_device(driver.find(identity))
@@ -202,8 +215,8 @@ def test_an_emulated_device_knows_its_memory_from_ours() -> None:
 
 def test_without_a_driver_the_way_out_is_named() -> None:
     try:
-        cuda.open_device("cuda:0").close()
-    except Unavailable as error:
+        cuda_device.open_device("cuda:0").close()
+    except BackendUnavailable as error:
         assert "halfmoon-transfer[cuda]" in str(error) or "driver" in str(error)
     else:
         pytest.skip("there is a CUDA device")
@@ -293,7 +306,7 @@ def test_a_cuda_tensor_is_both_sides_of_a_transfer(make_world: Any) -> None:
 def test_lent_runs_never_overlap_and_all_come_back(steps: list[tuple[int, bool]]) -> None:
     pool = PinnedPool(memoryview(bytearray(200_000)))
     whole = pool.free_bytes
-    held: list[tuple[Run, int]] = []
+    held: list[tuple[PinnedRun, int]] = []
     for number, (n_bytes, give_back) in enumerate(steps):
         if give_back and held:
             run, mark = held.pop(0)
@@ -349,7 +362,7 @@ class Watched(EmulatedDevice):
     def copy_in(self, view: memoryview, address: int) -> Any:
         return self._noted("in", lambda: super(Watched, self).copy_in(view, address))
 
-    def _noted(self, way: str, begin: Callable[[], Event]) -> Any:
+    def _noted(self, way: str, begin: Callable[[], CopyEvent]) -> Any:
         number = self._n[way]
         self._n[way] += 1
         self.log.append(f"{way} {number}")
@@ -386,9 +399,9 @@ class Bench:
         )
         self.stop = StopSignal.after(PATIENCE_S)
         self.n_carried = 0
-        self.fates: Callable[[int], Outcome] = lambda number: APPLIED
+        self.fates: Callable[[int], SliceOutcome] = lambda number: APPLIED
 
-    def carry(self, errand: Errand) -> Sequence[Outcome]:
+    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
         """A backend: notes when it is at work."""
         self.log.append(f"carry {self.n_carried}")
         self.n_carried += 1
@@ -406,11 +419,11 @@ class Bench:
             outcomes.append(outcome)
         return outcomes
 
-    def move(self, op: Any, part_bytes: int = PART) -> list[Outcome]:
+    def move(self, op: Any, part_bytes: int = PART) -> list[SliceOutcome]:
         batch = Batch(0, 0, op, PeerKey("there", 1), "wire", self.slices)
-        errand = Errand(batch, SegmentDescriptor("there", 1, "", {}), (), self.stop)
+        errand = CarryRequest(batch, SegmentDescriptor("there", 1, "", {}), (), self.stop)
         region = DeviceRegion(self.buffer.span(), self.device, self.pool)
-        locals_ = {self.region.key: Local(memoryview(b""), region, self.pool, self.pinned)}
+        locals_ = {self.region.key: LocalRegion(memoryview(b""), region, self.pool, self.pinned)}
         outcomes = carry_staged(errand, locals_, self.carry, part_bytes)
         assert self.pool.free_bytes == self.pool.n_bytes, "room was kept"
         return outcomes
@@ -486,7 +499,7 @@ def test_slices_longer_than_a_part_are_cut_and_applied_as_one(make_bench: Any, o
 def test_only_what_arrived_is_copied_into_the_device(make_bench: Any) -> None:
     bench = make_bench(20_000)
     before = bytes(bench.buffer.view)
-    broken = Outcome(Fate.CORRUPTED, "damaged")
+    broken = SliceOutcome(OutcomeKind.CORRUPTED, "damaged")
     bench.fates = lambda number: broken if number == 1 else APPLIED
     assert bench.move("read") == [APPLIED, broken, APPLIED, APPLIED]
     assert bench.buffer.view[5_000:10_000] == before[5_000:10_000]
@@ -495,7 +508,7 @@ def test_only_what_arrived_is_copied_into_the_device(make_bench: Any) -> None:
 
 def test_a_path_that_loses_everything_is_left(make_bench: Any) -> None:
     bench = make_bench(100_000)
-    lost = Outcome(Fate.LOST, "nobody there")
+    lost = SliceOutcome(OutcomeKind.LOST, "nobody there")
     bench.fates = lambda number: lost
     assert bench.move("write") == [lost] * 20
     assert bench.n_carried == 2
@@ -506,21 +519,21 @@ def test_a_device_that_fails_rejects_and_says_why(make_bench: Any, op: Any) -> N
     bench = make_bench(30_000)
     bench.device.broken = True
     outcomes = bench.move(op)
-    assert {each.fate for each in outcomes} == {Fate.REJECTED}
+    assert {each.fate for each in outcomes} == {OutcomeKind.REJECTED}
     assert "in device memory: it fell off the bus" in outcomes[0].reason
 
 
 def test_a_transfer_that_is_stopped_copies_no_more(make_bench: Any) -> None:
     bench = make_bench(100_000)
 
-    def stop(number: int) -> Outcome:
+    def stop(number: int) -> SliceOutcome:
         bench.stop.set()
         return APPLIED
 
     bench.fates = stop
     outcomes = bench.move("write")
     assert bench.n_carried == 1
-    assert [each.fate for each in outcomes] == [Fate.APPLIED] * 2 + [Fate.LOST] * 18
+    assert [each.fate for each in outcomes] == [OutcomeKind.APPLIED] * 2 + [OutcomeKind.LOST] * 18
     assert "out 2" not in bench.log
 
 
@@ -544,22 +557,26 @@ KEYS = st.binary(min_size=16, max_size=16)
 def test_messages_about_handles_are_read_as_they_were_written(
     number: int, key: bytes, token: bytes
 ) -> None:
-    ask = Ask(number, key)
-    assert wire.decode_ask(wire.encode(ask)) == ask
+    ask = CudaRegionRequest(number, key)
+    assert cuda_wire.decode_request(cuda_wire.encode(ask)) == ask
     handle = IpcHandle(token, number)
-    granted = Granted(key, number, True, "cuda:" + "a" * 32, handle, "b" * 32, number)
-    for said in (granted, Denied(key, Status.READ_ONLY, number), Revoked(key)):
-        assert wire.decode_said(wire.encode(said)) == said
-        assert len(wire.encode(said)) <= wire.MAX_BYTES
+    granted = CudaRegionGrant(key, number, True, "cuda:" + "a" * 32, handle, "b" * 32, number)
+    for said in (
+        granted,
+        CudaRegionDenial(key, AccessStatus.READ_ONLY, number),
+        CudaRegionRevocation(key),
+    ):
+        assert cuda_wire.decode_reply(cuda_wire.encode(said)) == said
+        assert len(cuda_wire.encode(said)) <= cuda_wire.MAX_BYTES
 
 
 @given(st.binary(max_size=60))
 def test_other_messages_about_handles_are_none(message: bytes) -> None:
-    for read in (wire.decode_ask, wire.decode_said):
-        with pytest.raises(WireError):
+    for read in (cuda_wire.decode_request, cuda_wire.decode_reply):
+        with pytest.raises(CudaWireError):
             read(message)
-    with pytest.raises(WireError, match="a key of 3 bytes"):
-        wire.decode_ask(wire.encode(Ask(1, b"abc")))
+    with pytest.raises(CudaWireError, match="a key of 3 bytes"):
+        cuda_wire.decode_request(cuda_wire.encode(CudaRegionRequest(1, b"abc")))
 
 
 def test_garbage_on_the_socket_of_handles_ends_that_connection_only(make_world: Any) -> None:
@@ -694,7 +711,7 @@ def test_bytes_that_arrive_damaged_do_not_reach_the_device(make_world: Any) -> N
     world = make_world("tcp")
     here = world.open(
         "here",
-        backends=(Faults("tcp", FaultPlan(corrupt_rate=1.0)),),
+        backends=(FaultInjection("tcp", FaultPlan(corrupt_rate=1.0)),),
         settings=TransferSettings(tries_per_path=1),
     )
     there = world.open("there")

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmoon_metadata.memory import MemoryStore
-from halfmoon_metadata.store import MetadataUnreachable
+from halfmoon_metadata.store_interface import MetadataUnreachable
+from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_transfer import (
     Lost,
     Overloaded,
@@ -20,11 +20,11 @@ from halfmoon_transfer import (
     TransferError,
     TransferSettings,
 )
-from halfmoon_transfer import descriptor as records
-from halfmoon_transfer.backends.faults import FaultPlan, Faults
-from halfmoon_transfer.couriers import Couriers
-from halfmoon_transfer.deadlines import Deadlines
-from halfmoon_transfer.regions import Refused, RegionTable
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from halfmoon_transfer.metadata import descriptor as records
+from halfmoon_transfer.regions.region_table import AccessRefused, RegionTable
+from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher
+from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool
 
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
@@ -144,7 +144,7 @@ def test_a_name_that_does_not_print_is_refused(name: str) -> None:
 
 
 def test_a_peer_never_gets_more_than_its_lanes() -> None:
-    couriers = Couriers("halfmoon-transfer-test", threads=8, lanes=2)
+    couriers = FairThreadPool("halfmoon-transfer-test", threads=8, lanes=2)
     running, most, done = 0, 0, threading.Semaphore(0)
     lock = threading.Lock()
 
@@ -168,7 +168,7 @@ def test_a_peer_never_gets_more_than_its_lanes() -> None:
 
 
 def test_peers_take_turns_and_one_that_hangs_delays_nobody() -> None:
-    couriers = Couriers("halfmoon-transfer-test", threads=3, lanes=2)
+    couriers = FairThreadPool("halfmoon-transfer-test", threads=3, lanes=2)
     gate, done = threading.Event(), threading.Semaphore(0)
 
     def hang() -> None:
@@ -189,7 +189,7 @@ def test_peers_take_turns_and_one_that_hangs_delays_nobody() -> None:
 def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle(
     eventually: Eventually, n_idle: int
 ) -> None:
-    couriers = Couriers("halfmoon-transfer-test", threads=8, lanes=3)
+    couriers = FairThreadPool("halfmoon-transfer-test", threads=8, lanes=3)
     warm_up, together = threading.Barrier(max(1, n_idle)), threading.Barrier(3)
     for number in range(n_idle):
         couriers.post(f"other-{number}", lambda: _meet(warm_up))
@@ -213,7 +213,7 @@ def _meet(barrier: threading.Barrier) -> None:
 
 
 def test_idle_couriers_go_home(eventually: Eventually) -> None:
-    couriers = Couriers("halfmoon-transfer-test", threads=3, lanes=2, linger_s=0.02)
+    couriers = FairThreadPool("halfmoon-transfer-test", threads=3, lanes=2, linger_s=0.02)
     done = threading.Event()
     couriers.post("peer", done.set)
     assert done.wait(PATIENCE_S)
@@ -225,7 +225,7 @@ def test_idle_couriers_go_home(eventually: Eventually) -> None:
 
 
 def test_closed_couriers_drop_jobs() -> None:
-    couriers = Couriers("halfmoon-transfer-test", threads=1, lanes=1)
+    couriers = FairThreadPool("halfmoon-transfer-test", threads=1, lanes=1)
     couriers.close()
     couriers.post("peer", lambda: pytest.fail("it ran"))
 
@@ -246,7 +246,7 @@ def test_what_is_overdue_is_reported_once_and_what_is_done_never() -> None:
         overdue.append(item)
         seen.release()
 
-    deadlines = Deadlines("halfmoon-transfer-test", on_overdue)
+    deadlines = DeadlineWatcher("halfmoon-transfer-test", on_overdue)
     far, near, done = Due(600), Due(0.05), Due(0.02)
     for item in (far, near, done):
         deadlines.watch(item)
@@ -270,7 +270,7 @@ def test_removing_a_region_waits_for_its_last_access() -> None:
         entry = table.remove(region.key)
         assert entry is not None
         assert not table.wait_quiet(entry, 0.01)
-        with pytest.raises(Refused), table.lease(1, region.key, 0, 1, write=False):
+        with pytest.raises(AccessRefused), table.lease(1, region.key, 0, 1, write=False):
             pass
     assert table.wait_quiet(entry, 0)
     table.check()
@@ -298,7 +298,7 @@ def test_memory_of_no_bytes_is_not_allocated() -> None:
 
 def test_live_transfers_are_bounded() -> None:
     store = MemoryStore()
-    slow = Faults("memory", FaultPlan(delay_s=600))
+    slow = FaultInjection("memory", FaultPlan(delay_s=600))
     with (
         TransferEngine.open(
             "here", metadata=store, backends=(slow,), settings=TransferSettings(max_live=5)
@@ -318,7 +318,7 @@ def test_live_transfers_are_bounded() -> None:
 
 def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline() -> None:
     store = MemoryStore()
-    slow = Faults("memory", FaultPlan(delay_s=600))
+    slow = FaultInjection("memory", FaultPlan(delay_s=600))
     with (
         TransferEngine.open("here", metadata=store, backends=(slow,)) as here,
         TransferEngine.open("there", metadata=store, backends=("memory",)) as there,
@@ -331,7 +331,7 @@ def test_a_transfer_behind_one_that_hangs_still_meets_its_own_deadline() -> None
 
 
 def test_a_backend_with_a_fault_of_its_own_ends_in_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    from halfmoon_transfer.backends.memory import MemoryBackend
+    from halfmoon_transfer.backends.memory_backend import MemoryBackend
 
     def explode(*_: object) -> None:
         raise ZeroDivisionError("a mistake of ours")

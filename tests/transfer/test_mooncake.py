@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_metadata.memory import MemoryStore
-from halfmoon_metadata.opening import open_store
-from halfmoon_metadata.store import MetadataError, MetadataUnreachable
-from halfmoon_metadata.testing import EtcdServer
+from halfmoon_metadata.store_interface import MetadataError, MetadataUnreachable
+from halfmoon_metadata.store_registry import open_store
+from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_testing.etcd_server import EtcdServer
 from halfmoon_transfer import (
     Lost,
     Memory,
@@ -29,20 +29,24 @@ from halfmoon_transfer import (
     TransferError,
     TransferSettings,
 )
-from halfmoon_transfer.backends.mooncake import frames, handshake, records
-from halfmoon_transfer.backends.mooncake.face import Mooncake
-from halfmoon_transfer.backends.mooncake.frames import FrameError, Request
-from halfmoon_transfer.backends.mooncake.handshake import Kind
-from halfmoon_transfer.backends.mooncake.moving import foreign_key
-from halfmoon_transfer.backends.mooncake.records import (
-    Notification,
+from halfmoon_transfer.backends import addresses
+from halfmoon_transfer.backends.mooncake import (
+    mooncake_frames,
+    mooncake_handshake,
+    mooncake_records,
+)
+from halfmoon_transfer.backends.mooncake.batch_over_lane import foreign_key
+from halfmoon_transfer.backends.mooncake.mooncake_api import Mooncake
+from halfmoon_transfer.backends.mooncake.mooncake_frames import MooncakeFrameError, MooncakeRequest
+from halfmoon_transfer.backends.mooncake.mooncake_handshake import HandshakeKind
+from halfmoon_transfer.backends.mooncake.mooncake_records import (
+    MooncakeNotification,
     RecordError,
     RpcRecord,
     SegmentRecord,
 )
-from halfmoon_transfer.backends.tcp import addresses
-from halfmoon_transfer.backends.tcp.sockets import receive
-from halfmoon_transfer.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.backends.socket_io import receive
+from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.settings import MooncakeSettings
 
 World = Any
@@ -58,7 +62,7 @@ def move(engine: TransferEngine, op: Any, *pieces: Piece) -> Any:
 # Bytes.
 
 requests = st.builds(
-    Request,
+    MooncakeRequest,
     write=st.booleans(),
     address=st.integers(0, 2**64 - 1),
     size=st.integers(0, 2**64 - 1),
@@ -67,32 +71,37 @@ requests = st.builds(
 
 
 def test_a_request_has_the_bytes_that_mooncake_sends() -> None:
-    request = Request(write=True, address=0x7F00_1122_3344, size=4096, version=2)
+    request = MooncakeRequest(write=True, address=0x7F00_1122_3344, size=4096, version=2)
     expected = bytes.fromhex("0010000000000000 44332211007f0000 81 00000000000000")
-    assert frames.encode_request(request) == expected
-    assert frames.encode_request(msgspec.structs.replace(request, write=False, version=1))[16] == 0
+    assert mooncake_frames.encode_request(request) == expected
+    assert (
+        mooncake_frames.encode_request(msgspec.structs.replace(request, write=False, version=1))[16]
+        == 0
+    )
 
 
 @given(requests)
-def test_a_request_comes_back_as_it_was(request: Request) -> None:
-    assert frames.decode_request(frames.encode_request(request)) == request
+def test_a_request_comes_back_as_it_was(request: MooncakeRequest) -> None:
+    assert mooncake_frames.decode_request(mooncake_frames.encode_request(request)) == request
 
 
 @given(st.binary(min_size=24, max_size=24))
 def test_any_24_bytes_are_a_request_or_a_typed_error(header: bytes) -> None:
     try:
-        request = frames.decode_request(header)
-    except FrameError:
+        request = mooncake_frames.decode_request(header)
+    except MooncakeFrameError:
         assert header[16] & 0x7F > 1
     else:
         assert (request.size, request.address) == struct.unpack("<QQ", header[:16])
 
 
 def test_a_status_word_carries_its_magic() -> None:
-    assert frames.encode_status(1) == bytes.fromhex("01000000") + b"VTCM"
-    assert frames.decode_status(frames.encode_status(0)) == frames.APPLIED
-    with pytest.raises(FrameError, match="is it version 1"):
-        frames.decode_status(b"raw data")
+    assert mooncake_frames.encode_status(1) == bytes.fromhex("01000000") + b"VTCM"
+    assert (
+        mooncake_frames.decode_status(mooncake_frames.encode_status(0)) == mooncake_frames.APPLIED
+    )
+    with pytest.raises(MooncakeFrameError, match="is it version 1"):
+        mooncake_frames.decode_status(b"raw data")
 
 
 # Records.
@@ -103,20 +112,24 @@ THEIRS = b"""{"name":"nodeA","protocol":"tcp","tcp_data_port":15876,"tcp_data_ho
 
 
 def test_a_record_of_theirs_is_read() -> None:
-    record = records.decode_segment(THEIRS)
+    record = mooncake_records.decode_segment(THEIRS)
     assert (record.tcp_data_host, record.tcp_data_port) == ("127.0.0.1", 15876)
     assert (record.tcp_proto_version, record.halfmoon) == (2, None)
     assert [(each.addr, each.length) for each in record.buffers] == [(139969831747600, 1048576)]
 
 
 def test_a_record_of_an_old_release_is_version_1() -> None:
-    record = records.decode_segment(b'{"name":"a","protocol":"tcp","tcp_data_port":1,"buffers":[]}')
+    record = mooncake_records.decode_segment(
+        b'{"name":"a","protocol":"tcp","tcp_data_port":1,"buffers":[]}'
+    )
     assert (record.tcp_proto_version, record.tcp_data_host) == (1, "")
 
 
 def test_our_record_has_every_field_that_theirs_has() -> None:
     ours = msgspec.json.decode(
-        records.encode(SegmentRecord("us", "tcp", 1, "host", 2, "2026-11-20 17:22:37.547186"))
+        mooncake_records.encode(
+            SegmentRecord("us", "tcp", 1, "host", 2, "2026-11-20 17:22:37.547186")
+        )
     )
     theirs = msgspec.json.decode(THEIRS)
     assert theirs.keys() - {"news"} <= ours.keys()
@@ -140,37 +153,41 @@ def test_our_record_has_every_field_that_theirs_has() -> None:
 )
 def test_a_record_that_makes_no_sense_is_a_typed_error(value: bytes) -> None:
     with pytest.raises(RecordError):
-        records.decode_segment(value)
+        mooncake_records.decode_segment(value)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_record_or_a_typed_error(value: bytes) -> None:
-    for decode in (records.decode_segment, records.decode_rpc, records.decode_notification):
+    for decode in (
+        mooncake_records.decode_segment,
+        mooncake_records.decode_rpc,
+        mooncake_records.decode_notification,
+    ):
         with contextlib.suppress(RecordError):
             decode(value)
 
 
 def test_keys_are_where_mooncake_looks() -> None:
-    assert records.segment_key("nodeA") == "mooncake/ram/nodeA"
-    assert records.segment_key("nvmeof/x") == "mooncake/nvmeof/x"
-    assert records.segment_key("nodeA", "blue") == "mooncake/blue/ram/nodeA"
-    assert records.rpc_key("nodeA", "blue") == "mooncake/blue/rpc_meta/nodeA"
+    assert mooncake_records.segment_key("nodeA") == "mooncake/ram/nodeA"
+    assert mooncake_records.segment_key("nvmeof/x") == "mooncake/nvmeof/x"
+    assert mooncake_records.segment_key("nodeA", "blue") == "mooncake/blue/ram/nodeA"
+    assert mooncake_records.rpc_key("nodeA", "blue") == "mooncake/blue/rpc_meta/nodeA"
 
 
 # Handshake framing.
 
 
-@given(st.sampled_from(Kind), st.binary(max_size=5000), st.integers(1, 300))
-def test_a_handshake_is_read_however_it_is_cut(kind: Kind, body: bytes, step: int) -> None:
+@given(st.sampled_from(HandshakeKind), st.binary(max_size=5000), st.integers(1, 300))
+def test_a_handshake_is_read_however_it_is_cut(kind: HandshakeKind, body: bytes, step: int) -> None:
     here, there = socket.socketpair()
     with here, there:
         here.settimeout(PATIENCE_S)
-        data = handshake.encode(kind, body)
+        data = mooncake_handshake.encode(kind, body)
         writer = threading.Thread(
             target=lambda: [there.send(data[i : i + step]) for i in range(0, len(data), step)]
         )
         writer.start()
-        assert handshake.read(here) == (kind, body)
+        assert mooncake_handshake.read_message(here) == (kind, body)
         writer.join()
 
 
@@ -182,18 +199,18 @@ def test_any_bytes_are_a_handshake_or_a_typed_error(data: bytes) -> None:
         there.sendall(data)
         there.shutdown(socket.SHUT_WR)
         try:
-            _, body = handshake.read(here)
-        except (FrameError, ConnectionError):
+            _, body = mooncake_handshake.read_message(here)
+        except (MooncakeFrameError, ConnectionError):
             return
         assert data[9:].startswith(body)
 
 
-@pytest.mark.parametrize("length", [0, handshake.MAX_BYTES + 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("length", [0, mooncake_handshake.MAX_BYTES + 1, 2**63, 2**64 - 1])
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_read(length: int) -> None:
-    with pytest.raises(FrameError, match="1 to 1048576"):
-        handshake.decode_head(struct.pack("<QB", length, 1))
+    with pytest.raises(MooncakeFrameError, match="1 to 1048576"):
+        mooncake_handshake.decode_head(struct.pack("<QB", length, 1))
     with pytest.raises(ValueError, match="at most"):
-        handshake.encode(Kind.NOTIFY, bytes(handshake.MAX_BYTES))
+        mooncake_handshake.encode(HandshakeKind.NOTIFY, bytes(mooncake_handshake.MAX_BYTES))
 
 
 # Hostile peers.
@@ -209,24 +226,29 @@ class Owner:
         self.address = self.mooncake.address(self.memory.region)
 
     def dial(self, endpoint: str = "mooncake-v2") -> socket.socket:
-        address = addresses.split(self.engine.descriptor.endpoints[endpoint].address, 0)
+        address = addresses.split_address(self.engine.descriptor.endpoints[endpoint].address, 0)
         return socket.create_connection(address, timeout=PATIENCE_S)
 
     def write(self, offset: int, data: bytes, version: Any = 2) -> bytes:
         return (
-            frames.encode_request(Request(True, self.address + offset, len(data), version)) + data
+            mooncake_frames.encode_request(
+                MooncakeRequest(True, self.address + offset, len(data), version)
+            )
+            + data
         )
 
     def read(self, offset: int, size: int, version: Any = 2) -> bytes:
-        return frames.encode_request(Request(False, self.address + offset, size, version))
+        return mooncake_frames.encode_request(
+            MooncakeRequest(False, self.address + offset, size, version)
+        )
 
     def require_alive(self) -> None:
         """It still serves a well-behaved peer, and nothing was written anywhere."""
         assert bytes(self.memory.view) == bytes(10_000)
         with self.dial() as sock:
             sock.sendall(self.write(5, b"hello") + self.read(4, 7))
-            assert frames.decode_status(receive(sock, 8)) == frames.APPLIED
-            assert frames.decode_status(receive(sock, 8)) == frames.APPLIED
+            assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.APPLIED
+            assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.APPLIED
             assert bytes(receive(sock, 7)) == b"\0hello\0"
         self.memory.view[5:10] = bytes(5)
         self.mooncake.probe(self.mooncake.name)
@@ -299,7 +321,7 @@ def test_bytes_may_come_one_at_a_time(owner: Owner) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in owner.write(100, b"slow"):
             sock.send(bytes([byte]))
-        assert frames.decode_status(receive(sock, 8)) == frames.APPLIED
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.APPLIED
     assert bytes(owner.memory.view[100:104]) == b"slow"
 
 
@@ -313,15 +335,15 @@ def test_what_lies_in_no_region_is_refused(
     ask = owner.write(offset, b"x" * size) if write else owner.read(offset, size)
     with owner.dial() as sock:
         sock.sendall(ask)
-        assert frames.decode_status(receive(sock, 8)) == frames.REFUSED
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
         assert rest(sock) == b""
     owner.require_alive()
 
 
 def test_an_address_beyond_the_last_is_refused(owner: Owner) -> None:
     with owner.dial() as sock:
-        sock.sendall(frames.encode_request(Request(False, 2**64 - 1, 2**64 - 1)))
-        assert frames.decode_status(receive(sock, 8)) == frames.REFUSED
+        sock.sendall(mooncake_frames.encode_request(MooncakeRequest(False, 2**64 - 1, 2**64 - 1)))
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
     owner.require_alive()
 
 
@@ -329,7 +351,7 @@ def test_a_large_refused_write_is_told_so(owner: Owner) -> None:
     with owner.dial() as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(owner.write(20_000, bytes(8 * MIB)))
-        assert frames.decode_status(receive(sock, 8)) == frames.REFUSED
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
     owner.require_alive()
 
 
@@ -349,8 +371,10 @@ def test_two_neighbouring_regions_are_not_one(owner: Owner) -> None:
     owner.engine.register(memoryview(memory)[1000:])
     address = owner.mooncake.address(left)
     with owner.dial() as sock:
-        sock.sendall(frames.encode_request(Request(True, address + 999, 2)) + b"ab")
-        assert frames.decode_status(receive(sock, 8)) == frames.REFUSED
+        sock.sendall(
+            mooncake_frames.encode_request(MooncakeRequest(True, address + 999, 2)) + b"ab"
+        )
+        assert mooncake_frames.decode_status(receive(sock, 8)) == mooncake_frames.REFUSED
     assert memory == bytes(2000)
 
 
@@ -368,7 +392,9 @@ def test_a_peer_that_stalls_in_a_region_is_cut_off_when_it_is_taken_back(
     other = owner.engine.allocate(1000)
     with owner.dial() as sock:
         address = owner.mooncake.address(other.region)
-        sock.sendall(frames.encode_request(Request(True, address, 1000)) + b"x" * 999)
+        sock.sendall(
+            mooncake_frames.encode_request(MooncakeRequest(True, address, 1000)) + b"x" * 999
+        )
         eventually(lambda: other.view[998] == ord("x"))
         owner.engine.unregister(other.region)
         assert rest(sock) == b""
@@ -383,29 +409,29 @@ def test_a_bound_connection_ends_once_any_region_was_taken_back(owner: Owner) ->
     other = owner.engine.allocate(100)
     mark = handshake_record(owner).halfmoon
     assert mark is not None
-    greeting = frames.encode_request(Request(False, int(mark.epoch, 16), 0))
+    greeting = mooncake_frames.encode_request(MooncakeRequest(False, int(mark.epoch, 16), 0))
     with owner.dial() as bound, owner.dial() as plain:
         bound.sendall(greeting + owner.read(0, 1))
-        assert bytes(receive(bound, 17)) == 2 * frames.encode_status(0) + b"\0"
+        assert bytes(receive(bound, 17)) == 2 * mooncake_frames.encode_status(0) + b"\0"
         owner.engine.unregister(other.region)
-        for sock, expected in ((bound, frames.REFUSED), (plain, frames.APPLIED)):
+        for sock, expected in ((bound, mooncake_frames.REFUSED), (plain, mooncake_frames.APPLIED)):
             sock.sendall(owner.write(0, b"\0"))
-            assert frames.decode_status(receive(sock, 8)) == expected
+            assert mooncake_frames.decode_status(receive(sock, 8)) == expected
     with owner.dial() as late:
         late.sendall(greeting)
-        assert frames.decode_status(receive(late, 8)) == frames.REFUSED
+        assert mooncake_frames.decode_status(receive(late, 8)) == mooncake_frames.REFUSED
 
 
 def handshake_record(owner: Owner) -> SegmentRecord:
     with owner.dial("mooncake") as sock:
-        return handshake.ask_record(sock, SegmentRecord("nobody", "tcp", 1))
+        return mooncake_handshake.exchange_records(sock, SegmentRecord("nobody", "tcp", 1))
 
 
 def test_keys_are_not_in_the_record(owner: Owner) -> None:
     record = handshake_record(owner)
     (buffer,) = record.buffers
     assert (buffer.addr, buffer.length) == (owner.address, 10_000)
-    assert owner.memory.region.key.hex().encode() not in records.encode(record)
+    assert owner.memory.region.key.hex().encode() not in mooncake_records.encode(record)
 
 
 def test_memory_that_is_registered_anew_is_not_reached_by_its_old_key(make_world: Any) -> None:
@@ -557,14 +583,14 @@ def test_a_foreign_segment_that_was_started_anew_has_a_new_generation(make_world
     here = Owner(world.open("here"))
     first = world.open("there")
     first.allocate(100)
-    port = addresses.split(first.descriptor.endpoints["mooncake"].address, 0)[1]
+    port = addresses.split_address(first.descriptor.endpoints["mooncake"].address, 0)[1]
     name = Mooncake(first).name
     (old,) = here.mooncake.open(name).buffers
     assert here.mooncake.open(name).buffers == (old,)
     with socket.socket() as holder:
         # Keeps the second start from getting the first one's data port.
         first.close()
-        data = addresses.split(first.descriptor.endpoints["mooncake-v2"].address, 0)
+        data = addresses.split_address(first.descriptor.endpoints["mooncake-v2"].address, 0)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(data)
         tuning = TransferSettings(mooncake=MooncakeSettings(handshake_port=port))
@@ -609,8 +635,8 @@ def test_messages_wait_until_they_are_taken(pair: tuple[Owner, Owner]) -> None:
     here.mooncake.notify(there.mooncake.name, "here", "written ✓")
     here.mooncake.notify(there.mooncake.name, "here", "again")
     assert there.mooncake.notifications() == [
-        Notification("here", "written ✓"),
-        Notification("here", "again"),
+        MooncakeNotification("here", "written ✓"),
+        MooncakeNotification("here", "again"),
     ]
     assert there.mooncake.notifications() == []
 
@@ -643,9 +669,9 @@ def test_a_peer_that_is_gone_gives_no_sign_of_life(pair: tuple[Owner, Owner]) ->
 
 def test_a_connection_for_rdma_is_declined(owner: Owner) -> None:
     with owner.dial("mooncake") as sock:
-        sock.sendall(handshake.encode(Kind.CONNECTION, b'{"qp_num":[1]}'))
-        kind, body = handshake.read(sock)
-    assert kind is Kind.CONNECTION
+        sock.sendall(mooncake_handshake.encode(HandshakeKind.CONNECTION, b'{"qp_num":[1]}'))
+        kind, body = mooncake_handshake.read_message(sock)
+    assert kind is HandshakeKind.CONNECTION
     assert "tcp only" in msgspec.json.decode(body)["reply_msg"]
 
 
@@ -661,7 +687,7 @@ def test_records_follow_the_regions(make_world: Any) -> None:
     def published() -> list[int]:
         value = store.get("mooncake/blue/ram/node")
         assert value is not None
-        return [each.addr for each in records.decode_segment(value).buffers]
+        return [each.addr for each in mooncake_records.decode_segment(value).buffers]
 
     assert published() == []
     first, second = engine.allocate(100), engine.allocate(200)
@@ -674,8 +700,8 @@ def test_records_follow_the_regions(make_world: Any) -> None:
         mooncake.address(first.region)
     value = store.get("mooncake/blue/rpc_meta/node")
     assert value is not None
-    host, port = addresses.split(engine.descriptor.endpoints["mooncake"].address, 0)
-    assert records.decode_rpc(value) == RpcRecord(host, port)
+    host, port = addresses.split_address(engine.descriptor.endpoints["mooncake"].address, 0)
+    assert mooncake_records.decode_rpc(value) == RpcRecord(host, port)
     engine.close()
     assert store.list("mooncake") == {}
 
@@ -720,7 +746,7 @@ def test_other_servers_hold_the_same_keys_and_json(
     here, there = (Owner(world.open(name, settings=tuning)) for name in ("here", "there"))
     value = store.get("mooncake/ram/there")
     assert value is not None
-    assert [each.addr for each in records.decode_segment(value).buffers] == [there.address]
+    assert [each.addr for each in mooncake_records.decode_segment(value).buffers] == [there.address]
     # A record as a Mooncake that is built for this server would write it.
     store.put("mooncake/ram/theirs", THEIRS)
     (buffer,) = here.mooncake.open("theirs").buffers
@@ -742,7 +768,7 @@ def test_segments_of_one_server_open_each_other_by_name(make_world: Any) -> None
     (buffer,) = here.mooncake.open("there").buffers
     move(here.engine, "read", Piece(here.memory.region, 0, buffer.region, 0, 10_000))
     here.mooncake.notify("there", "here", "read")
-    assert there.mooncake.notifications() == [Notification("here", "read")]
+    assert there.mooncake.notifications() == [MooncakeNotification("here", "read")]
     here.mooncake.probe("there")
     with pytest.raises(Lost, match="no record mooncake/ram/nobody"):
         here.mooncake.open("nobody")

@@ -24,16 +24,16 @@ import msgspec
 import pytest
 import uvicorn
 
-from halfmoon_metadata.memory import MemoryStore
-from halfmoon_metadata.server import metadata_app
-from halfmoon_metadata.testing import EtcdServer
+from halfmoon_metadata.http_server import metadata_app
+from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_testing.etcd_server import EtcdServer
 from halfmoon_transfer import Lost, Memory, Piece, Rejected, TransferEngine, TransferSettings
-from halfmoon_transfer.backends.mooncake import records
-from halfmoon_transfer.backends.mooncake.backend import MooncakeBackend
-from halfmoon_transfer.backends.mooncake.face import Mooncake, MooncakeBuffer
-from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.backends.mooncake import mooncake_records
+from halfmoon_transfer.backends.mooncake.mooncake_api import Mooncake, MooncakeBuffer
+from halfmoon_transfer.backends.mooncake.mooncake_backend import MooncakeBackend
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.settings import MooncakeSettings
-from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.threads.stop_signal import StopSignal
 
 WHEEL = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
 DRIVER = Path(__file__).with_name("wheel_peer.py")
@@ -305,7 +305,9 @@ def test_the_wheel_notifies_us_after_its_data(side: Side) -> None:
     wheel.ask("fill", wheel.address, 5000, 9)
     ours = (side.mooncake.name, wheel.address, side.address, 5000)
     assert wheel.ask("write_and_notify", *ours, "wheel", "it is there") == 0
-    assert side.mooncake.notifications() == [records.Notification("wheel", "it is there")]
+    assert side.mooncake.notifications() == [
+        mooncake_records.MooncakeNotification("wheel", "it is there")
+    ]
     assert side.memory.view[:5000] == bytes_of(9, 5000)
 
 
@@ -405,11 +407,11 @@ def test_a_wheel_that_speaks_version_1_is_served(start: Start) -> None:
 def test_both_records_are_where_the_other_looks(http_wheel: Wheel, store: MemoryStore) -> None:
     value = store.get("mooncake/ram/wheel")
     assert value is not None
-    theirs = records.decode_segment(value)
+    theirs = mooncake_records.decode_segment(value)
     assert [each.addr for each in theirs.buffers] == [http_wheel.address]
     rpc = store.get("mooncake/rpc_meta/wheel")
     assert rpc is not None
-    assert records.decode_rpc(rpc).rpc_port > 0
+    assert mooncake_records.decode_rpc(rpc).rpc_port > 0
 
 
 def test_a_cluster_id_keeps_clusters_apart(start: Start, url: str, store: MemoryStore) -> None:

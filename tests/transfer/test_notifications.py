@@ -21,13 +21,13 @@ from halfmoon_transfer import (
     TransferError,
     TransferSettings,
 )
-from halfmoon_transfer.backends.faults import FaultPlan, Faults
-from halfmoon_transfer.backends.shm import wire
-from halfmoon_transfer.backends.tcp import frames
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from halfmoon_transfer.backends.shm import shm_wire
+from halfmoon_transfer.backends.tcp import tcp_frames
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
-from halfmoon_transfer.notifications import Inbox
-from halfmoon_transfer.plan import Notice
-from halfmoon_transfer.regions import Refused, Status
+from halfmoon_transfer.notification_queue import NotificationQueue
+from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
+from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
 
 World = Any
 PATIENCE_S = 60.0
@@ -167,10 +167,10 @@ async def test_notifications_can_be_awaited(world: World) -> None:
 
 async def test_a_cancellation_that_comes_with_a_notification_is_obeyed_and_loses_nothing() -> None:
     for turns in range(8):  # at whichever turn of the loop it comes
-        inbox = Inbox("there", 1, capacity=4)
+        inbox = NotificationQueue("there", 1, capacity=4)
         waiter = asyncio.create_task(inbox.wait(30.0))
         await asyncio.sleep(0)
-        inbox.deliver(1, Notice(b"id", "here", b"hello"))
+        inbox.deliver(1, OutgoingNotification(b"id", "here", b"hello"))
         for _ in range(turns):
             await asyncio.sleep(0)
         if waiter.cancel():
@@ -218,7 +218,7 @@ def test_a_notification_crosses_process_borders(far_world: World) -> None:
 @pytest.mark.parametrize("inner", ["memory", "shm", "tcp"])
 def test_what_is_sent_again_is_delivered_once(make_world: Any, inner: str) -> None:
     world = make_world(inner)
-    faults = Faults(inner, FaultPlan(seed=3, drop_rate=0.4))
+    faults = FaultInjection(inner, FaultPlan(seed=3, drop_rate=0.4))
     patient = TransferSettings(tries_per_path=40)
     here, there = world.open("here", backends=(faults,), settings=patient), world.open("there")
     local, remote = here.allocate(100), there.allocate(100)
@@ -232,7 +232,7 @@ def test_what_is_sent_again_is_delivered_once(make_world: Any, inner: str) -> No
 
 def test_a_way_that_carries_no_notifications_leaves_them_to_the_next(make_world: Any) -> None:
     world = make_world("memory,tcp")
-    faults = Faults("memory", FaultPlan(fail_after_n=1))
+    faults = FaultInjection("memory", FaultPlan(fail_after_n=1))
     here, there = world.open("here", backends=(faults, "tcp")), world.open("there")
     local, remote = here.allocate(100), there.allocate(100)
     piece = Piece(local.region, 0, remote.region, 0, 100)
@@ -245,30 +245,30 @@ def test_a_way_that_carries_no_notifications_leaves_them_to_the_next(make_world:
 
 
 def test_the_inbox_knows_what_it_has_seen_and_of_which_start_it_is() -> None:
-    inbox = Inbox("there", 3, capacity=1)
-    first, second = (Notice(bytes([n]) * 16, "here", b"m") for n in (1, 2))
+    inbox = NotificationQueue("there", 3, capacity=1)
+    first, second = (OutgoingNotification(bytes([n]) * 16, "here", b"m") for n in (1, 2))
     inbox.deliver(3, first)
     inbox.deliver(3, first)
-    with pytest.raises(Refused) as full:
+    with pytest.raises(AccessRefused) as full:
         inbox.deliver(3, second)
-    assert (full.value.status, full.value.detail) == (Status.NO_ROOM, 1)
+    assert (full.value.status, full.value.detail) == (AccessStatus.NO_ROOM, 1)
     # What was refused was not seen: it may come again.
     assert inbox.take(0) == Notification("here", b"m")
     inbox.deliver(3, first)
     assert inbox.take(0) is None
     inbox.deliver(3, second)
     assert inbox.take(0) == Notification("here", b"m")
-    with pytest.raises(Refused) as other:
+    with pytest.raises(AccessRefused) as other:
         inbox.deliver(4, second)
-    assert (other.value.status, other.value.detail) == (Status.OTHER_GENERATION, 3)
+    assert (other.value.status, other.value.detail) == (AccessStatus.OTHER_GENERATION, 3)
     inbox.check()
 
 
 async def test_a_cancelled_waiter_takes_nothing_with_it() -> None:
-    inbox = Inbox("there", 1, capacity=10)
+    inbox = NotificationQueue("there", 1, capacity=10)
     waiter = asyncio.create_task(inbox.wait(None))
     await asyncio.sleep(0)
-    inbox.deliver(1, Notice(bytes(16), "here", b"kept"))
+    inbox.deliver(1, OutgoingNotification(bytes(16), "here", b"kept"))
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiter
@@ -278,7 +278,7 @@ async def test_a_cancelled_waiter_takes_nothing_with_it() -> None:
 # On the wire.
 
 NOTICES = st.builds(
-    Notice,
+    OutgoingNotification,
     st.binary(min_size=16, max_size=16),
     st.text(max_size=100),
     st.binary(max_size=MAX_NOTIFICATION_BYTES),
@@ -286,39 +286,51 @@ NOTICES = st.builds(
 
 
 @given(NOTICES, st.integers(0, 2**64 - 1), st.integers(0, 2**63))
-def test_a_notice_is_read_as_it_was_written(notice: Notice, number: int, generation: int) -> None:
-    frame = frames.encode_notify(number, generation, notice)
-    header, rest = frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES :]
-    n_rest = frames.request_rest_bytes(header)
-    request = frames.decode_request(header, rest[:n_rest])
-    assert (request.op, request.number, request.generation) == (frames.NOTIFY, number, generation)
-    assert frames.decode_notice(request.slices[0], rest[n_rest:]) == notice
-    note = wire.Note(generation, notice)
-    assert wire.decode_ask(wire.encode_note(note)) == note
+def test_a_notice_is_read_as_it_was_written(
+    notice: OutgoingNotification, number: int, generation: int
+) -> None:
+    frame = tcp_frames.encode_notification(number, generation, notice)
+    header, rest = frame[: tcp_frames.HEADER_BYTES], frame[tcp_frames.HEADER_BYTES :]
+    n_rest = tcp_frames.request_rest_bytes(header)
+    request = tcp_frames.decode_request(header, rest[:n_rest])
+    assert (request.op, request.number, request.generation) == (
+        tcp_frames.NOTIFY,
+        number,
+        generation,
+    )
+    assert tcp_frames.decode_notification(request.slices[0], rest[n_rest:]) == notice
+    note = shm_wire.ShmNotification(generation, notice)
+    assert shm_wire.decode_request(shm_wire.encode_notification(note)) == note
 
 
 @settings(max_examples=50)
 @given(st.binary(max_size=200), st.data())
 def test_a_damaged_notice_is_an_error_and_nothing_else(junk: bytes, data: st.DataObject) -> None:
-    notice = Notice(bytes(16), "here", b"message")
-    frame = bytearray(frames.encode_notify(1, 1, notice))
-    position = data.draw(st.integers(frames.HEADER_BYTES, len(frame) - 1))
+    notice = OutgoingNotification(bytes(16), "here", b"message")
+    frame = bytearray(tcp_frames.encode_notification(1, 1, notice))
+    position = data.draw(st.integers(tcp_frames.HEADER_BYTES, len(frame) - 1))
     frame[position] ^= 1 << data.draw(st.integers(0, 7))
-    header, rest = bytes(frame[: frames.HEADER_BYTES]), bytes(frame[frames.HEADER_BYTES :])
-    n_rest = frames.request_rest_bytes(header)
-    with pytest.raises(frames.FrameError):
-        request = frames.decode_request(header, rest[:n_rest])
-        frames.decode_notice(request.slices[0], rest[n_rest:])
-    begun = wire.encode_note(wire.Note(1, notice))[: wire.MESSAGE_BYTES]
-    with pytest.raises(wire.WireError):
-        wire.decode_ask(begun + b"\xc1" + junk)
+    header, rest = bytes(frame[: tcp_frames.HEADER_BYTES]), bytes(frame[tcp_frames.HEADER_BYTES :])
+    n_rest = tcp_frames.request_rest_bytes(header)
+    with pytest.raises(tcp_frames.TcpFrameError):
+        request = tcp_frames.decode_request(header, rest[:n_rest])
+        tcp_frames.decode_notification(request.slices[0], rest[n_rest:])
+    begun = shm_wire.encode_notification(shm_wire.ShmNotification(1, notice))[
+        : shm_wire.MESSAGE_BYTES
+    ]
+    with pytest.raises(shm_wire.ShmWireError):
+        shm_wire.decode_request(begun + b"\xc1" + junk)
 
 
 def test_too_long_a_notice_is_refused_before_its_body_is_read() -> None:
-    asked = frames.Asked(bytes(16), 0, frames.MAX_NOTICE_BYTES + 1)
-    frame = frames.encode_request(frames.Request(frames.NOTIFY, 1, 1, True, (asked,)))
-    with pytest.raises(frames.FrameError, match="8193 bytes, at most 8192"):
-        frames.decode_request(frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES :])
-    long = Notice(bytes(16), "here", bytes(MAX_NOTIFICATION_BYTES + 1))
-    with pytest.raises(wire.WireError, match="4097 bytes"):
-        wire.decode_ask(wire.encode_note(wire.Note(1, long)))
+    asked = tcp_frames.SliceRequest(bytes(16), 0, tcp_frames.MAX_NOTICE_BYTES + 1)
+    frame = tcp_frames.encode_request(
+        tcp_frames.TcpRequest(tcp_frames.NOTIFY, 1, 1, True, (asked,))
+    )
+    with pytest.raises(tcp_frames.TcpFrameError, match="8193 bytes, at most 8192"):
+        tcp_frames.decode_request(
+            frame[: tcp_frames.HEADER_BYTES], frame[tcp_frames.HEADER_BYTES :]
+        )
+    long = OutgoingNotification(bytes(16), "here", bytes(MAX_NOTIFICATION_BYTES + 1))
+    with pytest.raises(shm_wire.ShmWireError, match="4097 bytes"):
+        shm_wire.decode_request(shm_wire.encode_notification(shm_wire.ShmNotification(1, long)))

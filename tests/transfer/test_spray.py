@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from halfmoon_transfer.spray import Spray, SprayLimits, Ticket
+from halfmoon_transfer.planning.spray import Spray, SprayLimits, SprayTicket
 
 MIB = 1024 * 1024
 LIMITS = SprayLimits(cooldown_s=1.0, cooldown_max_s=8.0, explore_every=100)
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.rails = spray("a", "b", "c")
         self.now = 0.0
-        self.out: list[Ticket] = []
+        self.out: list[SprayTicket] = []
         self.probes: list[str] = []
 
     @rule(n_bytes=st.integers(0, 10 * MIB), distance=st.integers(0, 2))

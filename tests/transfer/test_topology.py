@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_transfer.topology import (
+from halfmoon_transfer.planning.topology import (
     Device,
-    Machine,
+    MachineHardware,
     Topology,
     decode_matrix,
     encode_matrix,
     pci_hops,
     read_machine,
     topology_of,
-    unknown_cards,
+    unknown_nics,
 )
 
 
@@ -145,8 +145,8 @@ def test_a_software_rdma_device_stands_where_its_interface_does(sysfs: Sysfs) ->
 
 
 def test_a_machine_that_says_nothing_has_one_node_and_no_cards(tmp_path: Path) -> None:
-    assert read_machine(tmp_path / "nothing") == Machine()
-    assert topology_of(Machine()).matrix == {"cpu:0": ((), ()), "*": ((), ())}
+    assert read_machine(tmp_path / "nothing") == MachineHardware()
+    assert topology_of(MachineHardware()).matrix == {"cpu:0": ((), ()), "*": ((), ())}
 
 
 def test_unreadable_files_are_unknown_values(sysfs: Sysfs) -> None:
@@ -215,6 +215,6 @@ def test_what_is_no_matrix_is_refused_and_says_where(text: bytes, why: str) -> N
 
 
 def test_cards_that_are_not_there_are_named() -> None:
-    machine = Machine(nics=(Device("eth0", "ethernet"),))
+    machine = MachineHardware(nics=(Device("eth0", "ethernet"),))
     topology = decode_matrix(b'{"*": [["eth0", "mlx5_9"], ["mlx5_8"]]}')
-    assert unknown_cards(topology, machine) == ["mlx5_8", "mlx5_9"]
+    assert unknown_nics(topology, machine) == ["mlx5_8", "mlx5_9"]

@@ -19,11 +19,11 @@ from pathlib import Path
 import xxhash
 from clock import ROOM, batch_of
 
-from halfmoon_kvstore.disk import Disk
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.layout import KvLayout
-from halfmoon_scheduling.disk_map import BlockRecord
-from halfmoon_scheduling.tier_commands import Promote, WriteBack
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_scheduling.tiers.disk_map import BlockRecord
+from halfmoon_scheduling.tiers.tier_commands import Promote, WriteBack
 
 #: Bytes that are written and read.
 FILE_BYTES = 2 * ROOM
@@ -62,7 +62,7 @@ class Tier:
             model="m", n_layers=size // 4096, n_kv_heads=1, head_dim=32, dtype="float32",
             block_size=16,
         )  # fmt: skip
-        self.disk = Disk(folder / "tier", FILE_BYTES + (64 << 20), generation=1)
+        self.disk = SegmentFolder(folder / "tier", FILE_BYTES + (64 << 20), generation=1)
         self.disk.open(layout)
         self.records: dict[int, BlockRecord] = {}
         for slot in range(FILE_BYTES // size):

@@ -19,10 +19,10 @@ from clock import CAPACITY, MIB, ROOM, batch_of, measure
 from benchmarks.nodes import kvstore_nodes, metadata_server, record_of
 from halfmoon_metadata import MetadataStore, open_store
 from halfmoon_protocol.ids import BlockHash
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import BlocksLeased, KvstoreAddress, WorkerInfo
-from halfmoon_runtime.kvstores import KvstoreClient, Kvstores
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.kvstore_clients import KvstoreClient, KvstoreClients
 from halfmoon_transfer import Piece, TransferEngine, TransferSettings
 
 
@@ -113,7 +113,7 @@ async def connect(
 ) -> Client:
     network = ZmqNetwork()
     stack.push_async_callback(network.close)
-    stores = Kvstores(network, 10.0)
+    stores = KvstoreClients(network, 10.0)
     stack.push_async_callback(stores.close)
     backend = "tcp" if way in ("tcp", "bare") else "shm"
     settings = TransferSettings(checksums=way != "bare")

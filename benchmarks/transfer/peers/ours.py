@@ -4,10 +4,10 @@ import sys
 
 from measure import ROOM, measure
 
-from halfmoon_metadata.memory import MemoryStore
+from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_testing.segment_process import SegmentProcess
 from halfmoon_transfer import Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.tcp import native
-from halfmoon_transfer.testing import SegmentProcess
 
 backend, (sums, speed) = sys.argv.pop(1), sys.argv.pop(1).split(",")
 if speed == "native" and native.missing:

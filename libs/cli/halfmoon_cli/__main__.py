@@ -7,21 +7,21 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from halfmoon_cli.bench.command import bench_command
-from halfmoon_cli.chat.command import chat
-from halfmoon_cli.cluster import ClusterPlan
-from halfmoon_cli.demo import DEMO_MODEL_NAME, NoDemoModel, demo_model_folder
-from halfmoon_cli.kv.commands import app as kv_app
-from halfmoon_cli.p2p import app as p2p_app
-from halfmoon_cli.paper import paper
-from halfmoon_cli.profile import profile
-from halfmoon_cli.role_options import BadOption, role_options
-from halfmoon_cli.simulate import simulate
-from halfmoon_cli.status.command import status
-from halfmoon_cli.transfer import bench, target
-from halfmoon_cli.up import run_up
-from halfmoon_engine.model_folder import check_model
-from halfmoon_metadata.ports import free_port, is_free
+from halfmoon_cli.bench.bench_command import bench_command
+from halfmoon_cli.chat.chat_command import chat
+from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, demo_model_folder
+from halfmoon_cli.kv.kv_commands import app as kv_app
+from halfmoon_cli.simulate.paper_command import paper
+from halfmoon_cli.simulate.profile_command import profile
+from halfmoon_cli.simulate.simulate_command import simulate
+from halfmoon_cli.status.status_command import status
+from halfmoon_cli.transfer.p2p_commands import app as p2p_app
+from halfmoon_cli.transfer.transfer_commands import bench, target
+from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from halfmoon_cli.up.foreground import run_up
+from halfmoon_cli.up.role_options import BadRoleOption, role_options
+from halfmoon_engine.checkpoints.model_folder import check_model
+from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_models.errors import ModelError
 
 DEFAULT_PORT = 8000
@@ -89,12 +89,12 @@ def up(
     if not model:
         try:
             model, name = str(demo_model_folder()), name or DEMO_MODEL_NAME
-        except NoDemoModel as error:
+        except DemoModelMissing as error:
             _give_up(str(error))
     try:
         check_model(model)
         extra = role_options(option or [])
-    except (ModelError, BadOption) as error:
+    except (ModelError, BadRoleOption) as error:
         _give_up(str(error))
     plan = ClusterPlan(
         model=model,
@@ -129,7 +129,7 @@ def topology(
     ] = None,
 ) -> None:
     """Show this machine's network cards and GPUs, and which are near which memory."""
-    from halfmoon_cli.topology import show_topology
+    from halfmoon_cli.transfer.topology_table import show_topology
 
     try:
         show_topology(console, as_json=json, matrix=matrix)

@@ -10,16 +10,16 @@ from typing import Protocol
 
 import msgspec
 
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
-from halfmoon_protocol.scores import TokenScore
 
 #: Takes scores in the forward's thread, before `forward` returns.
-Report = Callable[[Sequence[TokenScore]], None]
+OnLogprobs = Callable[[Sequence[TokenScore]], None]
 
 
-class NotFollowed(msgspec.Struct, frozen=True):
+class GrammarFailed(msgspec.Struct, frozen=True):
     """No token: the grammar that the answer must keep to could not be followed."""
 
     reason: str
@@ -29,7 +29,7 @@ class NotFollowed(msgspec.Struct, frozen=True):
     invalid: bool
 
 
-class Late:
+class PendingToken:
     """No token yet: what the grammar allows next is still being computed.
 
     The run's KV is written. `Engine.finish` chooses the token; losing this loses the token.
@@ -38,10 +38,10 @@ class Late:
 
 
 #: What a forward says of a run that wants a token.
-Chosen = int | Late | NotFollowed
+TokenResult = int | PendingToken | GrammarFailed
 
 
-class Scratch(msgspec.Struct):
+class SequenceState(msgspec.Struct):
     """One request's place on a worker, where an engine keeps things from draw to draw."""
 
     #: The engine's own affair; None at first. Losing it costs time and nothing else.
@@ -57,9 +57,9 @@ class Draw(msgspec.Struct, frozen=True):
     #: How many of `history` are the client's prompt.
     n_prompt: int = 0
     #: Told the chosen token's score when `sampling.logprobs` asks for it.
-    report: Report | None = None
+    report: OnLogprobs | None = None
     #: The same one for every draw of a request; None: nothing is kept.
-    scratch: Scratch | None = None
+    scratch: SequenceState | None = None
 
 
 class PromptScoring(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class PromptScoring(msgspec.Struct, frozen=True):
     targets: Sequence[int]
     #: Likeliest tokens to report at each place.
     n_top: int
-    report: Report
+    report: OnLogprobs
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class Engine(Protocol):
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
-    ) -> list[Chosen | None]:
+    ) -> list[TokenResult | None]:
         """Run a ragged batch and choose the next token of each run that wants one.
 
         Args:
@@ -161,7 +161,7 @@ class Engine(Protocol):
         """
         ...
 
-    def finish(self, late: Sequence[Late], wait_s: float) -> list[Chosen]:
+    def finish(self, late: Sequence[PendingToken], wait_s: float) -> list[TokenResult]:
         """Choose the tokens that were late, waiting for so long at the most.
 
         Args:

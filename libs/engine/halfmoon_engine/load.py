@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from halfmoon_engine.fake import FakeEngine, parse_fake_spec
+from halfmoon_engine.checkpoints.model_folder import open_model_folder
+from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 from halfmoon_engine.interface import Engine
-from halfmoon_engine.model_folder import open_folder
-from halfmoon_engine.threads import wait_briefly
-from halfmoon_protocol.layout import DType
+from halfmoon_engine.torch_threads import limit_spin_waits
+from halfmoon_protocol.kv_layout import DType
 
 if TYPE_CHECKING:
     from halfmoon_engine.torch_engine import TorchEngine
@@ -70,9 +70,9 @@ def load_engine(
 
     Its folder is inspected before torch is imported, so that most refusals come at once.
     """
-    inspected = open_folder(path_or_hub_id, dtype=dtype)
-    wait_briefly()
-    from halfmoon_engine.checkpoint import load_torch_engine
+    inspected = open_model_folder(path_or_hub_id, dtype=dtype)
+    limit_spin_waits()
+    from halfmoon_engine.checkpoints.torch_loader import load_torch_engine
 
     return load_torch_engine(
         path_or_hub_id,

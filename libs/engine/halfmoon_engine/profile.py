@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from halfmoon_engine.forward_timing import median_forward_s
 from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
-from halfmoon_engine.timing import typical_s
 from halfmoon_models.errors import ModelError
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.sampling import Sampling
 
 #: Prompt tokens, and shares of them that are cached.
@@ -113,7 +113,7 @@ def _decodes(engine: Engine, n_pages: int) -> list[DecodePoint]:
 
 
 def _timed(engine: Engine, runs: Sequence[Run]) -> float:
-    return typical_s(engine, runs, repeats=_REPEATS, long_s=_LONG_S)
+    return median_forward_s(engine, runs, repeats=_REPEATS, long_s=_LONG_S)
 
 
 def main(arguments: list[str]) -> None:

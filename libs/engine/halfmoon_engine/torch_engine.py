@@ -13,20 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from halfmoon_engine.costs import measure_costs
-from halfmoon_engine.device_pool import DevicePool
+from halfmoon_engine.attention.attention_probe import KvShape
+from halfmoon_engine.attention.device_pool import DeviceKvPool
+from halfmoon_engine.attention.forward_plan import plan_forward
+from halfmoon_engine.attention.kv_pool import TORCH_DTYPES, HostKvPool, KvPool
+from halfmoon_engine.attention.paged_attention import use_forward_plan
+from halfmoon_engine.batch_checks import check_batch
+from halfmoon_engine.cost_fit import measure_costs
 from halfmoon_engine.errors import PoolNotAttached
-from halfmoon_engine.grammar import Grammars, Mask
-from halfmoon_engine.interface import Chosen, Draw, Late, LayerHook, NotFollowed, Run
-from halfmoon_engine.paged_attention import attending
-from halfmoon_engine.plan import plan_forward
-from halfmoon_engine.pool import TORCH_DTYPES, HostPool, Pool
-from halfmoon_engine.probe import KvShape
-from halfmoon_engine.runs import check_runs
-from halfmoon_engine.sampling import choose_tokens
-from halfmoon_engine.scoring import report_drawn, report_scores, scored_rows
+from halfmoon_engine.interface import Draw, GrammarFailed, LayerHook, PendingToken, Run, TokenResult
+from halfmoon_engine.sampling.grammar_masks import GrammarMasks, TokenMask
+from halfmoon_engine.sampling.sampler import choose_tokens
+from halfmoon_engine.sampling.token_logprobs import (
+    logprob_rows,
+    report_drawn_logprob,
+    report_prompt_logprobs,
+)
 from halfmoon_protocol.blocks import check_block_size
-from halfmoon_protocol.layout import DType, KvLayout
+from halfmoon_protocol.kv_layout import DType, KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
 log = logging.getLogger(__name__)
@@ -35,7 +39,7 @@ log = logging.getLogger(__name__)
 #: ready, and when there are none.
 _GRACE_S = 0.005
 _ALONE_S = 0.02
-_NO_GRAMMARS = NotFollowed("this model's tokenizer is none that grammars need", invalid=False)
+_NO_GRAMMARS = GrammarFailed("this model's tokenizer is none that grammars need", invalid=False)
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -53,7 +57,7 @@ class TorchEngine:
         block_size: int,
         max_context: int,
         eos_token_ids: tuple[int, ...],
-        grammars: Grammars | None = None,
+        grammars: GrammarMasks | None = None,
         mirror: bool = False,
     ) -> None:
         """Wrap a model that has our attention.
@@ -88,7 +92,7 @@ class TorchEngine:
         self._n_vocab = _n_vocab(model)
         self._grammars = grammars
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._pool: Pool | None = None
+        self._pool: KvPool | None = None
 
     @property
     def name(self) -> str:
@@ -122,9 +126,9 @@ class TorchEngine:
             ValueError: it holds no page, or is read-only.
         """
         self._pool = (
-            DevicePool(pool, self._layout, self._device)
+            DeviceKvPool(pool, self._layout, self._device)
             if self._mirror
-            else HostPool(pool, self._layout)
+            else HostKvPool(pool, self._layout)
         )
 
     def detach(self) -> None:
@@ -138,7 +142,7 @@ class TorchEngine:
         *,
         before_layer: LayerHook | None = None,
         after_layer: LayerHook | None = None,
-    ) -> list[Chosen | None]:
+    ) -> list[TokenResult | None]:
         """Run a ragged batch and choose the next token of each run that wants one.
 
         Raises:
@@ -148,7 +152,7 @@ class TorchEngine:
         """
         if self._pool is None:
             raise PoolNotAttached("this engine has no pool yet; call attach(memory) first")
-        check_runs(runs, self._layout, self._pool.n_pages, self._max_context)
+        check_batch(runs, self._layout, self._pool.n_pages, self._max_context)
         if not runs:
             return []
         plan = plan_forward(runs, self._layout, self._pool, self._device, self._dtype)
@@ -161,10 +165,10 @@ class TorchEngine:
         )
         last_rows = np.cumsum(lengths) - 1
         drawing = [i for i, run in enumerate(runs) if run.draw is not None]
-        rows = np.concatenate([last_rows[drawing], *scored_rows(runs)])
-        with attending(plan):
+        rows = np.concatenate([last_rows[drawing], *logprob_rows(runs)])
+        with use_forward_plan(plan):
             logits = self._logits(tokens, positions, rows)
-        result: list[Chosen | None] = [None] * len(runs)
+        result: list[TokenResult | None] = [None] * len(runs)
         if drawing:
             ends = [runs[i].start + lengths[i] for i in drawing]
             draws = [draw for run in runs if (draw := run.draw) is not None]
@@ -172,11 +176,11 @@ class TorchEngine:
             chosen = self._choose(logits[: len(drawing)], draws, ends, masks)
             for i, each in zip(drawing, chosen, strict=True):
                 result[i] = each
-        report_scores(logits, runs, result)
+        report_prompt_logprobs(logits, runs, result)
         return result
 
     @torch.inference_mode()
-    def finish(self, late: Sequence[Late], wait_s: float) -> list[Chosen]:
+    def finish(self, late: Sequence[PendingToken], wait_s: float) -> list[TokenResult]:
         """Choose the tokens that were late, waiting for so long at the most."""
         assert self._grammars is not None
         waiting = [each for each in late if isinstance(each, _LateToken)]
@@ -194,7 +198,7 @@ class TorchEngine:
             self._grammars.start()
         return costs
 
-    def _ask(self, runs: Sequence[Run]) -> dict[int, Mask | NotFollowed]:
+    def _ask(self, runs: Sequence[Run]) -> dict[int, TokenMask | GrammarFailed]:
         """By run, the masks of those whose draws keep to a grammar."""
         return {
             i: _NO_GRAMMARS if self._grammars is None else self._grammars.ask(run.draw)
@@ -207,20 +211,20 @@ class TorchEngine:
         logits: torch.Tensor,
         draws: Sequence[Draw],
         positions: Sequence[int],
-        masks: Sequence[Mask | NotFollowed | None],
-    ) -> list[Chosen]:
+        masks: Sequence[TokenMask | GrammarFailed | None],
+    ) -> list[TokenResult]:
         """A token for each row of logits, [n, vocab], or why there is none yet."""
-        asked = [mask for mask in masks if isinstance(mask, Mask)]
+        asked = [mask for mask in masks if isinstance(mask, TokenMask)]
         if asked and self._grammars is not None:
             self._grammars.collect(asked, _ALONE_S if len(asked) == len(masks) else _GRACE_S)
-        known = [mask.result if isinstance(mask, Mask) else mask for mask in masks]
-        chosen: list[Chosen] = []
+        known = [mask.result if isinstance(mask, TokenMask) else mask for mask in masks]
+        chosen: list[TokenResult] = []
         ready: list[int] = []
         for row, (mask, result) in enumerate(zip(masks, known, strict=True)):
-            if isinstance(result, NotFollowed):
+            if isinstance(result, GrammarFailed):
                 log.warning("a grammar was not followed: %s", result.reason)
                 chosen.append(result)
-            elif isinstance(mask, Mask) and result is None:
+            elif isinstance(mask, TokenMask) and result is None:
                 # A copy: the others' logits need not be kept for its sake.
                 chosen.append(_LateToken(logits[row].clone(), draws[row], positions[row], mask))
             else:
@@ -239,15 +243,15 @@ class TorchEngine:
             chosen[row] = token
         return chosen
 
-    def _finish(self, late: "_LateToken") -> Chosen:
+    def _finish(self, late: "_LateToken") -> TokenResult:
         allowed = late.mask.result
         if allowed is None:
             return late
-        if isinstance(allowed, NotFollowed):
+        if isinstance(allowed, GrammarFailed):
             log.warning("a grammar was not followed: %s", allowed.reason)
             return allowed
         (token,) = choose_tokens(late.logits[None], [late.draw], [late.position], {0: allowed})
-        report_drawn(late.logits, late.draw, token)
+        report_drawn_logprob(late.logits, late.draw, token)
         return token
 
     def _logits(
@@ -272,13 +276,13 @@ class TorchEngine:
 
 
 @dataclass(frozen=True)
-class _LateToken(Late):
+class _LateToken(PendingToken):
     """A row of logits whose mask has not come."""
 
     logits: torch.Tensor
     draw: Draw
     position: int
-    mask: Mask
+    mask: TokenMask
 
 
 def _n_vocab(model: Any) -> int:

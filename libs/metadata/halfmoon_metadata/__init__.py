@@ -1,13 +1,13 @@
 """Small shared records under leases: in memory, over HTTP, in Redis, in etcd."""
 
-from halfmoon_metadata.memory import MemoryStore
-from halfmoon_metadata.opening import open_store
-from halfmoon_metadata.store import (
+from halfmoon_metadata.store_interface import (
     MetadataError,
     MetadataRefused,
     MetadataStore,
     MetadataUnreachable,
 )
+from halfmoon_metadata.store_registry import open_store
+from halfmoon_metadata.stores.memory_store import MemoryStore
 
 __all__ = [
     "MemoryStore",

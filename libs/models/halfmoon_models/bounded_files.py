@@ -92,17 +92,17 @@ def read_text(path: Path, max_bytes: int) -> str:
         ) from None
 
 
-def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
+def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
         ModelNotFound: it can't be read.
         BrokenCheckpoint: too large, too deep, not JSON, or not an object.
     """
-    return parse_object(read_text(path, max_bytes), str(path))
+    return parse_json_object(read_text(path, max_bytes), str(path))
 
 
-def parse_object(text: str, place: str) -> dict[str, Any]:
+def parse_json_object(text: str, place: str) -> dict[str, Any]:
     """Return the JSON object in a text; `place` names it in errors.
 
     Raises:

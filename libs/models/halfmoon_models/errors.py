@@ -10,7 +10,7 @@ Texts may quote a checkpoint, whose author chose every byte. So each error's tex
 line of printable characters, of bounded length.
 """
 
-MAX_TEXT = 700
+MAX_ERROR_CHARS = 700
 
 
 class ModelError(Exception):
@@ -36,7 +36,7 @@ class UnsupportedModel(ModelError, ValueError):
     """A model of a kind, or in a format, that is not served; names what it is and the reason."""
 
 
-def one_line(text: object, limit: int = MAX_TEXT) -> str:
+def one_line(text: object, limit: int = MAX_ERROR_CHARS) -> str:
     """Return a text as one line of printable characters, cut in its middle past `limit`.
 
     Runs of white space become one space, other unprintable characters their escapes.

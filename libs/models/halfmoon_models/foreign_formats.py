@@ -5,10 +5,10 @@ Told by the names of their files; of the files, only an adapter's configuration 
 
 from pathlib import Path
 
-from halfmoon_models.bounded_files import MIB, read_object
+from halfmoon_models.bounded_files import MIB, read_json_object
 from halfmoon_models.errors import ModelError, ModelNotFound, UnsupportedModel, one_line
 
-ADAPTER = "adapter_config.json"
+ADAPTER_FILE = "adapter_config.json"
 _CONVERT = (
     "convert it where you trust it, with transformers' from_pretrained and save_pretrained, which "
     "writes safetensors"
@@ -32,7 +32,7 @@ _ENDINGS = (
 _SAFETENSORS_ONLY = "weights are read from safetensors files only, and nothing is unpickled"
 
 
-def check_path(path: Path) -> None:
+def check_is_folder(path: Path) -> None:
     """Refuse a path that is no folder.
 
     Raises:
@@ -52,14 +52,14 @@ def check_path(path: Path) -> None:
     raise ModelNotFound(f"{path} is not a folder: nothing is there; name a model's folder")
 
 
-def check_names(folder: Path, names: frozenset[str]) -> None:
+def check_file_names(folder: Path, names: frozenset[str]) -> None:
     """Refuse a folder whose files say that it holds something else.
 
     Raises:
         UnsupportedModel: naming what it is, and the way out.
         ModelNotFound: no configuration, or no weights of any kind.
     """
-    if ADAPTER in names or "adapter_model.safetensors" in names:
+    if ADAPTER_FILE in names or "adapter_model.safetensors" in names:
         raise _adapter(folder, names)
     if "model_index.json" in names:
         raise UnsupportedModel(
@@ -101,16 +101,16 @@ def _without_config(
 
 def _adapter(folder: Path, names: frozenset[str]) -> ModelError:
     base = ""
-    if ADAPTER in names:
+    if ADAPTER_FILE in names:
         try:
-            named = read_object(folder / ADAPTER, MIB).get("base_model_name_or_path")
+            named = read_json_object(folder / ADAPTER_FILE, MIB).get("base_model_name_or_path")
             base = one_line(named, 120) if isinstance(named, str) and named else ""
         except ModelError:  # what it is shows by its name already
             pass
     of = f"its base model, {base!r}" if base else "its base model"
     beside = " beside a model" if "config.json" in names else ""
     return UnsupportedModel(
-        f"{folder} holds an adapter{beside} (LoRA, {ADAPTER}), which is not served by itself: "
+        f"{folder} holds an adapter{beside} (LoRA, {ADAPTER_FILE}), which is not served by itself: "
         f"serve {of}, or merge the two with peft's merge_and_unload and save the result"
     )
 

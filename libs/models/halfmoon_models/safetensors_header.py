@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from halfmoon_models.bounded_files import MIB, open_regular, parse_object
+from halfmoon_models.bounded_files import MIB, open_regular, parse_json_object
 from halfmoon_models.errors import BrokenCheckpoint
 
 #: A tensor takes about 150 of them.
@@ -77,7 +77,7 @@ def read_header(path: Path) -> Mapping[str, TensorEntry]:
             f"{path} has a header that is not text: not a safetensors file, or a damaged one; "
             "fetch it once more"
         ) from None
-    content = parse_object(text, f"{path}: its header")
+    content = parse_json_object(text, f"{path}: its header")
     tensors = {
         name: _entry(path, name, value) for name, value in content.items() if name != "__metadata__"
     }

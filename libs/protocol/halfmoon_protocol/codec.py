@@ -8,7 +8,7 @@ reads a socket logs that and drops the frame.
 
 import msgspec
 
-from halfmoon_protocol.errors import Malformed, MessageTooLarge, UnknownVersion
+from halfmoon_protocol.errors import MalformedMessage, MessageTooLarge, UnknownVersion
 from halfmoon_protocol.messages import AnyMessage, Message
 
 VERSION = 1
@@ -45,10 +45,10 @@ def decode(frame: bytes | memoryview, *, max_bytes: int = MAX_MESSAGE_BYTES) -> 
     if len(frame) > max_bytes:
         raise MessageTooLarge(f"a frame of {len(frame)} bytes is over {max_bytes}")
     if len(frame) == 0:
-        raise Malformed("an empty frame")
+        raise MalformedMessage("an empty frame")
     if frame[0] != VERSION:
         raise UnknownVersion(f"a frame of version {frame[0]}, this build speaks {VERSION}")
     try:
         return _decoder.decode(memoryview(frame)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"not a message: {error}") from None
+        raise MalformedMessage(f"not a message: {error}") from None

@@ -20,7 +20,7 @@ class MessageTooLarge(ProtocolError):
     """A frame over `codec.MAX_MESSAGE_BYTES`."""
 
 
-class Malformed(ProtocolError):
+class MalformedMessage(ProtocolError):
     """Bytes that are not one of the expected messages."""
 
 

@@ -1,7 +1,8 @@
 """One example of every message: the golden bytes are made of these, and tests use them."""
 
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksLeased,
@@ -51,8 +52,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
-from halfmoon_protocol.scores import TokenScore
-from halfmoon_protocol.traces import TraceContext
+from halfmoon_protocol.trace_context import TraceContext
 
 REQUEST = RequestId("cmpl-7f3a")
 TICKET = Ticket("prefill-0/17")

@@ -22,9 +22,9 @@ Ticket = NewType("Ticket", str)
 
 def retry_id(request_id: RequestId, attempt: int) -> RequestId:
     """The id of try number `attempt` (2 for the first retry) of a client's request."""
-    return RequestId(f"{origin(request_id)}~{attempt}")
+    return RequestId(f"{original_request_id(request_id)}~{attempt}")
 
 
-def origin(request_id: RequestId) -> str:
+def original_request_id(request_id: RequestId) -> str:
     """The client's request that a try belongs to: the id without its try number."""
     return request_id.split("~", 1)[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from halfmoon_protocol.errors import Malformed
+from halfmoon_protocol.errors import MalformedMessage
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -64,7 +64,7 @@ def decode_sequence(frame: bytes) -> int:
         Malformed: not 8 bytes.
     """
     if len(frame) != 8:
-        raise Malformed(f"a KV event sequence number of {len(frame)} bytes, not 8")
+        raise MalformedMessage(f"a KV event sequence number of {len(frame)} bytes, not 8")
     (sequence,) = struct.unpack(">q", frame)
     return int(sequence)
 
@@ -96,7 +96,7 @@ def decode_payload(payload: bytes, sequence: int) -> KvEventBatch:
         LookupError,
         RecursionError,
     ) as error:
-        raise Malformed(f"not a KV event batch: {error}") from None
+        raise MalformedMessage(f"not a KV event batch: {error}") from None
     return KvEventBatch(sequence, timestamp, events)
 
 

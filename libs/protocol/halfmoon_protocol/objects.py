@@ -17,14 +17,14 @@ import struct
 
 import msgspec
 
-from halfmoon_protocol.errors import Malformed
+from halfmoon_protocol.errors import MalformedMessage
 from halfmoon_protocol.ids import BlockHash
 
 MAX_KEY_BYTES = 1024
 _DOMAIN = b"halfmoon.object.v1"
 _HEAD = struct.Struct("<8sQ16s")
 _MAGIC = b"HMOBJ1\0\0"
-HEAD_BYTES = _HEAD.size
+OBJECT_HEAD_BYTES = _HEAD.size
 
 
 class ObjectHead(msgspec.Struct, frozen=True):
@@ -45,16 +45,18 @@ class ObjectHead(msgspec.Struct, frozen=True):
         Raises:
             Malformed: the block is none of an object.
         """
-        if len(block) < HEAD_BYTES:
-            raise Malformed(f"a block of {len(block)} bytes has no head of {HEAD_BYTES}")
+        if len(block) < OBJECT_HEAD_BYTES:
+            raise MalformedMessage(
+                f"a block of {len(block)} bytes has no head of {OBJECT_HEAD_BYTES}"
+            )
         magic, n_bytes, digest = _HEAD.unpack_from(block)
         if magic != _MAGIC:
-            raise Malformed("the block is none of an object")
+            raise MalformedMessage("the block is none of an object")
         return cls(n_bytes, digest)
 
     def n_blocks(self, block_bytes: int) -> int:
         """Blocks that the object takes."""
-        return -(-(HEAD_BYTES + self.n_bytes) // block_bytes)
+        return -(-(OBJECT_HEAD_BYTES + self.n_bytes) // block_bytes)
 
 
 def object_hashes(key: str, n_blocks: int, block_bytes: int) -> list[BlockHash]:
@@ -65,7 +67,7 @@ def object_hashes(key: str, n_blocks: int, block_bytes: int) -> list[BlockHash]:
     """
     encoded = key.encode()
     if not 0 < len(encoded) <= MAX_KEY_BYTES:
-        raise Malformed(f"a key of {len(encoded)} bytes, 1 to {MAX_KEY_BYTES} are allowed")
+        raise MalformedMessage(f"a key of {len(encoded)} bytes, 1 to {MAX_KEY_BYTES} are allowed")
     last = _hash(_DOMAIN + struct.pack("<I", block_bytes) + encoded)
     hashes: list[BlockHash] = []
     for i in range(n_blocks):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from halfmoon_protocol.bounds import Count, Name
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 
 KEY_BYTES = 16
 

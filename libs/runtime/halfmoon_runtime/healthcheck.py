@@ -1,7 +1,7 @@
 """``python -m halfmoon_runtime.healthcheck [URL]``: status 0 if the service here is well.
 
 For a container's health check. It reads the progress that the service writes (see
-`halfmoon_runtime.lifecycle:announce`), and then asks the URL, or else the service's `/health`,
+`halfmoon_runtime.lifecycle:report_stage`), and then asks the URL, or else the service's `/health`,
 which its event loop answers. It runs every few seconds in every container, so it imports next to
 nothing.
 """
@@ -13,11 +13,11 @@ import sys
 #: The variable that names the file in which a service writes how far it is.
 STATUS_FILE = "HALFMOON_STATUS_FILE"
 #: Stages in which requests are served. A service that drains still does.
-WELL = ("ready", "draining")
+HEALTHY = ("ready", "draining")
 _TIMEOUT_S = 3.0
 
 
-def ailment(environment: dict[str, str], url: str | None = None) -> str | None:
+def find_problem(environment: dict[str, str], url: str | None = None) -> str | None:
     """What is wrong with this container's service; None: nothing.
 
     Args:
@@ -33,7 +33,7 @@ def ailment(environment: dict[str, str], url: str | None = None) -> str | None:
         stage, operators = status.get("stage"), status.get("operators")
     except (OSError, ValueError, AttributeError) as error:
         return f"{path} can't be read: {error}"
-    if stage not in WELL:
+    if stage not in HEALTHY:
         return f"the service is {stage}"
     url = url or (f"{operators}/health" if operators else None)
     return _no_answer(url) if url else None
@@ -56,6 +56,6 @@ def _no_answer(url: str) -> str | None:
 
 
 if __name__ == "__main__":
-    wrong = ailment(dict(os.environ), *sys.argv[1:2])
+    wrong = find_problem(dict(os.environ), *sys.argv[1:2])
     if wrong:
         sys.exit(wrong)

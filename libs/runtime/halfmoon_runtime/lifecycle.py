@@ -27,11 +27,11 @@ import structlog
 from prometheus_client import disable_created_metrics
 
 from halfmoon_runtime.healthcheck import STATUS_FILE
-from halfmoon_runtime.loop_lag import LoopLag
-from halfmoon_runtime.operator_http import OperatorHttp, operator_token
-from halfmoon_runtime.readings import expose
+from halfmoon_runtime.observability.logs import configure_logging
+from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
+from halfmoon_runtime.observability.metrics import expose_metrics
+from halfmoon_runtime.observability.operator_http import OperatorHttp, operator_token
 from halfmoon_runtime.settings import ServiceSettings
-from halfmoon_runtime.telemetry import configure_logging
 
 _log = structlog.get_logger(__name__)
 
@@ -44,7 +44,7 @@ class CannotStart(Exception):
     """
 
 
-def announce(stage: str, **fields: object) -> None:
+def report_stage(stage: str, **fields: object) -> None:
     """Log how far the service is, for people; and, for whoever started it, write it to a file.
 
     The file is the one that `STATUS_FILE` names, if set: one JSON object of the stage, the
@@ -100,7 +100,7 @@ class Service:
     def announce(self, stage: str, **fields: object) -> None:
         """See the function `announce`; says where operators are answered, too."""
         where = {} if self.operators is None else {"operators": self.operators}
-        announce(stage, **where, **fields)
+        report_stage(stage, **where, **fields)
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, Any], name: str | None = None
@@ -160,7 +160,7 @@ def run_service(
         loop_factory: makes the event loop; None: asyncio's own.
     """
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
-    announce("starting", worker_id=settings.worker_id)
+    report_stage("starting", worker_id=settings.worker_id)
     run = _Run(settings, main)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         code = runner.run(run.to_the_end())
@@ -214,8 +214,8 @@ class _Run:
     async def _run_main(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._service = self._serve_operators(tasks)
-            lag = LoopLag()
-            hide = expose(lag.readings)
+            lag = LoopLagMonitor()
+            hide = expose_metrics(lag.readings)
             self._service.spawn(lag.watch(), name="loop lag")
             self._main_task = tasks.create_task(self._main(self._service), name="main")
             await asyncio.wait({self._main_task})
@@ -255,7 +255,7 @@ class _Run:
         return service
 
     def _announce(self, stage: str, **fields: object) -> None:
-        announce(stage, worker_id=self._settings.worker_id, **fields)
+        report_stage(stage, worker_id=self._settings.worker_id, **fields)
 
 
 def _leaves(failure: BaseException) -> list[BaseException]:

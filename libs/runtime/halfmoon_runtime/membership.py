@@ -17,10 +17,10 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from halfmoon_metadata.store import MetadataError, MetadataStore
+from halfmoon_metadata.store_interface import MetadataError, MetadataStore
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import WorkerInfo
-from halfmoon_runtime.readings import Readings
+from halfmoon_runtime.observability.metrics import MetricSnapshot
 
 MEMBERS = "halfmoon/members/"
 GENERATIONS = "halfmoon/generation/"
@@ -135,7 +135,7 @@ class Membership:
                 await asyncio.to_thread(self._write_now)
                 self._renewed_s = time.monotonic()
 
-    def readings(self) -> Readings:
+    def readings(self) -> MetricSnapshot:
         """What the metrics show."""
         if self._renewed_s is None:
             return {}
@@ -213,7 +213,7 @@ class MemberGone:
 MemberEvent = MemberJoined | MemberChanged | MemberGone
 
 
-async def members(store: MetadataStore) -> dict[WorkerId, WorkerInfo]:
+async def list_members(store: MetadataStore) -> dict[WorkerId, WorkerInfo]:
     """All members, as they are now.
 
     Raises:
@@ -222,7 +222,7 @@ async def members(store: MetadataStore) -> dict[WorkerId, WorkerInfo]:
     return _readable(await asyncio.to_thread(store.list, MEMBERS), {})[0]
 
 
-async def model_worker(
+async def find_model_worker(
     look: Callable[[], Awaitable[Iterable[WorkerInfo]]], *, limit_s: float = 2.0
 ) -> WorkerInfo | None:
     """A member that says what the KV of the cluster's model is; None while none is known.
@@ -236,10 +236,10 @@ async def model_worker(
             there = await look()
     except (MetadataError, TimeoutError):
         return None
-    return model_worker_of(there)
+    return first_model_worker(there)
 
 
-def model_worker_of(there: Iterable[WorkerInfo]) -> WorkerInfo | None:
+def first_model_worker(there: Iterable[WorkerInfo]) -> WorkerInfo | None:
     """Of these members one that says what the KV of the cluster's model is: the first by name."""
     models = [info for info in there if info.role != "kvstore" and info.layout is not None]
     return min(models, key=lambda info: info.worker_id, default=None)
@@ -261,13 +261,13 @@ async def watch_members(
     while True:
         records = await _until_done(MEMBERS, lambda: asyncio.to_thread(store.list, MEMBERS))
         now, ignored = _readable(records, ignored)
-        for event in member_events(view, now):
+        for event in diff_members(view, now):
             yield event
         view = now
         await asyncio.sleep(interval_s)
 
 
-def member_events(
+def diff_members(
     before: Mapping[WorkerId, WorkerInfo], now: Mapping[WorkerId, WorkerInfo]
 ) -> list[MemberEvent]:
     """What happened between two views: who is gone first, each kind by worker id."""
@@ -289,12 +289,12 @@ def _readable(
     records: Mapping[str, bytes], ignored: dict[str, bytes]
 ) -> tuple[dict[WorkerId, WorkerInfo], dict[str, bytes]]:
     """The members in these records, and the records that can't be read, logged when new."""
-    members: dict[WorkerId, WorkerInfo] = {}
+    list_members: dict[WorkerId, WorkerInfo] = {}
     unreadable: dict[str, bytes] = {}
     for key, value in records.items():
         info = _decode(key, value)
         if info is not None:
-            members[info.worker_id] = info
+            list_members[info.worker_id] = info
             continue
         unreadable[key] = value
         if ignored.get(key) != value:
@@ -304,7 +304,7 @@ def _readable(
                 reason=_unreadable(key, value)[:_MAX_LOGGED],
                 record=value[:_MAX_LOGGED],
             )
-    return members, unreadable
+    return list_members, unreadable
 
 
 def _unreadable(key: str, value: bytes) -> str:

@@ -8,7 +8,7 @@ import ipaddress
 import socket
 
 
-def own_address(host: str) -> str:
+def resolve_own_address(host: str) -> str:
     """An address as it is; a network such as "10.0.1.0/24" as this machine's address in it.
 
     Raises:

@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict, SettingsError
 
-from halfmoon_runtime.own_address import own_address
+from halfmoon_runtime.own_address import resolve_own_address
 
 ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
@@ -27,7 +27,7 @@ _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def this_machine() -> str:
+def machine_id() -> str:
     """An id of this machine, or container, since its start: processes with equal ids may share
     memory."""
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "unknown"
@@ -76,7 +76,7 @@ class ServiceSettings(BaseSettings):
         " with a question mark is left out where this machine lacks it",
     )
     host_id: str = Field(
-        default_factory=this_machine,
+        default_factory=machine_id,
         min_length=1,
         description="Machine id; processes with the same one share memory for KV on this host"
         " (the machine's name and boot id unless given)",
@@ -103,12 +103,12 @@ class ServiceSettings(BaseSettings):
     @field_validator("host")
     @classmethod
     def _is_ours(cls, host: str) -> str:
-        return own_address(host)
+        return resolve_own_address(host)
 
     @field_validator("transfer_host")
     @classmethod
     def _are_ours(cls, hosts: str) -> str:
-        addresses = [own_address(host.strip()) for host in hosts.split(",") if host.strip()]
+        addresses = [resolve_own_address(host.strip()) for host in hosts.split(",") if host.strip()]
         if any(_is_any(address) for address in addresses):
             raise ValueError("peers dial these addresses: name them one by one, or their networks")
         return ",".join(addresses)

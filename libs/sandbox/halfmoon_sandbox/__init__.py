@@ -7,12 +7,20 @@
 
 `Sandbox` starts one template process that imports the handler's module and calls
 ``make_handler(argument)`` once. Each `Child` is a fork of it and runs ``handler(request)``. A
-call that passes its limits, or crashes, ends its child alone and raises `Exceeded`.
+call that passes its limits, or crashes, ends its child alone and raises `LimitExceeded`.
 """
 
 from halfmoon_sandbox.child import Child
-from halfmoon_sandbox.errors import Broken, Exceeded, HandlerFailed, SandboxError
-from halfmoon_sandbox.pool import Pool
+from halfmoon_sandbox.child_pool import ChildPool
+from halfmoon_sandbox.errors import ChildUnavailable, HandlerFailed, LimitExceeded, SandboxError
 from halfmoon_sandbox.sandbox import Sandbox
 
-__all__ = ["Broken", "Child", "Exceeded", "HandlerFailed", "Pool", "Sandbox", "SandboxError"]
+__all__ = [
+    "Child",
+    "ChildPool",
+    "ChildUnavailable",
+    "HandlerFailed",
+    "LimitExceeded",
+    "Sandbox",
+    "SandboxError",
+]

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from halfmoon_sandbox import frames
-from halfmoon_sandbox.control import MEMORY_EXIT, NO_CHILD
-from halfmoon_sandbox.errors import Broken, Exceeded, HandlerFailed
+from halfmoon_sandbox.control_protocol import NO_CHILD, OUT_OF_MEMORY_STATUS
+from halfmoon_sandbox.errors import ChildUnavailable, HandlerFailed, LimitExceeded
 
 if TYPE_CHECKING:
     from halfmoon_sandbox.sandbox import Sandbox
@@ -108,7 +108,7 @@ class Child:
         """
         assert not self.busy, "a child serves one request at a time"
         self._socket()
-        self._to_send = memoryview(frames.frame(frames.REQUEST.pack(cpu_s), request))
+        self._to_send = memoryview(frames.encode_frame(frames.REQUEST.pack(cpu_s), request))
         self._allowed_s = cpu_s
         self._deadline_s = time.monotonic() + _WALL_FACTOR * cpu_s + _WALL_EXTRA_S
         self._send()
@@ -139,7 +139,7 @@ class Child:
 
     def _socket(self) -> socket.socket:
         if self._connection is None:
-            raise Broken("the child process has ended")
+            raise ChildUnavailable("the child process has ended")
         return self._connection
 
     def _send(self) -> None:
@@ -160,7 +160,7 @@ class Child:
             return None
         except ConnectionError:
             self._ended()
-        body = bytes(self._received[frames.LENGTH.size :])
+        body = bytes(self._received[frames.LENGTH_FORMAT.size :])
         self._received.clear()
         self._deadline_s = None
         status, used_s = frames.RESPONSE.unpack_from(body)
@@ -172,31 +172,33 @@ class Child:
 
     def _missing(self) -> int:
         """Bytes of the answer that have not come, as far as its length is known."""
-        if len(self._received) < frames.LENGTH.size:
-            return frames.LENGTH.size - len(self._received)
-        (n_bytes,) = frames.LENGTH.unpack_from(self._received)
+        if len(self._received) < frames.LENGTH_FORMAT.size:
+            return frames.LENGTH_FORMAT.size - len(self._received)
+        (n_bytes,) = frames.LENGTH_FORMAT.unpack_from(self._received)
         if n_bytes > frames.MAX_FRAME_BYTES:
             self._end("crash", "its child process answered garbage")
-        return int(n_bytes) + frames.LENGTH.size - len(self._received)
+        return int(n_bytes) + frames.LENGTH_FORMAT.size - len(self._received)
 
     def _ended(self) -> NoReturn:
         status = self._sandbox.exit_status(self._number)
         if status is None or status == NO_CHILD:
             self._let_go()
-            raise Broken("the child process has ended with its template, or was never forked")
+            raise ChildUnavailable(
+                "the child process has ended with its template, or was never forked"
+            )
         if status == -signal.SIGPROF:
             self._forget("time", f"it took over {self._allowed_s:g} s of processor time")
-        if status in (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGKILL):
+        if status in (OUT_OF_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGKILL):
             self._forget("memory", "it took more memory than it may")
         self._forget("crash", f"it crashed its process (status {status})")
 
     def _end(self, limit: str, detail: str) -> NoReturn:
         self.close()
-        raise Exceeded(limit, detail)
+        raise LimitExceeded(limit, detail)
 
     def _forget(self, limit: str, detail: str) -> NoReturn:
         self._let_go()
-        raise Exceeded(limit, detail)
+        raise LimitExceeded(limit, detail)
 
     def _let_go(self) -> None:
         if self._connection is not None:

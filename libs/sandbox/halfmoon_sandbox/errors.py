@@ -9,7 +9,7 @@ class HandlerFailed(SandboxError):
     """The handler raised; the text is its exception's. The child goes on."""
 
 
-class Exceeded(SandboxError):
+class LimitExceeded(SandboxError):
     """The request passed a limit or crashed its child, which has ended.
 
     Args:
@@ -23,5 +23,5 @@ class Exceeded(SandboxError):
         self.limit = limit
 
 
-class Broken(SandboxError):
+class ChildUnavailable(SandboxError):
     """No child can be had: the template process does not start, or this child was closed."""

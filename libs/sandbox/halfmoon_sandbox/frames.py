@@ -9,14 +9,14 @@ import struct
 
 #: The largest frame: a chat of a million tokens fits, in either direction.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-LENGTH = struct.Struct("<I")
+LENGTH_FORMAT = struct.Struct("<I")
 REQUEST = struct.Struct("<d")
 RESPONSE = struct.Struct("<Bd")
 
 OK, FAILED = 0, 1
 
 
-def frame(*parts: bytes) -> bytes:
+def encode_frame(*parts: bytes) -> bytes:
     """Join parts to one frame.
 
     Raises:
@@ -25,25 +25,25 @@ def frame(*parts: bytes) -> bytes:
     n_bytes = sum(map(len, parts))
     if n_bytes > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {n_bytes} bytes is over {MAX_FRAME_BYTES}")
-    return b"".join((LENGTH.pack(n_bytes), *parts))
+    return b"".join((LENGTH_FORMAT.pack(n_bytes), *parts))
 
 
-def receive(connection: socket.socket) -> bytes | None:
+def receive_frame(connection: socket.socket) -> bytes | None:
     """Read one frame from a blocking socket; None when the other end has closed.
 
     Raises:
         ValueError: over `MAX_FRAME_BYTES`.
     """
-    head = exactly(connection, LENGTH.size)
+    head = receive_exactly(connection, LENGTH_FORMAT.size)
     if head is None:
         return None
-    (n_bytes,) = LENGTH.unpack(head)
+    (n_bytes,) = LENGTH_FORMAT.unpack(head)
     if n_bytes > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {n_bytes} bytes is over {MAX_FRAME_BYTES}")
-    return exactly(connection, n_bytes)
+    return receive_exactly(connection, n_bytes)
 
 
-def exactly(connection: socket.socket, n_bytes: int) -> bytes | None:
+def receive_exactly(connection: socket.socket, n_bytes: int) -> bytes | None:
     """Read so many bytes from a blocking socket; None when the other end closes before."""
     buffer = bytearray(n_bytes)
     view = memoryview(buffer)

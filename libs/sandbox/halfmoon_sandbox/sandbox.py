@@ -8,9 +8,9 @@ import sys
 import threading
 from typing import Self
 
-from halfmoon_sandbox import control, frames
+from halfmoon_sandbox import control_protocol, frames
 from halfmoon_sandbox.child import Child
-from halfmoon_sandbox.errors import Broken
+from halfmoon_sandbox.errors import ChildUnavailable
 
 MIB = 1024 * 1024
 #: Seconds until a template must have loaded its handler.
@@ -110,19 +110,21 @@ class Sandbox:
     def pid_of(self, number: int) -> int:
         """A child's process id; 0 when it has ended."""
         with self._lock:
-            return self._ask(control.PID, number) or 0
+            return self._ask(control_protocol.PID, number) or 0
 
     def exit_status(self, number: int) -> int | None:
         """Reap a child whose end of the socket is closed; None when its template has gone too."""
         with self._lock:
-            return self._ask(control.WAIT, number)
+            return self._ask(control_protocol.WAIT, number)
 
     def kill(self, number: int) -> None:
         """End a child. Does not wait."""
         with self._lock:
             if self._control is not None and self._ready:
                 try:
-                    self._control.sendall(control.ORDER.pack(control.KILL, number))
+                    self._control.sendall(
+                        control_protocol.COMMAND_FORMAT.pack(control_protocol.KILL, number)
+                    )
                 except OSError:
                     self._discard()
 
@@ -136,7 +138,7 @@ class Sandbox:
 
     def _fork(self, descriptor: int) -> int:
         number = next(self._numbers)
-        order = control.ORDER.pack(control.FORK, number)
+        order = control_protocol.COMMAND_FORMAT.pack(control_protocol.FORK, number)
         for attempt in (1, 2):  # a template that was killed is started once more
             link = self._ready_link()
             try:
@@ -144,7 +146,7 @@ class Sandbox:
             except OSError as error:
                 self._discard()
                 if attempt == 2:
-                    raise Broken(f"the template process can't fork: {error}") from error
+                    raise ChildUnavailable(f"the template process can't fork: {error}") from error
             else:
                 return number
         raise AssertionError("unreachable")
@@ -153,22 +155,22 @@ class Sandbox:
         if self._control is None or not self._ready:
             return None
         try:
-            self._control.sendall(control.ORDER.pack(verb, number))
-            reply = frames.exactly(self._control, control.ANSWER.size)
+            self._control.sendall(control_protocol.COMMAND_FORMAT.pack(verb, number))
+            reply = frames.receive_exactly(self._control, control_protocol.ANSWER_FORMAT.size)
         except OSError:
             reply = None
         if reply is None:
             self._discard()
             return None
-        answer: int = control.ANSWER.unpack(reply)[0]
+        answer: int = control_protocol.ANSWER_FORMAT.unpack(reply)[0]
         return answer
 
     def _link(self) -> socket.socket:
         """The control socket of a template that runs, and perhaps still loads."""
         if self._closed:
-            raise Broken("the sandbox is closed")
+            raise ChildUnavailable("the sandbox is closed")
         if self._broken:
-            raise Broken(self._broken)
+            raise ChildUnavailable(self._broken)
         if self._control is None:
             self._start()
         assert self._control is not None
@@ -180,15 +182,15 @@ class Sandbox:
         if self._ready:
             return link
         try:
-            reply = frames.receive(link)
+            reply = frames.receive_frame(link)
         except OSError as error:
             self._discard()
-            raise Broken(f"the template process does not start: {error}") from error
-        if reply is None or not reply.startswith(control.READY):
+            raise ChildUnavailable(f"the template process does not start: {error}") from error
+        if reply is None or not reply.startswith(control_protocol.READY):
             self._discard()
             why = "it ended" if reply is None else reply[1:].decode("utf-8", "replace")
             self._broken = f"the template process does not start: {why}" if reply else ""
-            raise Broken(f"the template process does not start: {why}")
+            raise ChildUnavailable(f"the template process does not start: {why}")
         link.settimeout(_FORK_S)
         self._ready = True
         return link
@@ -201,7 +203,7 @@ class Sandbox:
                     sys.executable,
                     "-P",
                     "-m",
-                    "halfmoon_sandbox.template",
+                    "halfmoon_sandbox.template_process",
                     str(theirs.fileno()),
                     *self._command,
                 ],
@@ -212,7 +214,7 @@ class Sandbox:
         self._control, self._ready = ours, False
         try:
             ours.settimeout(_START_S)
-            ours.sendall(frames.frame(self._argument))
+            ours.sendall(frames.encode_frame(self._argument))
         except OSError:
             pass  # it has died already: reading its answer says so
 

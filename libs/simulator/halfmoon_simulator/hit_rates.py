@@ -8,8 +8,8 @@ those of the live kvstore.
 
 from collections.abc import Sequence
 
-from halfmoon_scheduling.eviction_policy import EvictionPolicy
-from halfmoon_simulator.traces import TraceRequest
+from halfmoon_scheduling.cache.eviction_policy import EvictionPolicy
+from halfmoon_simulator.workloads.traces import TraceRequest
 
 #: Blocks of the published table; None: all.
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, 100_000, None)

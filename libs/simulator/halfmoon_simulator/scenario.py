@@ -12,12 +12,12 @@ from multiprocessing import get_context
 import msgspec
 
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import CostFile
-from halfmoon_simulator.coupled import CoupledSpec, CoupledWorld
-from halfmoon_simulator.results import Progress, RunResult
-from halfmoon_simulator.sources import WorkloadSpec, make_workload
-from halfmoon_simulator.world import BadScenario, Fault, World
+from halfmoon_simulator.cluster.cluster_sim import BadScenario, ClusterSim, WorkerFault
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.colocated.colocated_baseline import ColocatedSim, ColocatedSpec
+from halfmoon_simulator.costs.cost_file import CostFile
+from halfmoon_simulator.results.run_results import Progress, RunResult
+from halfmoon_simulator.workloads.workload_sources import WorkloadSpec, make_workload
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,20 +26,20 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     workload: WorkloadSpec
     costs: CostFile
-    cluster: ClusterSpec | CoupledSpec
+    cluster: ClusterSpec | ColocatedSpec
     #: How the conductor decides, with its SLOs; for coupled instances only the SLOs count.
     scheduling: SchedulingConfig
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[WorkerFault, ...] = ()
 
 
-def run(scenario: Scenario, progress: Progress | None = None) -> RunResult:
+def run_scenario(scenario: Scenario, progress: Progress | None = None) -> RunResult:
     """Run one scenario in this process."""
     requests = make_workload(scenario.workload).requests
-    world: World | CoupledWorld
-    if isinstance(scenario.cluster, CoupledSpec):
+    world: ClusterSim | ColocatedSim
+    if isinstance(scenario.cluster, ColocatedSpec):
         if scenario.faults:
             raise BadScenario("faults are of disaggregated clusters; coupled instances have none")
-        world = CoupledWorld(
+        world = ColocatedSim(
             scenario.cluster,
             scenario.costs,
             requests,
@@ -47,7 +47,7 @@ def run(scenario: Scenario, progress: Progress | None = None) -> RunResult:
             tbt_slo_s=scenario.scheduling.tbt_slo_s,
         )
     else:
-        world = World(
+        world = ClusterSim(
             scenario.cluster,
             scenario.costs,
             scenario.scheduling,
@@ -64,7 +64,7 @@ def run(scenario: Scenario, progress: Progress | None = None) -> RunResult:
             gc.enable()
 
 
-def run_all(
+def run_scenarios(
     scenarios: Sequence[Scenario],
     *,
     n_jobs: int | None = None,
@@ -84,18 +84,20 @@ def run_all(
     results: dict[int, RunResult] = {}
     if n_jobs <= 1:
         for i, scenario in enumerate(scenarios):
-            results[i] = run(scenario)
+            results[i] = run_scenario(scenario)
             done(len(results), len(scenarios))
     else:
         with ProcessPoolExecutor(n_jobs, mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(run, scenario): i for i, scenario in enumerate(scenarios)}
+            futures = {
+                pool.submit(run_scenario, scenario): i for i, scenario in enumerate(scenarios)
+            }
             for future in as_completed(futures):
                 results[futures[future]] = future.result()
                 done(len(results), len(scenarios))
     return [results[i] for i in range(len(scenarios))]
 
 
-def patient(costs: CostFile, **choices: object) -> SchedulingConfig:
+def scheduling_for_simulation(costs: CostFile, **choices: object) -> SchedulingConfig:
     """The conductor's settings for a simulated cluster, with these choices.
 
     Nobody is given up for being slow, since slowness is what is measured; paths are taken to

@@ -6,8 +6,8 @@ from itertools import product
 
 import msgspec
 
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.coupled import CoupledSpec
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.colocated.colocated_baseline import ColocatedSpec
 from halfmoon_simulator.scenario import Scenario
 
 
@@ -37,7 +37,7 @@ def parse_axis(text: str) -> Axis:
     return Axis(OPTIONS.get(name, name), parts)
 
 
-def vary(base: Scenario, axes: Sequence[Axis]) -> list[Scenario]:
+def expand_axes(base: Scenario, axes: Sequence[Axis]) -> list[Scenario]:
     """All combinations, the last axis varying fastest.
 
     An axis is a field of the workload, of the scheduling, of the cluster, or of the cost file.
@@ -95,8 +95,8 @@ def _with(scenario: Scenario, name: str, text: str) -> Scenario:
     if changed:
         return msgspec.structs.replace(scenario, **changed)
     known = sorted({field for holder in holders.values() for field in holder.__struct_fields__})
-    kind = "a coupled" if isinstance(scenario.cluster, CoupledSpec) else "a"
-    assert isinstance(scenario.cluster, ClusterSpec | CoupledSpec)
+    kind = "a coupled" if isinstance(scenario.cluster, ColocatedSpec) else "a"
+    assert isinstance(scenario.cluster, ClusterSpec | ColocatedSpec)
     raise BadSweep(
         f"--sweep {name}: {kind} scenario has no such field; there are: {', '.join(known)}"
     )

@@ -1,6 +1,6 @@
 /* What both sides share: the framing's numbers, and whole buffers in and out of a socket.
  *
- * The framing is defined in `halfmoon_transfer.backends.tcp.frames`; here are only those parts of
+ * The framing is defined in `halfmoon_transfer.backends.tcp.tcp_frames`; here are only those parts of
  * it that a request and a reply in which all is well need. Nothing here holds the interpreter.
  */
 #ifndef HALFMOON_WIRE_H

@@ -17,9 +17,9 @@ from halfmoon_transfer.interface import (
     TransferError,
     Untrusted,
 )
-from halfmoon_transfer.regions import Memory
+from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_transfer.settings import TransferSettings
-from halfmoon_transfer.stats import TransferStats
+from halfmoon_transfer.transfers.transfer_stats import TransferStats
 
 __all__ = [
     "Cancelled",

@@ -26,7 +26,7 @@ ENVIRONMENT_VARIABLE = "HALFMOON_CLUSTER_KEY"
 _CONTEXT = b"halfmoon transfer 1"
 
 
-class Role(Enum):
+class ProverRole(Enum):
     """Who proves; nobody's proof can be sent back to its maker."""
 
     INITIATOR = b"initiator"
@@ -67,7 +67,7 @@ class ClusterKey(msgspec.Struct, frozen=True):
         """
         return cls.given(os.environ.get(ENVIRONMENT_VARIABLE, ""))
 
-    def prove(self, role: Role, asked: bytes, answered: bytes) -> bytes:
+    def prove(self, role: ProverRole, asked: bytes, answered: bytes) -> bytes:
         """32 bytes that only who knows the key can make.
 
         Args:
@@ -81,17 +81,17 @@ class ClusterKey(msgspec.Struct, frozen=True):
             digest.update(part)
         return digest.digest()
 
-    def accepts(self, proof: bytes, role: Role, asked: bytes, answered: bytes) -> bool:
+    def accepts(self, proof: bytes, role: ProverRole, asked: bytes, answered: bytes) -> bool:
         """Whether somebody in this role made it; takes as long for any wrong one."""
         return hmac.compare_digest(proof, self.prove(role, asked, answered))
 
 
-def nonce() -> bytes:
+def make_nonce() -> bytes:
     """Random bytes that nobody has heard before."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def set_it_on_both_sides(where_it_is: str, where_not: str) -> str:
+def key_mismatch_hint(where_it_is: str, where_not: str) -> str:
     """The words for a key that one side lacks."""
     return (
         f"a cluster key is set {where_it_is} and none {where_not}: give both sides the same "

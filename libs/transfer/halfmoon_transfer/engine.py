@@ -15,13 +15,11 @@ from contextlib import ExitStack
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from halfmoon_metadata.store import MetadataStore
+from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer.backends.interface import Backend, Home
-from halfmoon_transfer.descriptor import SegmentDescriptor, check_name
-from halfmoon_transfer.devices.spans import device_span, host_view
-from halfmoon_transfer.directory import Directory
-from halfmoon_transfer.express import Express, Finished
+from halfmoon_transfer.backends.backend_interface import Backend, EngineContext
+from halfmoon_transfer.devices.device_spans import device_span, host_view
+from halfmoon_transfer.engine_setup import make_context, make_descriptor, open_backends
 from halfmoon_transfer.interface import (
     Notification,
     Op,
@@ -31,23 +29,25 @@ from halfmoon_transfer.interface import (
     Transfer,
     TransferError,
 )
-from halfmoon_transfer.lease import Lease
-from halfmoon_transfer.live import LiveTransfers
-from halfmoon_transfer.opening import describe, make_home, open_backends
-from halfmoon_transfer.region_file import RegionFile
-from halfmoon_transfer.regions import Memory
-from halfmoon_transfer.requests import notice_for
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor, check_segment_name
+from halfmoon_transfer.metadata.segment_directory import SegmentDirectory
+from halfmoon_transfer.metadata.segment_lease import Lease
+from halfmoon_transfer.planning.topology import Topology
+from halfmoon_transfer.regions.file_region import FileRegion
+from halfmoon_transfer.regions.region_table import Memory
 from halfmoon_transfer.settings import TransferSettings
-from halfmoon_transfer.stats import Tally, TransferStats
-from halfmoon_transfer.topology import Topology
-from halfmoon_transfer.transfer import LiveTransfer
-from halfmoon_transfer.ways import Ways
+from halfmoon_transfer.transfers.fast_path import FastPath, FinishedTransfer
+from halfmoon_transfer.transfers.live_transfer import LiveTransfer
+from halfmoon_transfer.transfers.path_router import PathRouter
+from halfmoon_transfer.transfers.request_checks import make_notification
+from halfmoon_transfer.transfers.transfer_manager import TransferManager
+from halfmoon_transfer.transfers.transfer_stats import TransferCounters, TransferStats
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from halfmoon_transfer.backends.faults import Faults
-    from halfmoon_transfer.devices.spans import DeviceArray, DeviceSpan, Tensor
+    from halfmoon_transfer.backends.fault_injection import FaultInjection
+    from halfmoon_transfer.devices.device_spans import CudaArrayLike, DeviceSpan, TensorLike
 
 
 class TransferEngine:
@@ -59,8 +59,8 @@ class TransferEngine:
 
     def __init__(
         self,
-        home: Home,
-        directory: Directory,
+        home: EngineContext,
+        directory: SegmentDirectory,
         backends: Mapping[str, Backend],
         descriptor: SegmentDescriptor,
     ) -> None:
@@ -71,10 +71,10 @@ class TransferEngine:
         self._directory = directory
         #: What peers know of this segment.
         self.descriptor = descriptor
-        self._tally = Tally()
-        self._ways = Ways(home, directory, backends, descriptor)
-        self._express = Express(home, self._ways, self._tally)
-        self._transfers = LiveTransfers(home, self._ways, self._tally)
+        self._tally = TransferCounters()
+        self._ways = PathRouter(home, directory, backends, descriptor)
+        self._express = FastPath(home, self._ways, self._tally)
+        self._transfers = TransferManager(home, self._ways, self._tally)
         self._closed = False
         self._lease = Lease(
             f"halfmoon-transfer-{home.name}-lease", self._publish, home.settings.lease_s
@@ -87,7 +87,7 @@ class TransferEngine:
         *,
         metadata: MetadataStore,
         generation: int | None = None,
-        backends: Sequence["str | Faults"] = ("shm", "tcp"),
+        backends: Sequence["str | FaultInjection"] = ("shm", "tcp"),
         bind: str | Sequence[str] = "127.0.0.1",
         port: int = 0,
         advertise: str | Sequence[str] | None = None,
@@ -102,7 +102,7 @@ class TransferEngine:
             metadata: where descriptors are; stays the caller's to close.
             generation: which start of this segment it is, higher each time; None: counted
                 in the metadata store.
-            backends: paths by name, best first; or `Faults` around one. A name with a
+            backends: paths by name, best first; or `FaultInjection` around one. A name with a
                 question mark ("rdma?") is left out where this machine can't.
             bind: address to listen at, IPv4 or IPv6; several for several network cards, which
                 peers then use together.
@@ -121,11 +121,11 @@ class TransferEngine:
             OSError: nothing can listen there.
             MetadataError: the store can't.
         """
-        check_name(name)
-        directory = Directory(metadata)
+        check_segment_name(name)
+        directory = SegmentDirectory(metadata)
         if generation is None:
             generation = directory.next_generation(name)
-        home = make_home(
+        home = make_context(
             name,
             generation,
             bind=bind,
@@ -137,7 +137,7 @@ class TransferEngine:
         )
         with ExitStack() as undo:
             opened = open_backends(backends, home, undo)
-            descriptor = describe(home, opened.values())
+            descriptor = make_descriptor(home, opened.values())
             directory.publish(descriptor, home.settings.lease_s)
             undo.pop_all()
         return cls(home, directory, opened, descriptor)
@@ -173,7 +173,7 @@ class TransferEngine:
         return self._regions.allocate(n_bytes, location)
 
     def register(
-        self, buffer: "Buffer | Tensor | DeviceArray | DeviceSpan", location: str = "*"
+        self, buffer: "Buffer | TensorLike | CudaArrayLike | DeviceSpan", location: str = "*"
     ) -> Region:
         """Let whoever has the region's key read and write this buffer until unregistered.
 
@@ -229,7 +229,7 @@ class TransferEngine:
             OSError: it can't be opened.
         """
         self._require_open()
-        file = RegionFile(
+        file = FileRegion(
             path, offset=offset, length=length, writable=writable, sync=sync, direct=direct
         )
         return self._regions.register_file(file, location)
@@ -284,7 +284,7 @@ class TransferEngine:
         if notify is None and not self._closed:
             report = self._express.copy(op, pieces, self._settings.copy_here_bytes)
             if report is not None:
-                return Finished(report)
+                return FinishedTransfer(report)
         return self._start(op, pieces, deadline_s, notify)
 
     def transfer(
@@ -324,7 +324,7 @@ class TransferEngine:
     ) -> LiveTransfer:
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
-        notice = None if notify is None else notice_for(pieces, notify, self.name)
+        notice = None if notify is None else make_notification(pieces, notify, self.name)
         return self._transfers.start(op, pieces, deadline_s, notice, carrier)
 
     # Notifications.

@@ -13,37 +13,37 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from halfmoon_conductor.bodies import BodyLimits
-from halfmoon_conductor.bounded_http import HttpLimits, bounded_http
-from halfmoon_conductor.cluster_view import About
-from halfmoon_conductor.collector import settle
-from halfmoon_conductor.core_metrics import CoreMetrics
-from halfmoon_conductor.debug import debug_app
-from halfmoon_conductor.gateway import Gateway
-from halfmoon_conductor.grammar_checker import GrammarChecker
-from halfmoon_conductor.helpers import MEMORY_BYTES, Helpers
-from halfmoon_conductor.http import FrontLimits, create_app
-from halfmoon_conductor.hub import Hub
+from halfmoon_conductor.gc_tuning import tune_gc
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
+from halfmoon_conductor.http_server.body_receiver import BodyLimits
+from halfmoon_conductor.http_server.bounded_http import HttpLimits, bounded_http
+from halfmoon_conductor.inputs.body_preparation import PreparationSpec
+from halfmoon_conductor.inputs.body_preparers import MEMORY_BYTES, ProcessPreparer
 from halfmoon_conductor.journal_file import JournalFile
-from halfmoon_conductor.observed.latencies import Latencies
-from halfmoon_conductor.observed.observer import Observer
-from halfmoon_conductor.preparing import Spec
+from halfmoon_conductor.observability.history.latency_history import LatencyHistory
+from halfmoon_conductor.observability.history.observer import CoreObserver
+from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.observability.tracing.tracing_setup import TracingSetup
+from halfmoon_conductor.page.cluster_view import ConductorInfo
+from halfmoon_conductor.page.debug_routes import debug_app
+from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
-from halfmoon_conductor.shell import Shell
 from halfmoon_conductor.tenants import Tenants
-from halfmoon_conductor.tokenizer import TokenizerUnavailable, open_tokenizer
-from halfmoon_conductor.traced import Traced
+from halfmoon_conductor.text.tokenizer import TokenizerUnavailable, open_tokenizer
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
-from halfmoon_metadata.served_clock import ServedClock
-from halfmoon_metadata.server import metadata_app
+from halfmoon_metadata.http_server import metadata_app
+from halfmoon_metadata.stalling_clock import StallingClock
 from halfmoon_protocol.ids import ConductorId
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 from halfmoon_runtime.clock import SystemClock
 from halfmoon_runtime.lifecycle import CannotStart, Service
-from halfmoon_runtime.tracing import open_tracer
-from halfmoon_runtime.zmq_network import ZmqNetwork
-from halfmoon_runtime.zmq_sockets import SocketSettings
+from halfmoon_runtime.observability.tracing import open_tracer
 from halfmoon_sandbox import Sandbox
-from halfmoon_scheduling.conductor import Conductor
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
 
 #: libzmq looks for heartbeats only while there is room for messages: with this much, a loop that
 #: stands still for half a minute loses no worker that is alive.
@@ -73,10 +73,12 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
         except TokenizerUnavailable as error:
             raise CannotStart(str(error)) from error
-        helpers = Helpers(
+        helpers = ProcessPreparer(
             Sandbox(
-                "halfmoon_conductor.preparing:make_handler",
-                msgspec.msgpack.encode(Spec(tokenizer.source, settings.tool_call_parser)),
+                "halfmoon_conductor.inputs.body_preparation:make_handler",
+                msgspec.msgpack.encode(
+                    PreparationSpec(tokenizer.source, settings.tool_call_parser)
+                ),
                 memory_bytes=MEMORY_BYTES,
             ),
             max(2, os.cpu_count() or 2),
@@ -88,7 +90,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         if tokenizer.knows_grammars:
             grammars.start()
         embedded = settings.metadata == EMBEDDED
-        leases = ServedClock()
+        leases = StallingClock()
         store: MetadataStore = MemoryStore(leases) if embedded else open_store(settings.metadata)
         stack.callback(store.close)
         network = ZmqNetwork(_SOCKETS)
@@ -103,21 +105,21 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             )
             stack.callback(journal.close)
         core, clock = Conductor(settings.scheduling), SystemClock()
-        observer = Observer(core, Latencies())
-        traced = Traced(tracer, core, clock)
+        observer = CoreObserver(core, LatencyHistory())
+        traced = TracingSetup(tracer, core, clock)
         recorders = [*traced.recorders, observer.record]
         if journal is not None:
             recorders.insert(0, journal.record)
         shell = Shell(core, clock, recorders=recorders)
-        gateway = Gateway(shell, served_model_name=settings.served_model_name)
+        gateway = CoreGateway(shell, served_model_name=settings.served_model_name)
         registry = CollectorRegistry()
-        metrics = CoreMetrics(core, registry)
+        metrics = ClusterMetrics(core, registry)
         shell.watch(metrics.record)
-        hub = Hub(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
+        hub = WorkerLinks(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
         shell.connect(traced.workers(hub), gateway)
         await stack.enter_async_context(service.running(hub.run()))
 
-        about = About(settings.worker_id, settings.metadata.partition(":")[0])
+        about = ConductorInfo(settings.worker_id, settings.metadata.partition(":")[0])
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, hub, clock, about))]
         if embedded:
             service.spawn(leases.follow(), name="leases")
@@ -154,7 +156,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
                 timeout_graceful_shutdown=int(settings.drain_s),
             )
         )
-        settle()
+        tune_gc()
         serving = service.spawn(server.serve(sockets=[listener]))
         service.ready()
         host, port = listener.getsockname()[:2]

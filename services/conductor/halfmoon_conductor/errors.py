@@ -18,7 +18,8 @@ ApiError
 ├── GenerationFailed     500  it began and could not be finished
 └── Unavailable          503  nobody is there to serve it; retry later
 
-The gateway raises `TooLong`, `Overloaded` and `Unavailable` before the first token, and
+The gateway raises `ContextLengthExceeded`, `ServerOverloaded` and `ServiceUnavailable` before the
+first token, and
 `GenerationFailed` and `InvalidRequest` at any time. How these look on the wire is
 `error_responses`.
 """
@@ -57,19 +58,19 @@ class NotSupported(InvalidRequest):
     code = "not_supported"
 
 
-class TooLong(InvalidRequest):
+class ContextLengthExceeded(InvalidRequest):
     """More tokens than the model's context, or than any worker can hold."""
 
     code = "context_length_exceeded"
 
 
-class Harmful(InvalidRequest):
+class HarmfulRequest(InvalidRequest):
     """Workers were lost or hung while they computed it, one after the other."""
 
     code = "harmful_request"
 
 
-class TooCostly(InvalidRequest):
+class RequestTooCostly(InvalidRequest):
     """Reading it, or making tokens of it, took more time or memory than one request may."""
 
     code = "too_costly"
@@ -91,7 +92,7 @@ class NotPermitted(ApiError):
     code = "not_permitted"
 
 
-class ModelNotFound(ApiError):
+class UnknownModel(ApiError):
     """Another model than the one that is served here."""
 
     status = 404
@@ -123,7 +124,7 @@ class HeadTooLarge(ApiError):
     code = "headers_too_large"
 
 
-class TooSlow(ApiError):
+class RequestTimedOut(ApiError):
     """A request that did not arrive in time; the connection is closed."""
 
     status = 408
@@ -131,7 +132,7 @@ class TooSlow(ApiError):
     code = "request_timeout"
 
 
-class Overloaded(ApiError):
+class ServerOverloaded(ApiError):
     """Refused so that the requests already here keep their latency."""
 
     status = 429
@@ -159,7 +160,7 @@ class GenerationFailed(ApiError):
     code = "generation_failed"
 
 
-class Unavailable(ApiError):
+class ServiceUnavailable(ApiError):
     """Nobody is there to serve this request."""
 
     status = 503

@@ -11,9 +11,14 @@ from typing import BinaryIO
 import structlog
 
 from halfmoon_scheduling.commands import AnyCommand
+from halfmoon_scheduling.conductor.journal import (
+    BadJournal,
+    encode_entry,
+    encode_header,
+    replay_journal,
+)
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import AnyEvent, Tick
-from halfmoon_scheduling.journal import BadJournal, encode_entry, encode_header, replay
 
 log = structlog.get_logger()
 
@@ -66,7 +71,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         with Path(arguments[0]).open("rb") as source:
-            n_same, difference = replay(source)
+            n_same, difference = replay_journal(source)
     except (OSError, BadJournal) as error:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return 2

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from halfmoon_runtime.tracing import TracedSettings
+from halfmoon_runtime.observability.tracing import TracedSettings
 from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
 
 #: `metadata` says this when the conductor is to serve the metadata store itself.

@@ -44,7 +44,7 @@ def salt_of(tenant: str, cache_salt: str) -> str:
     return f"{tenant}{_SEPARATOR}{cache_salt}" if tenant or cache_salt else ""
 
 
-class BadTenants(Exception):
+class TenantsFileError(Exception):
     """The file can't be used: the text says why."""
 
 
@@ -78,11 +78,11 @@ class Tenants:
         names: set[str] = set()
         for tenant in tenants:
             if tenant.name in names:
-                raise BadTenants(f"two tenants are called {tenant.name}")
+                raise TenantsFileError(f"two tenants are called {tenant.name}")
             names.add(tenant.name)
             for hashed in tenant.key_sha256:
                 if hashed in self._by_hash:
-                    raise BadTenants(
+                    raise TenantsFileError(
                         f"{tenant.name} and {self._by_hash[hashed].name} have the same key"
                     )
                 self._by_hash[hashed] = tenant
@@ -98,13 +98,13 @@ class Tenants:
 
     def of(self, key: str) -> Tenant | None:
         """Whose key this is. What is compared are hashes: times tell nothing of a key."""
-        return self._by_hash.get(hash_of(key))
+        return self._by_hash.get(hash_api_key(key))
 
     def __len__(self) -> int:
         return len({tenant.name for tenant in self._by_hash.values()})
 
 
-def hash_of(key: str) -> str:
+def hash_api_key(key: str) -> str:
     """As the file has it."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
@@ -114,7 +114,7 @@ def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def add(path: Path, name: str, *, operator: bool = False) -> str:
+def add_tenant(path: Path, name: str, *, operator: bool = False) -> str:
     """Add a tenant without limits, or one more key to one that is there; the key.
 
     Args:
@@ -127,7 +127,7 @@ def add(path: Path, name: str, *, operator: bool = False) -> str:
     """
     key = new_key()
     tenants = list(_read(path).tenants) if path.exists() else []
-    hashes: tuple[str, ...] = (hash_of(key),)
+    hashes: tuple[str, ...] = (hash_api_key(key),)
     for index, tenant in enumerate(tenants):
         if tenant.name == name:
             hashes = (*tenant.key_sha256, *hashes)
@@ -140,7 +140,7 @@ def add(path: Path, name: str, *, operator: bool = False) -> str:
             new = {"name": name, "key_sha256": hashes, "operator": operator}
             tenants.append(msgspec.convert(new, Tenant))
         except msgspec.ValidationError:
-            raise BadTenants(
+            raise TenantsFileError(
                 f"{name!r} can't be a tenant's name: letters, digits, '.', '_' and '-', 64 at most"
             ) from None
     path.touch(mode=0o600)
@@ -152,7 +152,7 @@ def _read(path: Path) -> _File:
     try:
         return msgspec.toml.decode(path.read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadTenants(f"tenants file {path}: {error}") from None
+        raise TenantsFileError(f"tenants file {path}: {error}") from None
 
 
 def _written(tenant: Tenant) -> str:
@@ -173,8 +173,8 @@ def main(arguments: list[str]) -> int:
     match [argument for argument in arguments if argument != "--operator"]:
         case ["add", path, name]:
             try:
-                print(add(Path(path), name, operator=operator))
-            except BadTenants as error:
+                print(add_tenant(Path(path), name, operator=operator))
+            except TenantsFileError as error:
                 print(error, file=sys.stderr)
                 return 1
             return 0

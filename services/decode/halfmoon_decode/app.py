@@ -6,22 +6,22 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from halfmoon_decode.settings import DecodeSettings
-from halfmoon_decode.tracing import DecodeTraces
+from halfmoon_decode.trace_spans import DecodeSpans
 from halfmoon_decode.worker import DecodeWorker
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
 from halfmoon_models.errors import ModelError
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeCost, WorkerInfo
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.forward_watch import ForwardWatch
-from halfmoon_runtime.in_service import in_service
 from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.membership import Membership, next_generation
-from halfmoon_runtime.tracing import open_tracer
-from halfmoon_runtime.transfer_readings import transfer_readings
-from halfmoon_runtime.zmq_network import ZmqNetwork
-from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_runtime.observability.tracing import open_tracer
+from halfmoon_runtime.observability.transfer_metrics import transfer_engine_metrics
+from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.registration import registered_worker
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
 
@@ -67,7 +67,7 @@ async def run(settings: DecodeSettings, service: Service) -> None:
         if settings.measure:
             service.announce("measuring", worker_id=worker_id)
             _, cost = await asyncio.to_thread(engine.measure)
-        watch = ForwardWatch(settings.forward_limit_s)
+        watch = ForwardWatchdog(settings.forward_limit_s)
         stack.enter_context(watch.watching())
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
@@ -93,11 +93,11 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             settings=settings,
             clock=SystemClock(),
             pages=PageAllocator(n_pages),
-            traces=DecodeTraces(tracer),
+            traces=DecodeSpans(tracer),
             watch=watch,
         )
-        moved = transfer_readings(transfer.stats)
-        async with in_service(worker, Membership(store, info), service, moved):
+        moved = transfer_engine_metrics(transfer.stats)
+        async with registered_worker(worker, Membership(store, info), service, moved):
             service.announce("ready", worker_id=worker_id, n_pages=n_pages)
             await service.stopping.wait()
             service.announce("draining", worker_id=worker_id)

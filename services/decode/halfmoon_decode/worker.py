@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from halfmoon_decode.arriving import start_fault
-from halfmoon_decode.generations import Generations
-from halfmoon_decode.readings import DecodeCounts, batch_readings
+from halfmoon_decode.generation_states import GenerationStates
+from halfmoon_decode.metrics import DecodeCounts, batch_metrics
 from halfmoon_decode.settings import DecodeSettings
-from halfmoon_decode.tracing import DecodeTraces
-from halfmoon_engine.interface import Chosen, Engine, Late, NotFollowed, Run
+from halfmoon_decode.start_validation import start_fault
+from halfmoon_decode.trace_spans import DecodeSpans
+from halfmoon_engine.interface import Engine, GrammarFailed, PendingToken, Run, TokenResult
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
     Cancel,
@@ -37,15 +37,15 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_protocol.regions import Landing, Region
+from halfmoon_runtime.channels.dropped_messages import record_drop
+from halfmoon_runtime.channels.network import PeerId, Port
 from halfmoon_runtime.clock import Clock
-from halfmoon_runtime.conductors import Conductors
-from halfmoon_runtime.drops import drop
-from halfmoon_runtime.forward_watch import ForwardWatch
-from halfmoon_runtime.network import PeerId, Port
-from halfmoon_runtime.readings import Readings
-from halfmoon_runtime.serving import serve_messages, unexpected
-from halfmoon_scheduling.decode_batch import DecodeBatch, Refusal, Step
-from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_runtime.observability.metrics import MetricSnapshot
+from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
+from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
 
 log = structlog.get_logger()
 
@@ -67,13 +67,13 @@ class DecodeWorker:
     settings: DecodeSettings
     clock: Clock
     pages: PageAllocator
-    traces: DecodeTraces = field(default_factory=DecodeTraces)
+    traces: DecodeSpans = field(default_factory=DecodeSpans)
     #: Of the forward passes.
-    watch: ForwardWatch = field(default_factory=ForwardWatch)
+    watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
     batch: DecodeBatch = field(init=False)
-    conductors: Conductors = field(init=False)
+    conductors: ConductorConnections = field(init=False)
     #: Running requests; its keys are the batch's running ones.
-    _generations: Generations = field(default_factory=Generations, init=False)
+    _generations: GenerationStates = field(default_factory=GenerationStates, init=False)
     #: Requests in the forward pass that runs now.
     _in_step: set[RequestId] = field(default_factory=set, init=False)
     #: Requests in that pass that are to be let go after it.
@@ -93,7 +93,7 @@ class DecodeWorker:
             max_context=self.engine.max_context,
             landing_ttl_s=self.settings.landing_ttl_s,
         )
-        self.conductors = Conductors(self.port, self._on_orphan)
+        self.conductors = ConductorConnections(self.port, self._on_orphan)
         self._idle.set()
 
     async def serve(self) -> None:
@@ -137,16 +137,16 @@ class DecodeWorker:
             case Unwelcome(reason=reason):
                 self.conductors.refused(peer, reason)
             case _:
-                unexpected(self.port, message)
+                drop_unexpected(self.port, message)
 
     async def _on_reserve(self, peer: PeerId, wanted: ReserveDecode) -> None:
         request_id = wanted.request_id
         if request_id in self.batch and self.conductors.owners.of(request_id) == peer:
-            drop("duplicate", self.port.commands, f"ReserveDecode of {request_id}")
+            record_drop("duplicate", self.port.commands, f"ReserveDecode of {request_id}")
             return
         try:
             pages = self._reserve(wanted)
-        except Refusal as refusal:
+        except ReservationRefused as refusal:
             self._counts.gave_up("refused")
             await self.conductors.answer(
                 peer,
@@ -173,9 +173,11 @@ class DecodeWorker:
             Refusal: none are.
         """
         if self.info.draining:
-            raise Refusal(f"{self.info.worker_id} is stopping: use another one", retryable=True)
+            raise ReservationRefused(
+                f"{self.info.worker_id} is stopping: use another one", retryable=True
+            )
         if wanted.request_id in self.batch:
-            raise Refusal(
+            raise ReservationRefused(
                 f"another connection has a request {wanted.request_id!r} here: take another id",
                 retryable=True,
             )
@@ -189,7 +191,7 @@ class DecodeWorker:
             await self._refuse_start(peer, start, "no landing is held for it on this connection")
             return
         if self.batch.is_running(request_id):
-            drop("duplicate", self.port.commands, f"StartDecode of {request_id}")
+            record_drop("duplicate", self.port.commands, f"StartDecode of {request_id}")
             return
         n_landed = self.batch.n_landed(request_id)
         assert n_landed is not None, "a request with an owner is landing or runs"
@@ -221,7 +223,7 @@ class DecodeWorker:
     def _on_cancel(self, peer: PeerId, cancel: Cancel) -> None:
         request_id = cancel.request_id
         if request_id in self.batch and self.conductors.owners.of(request_id) != peer:
-            drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
+            record_drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
             return
         self._let_go(request_id, in_doubt=cancel.landing_in_doubt)
 
@@ -280,8 +282,8 @@ class DecodeWorker:
             await self._deliver([*(row.request_id for row in step.rows), *late], chosen)
 
     async def _compute(
-        self, step: Step, late: Mapping[RequestId, Late], forward: ThreadPoolExecutor
-    ) -> dict[RequestId, Chosen]:
+        self, step: BatchStep, late: Mapping[RequestId, PendingToken], forward: ThreadPoolExecutor
+    ) -> dict[RequestId, TokenResult]:
         """Run a step, and choose what was late in earlier ones; what failed is missing.
 
         When a batch fails, one request of it may be the cause, and which one is not told: each
@@ -292,21 +294,21 @@ class DecodeWorker:
         batch = await self._try_forward(runs, [*late.values()], forward)
         if batch is not None:
             return dict(zip(in_step, batch, strict=True))
-        chosen: dict[RequestId, Chosen] = {}
+        chosen: dict[RequestId, TokenResult] = {}
         rows = {row.request_id: row for row in step.rows}
         for request_id in in_step if len(in_step) > 1 else ():
             if request_id in self._to_cancel:
                 continue
             row, token = rows.get(request_id), late.get(request_id)
-            alone = self._generations.runs_of(Step((row,), ()), again=True) if row else []
+            alone = self._generations.runs_of(BatchStep((row,), ()), again=True) if row else []
             one = await self._try_forward(alone, [] if token is None else [token], forward)
             if one is not None:
                 chosen[request_id] = one[0]
         return chosen
 
     async def _try_forward(
-        self, runs: Sequence[Run], late: Sequence[Late], forward: ThreadPoolExecutor
-    ) -> list[Chosen] | None:
+        self, runs: Sequence[Run], late: Sequence[PendingToken], forward: ThreadPoolExecutor
+    ) -> list[TokenResult] | None:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(forward, self.watch.run, self._forward, runs, late)
@@ -314,14 +316,14 @@ class DecodeWorker:
             log.exception("step_failed", n_rows=len(runs))
             return None
 
-    def _forward(self, runs: Sequence[Run], late: Sequence[Late]) -> list[Chosen]:
+    def _forward(self, runs: Sequence[Run], late: Sequence[PendingToken]) -> list[TokenResult]:
         """In the forward's thread."""
         chosen = self.engine.forward(runs) if runs else []
         finished = self.engine.finish(late, 0.0 if runs else _LATE_S) if late else []
         return [*(each for each in chosen if each is not None), *finished]
 
     async def _deliver(
-        self, in_step: Sequence[RequestId], chosen: Mapping[RequestId, Chosen]
+        self, in_step: Sequence[RequestId], chosen: Mapping[RequestId, TokenResult]
     ) -> None:
         """Record a step's tokens and tell each conductor of its own, in one message each.
 
@@ -330,16 +332,16 @@ class DecodeWorker:
         self._n_steps += 1
         produced: dict[RequestId, Produced] = {}
         failed: list[RequestId] = []
-        stuck: dict[RequestId, NotFollowed] = {}
+        stuck: dict[RequestId, GrammarFailed] = {}
         for request_id in in_step:
             # Those that are missing were let go while the pass was running.
             if request_id not in self._generations:
                 continue
             if (token := chosen.get(request_id)) is None:
                 failed.append(request_id)
-            elif isinstance(token, NotFollowed):
+            elif isinstance(token, GrammarFailed):
                 stuck[request_id] = token
-            elif isinstance(token, Late):
+            elif isinstance(token, PendingToken):
                 self._generations.hold(request_id, token)
                 self.batch.hold(request_id)
             else:
@@ -412,9 +414,9 @@ class DecodeWorker:
             )
             await asyncio.sleep(_HOUSEKEEPING_S)
 
-    def readings(self) -> Readings:
+    def readings(self) -> MetricSnapshot:
         """What the metrics show."""
-        return {**self._counts.readings(), **batch_readings(self.batch, self.pages)}
+        return {**self._counts.readings(), **batch_metrics(self.batch, self.pages)}
 
     def check(self) -> None:
         """Audit: the batch, and that every request here has what it should and an owner."""

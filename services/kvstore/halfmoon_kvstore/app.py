@@ -4,24 +4,24 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from halfmoon_kvstore.copier import Copier
-from halfmoon_kvstore.disk import Disk
-from halfmoon_kvstore.draining import Draining
-from halfmoon_kvstore.moving import Moving
-from halfmoon_kvstore.operating import Operating
+from halfmoon_kvstore.admin_api import AdminApi
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
+from halfmoon_kvstore.drain.drain_controller import DrainController
+from halfmoon_kvstore.drain.drain_migration import DrainMigration
+from halfmoon_kvstore.replication.replica_reader import ReplicaReader
 from halfmoon_kvstore.settings import KvstoreSettings
 from halfmoon_kvstore.worker import KvstoreWorker
 from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import KvstoreAddress, WorkerInfo
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.in_service import in_service
-from halfmoon_runtime.kvstores import Kvstores
+from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.lifecycle import Service
-from halfmoon_runtime.membership import Membership, members, model_worker, next_generation
-from halfmoon_runtime.tracing import open_tracer
-from halfmoon_runtime.transfer_readings import transfer_readings
-from halfmoon_runtime.zmq_network import ZmqNetwork
+from halfmoon_runtime.membership import Membership, find_model_worker, list_members, next_generation
+from halfmoon_runtime.observability.tracing import open_tracer
+from halfmoon_runtime.observability.transfer_metrics import transfer_engine_metrics
+from halfmoon_runtime.worker.registration import registered_worker
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
 #: Seconds to wait for another kvstore's answer when its blocks are to be copied.
@@ -56,7 +56,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         memory = await asyncio.to_thread(transfer.allocate, settings.capacity_bytes)
         disk = None
         if settings.disk_path:
-            disk = Disk(Path(settings.disk_path), settings.disk_bytes, generation)
+            disk = SegmentFolder(Path(settings.disk_path), settings.disk_bytes, generation)
             stack.callback(disk.close)
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
@@ -72,13 +72,13 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             http="" if service.http is None else service.http.url(settings.advertised_host),
         )
         membership = Membership(store, info)
-        kvstores = Kvstores(network, _COPY_TIMEOUT_S)
+        kvstores = KvstoreClients(network, _COPY_TIMEOUT_S)
         stack.push_async_callback(kvstores.close)
-        copier = Copier(kvstores, transfer, memory)
+        copier = ReplicaReader(kvstores, transfer, memory)
         clock = SystemClock()
 
         async def others() -> list[WorkerInfo]:
-            return list((await members(store)).values())
+            return list((await list_members(store)).values())
 
         worker = KvstoreWorker(
             port,
@@ -90,18 +90,18 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             disk,
             copier,
             tracer,
-            lambda: model_worker(others),
+            lambda: find_model_worker(others),
         )
 
         own = KvstoreAddress(worker_id, generation, port.commands)
         drain_bytes_per_s = settings.drain_mib_per_s * 1024 * 1024
-        moving = Moving(worker.stock, kvstores, own, others, drain_bytes_per_s)
-        draining = Draining(worker, moving, settings, service)
+        moving = DrainMigration(worker.stock, kvstores, own, others, drain_bytes_per_s)
+        draining = DrainController(worker, moving, settings, service)
         if service.http is not None:
-            Operating(worker, clock).register(service.http)
+            AdminApi(worker, clock).register(service.http)
             draining.register(service.http)
-        read = (draining.readings, transfer_readings(transfer.stats))
-        async with in_service(worker, membership, service, *read):
+        read = (draining.readings, transfer_engine_metrics(transfer.stats))
+        async with registered_worker(worker, membership, service, *read):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()
             service.announce("draining", worker_id=worker_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from halfmoon_protocol.kv_events import KvEvent
 from halfmoon_protocol.messages import Message
-from halfmoon_runtime.network import PeerId, PeerUnreachable, Port
+from halfmoon_runtime.channels.network import PeerId, PeerUnreachable, Port
 
 #: KV events of one publication at the most, far below what a message may hold.
 _MAX_EVENTS = 512

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from halfmoon_kvstore.copier import Copier
-from halfmoon_kvstore.copying import Copying
-from halfmoon_kvstore.disk import Disk
-from halfmoon_kvstore.journal import stored_events
+from halfmoon_kvstore.block_store import BlockStore, ModelWorkerLookup, owner_of
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
+from halfmoon_kvstore.kv_event_builder import stored_events
+from halfmoon_kvstore.lease_spans import LeaseSpans
+from halfmoon_kvstore.metrics import kvstore_metrics, load_message
 from halfmoon_kvstore.outbox import Outbox
-from halfmoon_kvstore.readings import load, readings
+from halfmoon_kvstore.replication.replica_reader import ReplicaReader
+from halfmoon_kvstore.replication.replication_handler import ReplicationHandler
+from halfmoon_kvstore.scrubber import BlockScrubber
 from halfmoon_kvstore.settings import KvstoreSettings
-from halfmoon_kvstore.stock import Model, Stock, owner_of
-from halfmoon_kvstore.suspects import Suspects
-from halfmoon_kvstore.tracing import LeaseTraces
 from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import ConductorId, Ticket
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     BlocksCommitted,
     BlocksReserved,
@@ -47,14 +47,14 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_runtime.channels.network import PeerId, Port
 from halfmoon_runtime.clock import Clock
-from halfmoon_runtime.network import PeerId, Port
-from halfmoon_runtime.readings import Readings
-from halfmoon_runtime.serving import serve_messages, unexpected
-from halfmoon_runtime.tracing import Tracer
-from halfmoon_scheduling.block_cache import CacheError, CacheFull
-from halfmoon_scheduling.tiers import TieredCache
-from halfmoon_transfer.regions import Memory
+from halfmoon_runtime.observability.metrics import MetricSnapshot
+from halfmoon_runtime.observability.tracing import Tracer
+from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
+from halfmoon_scheduling.cache.block_cache import CacheError, CacheFull
+from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_transfer.regions.region_table import Memory
 
 log = structlog.get_logger()
 
@@ -84,10 +84,10 @@ class KvstoreWorker:
         settings: KvstoreSettings,
         clock: Clock,
         record: Callable[[WorkerInfo], Awaitable[None]],
-        disk: Disk | None = None,
-        copier: Copier | None = None,
+        disk: SegmentFolder | None = None,
+        copier: ReplicaReader | None = None,
         tracer: Tracer | None = None,
-        model: Model | None = None,
+        model: ModelWorkerLookup | None = None,
     ) -> None:
         """Serve nothing yet.
 
@@ -113,8 +113,8 @@ class KvstoreWorker:
         #: Connections that said hello, with their names; they are told when `info` changes.
         self._conductors: dict[PeerId, ConductorId] = {}
         self._outbox = Outbox(port, self._on_lost)
-        self._traces = LeaseTraces(tracer)
-        self.stock = Stock(
+        self._traces = LeaseSpans(tracer)
+        self.stock = BlockStore(
             info.worker_id,
             memory,
             settings,
@@ -125,8 +125,10 @@ class KvstoreWorker:
             self._traces,
             model,
         )
-        self._suspects = Suspects(self.stock, clock)
-        self._copying = None if copier is None else Copying(copier, self.stock, self._outbox, clock)
+        self._suspects = BlockScrubber(self.stock, clock)
+        self._copying = (
+            None if copier is None else ReplicationHandler(copier, self.stock, self._outbox, clock)
+        )
         #: Parent of all that goes on beside commands, while `serve` runs.
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -217,7 +219,7 @@ class KvstoreWorker:
             case Cancel():
                 pass
             case _:
-                unexpected(self._port, message)
+                drop_unexpected(self._port, message)
 
     # -- commands ----------------------------------------------------------------------------
 
@@ -335,10 +337,10 @@ class KvstoreWorker:
             await self._suspects.look()
             self.stock.heed()
             await self._outbox.send()
-            await self._port.publish(load(tiers, self._outbox.sequence))
+            await self._port.publish(load_message(tiers, self._outbox.sequence))
 
-    def readings(self) -> Readings:
+    def readings(self) -> MetricSnapshot:
         """What the metrics show."""
         if self.tiers is None or self.info.layout is None:
             return {}
-        return readings(self.tiers, self.info.layout.block_bytes, self._outbox.sequence + 1)
+        return kvstore_metrics(self.tiers, self.info.layout.block_bytes, self._outbox.sequence + 1)

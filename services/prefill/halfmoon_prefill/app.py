@@ -8,22 +8,22 @@ import msgspec
 from halfmoon_engine.load import open_engine
 from halfmoon_metadata import open_store
 from halfmoon_models.errors import ModelError
-from halfmoon_prefill.acquaintances import Acquaintances
-from halfmoon_prefill.forward import PrefillForward
+from halfmoon_prefill.forward_pass import PrefillForward
+from halfmoon_prefill.peer_endpoint_cache import PeerEndpointCache
 from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost, WorkerInfo
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.clock import SystemClock
-from halfmoon_runtime.forward_watch import ForwardWatch
-from halfmoon_runtime.in_service import in_service
-from halfmoon_runtime.kvstores import Kvstores
+from halfmoon_runtime.kvstore_clients import KvstoreClients
 from halfmoon_runtime.lifecycle import CannotStart, Service
 from halfmoon_runtime.membership import Membership, next_generation
-from halfmoon_runtime.tracing import open_tracer
-from halfmoon_runtime.transfer_readings import transfer_readings
-from halfmoon_runtime.zmq_network import ZmqNetwork
-from halfmoon_scheduling.pages import PageAllocator
+from halfmoon_runtime.observability.tracing import open_tracer
+from halfmoon_runtime.observability.transfer_metrics import transfer_engine_metrics
+from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.registration import registered_worker
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
 
@@ -70,11 +70,11 @@ async def run(settings: PrefillSettings, service: Service) -> None:
         if settings.measure:
             service.announce("measuring", worker_id=worker_id)
             cost, _ = await asyncio.to_thread(engine.measure)
-        watch = ForwardWatch(settings.forward_limit_s)
+        watch = ForwardWatchdog(settings.forward_limit_s)
         stack.enter_context(watch.watching())
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
-        kvstores = Kvstores(network, settings.kvstore_timeout_s)
+        kvstores = KvstoreClients(network, settings.kvstore_timeout_s)
         stack.push_async_callback(kvstores.close)
         port = await network.bind(worker_id, host=settings.host)
         info = WorkerInfo(
@@ -104,10 +104,12 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             tracer=tracer,
             watch=watch,
         )
-        moved = transfer_readings(transfer.stats)
-        acquaintances = Acquaintances(store, transfer, worker_id)
+        moved = transfer_engine_metrics(transfer.stats)
+        acquaintances = PeerEndpointCache(store, transfer, worker_id)
         async with (
-            in_service(worker, Membership(store, info), service, moved, acquaintances.readings),
+            registered_worker(
+                worker, Membership(store, info), service, moved, acquaintances.readings
+            ),
             service.running(acquaintances.keep()),
         ):
             service.announce("ready", worker_id=worker_id, n_pages=n_pages)

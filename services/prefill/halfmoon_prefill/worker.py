@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from halfmoon_prefill.caching import Caching
-from halfmoon_prefill.computing import Computing
-from halfmoon_prefill.entry import Entry
-from halfmoon_prefill.forward import PrefillForward
-from halfmoon_prefill.job import Job, Refused
-from halfmoon_prefill.reading import quiet
-from halfmoon_prefill.readings import PrefillCounts, page_readings
-from halfmoon_prefill.replicas import Replicas
+from halfmoon_prefill.cache.prefix_cache_client import PrefixCacheClient
+from halfmoon_prefill.cache.prefix_fetch import cancel_and_wait
+from halfmoon_prefill.cache.replica_selector import ReplicaSelector
+from halfmoon_prefill.completion import await_completion
+from halfmoon_prefill.forward_loop import ForwardLoop
+from halfmoon_prefill.forward_pass import PrefillForward
+from halfmoon_prefill.metrics import PrefillCounts, page_metrics
+from halfmoon_prefill.prefill_job import PrefillJob, PrefillRefused
+from halfmoon_prefill.queue_admission import QueueAdmission
 from halfmoon_prefill.settings import PrefillSettings
-from halfmoon_prefill.settling import settle
-from halfmoon_prefill.tracing import trace
+from halfmoon_prefill.trace_spans import record_prefill_spans
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
@@ -40,21 +40,21 @@ from halfmoon_protocol.messages import (
     Unwelcome,
     WorkerInfo,
 )
+from halfmoon_runtime.channels.dropped_messages import record_drop
+from halfmoon_runtime.channels.network import PeerId, Port
 from halfmoon_runtime.clock import Clock
-from halfmoon_runtime.conductors import Conductors
-from halfmoon_runtime.drops import drop
-from halfmoon_runtime.forward_watch import ForwardWatch
-from halfmoon_runtime.kvstores import Kvstores
-from halfmoon_runtime.network import PeerId, Port
-from halfmoon_runtime.readings import Readings
-from halfmoon_runtime.serving import serve_messages, unexpected
-from halfmoon_runtime.telemetry import bind_request
-from halfmoon_runtime.tracing import Tracer
-from halfmoon_scheduling.decode_batch import finish_reason
-from halfmoon_scheduling.pages import PageAllocator
-from halfmoon_scheduling.prefill_queue import PrefillQueue
+from halfmoon_runtime.kvstore_clients import KvstoreClients
+from halfmoon_runtime.observability.logs import bind_request
+from halfmoon_runtime.observability.metrics import MetricSnapshot
+from halfmoon_runtime.observability.tracing import Tracer
+from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
+from halfmoon_scheduling.decode.decode_batch import finish_reason
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_transfer.engine import TransferEngine
-from halfmoon_transfer.regions import Memory
+from halfmoon_transfer.regions.region_table import Memory
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ class PrefillWorker:
     forward: PrefillForward
     transfer: TransferEngine
     memory: Memory
-    kvstores: Kvstores
+    kvstores: KvstoreClients
     info: WorkerInfo
     settings: PrefillSettings
     clock: Clock
@@ -77,14 +77,14 @@ class PrefillWorker:
     #: None: no traces.
     tracer: Tracer | None = None
     #: Of the forward passes.
-    watch: ForwardWatch = field(default_factory=ForwardWatch)
+    watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
     queue: PrefillQueue = field(init=False)
-    computing: Computing = field(init=False)
-    replicas: Replicas = field(init=False)
-    caching: Caching = field(init=False)
-    entry: Entry = field(init=False)
-    conductors: Conductors = field(init=False)
-    jobs: dict[RequestId, Job] = field(default_factory=dict, init=False)
+    computing: ForwardLoop = field(init=False)
+    replicas: ReplicaSelector = field(init=False)
+    caching: PrefixCacheClient = field(init=False)
+    entry: QueueAdmission = field(init=False)
+    conductors: ConductorConnections = field(init=False)
+    jobs: dict[RequestId, PrefillJob] = field(default_factory=dict, init=False)
     #: What is being done for each of `jobs`; cancelled to stop it.
     _works: dict[RequestId, "asyncio.Task[Message | None]"] = field(
         default_factory=dict, init=False
@@ -98,10 +98,12 @@ class PrefillWorker:
             chunk_tokens=self.settings.chunk_tokens, max_requests=self.settings.max_requests
         )
         self.layout = self.forward.engine.layout
-        self.entry = Entry(self.info.worker_id, self.forward.engine, self.queue, self.pages)
-        self.computing = Computing(self.queue, self.forward, self.watch)
-        self.replicas = Replicas(self.kvstores, self.layout, self.clock)
-        self.caching = Caching(
+        self.entry = QueueAdmission(
+            self.info.worker_id, self.forward.engine, self.queue, self.pages
+        )
+        self.computing = ForwardLoop(self.queue, self.forward, self.watch)
+        self.replicas = ReplicaSelector(self.kvstores, self.layout, self.clock)
+        self.caching = PrefixCacheClient(
             self.replicas,
             self.transfer,
             self.memory,
@@ -109,7 +111,7 @@ class PrefillWorker:
             self.clock,
             patience_s=self.settings.kvstore_read_s,
         )
-        self.conductors = Conductors(self.port, self._let_go)
+        self.conductors = ConductorConnections(self.port, self._let_go)
         self._idle.set()
 
     async def serve(self) -> None:
@@ -158,7 +160,7 @@ class PrefillWorker:
             case Unwelcome(reason=reason):
                 self.conductors.refused(peer, reason)
             case _:
-                unexpected(self.port, message)
+                drop_unexpected(self.port, message)
 
     def _refusal(self, peer: PeerId, start: StartPrefill) -> PrefillFailed | None:
         """Why a start is not taken in at all; None when it is, or was already."""
@@ -178,15 +180,15 @@ class PrefillWorker:
         elif job.owner == peer:
             self._works[request_id].cancel()  # `_run` answers once its pages are quiet
         else:
-            drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
+            record_drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
 
     def _on_start(self, peer: PeerId, start: StartPrefill, tasks: asyncio.TaskGroup) -> None:
         request_id = start.request_id
         if request_id in self.jobs:
-            drop("duplicate", self.port.commands, f"StartPrefill of {request_id}")
+            record_drop("duplicate", self.port.commands, f"StartPrefill of {request_id}")
             return
         now = self.clock.now()
-        job = Job(start, peer, now, now + start.landing_expires_s)
+        job = PrefillJob(start, peer, now, now + start.landing_expires_s)
         self.jobs[request_id] = job
         self._idle.clear()
         self.conductors.owners.add(request_id, peer)
@@ -201,7 +203,7 @@ class PrefillWorker:
 
     # -- one request -------------------------------------------------------------------------
 
-    async def _run(self, job: Job, work: "asyncio.Task[Message | None]") -> None:
+    async def _run(self, job: PrefillJob, work: "asyncio.Task[Message | None]") -> None:
         """See a request to its end, give back what it held, and only then say so.
 
         `work` may be cancelled at any moment, also before its first step and more than once;
@@ -210,7 +212,7 @@ class PrefillWorker:
         async with self.caching.holding(job):
             await self._end(job, work)
 
-    async def _end(self, job: Job, work: "asyncio.Task[Message | None]") -> None:
+    async def _end(self, job: PrefillJob, work: "asyncio.Task[Message | None]") -> None:
         await asyncio.wait([work])
         ending = PrefillStopped(request_id=job.request_id) if work.cancelled() else work.result()
         if ending is not None:
@@ -218,9 +220,9 @@ class PrefillWorker:
         await self._give_back(job)
         if ending is not None:
             await self.conductors.answer(job.owner, ending)
-        trace(job, ending, self.tracer, self.clock.now())
+        record_prefill_spans(job, ending, self.tracer, self.clock.now())
 
-    async def _work(self, job: Job) -> Message | None:
+    async def _work(self, job: PrefillJob) -> Message | None:
         """A request from start to `PrefillDone`; what to tell of any other end."""
         try:
             self.entry.accept(job)
@@ -232,7 +234,7 @@ class PrefillWorker:
             self._counts.done(done, job.n_tokens)
             await self.conductors.answer(job.owner, done)
             await self.caching.keep(job)
-        except Refused as refused:
+        except PrefillRefused as refused:
             return PrefillFailed(
                 request_id=job.request_id,
                 reason=str(refused),
@@ -247,7 +249,7 @@ class PrefillWorker:
             return PrefillFailed(request_id=job.request_id, reason=str(error), retryable=True)
         return None
 
-    async def _compute(self, job: Job) -> int:
+    async def _compute(self, job: PrefillJob) -> int:
         """Fetch what is cached, make room for what is not, compute; the first token."""
         asking_since_s = self.clock.now()
         await self.caching.fetch(job, job.most_cached(self.layout))
@@ -258,13 +260,13 @@ class PrefillWorker:
         await asyncio.wait([token])
         return token.result()
 
-    async def _settle(self, job: Job) -> None:
+    async def _settle(self, job: PrefillJob) -> None:
         settling_since_s = self.clock.now()
-        await settle(job, self.caching)
+        await await_completion(job, self.caching)
         job.settled_s = self.clock.now()
         job.drain_s = job.settled_s - settling_since_s
 
-    def _done(self, job: Job, token: int) -> PrefillDone:
+    def _done(self, job: PrefillJob, token: int) -> PrefillDone:
         n_new = 1  # of this try; `stopping` counts from here
         return PrefillDone(
             request_id=job.request_id,
@@ -282,11 +284,11 @@ class PrefillWorker:
             times=job.times(self.clock.now()),
         )
 
-    async def _give_back(self, job: Job) -> None:
+    async def _give_back(self, job: PrefillJob) -> None:
         """Free all that a request holds, once nothing touches its pages any more."""
         request_id = job.request_id
         await self.computing.remove(request_id)
-        await quiet(job.transfers)
+        await cancel_and_wait(job.transfers)
         await self.caching.give_back(job)
         self.entry.give_back(job)
         self.conductors.owners.drop(request_id)
@@ -311,7 +313,7 @@ class PrefillWorker:
             )
             await asyncio.sleep(_HOUSEKEEPING_S)
 
-    def readings(self) -> Readings:
+    def readings(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_prefill_requests": ("Requests here.", len(self.jobs)),
@@ -320,7 +322,7 @@ class PrefillWorker:
                 self.queue.queued_tokens,
             ),
             **self._counts.readings(),
-            **page_readings(self.pages),
+            **page_metrics(self.pages),
             **self.replicas.readings(),
         }
 

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 
-class Turn(msgspec.Struct, frozen=True):
+class ChatTurn(msgspec.Struct, frozen=True):
     """One question and what was answered."""
 
     question: str
     answer: str
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a request that are sent only if somebody wants them."""
 
     temperature: float | None = None
@@ -39,8 +39,8 @@ class Conversation:
 
     model: str
     system: str = ""
-    wishes: Wishes = field(default_factory=Wishes)
-    turns: list[Turn] = field(default_factory=list)
+    wishes: RequestOptions = field(default_factory=RequestOptions)
+    turns: list[ChatTurn] = field(default_factory=list)
     #: Files that go with the next message: name and text.
     files: list[tuple[str, str]] = field(default_factory=list)
     #: What was asked last, answered or not; "" before the first question.
@@ -48,7 +48,7 @@ class Conversation:
 
     def ask(self, words: str) -> str:
         """The next question: the files that wait, then these words."""
-        self.asked = question_with(self.files, words)
+        self.asked = format_question(self.files, words)
         self.files.clear()
         return self.asked
 
@@ -60,7 +60,7 @@ class Conversation:
 
     def answered(self, answer: str) -> None:
         """Keep what was answered to the last question."""
-        self.turns.append(Turn(self.asked, answer))
+        self.turns.append(ChatTurn(self.asked, answer))
 
     def reset(self) -> None:
         """Forget everything but the system prompt."""
@@ -94,7 +94,7 @@ class Conversation:
         return msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n"
 
 
-def question_with(files: Sequence[tuple[str, str]], words: str) -> str:
+def format_question(files: Sequence[tuple[str, str]], words: str) -> str:
     """One message of files and words."""
     return "\n\n".join([*(f"{name}:\n{text.rstrip()}" for name, text in files), words]).strip()
 

@@ -3,7 +3,7 @@
 It is told names and numbers and gives back the number that a name had, however far up it
 stands in the prompt. So a block of KV that was lost or mixed up shows as a wrong number.
 What it can and can't do is in the README beside its files, `FOLDER`; the script that trained
-it is `halfmoon_engine.demo.train`. Importing this package imports neither torch nor transformers.
+it is `tools.demo_model.train`. Importing this package imports neither torch nor transformers.
 """
 
 from pathlib import Path

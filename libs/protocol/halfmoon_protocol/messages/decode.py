@@ -4,11 +4,11 @@ import msgspec
 
 from halfmoon_protocol.bounds import Count, Measured, Positive, RequestName, Seconds, TokenId
 from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Finish, Sampling, Stopping
-from halfmoon_protocol.scores import TokenScore
-from halfmoon_protocol.traces import TraceContext
+from halfmoon_protocol.trace_context import TraceContext
 
 # conductor -> decode
 

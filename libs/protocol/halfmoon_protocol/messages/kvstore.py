@@ -9,11 +9,11 @@ import msgspec
 
 from halfmoon_protocol.bounds import Checksum, Count, Name, Seconds, Sequence, TicketName, TokenId
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.messages.prefill import KvstoreAddress
 from halfmoon_protocol.regions import Region
-from halfmoon_protocol.traces import TraceContext
+from halfmoon_protocol.trace_context import TraceContext
 
 # client -> kvstore
 

@@ -16,7 +16,7 @@ from halfmoon_protocol.bounds import (
     Seconds,
     WorkerName,
 )
-from halfmoon_protocol.layout import KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages.base import Message
 
 Role = Literal["prefill", "decode", "kvstore"]

@@ -19,11 +19,11 @@ from halfmoon_protocol.bounds import (
     WorkerName,
 )
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages.base import Message
 from halfmoon_protocol.regions import Landing
 from halfmoon_protocol.sampling import Finish, Sampling, Stopping
-from halfmoon_protocol.scores import TokenScore
-from halfmoon_protocol.traces import TraceContext
+from halfmoon_protocol.trace_context import TraceContext
 
 # conductor -> prefill
 

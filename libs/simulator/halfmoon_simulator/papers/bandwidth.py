@@ -2,11 +2,11 @@
 
 import msgspec
 
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import load_costs
-from halfmoon_simulator.papers.bench import TBT_SLO_S, TTFT_SLO_S, Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.scenario import Scenario, patient
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.costs.cost_file import load_costs
+from halfmoon_simulator.papers.experiment_runner import TBT_SLO_S, TTFT_SLO_S, ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
+from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
 
 GBPS = (24, 48, 100, 200, 400)
 #: Share of the line rate that transfers reach: 87 GB/s on 4 × 200 Gbps.
@@ -20,7 +20,7 @@ PUBLISHED_RECOMPUTE = "2.6"
 SPEEDS = (1.0, 0.5)
 
 
-def bandwidth(bench: Bench) -> PaperReport:
+def bandwidth(bench: ExperimentRunner) -> PaperReport:
     """Mean TTFT over the bandwidth between hosts, on the synthetic trace."""
     scenarios = [scenario for speed in SPEEDS for scenario in _scenarios(bench, speed)]
     means = [result.summary().ttft_s.mean for result in bench.run(scenarios)]
@@ -69,7 +69,7 @@ def bandwidth(bench: Bench) -> PaperReport:
     )
 
 
-def _scenarios(bench: Bench, speed: float) -> list[Scenario]:
+def _scenarios(bench: ExperimentRunner, speed: float) -> list[Scenario]:
     """Both placements at each bandwidth, then everything computed anew."""
     costs = load_costs("llama3-70b-a800x8")
     workload = bench.trace("synthetic", speedup=speed)
@@ -83,7 +83,7 @@ def _scenarios(bench: Bench, speed: float) -> list[Scenario]:
                 workload=workload,
                 costs=wired,
                 cluster=ClusterSpec(n_prefill=8, n_decode=8),
-                scheduling=patient(wired, placement=mode, **limits),
+                scheduling=scheduling_for_simulation(wired, placement=mode, **limits),
             )
             for mode in ("kvcache_centric", "min_ttft")
         ]
@@ -92,24 +92,24 @@ def _scenarios(bench: Bench, speed: float) -> list[Scenario]:
         workload=workload,
         costs=costs,
         cluster=ClusterSpec(n_prefill=8, n_decode=8, n_kvstore=0),
-        scheduling=patient(costs, placement="load_balance", **limits),
+        scheduling=scheduling_for_simulation(costs, placement="load_balance", **limits),
     )
     return [*scenarios, anew]
 
 
-def _checks(speed: float, found: list[float]) -> list[Check]:
+def _checks(speed: float, found: list[float]) -> list[PaperCheck]:
     centric, least, recompute = found[0:-1:2], found[1:-1:2], found[-1]
     return [
-        Check(
+        PaperCheck(
             f"{speed:g}×: mean TTFT falls as bandwidth grows, up to 100 Gbps",
             centric[0] > centric[1] > centric[2],
         ),
-        Check(f"{speed:g}×: at 100 Gbps and above it is under 2 s", max(centric[2:]) < 2.0),
-        Check(
+        PaperCheck(f"{speed:g}×: at 100 Gbps and above it is under 2 s", max(centric[2:]) < 2.0),
+        PaperCheck(
             f"{speed:g}×: at 100 Gbps and above caching beats computing anew",
             max(centric[2:]) < recompute,
         ),
-        Check(
+        PaperCheck(
             f"{speed:g}×: min_ttft is never slower than kvcache_centric by more than 5 %",
             all(b <= 1.05 * a for a, b in zip(centric, least, strict=True)),
         ),

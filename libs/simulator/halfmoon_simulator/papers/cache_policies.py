@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
-from halfmoon_scheduling.eviction import open_policy
+from halfmoon_scheduling.cache.eviction_policies import open_eviction_policy
 from halfmoon_simulator.hit_rates import CAPACITIES, hit_rate
-from halfmoon_simulator.papers.bench import Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
+from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
 
 #: Rows of the table, and the live kvstore's names of the policies.
 POLICIES = {
@@ -23,7 +23,7 @@ PUBLISHED = {
 }
 
 
-def cache_policies(bench: Bench) -> PaperReport:
+def cache_policies(bench: ExperimentRunner) -> PaperReport:
     """Hit rates of five policies at six capacities on every trace at hand."""
     tables, checks, setup = [], [], []
     for source in ("arxiv", "conversation", "synthetic"):
@@ -32,7 +32,7 @@ def cache_policies(bench: Bench) -> PaperReport:
         rates: dict[str, list[float]] = {}
         for name, policy in POLICIES.items():
             rates[name] = [
-                hit_rate(workload.requests, open_policy(policy), capacity)
+                hit_rate(workload.requests, open_eviction_policy(policy), capacity)
                 for capacity in CAPACITIES
             ]
             bench.done(len(rates), len(POLICIES))
@@ -49,16 +49,16 @@ def cache_policies(bench: Bench) -> PaperReport:
         at_10k = {name: values[1] for name, values in rates.items()}
         ours = at_10k.pop("Patience (ours)")
         checks += [
-            Check(
+            PaperCheck(
                 f"{source}: of the paper's policies LRU hits most at 10,000 blocks",
                 at_10k["LRU"] == max(at_10k.values()),
             ),
-            Check(
+            PaperCheck(
                 f"{source}: ours hits no less than any of them there", ours >= max(at_10k.values())
             ),
         ]
         growing = all(a <= b for values in rates.values() for a, b in pairwise(values))
-        checks.append(Check(f"{source}: more blocks never hit less", growing))
+        checks.append(PaperCheck(f"{source}: more blocks never hit less", growing))
     return PaperReport(
         name="cache-policies",
         title="Hit rate by eviction policy and capacity",

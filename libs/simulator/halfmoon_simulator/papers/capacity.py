@@ -1,10 +1,10 @@
 """Figure 9 of the FAST'25 paper: how much memory a cache needs."""
 
-from halfmoon_scheduling.eviction import Lru
+from halfmoon_scheduling.cache.eviction_policies import Lru
 from halfmoon_simulator.hit_rates import hit_rate
-from halfmoon_simulator.papers.bench import Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.traces import TRACE_BLOCK_TOKENS
+from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
+from halfmoon_simulator.workloads.traces import TRACE_BLOCK_TOKENS
 
 MILLION = 1_000_000
 CAPACITIES_M = (1, 3, 10, 30, 50)
@@ -12,7 +12,7 @@ CAPACITIES_M = (1, 3, 10, 30, 50)
 PUBLISHED = {"conversation": (0.41, 0.40), "toolagent": (0.75, 0.59), "synthetic": (0.46, 0.66)}
 
 
-def capacity(bench: Bench) -> PaperReport:
+def capacity(bench: ExperimentRunner) -> PaperReport:
     """LRU hit rates over capacities in tokens."""
     rows, shares, setup, checks = [], [], [], []
     for i, source in enumerate(("conversation", "toolagent", "synthetic")):
@@ -30,7 +30,7 @@ def capacity(bench: Bench) -> PaperReport:
         share = rates[1] / most if most else 0.0
         shares.append((source, f"{share:.0%}", f"{published_share:.0%}", f"{rates[-1] / most:.0%}"))
         checks.append(
-            Check(
+            PaperCheck(
                 f"{source}: 50 M tokens reach at least 95 % of the maximum",
                 rates[-1] >= 0.95 * most,
             )

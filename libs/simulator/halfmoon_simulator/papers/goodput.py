@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import CostFile, load_costs
-from halfmoon_simulator.coupled import CoupledSpec
-from halfmoon_simulator.papers.bench import TBT_SLO_S, TTFT_SLO_S, Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.results import RunResult
-from halfmoon_simulator.scenario import Scenario, patient
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.colocated.colocated_baseline import ColocatedSpec
+from halfmoon_simulator.costs.cost_file import CostFile, load_costs
+from halfmoon_simulator.papers.experiment_runner import TBT_SLO_S, TTFT_SLO_S, ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
+from halfmoon_simulator.results.run_results import RunResult
+from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
 
 #: Replay speeds of the first experiment, and the share of requests that must be in time.
 SPEEDS = (1.0, 1.5, 2.0, 2.5, 3.0)
@@ -26,14 +26,14 @@ GAIN_SPEEDS = (1.0, 1.5)
 
 
 @dataclass(frozen=True)
-class System:
+class ComparedSystem:
     """One of those compared."""
 
     name: str
-    cluster: ClusterSpec | CoupledSpec
+    cluster: ClusterSpec | ColocatedSpec
 
 
-def goodput(bench: Bench) -> PaperReport:
+def goodput(bench: ExperimentRunner) -> PaperReport:
     """[10P+10D] against [20M], and 16 nodes against three kinds of coupled ones."""
     first, first_checks = _against_20(bench)
     second, second_checks = _gains(bench)
@@ -63,13 +63,15 @@ def goodput(bench: Bench) -> PaperReport:
     )
 
 
-def _scenario(bench: Bench, costs: CostFile, source: str, speed: float, system: System) -> Scenario:
+def _scenario(
+    bench: ExperimentRunner, costs: CostFile, source: str, speed: float, system: ComparedSystem
+) -> Scenario:
     return Scenario(
         label=f"{system.name} {source} @ {speed}",
         workload=bench.trace(source, speedup=speed),
         costs=costs,
         cluster=system.cluster,
-        scheduling=patient(costs, ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S),
+        scheduling=scheduling_for_simulation(costs, ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S),
     )
 
 
@@ -77,12 +79,12 @@ def _share(result: RunResult, ttft_slo_s: float | None, tbt_slo_s: float | None)
     return sum(r.meets(ttft_slo_s, tbt_slo_s) for r in result.records) / len(result.records)
 
 
-def _against_20(bench: Bench) -> tuple[list[PaperTable], list[Check]]:
+def _against_20(bench: ExperimentRunner) -> tuple[list[PaperTable], list[PaperCheck]]:
     costs = load_costs("llama2-70b-a800x8")
     systems = (
-        System("10P+10D", ClusterSpec(n_prefill=10, n_decode=10)),
-        System("14P+6D", ClusterSpec(n_prefill=14, n_decode=6)),
-        System("20M", CoupledSpec(n_instances=20)),
+        ComparedSystem("10P+10D", ClusterSpec(n_prefill=10, n_decode=10)),
+        ComparedSystem("14P+6D", ClusterSpec(n_prefill=14, n_decode=6)),
+        ComparedSystem("20M", ColocatedSpec(n_instances=20)),
     )
     scenarios = [_scenario(bench, costs, "arxiv", s, sys) for s in SPEEDS for sys in systems]
     results = bench.run(scenarios)
@@ -126,12 +128,12 @@ def _against_20(bench: Bench) -> tuple[list[PaperTable], list[Check]]:
             ),
         ],
         [
-            Check(
+            PaperCheck(
                 "arXiv trace, at its own speed: nearly all requests of 10P+10D are within both"
                 " limits, and many of 20M miss the TBT",
                 shares["10P+10D"][1.0] > 0.97 and shares["20M"][1.0] < 0.9,
             ),
-            Check(
+            PaperCheck(
                 "arXiv trace: 10P+10D serves more requests within both limits than 20M",
                 served["10P+10D"].speed > served["20M"].speed,
             ),
@@ -139,7 +141,9 @@ def _against_20(bench: Bench) -> tuple[list[PaperTable], list[Check]]:
     )
 
 
-def _bracket(bench: Bench, costs: CostFile, system: System, shares: dict[float, float]) -> None:
+def _bracket(
+    bench: ExperimentRunner, costs: CostFile, system: ComparedSystem, shares: dict[float, float]
+) -> None:
     """Run further speeds until enough requests are in time at one, and not at the next."""
     further = FASTER if all(each >= ENOUGH for each in shares.values()) else SLOWER
     wanted = further is FASTER
@@ -151,7 +155,7 @@ def _bracket(bench: Bench, costs: CostFile, system: System, shares: dict[float, 
 
 
 @dataclass(frozen=True)
-class Capacity:
+class GoodputCapacity:
     """The speed up to which enough requests are in time, and the runs that it lies between."""
 
     speed: float
@@ -169,7 +173,7 @@ class Capacity:
         return " and ".join(f"{each:g}×" for each in (self.enough, self.too_fast) if each)
 
 
-def capacity(shares: Mapping[float, float]) -> Capacity:
+def capacity(shares: Mapping[float, float]) -> GoodputCapacity:
     """Where the share falls below `ENOUGH`, between two runs by interpolation; or a bound.
 
     Args:
@@ -178,21 +182,21 @@ def capacity(shares: Mapping[float, float]) -> Capacity:
     speeds = sorted(shares)
     too_fast = next((speed for speed in speeds if shares[speed] < ENOUGH), None)
     if too_fast is None:
-        return Capacity(speeds[-1], speeds[-1], None)
+        return GoodputCapacity(speeds[-1], speeds[-1], None)
     if too_fast == speeds[0]:
-        return Capacity(too_fast, None, too_fast)
+        return GoodputCapacity(too_fast, None, too_fast)
     enough = speeds[speeds.index(too_fast) - 1]
     part = (shares[enough] - ENOUGH) / (shares[enough] - shares[too_fast])
-    return Capacity(enough + part * (too_fast - enough), enough, too_fast)
+    return GoodputCapacity(enough + part * (too_fast - enough), enough, too_fast)
 
 
-def _gains(bench: Bench) -> tuple[list[PaperTable], list[Check]]:
+def _gains(bench: ExperimentRunner) -> tuple[list[PaperTable], list[PaperCheck]]:
     costs = load_costs("llama3-70b-a800x8")
     systems = (
-        System("8P+8D", ClusterSpec(n_prefill=8, n_decode=8)),
-        System("16M", CoupledSpec(n_instances=16)),
-        System("16M, prefix caching", CoupledSpec(n_instances=16, prefix_caching=True)),
-        System("16M, chunks of 512", CoupledSpec(n_instances=16, chunk_tokens=512)),
+        ComparedSystem("8P+8D", ClusterSpec(n_prefill=8, n_decode=8)),
+        ComparedSystem("16M", ColocatedSpec(n_instances=16)),
+        ComparedSystem("16M, prefix caching", ColocatedSpec(n_instances=16, prefix_caching=True)),
+        ComparedSystem("16M, chunks of 512", ColocatedSpec(n_instances=16, chunk_tokens=512)),
     )
     tables, checks = [], []
     for source, published in PUBLISHED_GAINS.items():
@@ -214,7 +218,7 @@ def _gains(bench: Bench) -> tuple[list[PaperTable], list[Check]]:
                     ]
                 rows.append((f"{speed:g}× {system.name}", *cells))
             checks.append(
-                Check(
+                PaperCheck(
                     f"{source} at {speed:g}×: 8P+8D serves more than 16M at 100 ms, and the gain"
                     " shrinks as the limit grows",
                     ours[0] > shares[1][0] and _shrinks(ours, shares[1]),

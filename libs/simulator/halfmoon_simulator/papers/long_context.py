@@ -1,14 +1,14 @@
 """The long-context experiment of arXiv 2407.00079: 16k to 128k tokens, half of them cached."""
 
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import CostFile, load_costs
-from halfmoon_simulator.coupled import CoupledSpec
-from halfmoon_simulator.papers.bench import Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.results import Summary
-from halfmoon_simulator.scenario import Scenario, patient
-from halfmoon_simulator.sources import WorkloadSpec
-from halfmoon_simulator.workloads import DATASETS
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.colocated.colocated_baseline import ColocatedSpec
+from halfmoon_simulator.costs.cost_file import CostFile, load_costs
+from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
+from halfmoon_simulator.results.run_results import RunSummary
+from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
+from halfmoon_simulator.workloads.synthetic_workloads import DATASETS
+from halfmoon_simulator.workloads.workload_sources import WorkloadSpec
 
 LENGTHS = ("16k", "32k", "64k", "128k")
 #: Limits as multiples of the unloaded P90 TTFT and TBT.
@@ -16,16 +16,16 @@ TTFT_MULTIPLE, TBT_MULTIPLE = 10.0, 5.0
 #: Rates as shares of what four prefill workers could do at the most.
 SHARES = (0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 N_REQUESTS = 240
-SYSTEMS: dict[str, ClusterSpec | CoupledSpec] = {
+SYSTEMS: dict[str, ClusterSpec | ColocatedSpec] = {
     "3P+1D": ClusterSpec(n_prefill=3, n_decode=1),
     "2P+2D": ClusterSpec(n_prefill=2, n_decode=2),
-    "4M, one by one": CoupledSpec(n_instances=4, max_running=1),
-    "4M, batching": CoupledSpec(n_instances=4),
-    "4M, prefix caching": CoupledSpec(n_instances=4, prefix_caching=True),
+    "4M, one by one": ColocatedSpec(n_instances=4, max_running=1),
+    "4M, batching": ColocatedSpec(n_instances=4),
+    "4M, prefix caching": ColocatedSpec(n_instances=4, prefix_caching=True),
 }
 
 
-def long_context(bench: Bench) -> PaperReport:
+def long_context(bench: ExperimentRunner) -> PaperReport:
     """The highest rate within the limits of each system and length."""
     costs = load_costs("llama2-70b-a800x8")
     n_requests = min(N_REQUESTS, bench.n_requests or N_REQUESTS)
@@ -65,7 +65,7 @@ def long_context(bench: Bench) -> PaperReport:
         )
         disaggregated = max(best["3P+1D"], best["2P+2D"])
         checks.append(
-            Check(
+            PaperCheck(
                 f"{length}: the better of 3P+1D and 2P+2D serves more than 4M one by one",
                 disaggregated > one_by_one,
             )
@@ -76,7 +76,9 @@ def long_context(bench: Bench) -> PaperReport:
         for (length, name, _), summary in summaries.items()
         if isinstance(SYSTEMS[name], ClusterSpec)
     )
-    checks.append(Check("disaggregated clusters never break the TBT limit, at any rate", tbt_kept))
+    checks.append(
+        PaperCheck("disaggregated clusters never break the TBT limit, at any rate", tbt_kept)
+    )
     return PaperReport(
         name="long-context",
         title="Throughput of long prompts within the limits",
@@ -116,7 +118,7 @@ def _peak(costs: CostFile, length: str) -> float:
 
 
 def _scenario(
-    bench: Bench, costs: CostFile, length: str, name: str, share: float, n_requests: int
+    bench: ExperimentRunner, costs: CostFile, length: str, name: str, share: float, n_requests: int
 ) -> Scenario:
     return Scenario(
         label=f"{length} {name} @ {share}",
@@ -128,9 +130,9 @@ def _scenario(
         ),
         costs=costs,
         cluster=SYSTEMS[name],
-        scheduling=patient(costs),
+        scheduling=scheduling_for_simulation(costs),
     )
 
 
-def _within(summary: Summary, limits: tuple[float, float]) -> bool:
+def _within(summary: RunSummary, limits: tuple[float, float]) -> bool:
     return summary.ttft_s.p90 <= limits[0] and summary.tbt_tail_s.p90 <= limits[1]

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from halfmoon_scheduling.config import AdmissionMode
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import load_costs
-from halfmoon_simulator.papers.bench import TTFT_SLO_S, Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.results import RunResult, deviation
-from halfmoon_simulator.scenario import Scenario, patient
-from halfmoon_simulator.sources import WorkloadSpec
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.costs.cost_file import load_costs
+from halfmoon_simulator.papers.experiment_runner import TTFT_SLO_S, ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
+from halfmoon_simulator.results.run_results import RunResult, standard_deviation
+from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
+from halfmoon_simulator.workloads.workload_sources import WorkloadSpec
 
 MODES: tuple[AdmissionMode, ...] = ("baseline", "early", "predicted", "lookahead")
 PUBLISHED = {"baseline": "4183 (18.2 %)", "early": "3771 (16.4 %)", "predicted": "3589 (15.6 %)"}
@@ -21,7 +21,7 @@ WARM_UP = 0.1
 
 
 @dataclass(frozen=True)
-class Load:
+class OverloadCase:
     """More than a cluster can serve, and the limits that its conductor keeps.
 
     They are tighter than those by which a request is good, as one would set them: predictions
@@ -45,7 +45,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OverloadResult:
     """What became of a load under one mode."""
 
     n_requests: int
@@ -58,7 +58,7 @@ class Outcome:
     decode_swing: float
 
     @classmethod
-    def of(cls, result: RunResult, load: Load) -> "Outcome":
+    def of(cls, result: RunResult, load: OverloadCase) -> "OverloadResult":
         """Of a run; load is backlog or step over the limit that is kept."""
         records = result.records
         first_s = min(record.arrived_s for record in records)
@@ -74,12 +74,14 @@ class Outcome:
                 record.meets(TTFT_SLO_S, None) and record.intervals.mean_s <= TBT_SLO_S
                 for record in records
             ),
-            prefill_swing=deviation([s.prefill_backlog_s / load.kept_ttft_s for s in seen]),
-            decode_swing=deviation([s.decode_step_s / load.kept_tbt_s for s in seen]),
+            prefill_swing=standard_deviation(
+                [s.prefill_backlog_s / load.kept_ttft_s for s in seen]
+            ),
+            decode_swing=standard_deviation([s.decode_step_s / load.kept_tbt_s for s in seen]),
         )
 
 
-def scenario(load: Load, mode: AdmissionMode) -> Scenario:
+def scenario(load: OverloadCase, mode: AdmissionMode) -> Scenario:
     """A load on its cluster with one mode of admission."""
     costs = load_costs("llama2-70b-a800x8")
     return Scenario(
@@ -87,13 +89,13 @@ def scenario(load: Load, mode: AdmissionMode) -> Scenario:
         workload=load.workload,
         costs=costs,
         cluster=ClusterSpec(n_prefill=load.n_prefill, n_decode=load.n_decode, sample_s=1.0),
-        scheduling=patient(
+        scheduling=scheduling_for_simulation(
             costs, admission=mode, ttft_slo_s=load.kept_ttft_s, tbt_slo_s=load.kept_tbt_s
         ),
     )
 
 
-def relations(outcomes: dict[AdmissionMode, Outcome]) -> dict[str, bool]:
+def relations(outcomes: dict[AdmissionMode, OverloadResult]) -> dict[str, bool]:
     """What is published of the modes, and what ours is to be; each with whether it holds."""
     baseline, early, predicted, lookahead = (outcomes[mode] for mode in MODES)
     share = baseline.n_refused / baseline.n_requests
@@ -115,22 +117,22 @@ def relations(outcomes: dict[AdmissionMode, Outcome]) -> dict[str, bool]:
 
 
 def _poisson(
-    bench: Bench, n: int, n_prefill: int, seed: int, *, kept_tbt_s: float = 0.0325
-) -> Load:
+    bench: ExperimentRunner, n: int, n_prefill: int, seed: int, *, kept_tbt_s: float = 0.0325
+) -> OverloadCase:
     n = min(n, bench.n_requests or n)
     spec = WorkloadSpec(source="arxiv-summarization", n_requests=n, rate_per_s=11.0, seed=seed)
-    return Load(f"Poisson, seed {seed}", spec, n_prefill, 4, 27.0, kept_tbt_s)
+    return OverloadCase(f"Poisson, seed {seed}", spec, n_prefill, 4, 27.0, kept_tbt_s)
 
 
-def _loads(bench: Bench) -> list[Load]:
+def _loads(bench: ExperimentRunner) -> list[OverloadCase]:
     n_arxiv = min(6000, bench.n_requests or 6000)
     arxiv = WorkloadSpec(
         source="arxiv", folder=bench.folder, n_requests=n_arxiv, speedup=3.5, seed=bench.seed
     )
     conversation = bench.trace("conversation", speedup=4.0)
     return [
-        Load("conversation trace at 4×", conversation, 8, 6, 27.0, 0.0372),
-        Load("arXiv trace at 3.5×", arxiv, 6, 4, 20.0, 0.035),
+        OverloadCase("conversation trace at 4×", conversation, 8, 6, 27.0, 0.0372),
+        OverloadCase("arXiv trace at 3.5×", arxiv, 6, 4, 20.0, 0.035),
         _poisson(bench, 3000, 8, 0),
         _poisson(bench, 3000, 8, 1),
     ]
@@ -140,13 +142,13 @@ def _loads(bench: Bench) -> list[Load]:
 MAP_PREFILLS = (7, 8, 9, 10)
 
 
-def overload(bench: Bench) -> PaperReport:
+def overload(bench: ExperimentRunner) -> PaperReport:
     """Refused requests, good ones and the swing of both pools' loads, by admission mode."""
     loads = _loads(bench)
     of_map = [_poisson(bench, 2000, n, 2) for n in MAP_PREFILLS]
     results = iter(bench.run([scenario(load, mode) for load in loads + of_map for mode in MODES]))
     outcomes = [
-        {mode: Outcome.of(next(results), load) for mode in MODES} for load in loads + of_map
+        {mode: OverloadResult.of(next(results), load) for mode in MODES} for load in loads + of_map
     ]
     return PaperReport(
         name="overload",
@@ -170,7 +172,7 @@ def overload(bench: Bench) -> PaperReport:
             _map(outcomes[len(loads) :]),
         ),
         checks=tuple(
-            Check(f"{load.name}: {sentence}", holds)
+            PaperCheck(f"{load.name}: {sentence}", holds)
             for load, mine in zip(loads, outcomes, strict=False)
             for sentence, holds in relations(mine).items()
         ),
@@ -178,7 +180,7 @@ def overload(bench: Bench) -> PaperReport:
     )
 
 
-def _table(load: Load, outcomes: dict[AdmissionMode, Outcome]) -> PaperTable:
+def _table(load: OverloadCase, outcomes: dict[AdmissionMode, OverloadResult]) -> PaperTable:
     return PaperTable(
         title=load.label,
         columns=(
@@ -205,7 +207,7 @@ def _table(load: Load, outcomes: dict[AdmissionMode, Outcome]) -> PaperTable:
     )
 
 
-def _map(outcomes: list[dict[AdmissionMode, Outcome]]) -> PaperTable:
+def _map(outcomes: list[dict[AdmissionMode, OverloadResult]]) -> PaperTable:
     """Where the order holds: refused / good by prefill workers."""
     rows = []
     for n, mine in zip(MAP_PREFILLS, outcomes, strict=True):

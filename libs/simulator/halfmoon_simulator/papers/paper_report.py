@@ -13,7 +13,7 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[tuple[str, ...], ...]
 
 
-class Check(msgspec.Struct, frozen=True):
+class PaperCheck(msgspec.Struct, frozen=True):
     """Something that must hold: an order, a direction."""
 
     sentence: str
@@ -29,7 +29,7 @@ class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
     published_in: str
     setup: tuple[str, ...]
     tables: tuple[PaperTable, ...]
-    checks: tuple[Check, ...] = ()
+    checks: tuple[PaperCheck, ...] = ()
     #: Why ours and theirs differ, a sentence each.
     differences: tuple[str, ...] = ()
 

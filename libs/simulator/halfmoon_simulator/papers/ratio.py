@@ -2,13 +2,13 @@
 
 import msgspec
 
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import CostFile, load_costs
-from halfmoon_simulator.papers.bench import Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.report import seconds
-from halfmoon_simulator.results import RunResult
-from halfmoon_simulator.scenario import Scenario, patient
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.costs.cost_file import CostFile, load_costs
+from halfmoon_simulator.papers.experiment_runner import ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
+from halfmoon_simulator.results.run_report import format_seconds
+from halfmoon_simulator.results.run_results import RunResult
+from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
 
 N_NODES = 16
 PREFILLS = (4, 5, 6, 7, 8, 9, 11, 13)
@@ -25,7 +25,7 @@ MEAN_TOKENS = 15_325 + 149
 LOADS = (("synthetic", 1.0, 1.0), ("synthetic", 1.5, 1.0), ("synthetic", 1.5, 10.0))
 
 
-def ratio(bench: Bench) -> PaperReport:
+def ratio(bench: ExperimentRunner) -> PaperReport:
     """Requests within both limits by the ratio of prefill to decode workers."""
     costs = load_costs("llama3-70b-a800x8")
     results = bench.run(
@@ -37,7 +37,9 @@ def ratio(bench: Bench) -> PaperReport:
                 ),
                 costs=costs,
                 cluster=ClusterSpec(n_prefill=n, n_decode=N_NODES - n),
-                scheduling=patient(costs, ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S),
+                scheduling=scheduling_for_simulation(
+                    costs, ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S
+                ),
             )
             for source, speed, times in LOADS
             for n in PREFILLS
@@ -52,7 +54,7 @@ def ratio(bench: Bench) -> PaperReport:
         tables.append(_table(load, mine, shares, published=times == 1))
         best = PREFILLS[shares.index(max(shares))]
         checks.append(
-            Check(
+            PaperCheck(
                 f"{load}: few prefill workers serve fewer requests (4P12D less than the best,"
                 f" {best}P{N_NODES - best}D)",
                 shares[0] < max(shares),
@@ -60,7 +62,7 @@ def ratio(bench: Bench) -> PaperReport:
         )
     by_n = dict(zip(PREFILLS, results[-len(PREFILLS) :], strict=True))
     checks.append(
-        Check(
+        PaperCheck(
             f"answers {LOADS[-1][2]:g} times as long: few decode workers serve fewer requests"
             " (11P5D less than 9P7D, 13P3D less than 11P5D)",
             _share(by_n[13], TBT_SLO_S) < _share(by_n[11], TBT_SLO_S) < _share(by_n[9], TBT_SLO_S),
@@ -123,9 +125,9 @@ def _table(
                 PUBLISHED.get(n, "") if published else "",
                 f"{share:.1%}",
                 *(f"{_share(result, limit_s):.1%}" for limit_s in TIGHTER_S),
-                seconds(summary.ttft_s.mean),
-                seconds(summary.tbt_tail_s.p90),
-                seconds(max(sample.decode_step_max_s for sample in result.samples)),
+                format_seconds(summary.ttft_s.mean),
+                format_seconds(summary.tbt_tail_s.p90),
+                format_seconds(max(sample.decode_step_max_s for sample in result.samples)),
             )
         )
     columns = (

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from halfmoon_simulator.cluster_spec import ClusterSpec
-from halfmoon_simulator.costs import CostFile, load_costs
-from halfmoon_simulator.papers.bench import TBT_SLO_S, TTFT_SLO_S, Bench
-from halfmoon_simulator.papers.paper_report import Check, PaperReport, PaperTable
-from halfmoon_simulator.results import RunResult, Spread, spread
-from halfmoon_simulator.scenario import Scenario, patient
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.costs.cost_file import CostFile, load_costs
+from halfmoon_simulator.papers.experiment_runner import TBT_SLO_S, TTFT_SLO_S, ExperimentRunner
+from halfmoon_simulator.papers.paper_report import PaperCheck, PaperReport, PaperTable
+from halfmoon_simulator.results.run_results import DistributionSummary, RunResult, summarize_values
+from halfmoon_simulator.scenario import Scenario, scheduling_for_simulation
 
 MODES = ("random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft")
 #: Mean TTFT in seconds, in the order of `MODES`; the last one is ours alone.
@@ -35,16 +35,16 @@ _Choices = list[tuple[float, dict[str, object]]]
 class _Outcome:
     """What a placement came to."""
 
-    ttft_s: Spread
+    ttft_s: DistributionSummary
     #: TTFT less what the prefill takes on an idle worker with what was found cached.
-    waited_s: Spread
+    waited_s: DistributionSummary
     #: TTFT over what the whole prompt takes on an idle worker with nothing cached.
-    slowdown: Spread
+    slowdown: DistributionSummary
     reused: float
     good: float
 
 
-def scheduling(bench: Bench) -> PaperReport:
+def scheduling(bench: ExperimentRunner) -> PaperReport:
     """Mean TTFT of five placements on 8P+8D, at the trace's speed and above; the threshold."""
     setup, tables, checks = [], [], []
     for source, profile, speeds, where, published in EXPERIMENTS:
@@ -98,7 +98,7 @@ def scheduling(bench: Bench) -> PaperReport:
 
 
 def _run(
-    bench: Bench,
+    bench: ExperimentRunner,
     source: str,
     costs: CostFile,
     choices: _Choices,
@@ -111,7 +111,9 @@ def _run(
                 workload=bench.trace(source, speedup=speed),
                 costs=costs,
                 cluster=CLUSTER,
-                scheduling=patient(costs, ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S, **settings),
+                scheduling=scheduling_for_simulation(
+                    costs, ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S, **settings
+                ),
             )
             for speed, settings in choices
         ]
@@ -123,16 +125,16 @@ def _outcome(result: RunResult, costs: CostFile) -> _Outcome:
     summary = result.summary()
     return _Outcome(
         summary.ttft_s,
-        spread([ttft_s - costs.prefill_s(r.n_input, r.n_cached) for r, ttft_s in times]),
-        spread([ttft_s / costs.prefill_s(r.n_input) for r, ttft_s in times]),
+        summarize_values([ttft_s - costs.prefill_s(r.n_input, r.n_cached) for r, ttft_s in times]),
+        summarize_values([ttft_s / costs.prefill_s(r.n_input) for r, ttft_s in times]),
         summary.reused,
         summary.n_good / summary.n_requests,
     )
 
 
-def _alone(result: RunResult, costs: CostFile) -> Spread:
+def _alone(result: RunResult, costs: CostFile) -> DistributionSummary:
     """Prefill times of the same prompts, each alone on an idle worker with nothing cached."""
-    return spread([costs.prefill_s(record.n_input) for record in result.records])
+    return summarize_values([costs.prefill_s(record.n_input) for record in result.records])
 
 
 COLUMNS = ("P99", "waited, mean", "waited, P99", "slowdown P99", "reused", "within SLOs")
@@ -156,7 +158,7 @@ def _table(
     where: str,
     published: tuple[float, ...],
     outcomes: list[_Outcome],
-    alone: Spread,
+    alone: DistributionSummary,
 ) -> PaperTable:
     rows = [
         (
@@ -175,29 +177,29 @@ def _table(
     )
 
 
-def _checks(source: str, speed: float, outcomes: list[_Outcome]) -> list[Check]:
+def _checks(source: str, speed: float, outcomes: list[_Outcome]) -> list[PaperCheck]:
     means = [outcome.ttft_s.mean for outcome in outcomes]
     p99s = [outcome.ttft_s.p99 for outcome in outcomes]
     waits = [outcome.waited_s.p99 for outcome in outcomes]
     ordered = all(before > after for before, after in pairwise(means[:4]))
     return [
-        Check(
+        PaperCheck(
             f"{source} at {speed:g}×: mean TTFT falls from random over load_balance and"
             " cache_aware to kvcache_centric",
             ordered,
         ),
-        Check(
+        PaperCheck(
             f"{source} at {speed:g}×: min_ttft and kvcache_centric beat the others in mean and P99",
             max(means[3:]) < min(means[:3]) and max(p99s[3:]) < min(p99s[:3]),
         ),
-        Check(
+        PaperCheck(
             f"{source} at {speed:g}×: and in the P99 of waiting",
             max(waits[3:]) < min(waits[:3]),
         ),
     ]
 
 
-def _thresholds(bench: Bench) -> PaperTable:
+def _thresholds(bench: ExperimentRunner) -> PaperTable:
     """`kvcache_balancing_threshold`, which the paper says is set by hand."""
     costs = load_costs(THRESHOLD_PROFILE)
     choices: _Choices = [

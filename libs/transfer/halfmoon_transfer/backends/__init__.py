@@ -4,23 +4,23 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from halfmoon_transfer.backends.interface import Backend, Home
+from halfmoon_transfer.backends.backend_interface import Backend, EngineContext
 
 if TYPE_CHECKING:
-    from halfmoon_transfer.backends.faults import Faults
+    from halfmoon_transfer.backends.fault_injection import FaultInjection
 
-#: Name to "module:class"; the class is called with the `Home`.
+#: Name to "module:class"; the class is called with the `EngineContext`.
 BACKENDS = {
-    "cuda": "halfmoon_transfer.backends.cuda.backend:CudaBackend",
-    "memory": "halfmoon_transfer.backends.memory:MemoryBackend",
-    "shm": "halfmoon_transfer.backends.shm.backend:ShmBackend",
-    "mooncake": "halfmoon_transfer.backends.mooncake.backend:MooncakeBackend",
-    "rdma": "halfmoon_transfer.backends.rdma.backend:RdmaBackend",
-    "tcp": "halfmoon_transfer.backends.tcp.rails:RailedTcp",
+    "cuda": "halfmoon_transfer.backends.cuda.cuda_backend:CudaBackend",
+    "memory": "halfmoon_transfer.backends.memory_backend:MemoryBackend",
+    "shm": "halfmoon_transfer.backends.shm.shm_backend:ShmBackend",
+    "mooncake": "halfmoon_transfer.backends.mooncake.mooncake_backend:MooncakeBackend",
+    "rdma": "halfmoon_transfer.backends.rdma.rdma_backend:RdmaBackend",
+    "tcp": "halfmoon_transfer.backends.tcp.multi_rail:MultiRailTcp",
 }
 
 
-def open_backend(choice: "str | Faults", home: Home) -> Backend:
+def open_backend(choice: "str | FaultInjection", home: EngineContext) -> Backend:
     """Open a backend by name, or one wrapped in faults.
 
     Raises:
@@ -33,5 +33,5 @@ def open_backend(choice: "str | Faults", home: Home) -> Backend:
     if choice not in BACKENDS:
         raise ValueError(f"no backend {choice!r}; there are {', '.join(sorted(BACKENDS))}")
     module, name = BACKENDS[choice].split(":")
-    make = cast("Callable[[Home], Backend]", getattr(import_module(module), name))
+    make = cast("Callable[[EngineContext], Backend]", getattr(import_module(module), name))
     return make(home)

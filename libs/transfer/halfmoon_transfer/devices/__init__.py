@@ -1,1 +1,1 @@
-"""Memory of devices as regions: by pointers and through host memory, whatever the device."""
+"""Register device memory as regions, through the drivers for CUDA and for an emulated device."""

@@ -19,19 +19,19 @@ from typing import NamedTuple
 import msgspec
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer.backends.interface import Errand
-from halfmoon_transfer.devices.interface import DeviceError, Event
-from halfmoon_transfer.devices.pinned import PinnedPool, Run
-from halfmoon_transfer.devices.region import DeviceRegion
-from halfmoon_transfer.plan import APPLIED, Batch, Fate, Outcome
+from halfmoon_transfer.backends.backend_interface import CarryRequest
+from halfmoon_transfer.devices.device_interface import CopyEvent, DeviceError
+from halfmoon_transfer.devices.device_region import DeviceRegion
+from halfmoon_transfer.devices.pinned_pool import PinnedPool, PinnedRun
+from halfmoon_transfer.planning.transfer_plan import APPLIED, Batch, OutcomeKind, SliceOutcome
 
-_STOPPED = Outcome(Fate.LOST, "stopped")
+_STOPPED = SliceOutcome(OutcomeKind.LOST, "stopped")
 #: Parts in a row of which nothing arrived, after which a batch's others are not tried: a peer
 #: that is gone may take its time to be found out, each time.
 _MAX_LOST_PARTS = 2
 
 
-class Local(NamedTuple):
+class LocalRegion(NamedTuple):
     """A local region of a batch: host memory, or device memory and its pinned pool."""
 
     view: memoryview
@@ -52,24 +52,26 @@ class _Cut(NamedTuple):
 class _Part:
     """Cuts that travel together, with their bytes in pinned memory."""
 
-    def __init__(self, errand: Errand, local: Local, cuts: Sequence[_Cut]) -> None:
+    def __init__(self, errand: CarryRequest, local: LocalRegion, cuts: Sequence[_Cut]) -> None:
         self.cuts = cuts
         #: What became of each cut.
-        self.outcomes: list[Outcome] = [_STOPPED] * len(cuts)
+        self.outcomes: list[SliceOutcome] = [_STOPPED] * len(cuts)
         self._errand = errand
         #: Where the bytes of all its cuts are.
         self._local = local
         #: Where each cut begins in the pinned memory; the last one: where all of them end.
         self._at = list(accumulate((cut.length for cut in cuts), initial=0))
-        self._run: Run | None = None
+        self._run: PinnedRun | None = None
         self._fetched = False
         #: Copies that were begun, each with the cuts that it is for.
-        self._events: list[tuple[Event, range]] = []
+        self._events: list[tuple[CopyEvent, range]] = []
 
     @property
     def lost(self) -> bool:
         """Whether the path failed for all of it."""
-        return all(each.fate in (Fate.LOST, Fate.UNREACHABLE) for each in self.outcomes)
+        return all(
+            each.fate in (OutcomeKind.LOST, OutcomeKind.UNREACHABLE) for each in self.outcomes
+        )
 
     def make_room(self, *, wait: bool) -> bool:
         """Have room in pinned memory; False when there is none now, or the transfer stops."""
@@ -91,13 +93,15 @@ class _Part:
         """Begin to copy what has arrived into the device."""
         device = self._local.device
         if device is not None:
-            applied = [n for n, each in enumerate(self.outcomes) if each.fate is Fate.APPLIED]
+            applied = [
+                n for n, each in enumerate(self.outcomes) if each.fate is OutcomeKind.APPLIED
+            ]
             self._begin(lambda at, view: device.device.copy_in(view, at), applied)
 
-    def carry(self, carry: Callable[[Errand], Sequence[Outcome]]) -> None:
+    def carry(self, carry: Callable[[CarryRequest], Sequence[SliceOutcome]]) -> None:
         """Have those cuts carried whose bytes are in place; the rest has its outcome."""
         self.wait()
-        going = [n for n, each in enumerate(self.outcomes) if each.fate is not Fate.REJECTED]
+        going = [n for n, each in enumerate(self.outcomes) if each.fate is not OutcomeKind.REJECTED]
         if self._errand.stop.stopped or not going:
             return
         slices, views = [], []
@@ -137,7 +141,7 @@ class _Part:
             self._local.pool.give_back(self._run)
             self._run = None
 
-    def _begin(self, copy: Callable[[int, memoryview], Event], numbers: Sequence[int]) -> None:
+    def _begin(self, copy: Callable[[int, memoryview], CopyEvent], numbers: Sequence[int]) -> None:
         """Copy these cuts, those that touch on the device in one go."""
         assert self._run is not None
         assert self._local.device is not None
@@ -151,7 +155,9 @@ class _Part:
 
     def _fail(self, numbers: range, error: DeviceError) -> None:
         op = self._errand.batch.op
-        failed = Outcome(Fate.REJECTED, f"the local region of a {op} is in device memory: {error}")
+        failed = SliceOutcome(
+            OutcomeKind.REJECTED, f"the local region of a {op} is in device memory: {error}"
+        )
         for number in numbers:
             self.outcomes[number] = failed
 
@@ -186,11 +192,11 @@ def _touching(numbers: Sequence[int], where: Callable[[int], tuple[int, int]]) -
 
 
 def carry_staged(
-    errand: Errand,
-    locals_: Mapping[bytes, Local],
-    carry: Callable[[Errand], Sequence[Outcome]],
+    errand: CarryRequest,
+    locals_: Mapping[bytes, LocalRegion],
+    carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
     part_bytes: int,
-) -> list[Outcome]:
+) -> list[SliceOutcome]:
     """Carry a batch some of whose local regions are device memory.
 
     Args:
@@ -205,15 +211,15 @@ def carry_staged(
     outcomes = [APPLIED] * len(errand.batch.slices)
     for part in _flow(errand, locals_, carry, part_bytes):
         for cut, outcome in zip(part.cuts, part.outcomes, strict=True):
-            if outcomes[cut.slice_index].fate is Fate.APPLIED:
+            if outcomes[cut.slice_index].fate is OutcomeKind.APPLIED:
                 outcomes[cut.slice_index] = outcome
     return outcomes
 
 
 def _flow(
-    errand: Errand,
-    locals_: Mapping[bytes, Local],
-    carry: Callable[[Errand], Sequence[Outcome]],
+    errand: CarryRequest,
+    locals_: Mapping[bytes, LocalRegion],
+    carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
     part_bytes: int,
 ) -> list[_Part]:
     """Move all parts; at its end nothing is being copied and no room is held."""

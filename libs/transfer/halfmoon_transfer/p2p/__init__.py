@@ -5,29 +5,29 @@ No server of its own: clients agree through one record per object in the metadat
 `folder` does it with the files of a folder.
 """
 
-from halfmoon_transfer.p2p.errors import (
+from halfmoon_transfer.p2p.object_getter import GetReport
+from halfmoon_transfer.p2p.object_record import ObjectRecord, ObjectSummary
+from halfmoon_transfer.p2p.p2p_errors import (
     NameTaken,
     NotPublished,
+    ObjectReplaced,
     P2PError,
-    Replaced,
-    Unavailable,
+    ShardUnavailable,
     WrongBuffers,
 )
-from halfmoon_transfer.p2p.getting import GetReport
-from halfmoon_transfer.p2p.record import Record, Summary
-from halfmoon_transfer.p2p.settings import P2PSettings
-from halfmoon_transfer.p2p.store import P2PStore
+from halfmoon_transfer.p2p.p2p_settings import P2PSettings
+from halfmoon_transfer.p2p.p2p_store import P2PStore
 
 __all__ = [
     "GetReport",
     "NameTaken",
     "NotPublished",
+    "ObjectRecord",
+    "ObjectReplaced",
+    "ObjectSummary",
     "P2PError",
     "P2PSettings",
     "P2PStore",
-    "Record",
-    "Replaced",
-    "Summary",
-    "Unavailable",
+    "ShardUnavailable",
     "WrongBuffers",
 ]

@@ -6,11 +6,18 @@ Nobody is in charge of a record: a holder that died is removed by whoever finds 
 import logging
 from collections.abc import Callable, Collection, Iterable
 
-from halfmoon_metadata.store import MetadataError
-from halfmoon_transfer.p2p.catalog import Catalog
-from halfmoon_transfer.p2p.errors import P2PError, Replaced
-from halfmoon_transfer.p2p.plan import Offer
-from halfmoon_transfer.p2p.record import Holder, Place, Record, Source, bitmap, cut
+from halfmoon_metadata.store_interface import MetadataError
+from halfmoon_transfer.p2p.fetch_plan import ShardOffer
+from halfmoon_transfer.p2p.object_catalog import ObjectCatalog
+from halfmoon_transfer.p2p.object_record import (
+    BufferPlace,
+    ObjectRecord,
+    ShardHolder,
+    ShardSource,
+    bitmap,
+    cut_shards,
+)
+from halfmoon_transfer.p2p.p2p_errors import ObjectReplaced, P2PError
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +26,11 @@ class SharedRecord:
     """The newest that one getter has seen. What can't be said now is said later."""
 
     def __init__(
-        self, catalog: Catalog, record: Record, own: Source, places: tuple[Place | None, ...]
+        self,
+        catalog: ObjectCatalog,
+        record: ObjectRecord,
+        own: ShardSource,
+        places: tuple[BufferPlace | None, ...],
     ) -> None:
         """Start with what was looked up.
 
@@ -33,14 +44,14 @@ class SharedRecord:
         self._own = own
         self._places = places
         self.newest = record
-        self.shards = cut(record.sizes, record.shard_bytes)
+        self.shards = cut_shards(record.sizes, record.shard_bytes)
         #: We have everything: what becomes of the record is no matter any more.
         self._complete = False
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[ShardOffer]:
         """What others have."""
         return [
-            Offer(each.source, each.gold, each.shards)
+            ShardOffer(each.source, each.gold, each.shards)
             for each in self.newest.holders
             if each.source != self._own
         ]
@@ -52,14 +63,14 @@ class SharedRecord:
             Replaced: the name is another object's now, and shards are missing.
         """
         self._complete = len(here) == len(self.shards)
-        holder = Holder(self._own, False, self._places, bitmap(here, len(self.shards)))
+        holder = ShardHolder(self._own, False, self._places, bitmap(here, len(self.shards)))
 
-        def change(before: Record) -> Record:
+        def change(before: ObjectRecord) -> ObjectRecord:
             return before.with_holder(holder) if here or self._complete else before
 
         self._change(change)
 
-    def strike_out(self, suspects: Iterable[Source]) -> None:
+    def strike_out(self, suspects: Iterable[ShardSource]) -> None:
         """Take those holders out whose segment is over.
 
         Raises:
@@ -67,10 +78,10 @@ class SharedRecord:
         """
         self._change(lambda before: before.without(filter(self._catalog.is_gone, suspects)))
 
-    def _change(self, change: Callable[[Record], Record]) -> None:
+    def _change(self, change: Callable[[ObjectRecord], ObjectRecord]) -> None:
         publication = self.newest.publication
 
-        def change_ours(before: Record | None) -> Record | None:
+        def change_ours(before: ObjectRecord | None) -> ObjectRecord | None:
             ours = before is not None and before.publication == publication
             return change(before) if before is not None and ours else before
 
@@ -82,4 +93,6 @@ class SharedRecord:
         if after is not None and after.publication == publication:
             self.newest = after
         elif after is not None and not self._complete:
-            raise Replaced(f"another object was published as {after.name} while it was fetched")
+            raise ObjectReplaced(
+                f"another object was published as {after.name} while it was fetched"
+            )

@@ -14,37 +14,42 @@ from typing import TypeVar
 
 import msgspec
 
-from halfmoon_transfer.backends.rdma import handshake
-from halfmoon_transfer.backends.rdma.device import Device
-from halfmoon_transfer.backends.rdma.handshake import (
-    Ask,
-    Connect,
-    Connected,
-    Denied,
-    Failed,
-    Fence,
-    Fenced,
-    Granted,
-    HandshakeError,
-    Hello,
-    Noted,
-    Prove,
-    Proven,
-    Reply,
-    Request,
-    Welcome,
-)
-from halfmoon_transfer.backends.rdma.health import Pair, PeerGone, RailFailed, RailHealth
-from halfmoon_transfer.backends.rdma.pairing import pair_devices
+from halfmoon_transfer.backends.rdma import rdma_handshake
 from halfmoon_transfer.backends.rdma.rail import Rail
-from halfmoon_transfer.backends.rdma.verbs import Operation, VerbsError, status_text
-from halfmoon_transfer.backends.rdma.verbs import Status as Completed
-from halfmoon_transfer.backends.tcp.sockets import send_all, tune
-from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
-from halfmoon_transfer.descriptor import SegmentDescriptor
-from halfmoon_transfer.regions import Refused
+from halfmoon_transfer.backends.rdma.rail_health import (
+    RailEndpoints,
+    RailFailed,
+    RailHealth,
+    RdmaPeerGone,
+)
+from halfmoon_transfer.backends.rdma.rail_pairing import pair_devices
+from halfmoon_transfer.backends.rdma.rdma_device import RdmaDevice
+from halfmoon_transfer.backends.rdma.rdma_handshake import (
+    ConnectRail,
+    FenceRail,
+    HandshakeError,
+    InitiatorProof,
+    NotificationResult,
+    OwnerProof,
+    RailConnected,
+    RailFenced,
+    RdmaFailure,
+    RdmaHello,
+    RdmaRegionDenial,
+    RdmaRegionGrant,
+    RdmaRegionRequest,
+    RdmaReply,
+    RdmaRequest,
+    RdmaWelcome,
+)
+from halfmoon_transfer.backends.rdma.verbs import CompletionStatus as Completed
+from halfmoon_transfer.backends.rdma.verbs import RdmaOperation, VerbsError, completion_status_text
+from halfmoon_transfer.backends.socket_io import send_all, tune_socket
+from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from halfmoon_transfer.regions.region_table import AccessRefused
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=RdmaReply)
 #: Regions of the peer whose addresses and rkeys are kept.
 _MAX_GRANTS = 128
 #: How long an owner may take to answer: it may have to register much memory first.
@@ -55,22 +60,22 @@ _PROBE_S = 2.0
 _TICK_S = 0.1
 
 
-class TurnedAway(Exception):
+class LinkRefused(Exception):
     """The owner does not want this link; `own` is who it says it is."""
 
-    def __init__(self, own: Welcome) -> None:
+    def __init__(self, own: RdmaWelcome) -> None:
         super().__init__(own.refused)
         self.own = own
 
 
-class Untrusted(TurnedAway):
+class LinkUntrusted(LinkRefused):
     """It has another cluster key, or only one of us has one."""
 
-    def __init__(self, own: Welcome, reason: str) -> None:
+    def __init__(self, own: RdmaWelcome, reason: str) -> None:
         super().__init__(msgspec.structs.replace(own, refused=reason))
 
 
-class Link:
+class RdmaLink:
     """One side channel, its rails, and what the owner has granted over it."""
 
     def __init__(self, sock: socket.socket, peer: SegmentDescriptor, health: RailHealth) -> None:
@@ -80,10 +85,10 @@ class Link:
         self._socket = sock
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: By region key, the most recently used last.
-        self._grants: OrderedDict[bytes, Granted] = OrderedDict()
+        self._grants: OrderedDict[bytes, RdmaRegionGrant] = OrderedDict()
 
     def greet(
-        self, devices: dict[str, Device], patience_s: float, key: ClusterKey | None = None
+        self, devices: dict[str, RdmaDevice], patience_s: float, key: ClusterKey | None = None
     ) -> None:
         """Hear who answers and which devices it has; makes the rails, not connected yet.
 
@@ -93,7 +98,7 @@ class Link:
             PeerGone: it hung up or makes no sense.
             VerbsError: our devices can't.
         """
-        tune(self._socket)
+        tune_socket(self._socket)
         self._socket.settimeout(patience_s)
         welcome = self._introduce(key)
         self._socket.settimeout(_ANSWER_S)
@@ -101,27 +106,27 @@ class Link:
         for name, device in devices.items():
             with contextlib.suppress(VerbsError):  # it has no address just now
                 local[name] = device.gid().text
-        for name, far in pair_devices(local, welcome.devices)[: handshake.MAX_RAILS]:
-            pair = Pair(name, far, welcome.devices[far])
+        for name, far in pair_devices(local, welcome.devices)[: rdma_handshake.MAX_RAILS]:
+            pair = RailEndpoints(name, far, welcome.devices[far])
             self.rails.append(Rail(len(self.rails), devices[name], pair))
 
-    def _introduce(self, key: ClusterKey | None) -> Welcome:
+    def _introduce(self, key: ClusterKey | None) -> RdmaWelcome:
         """Say whom we want, and let both prove that they know the cluster key, if there is one."""
-        words = b"" if key is None else nonce()
-        hello = Hello(handshake.VERSION, self.peer.name, self.peer.generation, words)
-        welcome = self._ask(hello, Welcome)
+        words = b"" if key is None else make_nonce()
+        hello = RdmaHello(rdma_handshake.VERSION, self.peer.name, self.peer.generation, words)
+        welcome = self._ask(hello, RdmaWelcome)
         if key is None and welcome.nonce:
-            raise Untrusted(welcome, welcome.refused or set_it_on_both_sides("there", "here"))
+            raise LinkUntrusted(welcome, welcome.refused or key_mismatch_hint("there", "here"))
         if welcome.refused:
-            raise TurnedAway(welcome)
+            raise LinkRefused(welcome)
         if key is None:
             return welcome
         if not welcome.nonce:
-            raise Untrusted(welcome, set_it_on_both_sides("here", "there"))
-        said = handshake.words(hello), handshake.words(welcome)
-        theirs = self._ask(Prove(key.prove(Role.INITIATOR, *said)), Proven)
-        if theirs.proof is None or not key.accepts(theirs.proof, Role.OWNER, *said):
-            raise Untrusted(welcome, theirs.refused or "it does not know our cluster key")
+            raise LinkUntrusted(welcome, key_mismatch_hint("here", "there"))
+        said = rdma_handshake.proof_transcript(hello), rdma_handshake.proof_transcript(welcome)
+        theirs = self._ask(InitiatorProof(key.prove(ProverRole.INITIATOR, *said)), OwnerProof)
+        if theirs.proof is None or not key.accepts(theirs.proof, ProverRole.OWNER, *said):
+            raise LinkUntrusted(welcome, theirs.refused or "it does not know our cluster key")
         return welcome
 
     def connect(self, rail: Rail) -> None:
@@ -133,7 +138,7 @@ class Link:
         """
         try:
             end = rail.prepare()
-            answer = self._ask(Connect(rail.number, rail.pair.remote, end), Connected)
+            answer = self._ask(ConnectRail(rail.number, rail.pair.remote, end), RailConnected)
             rail.connect(answer.end, answer.slot)
         except VerbsError as error:
             raise RailFailed(str(error)) from error
@@ -146,28 +151,28 @@ class Link:
         """
         self._fence(rail)
 
-    def _fence(self, rail: Rail) -> Noted | None:
+    def _fence(self, rail: Rail) -> NotificationResult | None:
         """Fence it; what the owner says about a notice that had arrived before."""
         try:
-            send_all(self._socket, [handshake.encode(Fence(rail.number))])
-            answer = handshake.decode_reply(handshake.receive_body(self._socket))
-            noted = answer if isinstance(answer, Noted) else None
+            send_all(self._socket, [rdma_handshake.encode(FenceRail(rail.number))])
+            answer = rdma_handshake.decode_reply(rdma_handshake.receive_body(self._socket))
+            noted = answer if isinstance(answer, NotificationResult) else None
             if noted is not None:
-                answer = handshake.decode_reply(handshake.receive_body(self._socket))
+                answer = rdma_handshake.decode_reply(rdma_handshake.receive_body(self._socket))
         except (OSError, HandshakeError) as error:
-            raise PeerGone(str(error)) from error
-        if not isinstance(answer, Fenced):
-            raise PeerGone(f"{rail.pair} could not be fenced: {answer}")
+            raise RdmaPeerGone(str(error)) from error
+        if not isinstance(answer, RailFenced):
+            raise RdmaPeerGone(f"{rail.pair} could not be fenced: {answer}")
         return noted
 
-    def announce(self, rail: Rail, notice_id: bytes, body: bytes) -> Noted:
+    def announce(self, rail: Rail, notice_id: bytes, body: bytes) -> NotificationResult:
         """Send a notice over a connected rail and hear what became of it.
 
         Raises:
             RailFailed: the rail failed, is fenced, and the notice has not arrived.
             PeerGone: the side channel broke; whether it was delivered is unknown.
         """
-        noted: Noted | None = None
+        noted: NotificationResult | None = None
         try:
             if not rail.announce(body):
                 self._fence(rail)
@@ -180,24 +185,24 @@ class Link:
                     if noted is None:
                         failure = rail.failure
                         raise RailFailed(
-                            status_text(failure.status) if failure else "it stood still"
+                            completion_status_text(failure.status) if failure else "it stood still"
                         )
                     break
                 if self._wait(owed=noted is None):
-                    answer = handshake.decode_reply(handshake.receive_body(self._socket))
-                    if not isinstance(answer, Noted):
-                        raise PeerGone(f"it answered a notice with {type(answer).__name__}")
+                    answer = rdma_handshake.decode_reply(rdma_handshake.receive_body(self._socket))
+                    if not isinstance(answer, NotificationResult):
+                        raise RdmaPeerGone(f"it answered a notice with {type(answer).__name__}")
                     noted = answer
                 rail.nudge(usable=self.health.usable(rail.pair))
         except (OSError, HandshakeError) as error:
-            raise PeerGone(str(error)) from error
+            raise RdmaPeerGone(str(error)) from error
         finally:
             rail.drain()
         if noted.id != notice_id:
-            raise PeerGone("it answered another notice")
+            raise RdmaPeerGone("it answered another notice")
         return noted
 
-    def grant(self, key: bytes) -> Granted:
+    def grant(self, key: bytes) -> RdmaRegionGrant:
         """Where a region of the owner's is.
 
         Raises:
@@ -207,7 +212,7 @@ class Link:
         """
         known = self._grants.get(key)
         if known is None:
-            known = self._ask(Ask(self.peer.generation, key), Granted)
+            known = self._ask(RdmaRegionRequest(self.peer.generation, key), RdmaRegionGrant)
             self._grants[key] = known
         self._grants.move_to_end(key)
         while len(self._grants) > _MAX_GRANTS:
@@ -215,7 +220,7 @@ class Link:
         return known
 
     def forget_grant(self, key: bytes) -> None:
-        """Ask again next time."""
+        """RdmaRegionRequest again next time."""
         self._grants.pop(key, None)
 
     def wait(self) -> None:
@@ -258,8 +263,8 @@ class Link:
         try:
             left = self._socket.recv(1, socket.MSG_PEEK)
         except OSError as error:
-            raise PeerGone(str(error)) from error
-        raise PeerGone("it spoke out of turn" if left else "it hung up")
+            raise RdmaPeerGone(str(error)) from error
+        raise RdmaPeerGone("it spoke out of turn" if left else "it hung up")
 
     def probe(self, rail: Rail) -> None:
         """Send an empty write over a connected rail and wait until it is acknowledged.
@@ -269,13 +274,13 @@ class Link:
             PeerGone: the side channel closed.
         """
         until = time.monotonic() + _PROBE_S
-        if not rail.post([Operation(0, *rail.device.nothing, 0, 0)], write=True):
+        if not rail.post([RdmaOperation(0, *rail.device.nothing, 0, 0)], write=True):
             raise RailFailed("it would not take an operation")
         while time.monotonic() < until:
             for each in rail.collect():
                 if each.status == Completed.SUCCESS:
                     return
-                raise RailFailed(status_text(each.status))
+                raise RailFailed(completion_status_text(each.status))
             self.wait()
         raise RailFailed(f"nothing came back in {_PROBE_S} s")
 
@@ -292,16 +297,16 @@ class Link:
         self._socket.close()
         os.close(self._wake)
 
-    def _ask(self, request: Request, kind: type[R]) -> R:
+    def _ask(self, request: RdmaRequest, kind: type[R]) -> R:
         try:
-            answer = handshake.ask(self._socket, request)
+            answer = rdma_handshake.send_request(self._socket, request)
         except (OSError, HandshakeError) as error:
-            raise PeerGone(str(error)) from error
+            raise RdmaPeerGone(str(error)) from error
         match answer:
-            case Failed():
+            case RdmaFailure():
                 raise RailFailed(answer.reason)
-            case Denied():
-                raise Refused(answer.status, answer.detail)
+            case RdmaRegionDenial():
+                raise AccessRefused(answer.status, answer.detail)
         if not isinstance(answer, kind):
-            raise PeerGone(f"it answered {type(request).__name__} with {type(answer).__name__}")
+            raise RdmaPeerGone(f"it answered {type(request).__name__} with {type(answer).__name__}")
         return answer

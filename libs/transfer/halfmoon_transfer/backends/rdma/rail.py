@@ -11,11 +11,16 @@ import time
 from collections.abc import Sequence
 
 from halfmoon_transfer.backends.rdma import verbs
-from halfmoon_transfer.backends.rdma.device import Device
-from halfmoon_transfer.backends.rdma.handshake import End, Slot
-from halfmoon_transfer.backends.rdma.health import Pair
-from halfmoon_transfer.backends.rdma.memory import Desk
-from halfmoon_transfer.backends.rdma.verbs import Completion, Operation, Status, VerbsError
+from halfmoon_transfer.backends.rdma.rail_health import RailEndpoints
+from halfmoon_transfer.backends.rdma.rdma_device import RdmaDevice
+from halfmoon_transfer.backends.rdma.rdma_handshake import NotificationSlot, RailEnd
+from halfmoon_transfer.backends.rdma.rdma_memory import NotificationBuffer
+from halfmoon_transfer.backends.rdma.verbs import (
+    CompletionStatus,
+    RdmaOperation,
+    VerbsError,
+    WorkCompletion,
+)
 
 _log = logging.getLogger(__name__)
 #: Operations and bytes in flight: enough to keep a link busy, few enough to be soon redone
@@ -40,7 +45,7 @@ _DRAIN_PAUSE_S = 0.001
 class Rail:
     """Our end of a rail."""
 
-    def __init__(self, number: int, device: Device, pair: Pair) -> None:
+    def __init__(self, number: int, device: RdmaDevice, pair: RailEndpoints) -> None:
         self.number = number
         self.device = device
         self.pair = pair
@@ -51,14 +56,14 @@ class Rail:
         #: Whether it may be given operations; false from the first one that fails.
         self.connected = False
         #: The first failure since it was connected.
-        self.failure: Completion | None = None
+        self.failure: WorkCompletion | None = None
         #: When something completed last, or was posted with nothing before it in flight.
         self._moved_at = 0.0
         #: The queue pair was destroyed: no completion comes for what was in flight.
         self._is_cut = False
         #: Where the owner takes notices, and what we send them from, made when first needed.
-        self._slot: Slot | None = None
-        self._desk: Desk | None = None
+        self._slot: NotificationSlot | None = None
+        self._desk: NotificationBuffer | None = None
         self._queue = device.context.completion_queue(2 * WINDOW)
         try:
             self._pair = device.context.queue_pair(self._queue, WINDOW)
@@ -71,7 +76,7 @@ class Rail:
         """Readable when something has completed since `arm`."""
         return self._queue.fd
 
-    def prepare(self) -> End:
+    def prepare(self) -> RailEnd:
         """Our end, reset, for the owner to connect to.
 
         Raises:
@@ -93,15 +98,15 @@ class Rail:
             raise VerbsError(f"the port of RDMA device {self.device.name} is down")
         self._mtu = port.mtu
         reads = self.device.context.max_reads
-        return End(self._gid.text, self._pair.number, self._psn, port.mtu, reads)
+        return RailEnd(self._gid.text, self._pair.number, self._psn, port.mtu, reads)
 
-    def connect(self, end: End, slot: Slot) -> None:
+    def connect(self, end: RailEnd, slot: NotificationSlot) -> None:
         """Connect to the owner's end, which takes notices in this slot.
 
         Raises:
             VerbsError: there is no way there.
         """
-        connect(
+        connect_queue_pair(
             self._pair,
             end,
             psn=self._psn,
@@ -120,7 +125,7 @@ class Rail:
             and self.n_bytes + n_more_bytes < WINDOW_BYTES
         )
 
-    def post(self, run: Sequence[Operation], *, write: bool) -> int:
+    def post(self, run: Sequence[RdmaOperation], *, write: bool) -> int:
         """Operations, see `QueuePair.post`; how many it took: if not all, it has failed."""
         n_taken = self._pair.post(run, _reports(run), write=write)
         if not self.in_flight:
@@ -137,10 +142,10 @@ class Rail:
         assert self.connected and not self.in_flight and self._slot is not None
         try:
             if self._desk is None:
-                self._desk = Desk(self.device)
+                self._desk = NotificationBuffer(self.device)
             address, lkey = self._desk.lay(body)
             slot = self._slot
-            operation = Operation(0, address, len(body), lkey, slot.rkey, slot.address)
+            operation = RdmaOperation(0, address, len(body), lkey, slot.rkey, slot.address)
             self._pair.announce(operation, len(body))
         except VerbsError:
             self._cut()
@@ -158,16 +163,16 @@ class Rail:
         except VerbsError:
             self._cut()
 
-    def collect(self) -> list[Completion]:
+    def collect(self) -> list[WorkCompletion]:
         """What has completed; after a failure the rail is not connected any more."""
-        found: list[Completion] = []
+        found: list[WorkCompletion] = []
         try:
             found = self._queue.poll(_POLLED_AT_ONCE)
         except VerbsError:
             self._cut()
         if self._is_cut:
-            found = [Completion(each, Status.FLUSHED) for each in self.in_flight]
-        fresh: list[Completion] = []
+            found = [WorkCompletion(each, CompletionStatus.FLUSHED) for each in self.in_flight]
+        fresh: list[WorkCompletion] = []
         for each in found:
             if each.wr_id in self.in_flight:
                 fresh += self._up_to(each)
@@ -175,16 +180,16 @@ class Rail:
             self._moved_at = time.monotonic()
         return fresh
 
-    def _up_to(self, completion: Completion) -> list[Completion]:
+    def _up_to(self, completion: WorkCompletion) -> list[WorkCompletion]:
         """One that came, behind those before it that went well and had nothing to report."""
-        ended: list[Completion] = []
+        ended: list[WorkCompletion] = []
         while True:
             wr_id = next(iter(self.in_flight))
             self.n_bytes -= self.in_flight.pop(wr_id)
             if wr_id == completion.wr_id:
                 break
-            ended.append(Completion(wr_id, Status.SUCCESS))
-        if completion.status != Status.SUCCESS and self.connected:
+            ended.append(WorkCompletion(wr_id, CompletionStatus.SUCCESS))
+        if completion.status != CompletionStatus.SUCCESS and self.connected:
             self.failure = completion
             self.fail()
         return [*ended, completion]
@@ -249,7 +254,7 @@ class Rail:
         self.n_bytes = 0
 
 
-def _reports(run: Sequence[Operation]) -> list[bool]:
+def _reports(run: Sequence[RdmaOperation]) -> list[bool]:
     """Which of them report their success: few enough."""
     chosen: list[bool] = []
     n_bytes = 0
@@ -262,8 +267,8 @@ def _reports(run: Sequence[Operation]) -> list[bool]:
     return chosen
 
 
-def connect(
-    pair: verbs.QueuePair, end: End, *, psn: int, gid_index: int, mtu: int, reads: int
+def connect_queue_pair(
+    pair: verbs.QueuePair, end: RailEnd, *, psn: int, gid_index: int, mtu: int, reads: int
 ) -> None:
     """Connect a queue pair to an end that came over the side channel."""
     far = verbs.RemoteEnd(end.gid, end.queue_pair, end.psn, end.mtu, end.max_reads)

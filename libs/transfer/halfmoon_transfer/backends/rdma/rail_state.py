@@ -20,7 +20,7 @@ _MAX_COOL_DOWN_S = 30.0
 _FORGIVEN_AFTER_S = 60.0
 
 
-class Phase(Enum):
+class RailPhase(Enum):
     """Where a rail is."""
 
     AVAILABLE = "available"
@@ -33,7 +33,7 @@ class RailState:
     """One rail's health."""
 
     def __init__(self) -> None:
-        self.phase = Phase.AVAILABLE
+        self.phase = RailPhase.AVAILABLE
         #: When the phase may end: OUT at the next repair, COOLING when it is used again;
         #: AVAILABLE: since when it is.
         self.at = 0.0
@@ -44,46 +44,46 @@ class RailState:
 
     def usable(self, now: float) -> bool:
         """Whether slices may be given to it; ends a cool-down that is over."""
-        if self.phase is Phase.COOLING and now >= self.at:
-            self.phase = Phase.AVAILABLE
-        return self.phase is Phase.AVAILABLE
+        if self.phase is RailPhase.COOLING and now >= self.at:
+            self.phase = RailPhase.AVAILABLE
+        return self.phase is RailPhase.AVAILABLE
 
     def on_failed(self, now: float, reason: str) -> bool:
         """An operation failed on it; whether that takes it out (it may be out already)."""
-        if self.phase in (Phase.OUT, Phase.REPAIRING):
+        if self.phase in (RailPhase.OUT, RailPhase.REPAIRING):
             return False
-        if self.phase is Phase.AVAILABLE and now - self.at >= _FORGIVEN_AFTER_S:
+        if self.phase is RailPhase.AVAILABLE and now - self.at >= _FORGIVEN_AFTER_S:
             self.n_failures = 0
         self.n_failures += 1
         self.n_failed_repairs = 0
         self.reason = reason
-        self.phase, self.at = Phase.OUT, now + _FIRST_REPAIR_S
+        self.phase, self.at = RailPhase.OUT, now + _FIRST_REPAIR_S
         return True
 
     def begin_repair(self, now: float) -> bool:
         """Whether a repair is due; then it has begun, and its end must be told."""
-        if self.phase is not Phase.OUT or now < self.at:
+        if self.phase is not RailPhase.OUT or now < self.at:
             return False
-        self.phase = Phase.REPAIRING
+        self.phase = RailPhase.REPAIRING
         return True
 
     def on_repair_failed(self, now: float, reason: str) -> None:
         """It is still no good."""
-        assert self.phase is Phase.REPAIRING
+        assert self.phase is RailPhase.REPAIRING
         self.n_failed_repairs += 1
         self.reason = reason
         wait_s = min(_MAX_REPAIR_S, _FIRST_REPAIR_S * 2.0 ** min(self.n_failed_repairs, 32))
-        self.phase, self.at = Phase.OUT, now + wait_s
+        self.phase, self.at = RailPhase.OUT, now + wait_s
 
     def on_repaired(self, now: float) -> float:
         """It works; the seconds until it is used again."""
-        assert self.phase is Phase.REPAIRING
+        assert self.phase is RailPhase.REPAIRING
         exponent = min(self.n_failures - 1, 32)
         wait_s = min(_MAX_COOL_DOWN_S, _FIRST_COOL_DOWN_S * 2.0**exponent)
-        self.phase, self.at = Phase.COOLING, now + wait_s
+        self.phase, self.at = RailPhase.COOLING, now + wait_s
         return wait_s
 
     def check(self) -> None:
         """Assert what must hold between calls."""
-        assert self.n_failures > 0 or self.phase is Phase.AVAILABLE
+        assert self.n_failures > 0 or self.phase is RailPhase.AVAILABLE
         assert (self.reason == "") == (self.n_failures == 0)

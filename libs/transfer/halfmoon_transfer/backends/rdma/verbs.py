@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from halfmoon_transfer.backends.interface import Unavailable
+from halfmoon_transfer.backends.backend_interface import BackendUnavailable
 
 _missing: ImportError | None = None
 _e: Any = None
@@ -63,7 +63,7 @@ class VerbsError(OSError):
     """A verb failed; the text says which, on what, and why."""
 
 
-class Status:
+class CompletionStatus:
     """Completion statuses of the verbs API that we tell apart (`enum ibv_wc_status`)."""
 
     SUCCESS = 0
@@ -96,12 +96,12 @@ _STATUS_NAMES = {
 }
 
 
-def status_text(status: int) -> str:
+def completion_status_text(status: int) -> str:
     """A completion status in words."""
     return f"{_STATUS_NAMES.get(status, 'completion status')} ({status})"
 
 
-class Completion(msgspec.Struct, frozen=True):
+class WorkCompletion(msgspec.Struct, frozen=True):
     """The end of one posted operation. Of a failed one nothing else is known."""
 
     wr_id: int
@@ -110,7 +110,7 @@ class Completion(msgspec.Struct, frozen=True):
     immediate: int = 0
 
 
-class Operation(msgspec.Struct, frozen=True, gc=False):
+class RdmaOperation(msgspec.Struct, frozen=True, gc=False):
     """One read or write. With a length of 0 the local memory must be registered all the same."""
 
     #: Comes back with the completion.
@@ -157,20 +157,20 @@ def device_names() -> list[str]:
         Unavailable: there is no pyverbs, or the kernel has no verbs.
     """
     if _missing is not None:
-        raise Unavailable(
+        raise BackendUnavailable(
             f"backend rdma needs pyverbs, which comes with the system's rdma-core "
             f"(Debian: python3-pyverbs) and must be on this Python's path: {_missing}"
         )
     try:
         return sorted(each.name.decode() for each in _device.get_device_list())
     except _PyverbsError as error:
-        raise Unavailable(
+        raise BackendUnavailable(
             f"backend rdma: this kernel offers no RDMA devices ({error}); "
             "load the NIC's driver, or rdma_rxe for a software device"
         ) from error
 
 
-class Registration:
+class MemoryRegistration:
     """Memory that a device may reach; whoever registers keeps the memory alive."""
 
     def __init__(self, mr: Any) -> None:
@@ -198,14 +198,14 @@ class CompletionQueue:
         """For making queue pairs."""
         return self._cq
 
-    def poll(self, n: int) -> list[Completion]:
+    def poll(self, n: int) -> list[WorkCompletion]:
         """Take up to `n` completions."""
         try:
             _, found = self._cq.poll(n)
         except _PyverbsError as error:
             raise VerbsError(f"polling a completion queue: {error}") from error
         return [
-            Completion(int(each.wr_id), int(each.status), socket.ntohl(int(each.imm_data)))
+            WorkCompletion(int(each.wr_id), int(each.status), socket.ntohl(int(each.imm_data)))
             for each in found
         ]
 
@@ -274,7 +274,7 @@ class QueuePair:
             attr.qp_state = state
             self._qp.modify(attr, _e.IBV_QP_STATE)
 
-    def post(self, run: Sequence[Operation], reports: Sequence[bool], *, write: bool) -> int:
+    def post(self, run: Sequence[RdmaOperation], reports: Sequence[bool], *, write: bool) -> int:
         """Operations, one after the other.
 
         They complete in order: a completion of one says that those before it which have not
@@ -298,7 +298,7 @@ class QueuePair:
                 n_taken += 1
         return n_taken
 
-    def _post_extended(self, operation: Operation, write: bool, is_reported: bool) -> None:
+    def _post_extended(self, operation: RdmaOperation, write: bool, is_reported: bool) -> None:
         qp, sge = self._qp, self._sge
         qp.wr_start()
         qp.wr_id = operation.wr_id
@@ -309,11 +309,11 @@ class QueuePair:
         qp.wr_set_sge(sge)
         qp.wr_complete()
 
-    def _post_one(self, operation: Operation, write: bool, is_reported: bool) -> None:
+    def _post_one(self, operation: RdmaOperation, write: bool, is_reported: bool) -> None:
         opcode = _e.IBV_WR_RDMA_WRITE if write else _e.IBV_WR_RDMA_READ
         self._qp.post_send(_request(operation, opcode, is_reported=is_reported))
 
-    def announce(self, operation: Operation, immediate: int) -> None:
+    def announce(self, operation: RdmaOperation, immediate: int) -> None:
         """Write, and complete one of the other end's `receive` with 32 bits.
 
         Raises:
@@ -342,7 +342,7 @@ class QueuePair:
             self._qp.close()
 
 
-class Context:
+class VerbsContext:
     """An opened device and its protection domain."""
 
     def __init__(self, name: str) -> None:
@@ -358,7 +358,9 @@ class Context:
         active = int(attr.state) == int(_e.IBV_PORT_ACTIVE)
         return PortState(active, int(attr.active_mtu), int(attr.max_msg_sz))
 
-    def register(self, address: int, n_bytes: int, *, writable: bool, remote: bool) -> Registration:
+    def register(
+        self, address: int, n_bytes: int, *, writable: bool, remote: bool
+    ) -> MemoryRegistration:
         """Let the device reach memory; `remote`: and peers that know the rkey.
 
         Raises:
@@ -366,11 +368,11 @@ class Context:
         """
         access = _access(writable=writable, remote=remote)
         with _translated(f"registering {n_bytes} bytes (see also `ulimit -l`)"):
-            return Registration(MR(self._domain, n_bytes, access, address=address))
+            return MemoryRegistration(MR(self._domain, n_bytes, access, address=address))
 
     def register_dma_buf(
         self, fd: int, offset: int, n_bytes: int, *, writable: bool
-    ) -> Registration:
+    ) -> MemoryRegistration:
         """Let peers reach a range of a dma-buf; they address its bytes by their offset in it.
 
         Raises:
@@ -378,7 +380,7 @@ class Context:
         """
         access = _access(writable=writable, remote=True)
         with _translated(f"registering {n_bytes} bytes of a dma-buf"):
-            return Registration(DmaBufMR(self._domain, n_bytes, access, fd, offset))
+            return MemoryRegistration(DmaBufMR(self._domain, n_bytes, access, fd, offset))
 
     def completion_queue(self, depth: int) -> CompletionQueue:
         """An empty one."""
@@ -429,7 +431,7 @@ def _access(*, writable: bool, remote: bool) -> int:
 
 
 def _request(
-    operation: Operation, opcode: Any, immediate: int = 0, *, is_reported: bool = True
+    operation: RdmaOperation, opcode: Any, immediate: int = 0, *, is_reported: bool = True
 ) -> Any:
     request = SendWR(
         wr_id=operation.wr_id,

@@ -9,23 +9,23 @@ import threading
 import time
 from collections.abc import Callable
 
-from halfmoon_transfer.backends.tcp.frames import FrameError
+from halfmoon_transfer.backends.socket_io import SocketClosed
 from halfmoon_transfer.backends.tcp.lane import Lane
-from halfmoon_transfer.backends.tcp.sockets import Closed
-from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.backends.tcp.tcp_frames import TcpFrameError
+from halfmoon_transfer.threads.stop_signal import StopSignal
 
 #: A start of a segment, and one of its addresses.
-Place = tuple[str, int, str]
+DialTarget = tuple[str, int, str]
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 #: Addresses that are remembered; then those whose pause is over are forgotten.
 _MAX_FAILED = 256
 #: What a peer that is there may do to a connection; the next one may fare better.
-_PASSING = (Closed, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+_PASSING = (SocketClosed, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
-class NotDialled(Exception):
+class DialFailed(Exception):
     """Nothing at this address takes connections; nothing was sent."""
 
 
@@ -43,10 +43,10 @@ class DialGate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._dialling: set[Place] = set()
-        self._failed: dict[Place, _Failed] = {}
+        self._dialling: set[DialTarget] = set()
+        self._failed: dict[DialTarget, _Failed] = {}
 
-    def through(self, place: Place, stop: StopSignal, dial: Callable[[], Lane]) -> Lane:
+    def through(self, place: DialTarget, stop: StopSignal, dial: Callable[[], Lane]) -> Lane:
         """Dial, or wait for another one that does; or fail as the last one did.
 
         Raises:
@@ -59,12 +59,12 @@ class DialGate:
             lane = dial()
         except _PASSING:
             raise
-        except (OSError, FrameError, ValueError) as error:
+        except (OSError, TcpFrameError, ValueError) as error:
             # What our own end has cut short says nothing about the peer.
             if stop.stopped or stop.remaining_s() == 0.0:
                 raise
             self._note(place, str(error))
-            raise NotDialled(str(error)) from error
+            raise DialFailed(str(error)) from error
         else:
             with self._changed:
                 self._failed.pop(place, None)
@@ -79,7 +79,7 @@ class DialGate:
             for place in [place for place in self._failed if place[0] == segment]:
                 del self._failed[place]
 
-    def _enter(self, place: Place, stop: StopSignal) -> bool:
+    def _enter(self, place: DialTarget, stop: StopSignal) -> bool:
         """Wait until it is known whether the address answers; True: find it out."""
         with self._changed:
             waited = False
@@ -88,18 +88,18 @@ class DialGate:
                 waited = True
             failed = self._failed.get(place)
             if failed is not None and time.monotonic() < failed.until:
-                raise NotDialled(failed.reason)
+                raise DialFailed(failed.reason)
             if waited:
                 return False
             self._dialling.add(place)
             return True
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: DialTarget) -> None:
         with self._changed:
             self._dialling.discard(place)
             self._changed.notify_all()
 
-    def _note(self, place: Place, reason: str) -> None:
+    def _note(self, place: DialTarget, reason: str) -> None:
         now = time.monotonic()
         with self._changed:
             known = self._failed.get(place)

@@ -12,18 +12,25 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from halfmoon_transfer.backends.interface import Errand, refusal
-from halfmoon_transfer.backends.tcp import frames, native
-from halfmoon_transfer.backends.tcp.frames import Asked, FrameError, Hello, Proof, Reply, Request
-from halfmoon_transfer.backends.tcp.sockets import ReadAhead, send_all
-from halfmoon_transfer.cluster_key import ClusterKey, Role, nonce, set_it_on_both_sides
-from halfmoon_transfer.copying import checksum, damage
-from halfmoon_transfer.descriptor import SegmentDescriptor
+from halfmoon_transfer.backends.backend_interface import CarryRequest, refusal_outcome
+from halfmoon_transfer.backends.socket_io import ReadAhead, send_all
+from halfmoon_transfer.backends.tcp import native, tcp_frames
+from halfmoon_transfer.backends.tcp.tcp_frames import (
+    SliceRequest,
+    TcpFrameError,
+    TcpHello,
+    TcpProof,
+    TcpReply,
+    TcpRequest,
+)
+from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
 from halfmoon_transfer.interface import Op, Piece
-from halfmoon_transfer.plan import APPLIED, Outcome
-from halfmoon_transfer.regions import Status
-from halfmoon_transfer.requests import one_batch
-from halfmoon_transfer.stop import StopSignal
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from halfmoon_transfer.planning.transfer_plan import APPLIED, SliceOutcome
+from halfmoon_transfer.regions.byte_ops import checksum, flip_byte
+from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.threads.stop_signal import StopSignal
+from halfmoon_transfer.transfers.request_checks import as_single_batch
 
 #: Bytes and slices of one request, and requests ahead of the first reply.
 _FRAME_BYTES = 1024 * 1024
@@ -32,18 +39,18 @@ _WINDOW = 4
 _LIMITS = (_FRAME_BYTES, _FRAME_SLICES, _WINDOW)
 
 
-class Refusal(Exception):
+class LaneRefused(Exception):
     """The owner does not want this connection; `own` is who it says it is."""
 
-    def __init__(self, own: Hello) -> None:
+    def __init__(self, own: TcpHello) -> None:
         super().__init__(own.refused)
         self.own = own
 
 
-class Untrusted(Refusal):
+class LaneUntrusted(LaneRefused):
     """It has another cluster key, or only one of us has one."""
 
-    def __init__(self, own: Hello, reason: str) -> None:
+    def __init__(self, own: TcpHello, reason: str) -> None:
         super().__init__(msgspec.structs.replace(own, refused=reason))
 
 
@@ -63,7 +70,7 @@ class Lane:
         self.deadline = float("inf")
         self.in_time = True
 
-    def greet(self, hello: Hello, key: ClusterKey | None = None) -> None:
+    def greet(self, hello: TcpHello, key: ClusterKey | None = None) -> None:
         """Say whom we want, and hear whether that is who answers.
 
         Raises:
@@ -73,31 +80,33 @@ class Lane:
             OSError: the connection broke.
         """
         if key is not None:
-            hello = msgspec.structs.replace(hello, nonce=nonce())
-        asked = frames.encode_hello(hello)
+            hello = msgspec.structs.replace(hello, nonce=make_nonce())
+        asked = tcp_frames.encode_hello(hello)
         send_all(self._socket, [asked])
-        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
-        answered = bytes(self._ahead.take(frames.hello_bytes(header)))
-        own = frames.decode_hello(answered)
+        header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
+        answered = bytes(self._ahead.take(tcp_frames.hello_bytes(header)))
+        own = tcp_frames.decode_hello(answered)
         if key is None and own.nonce:
-            raise Untrusted(own, own.refused or set_it_on_both_sides("there", "here"))
+            raise LaneUntrusted(own, own.refused or key_mismatch_hint("there", "here"))
         if own.refused:
-            raise Refusal(own)
+            raise LaneRefused(own)
         if key is not None:
-            self._exchange_proofs(key, own, asked[frames.HELLO_HEADER_BYTES :], answered)
+            self._exchange_proofs(key, own, asked[tcp_frames.HELLO_HEADER_BYTES :], answered)
 
-    def _exchange_proofs(self, key: ClusterKey, own: Hello, asked: bytes, answered: bytes) -> None:
+    def _exchange_proofs(
+        self, key: ClusterKey, own: TcpHello, asked: bytes, answered: bytes
+    ) -> None:
         """Prove that we know the cluster key, then hear the same of the owner."""
         if not own.nonce:
-            raise Untrusted(own, set_it_on_both_sides("here", "there"))
-        ours = Proof(key.prove(Role.INITIATOR, asked, answered))
-        send_all(self._socket, [frames.encode_proof(ours)])
-        header = self._ahead.take(frames.HELLO_HEADER_BYTES)
-        theirs = frames.decode_proof(self._ahead.take(frames.proof_bytes(header)))
-        if not key.accepts(theirs.proof, Role.OWNER, asked, answered):
-            raise Untrusted(own, theirs.refused or "it does not know our cluster key")
+            raise LaneUntrusted(own, key_mismatch_hint("here", "there"))
+        ours = TcpProof(key.prove(ProverRole.INITIATOR, asked, answered))
+        send_all(self._socket, [tcp_frames.encode_proof(ours)])
+        header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
+        theirs = tcp_frames.decode_proof(self._ahead.take(tcp_frames.proof_bytes(header)))
+        if not key.accepts(theirs.proof, ProverRole.OWNER, asked, answered):
+            raise LaneUntrusted(own, theirs.refused or "it does not know our cluster key")
         if theirs.refused:
-            raise Refusal(msgspec.structs.replace(own, refused=theirs.refused))
+            raise LaneRefused(msgspec.structs.replace(own, refused=theirs.refused))
 
     def kick(self) -> None:
         """Wake the thread that uses it, from another one; the lane is of no use afterwards."""
@@ -113,7 +122,9 @@ class Lane:
         self.in_time = False
         self.kick()
 
-    def carry(self, errand: Errand, outcomes: list[Outcome | None], *, checksums: bool) -> None:
+    def carry(
+        self, errand: CarryRequest, outcomes: list[SliceOutcome | None], *, checksums: bool
+    ) -> None:
         """Move a batch; fills in the outcomes as replies come.
 
         Raises:
@@ -187,17 +198,17 @@ class Lane:
             self._n_requests += n_sent
             if n_sent == n_answered:
                 return marks.count(native.APPLIED) == len(pieces)
-        batch = one_batch(op, pieces, "tcp", sum(piece.length for piece in pieces))
+        batch = as_single_batch(op, pieces, "tcp", sum(piece.length for piece in pieces))
         assert batch is not None
-        errand = Errand(batch, peer, local, StopSignal(self.deadline))
-        outcomes: list[Outcome | None] = [None] * len(pieces)
+        errand = CarryRequest(batch, peer, local, StopSignal(self.deadline))
+        outcomes: list[SliceOutcome | None] = [None] * len(pieces)
         self._go_on(errand, outcomes, number, n_sent, n_answered, checksums=checksums)
         return all(outcome is APPLIED for outcome in outcomes)
 
     def _go_on(
         self,
-        errand: Errand,
-        outcomes: list[Outcome | None],
+        errand: CarryRequest,
+        outcomes: list[SliceOutcome | None],
         number: int,
         n_sent: int,
         n_answered: int,
@@ -211,9 +222,9 @@ class Lane:
 
     def _carry(
         self,
-        errand: Errand,
+        errand: CarryRequest,
         parts: Sequence[Sequence[int]],
-        outcomes: list[Outcome | None],
+        outcomes: list[SliceOutcome | None],
         waiting: deque[tuple[int, Sequence[int]]],
         *,
         checksums: bool,
@@ -228,7 +239,7 @@ class Lane:
         while waiting:
             self._receive(errand, waiting.popleft(), outcomes, checksums=checksums)
 
-    def notify(self, errand: Errand) -> Outcome:
+    def notify(self, errand: CarryRequest) -> SliceOutcome:
         """Deliver a notice and wait for the answer.
 
         Raises:
@@ -239,18 +250,23 @@ class Lane:
         batch, number = errand.batch, self._n_requests
         assert batch.notice is not None
         self._n_requests += 1
-        send_all(self._socket, [frames.encode_notify(number, batch.peer.generation, batch.notice)])
+        send_all(
+            self._socket,
+            [tcp_frames.encode_notification(number, batch.peer.generation, batch.notice)],
+        )
         reply = self._reply()
-        if (reply.op, reply.number, len(reply.slices)) != (frames.NOTIFY, number, 1):
-            raise FrameError("a reply that belongs to another request")
-        return refusal(batch, batch.slices[0], reply.slices[0].status, reply.slices[0].detail)
+        if (reply.op, reply.number, len(reply.slices)) != (tcp_frames.NOTIFY, number, 1):
+            raise TcpFrameError("a reply that belongs to another request")
+        return refusal_outcome(
+            batch, batch.slices[0], reply.slices[0].status, reply.slices[0].detail
+        )
 
-    def _send(self, errand: Errand, part: Sequence[int], *, checksums: bool) -> int:
+    def _send(self, errand: CarryRequest, part: Sequence[int], *, checksums: bool) -> int:
         write = errand.batch.op == "write"
         number = self._n_requests
         self._n_requests += 1
         slices = tuple(
-            Asked(
+            SliceRequest(
                 errand.batch.slices[index].remote.key,
                 errand.batch.slices[index].remote_offset,
                 errand.batch.slices[index].length,
@@ -258,9 +274,9 @@ class Lane:
             )
             for index in part
         )
-        op = frames.WRITE if write else frames.READ
+        op = tcp_frames.WRITE if write else tcp_frames.READ
         generation = errand.batch.peer.generation
-        head = frames.encode_request(Request(op, number, generation, checksums, slices))
+        head = tcp_frames.encode_request(TcpRequest(op, number, generation, checksums, slices))
         buffers: list[bytes | memoryview] = [head]
         if write:
             for index in part:
@@ -270,46 +286,46 @@ class Lane:
 
     def _receive(
         self,
-        errand: Errand,
+        errand: CarryRequest,
         sent: tuple[int, Sequence[int]],
-        outcomes: list[Outcome | None],
+        outcomes: list[SliceOutcome | None],
         *,
         checksums: bool,
     ) -> None:
         number, part = sent
         read = errand.batch.op == "read"
         reply = self._reply()
-        wanted = (frames.READ if read else frames.WRITE, number, len(part))
+        wanted = (tcp_frames.READ if read else tcp_frames.WRITE, number, len(part))
         if (reply.op, reply.number, len(reply.slices)) != wanted:
-            raise FrameError("a reply that belongs to another request")
+            raise TcpFrameError("a reply that belongs to another request")
         fine = [
             index
             for index, answer in zip(part, reply.slices, strict=True)
-            if answer.status is Status.OK
+            if answer.status is AccessStatus.OK
         ]
         if read and fine:
             self._ahead.fill([errand.local[index] for index in fine])
         for index, answer in zip(part, reply.slices, strict=True):
             status = answer.status
-            if read and status is Status.OK:
+            if read and status is AccessStatus.OK:
                 if index in errand.damage:
-                    damage(errand.local[index], errand.damage[index])
+                    flip_byte(errand.local[index], errand.damage[index])
                 if checksums and checksum(errand.local[index]) != answer.detail:
-                    status = Status.CHECKSUM_MISMATCH
+                    status = AccessStatus.CHECKSUM_MISMATCH
             each = errand.batch.slices[index]
-            outcomes[index] = refusal(errand.batch, each, status, answer.detail)
+            outcomes[index] = refusal_outcome(errand.batch, each, status, answer.detail)
 
-    def _reply(self) -> Reply:
-        header = self._ahead.take(frames.HEADER_BYTES)
-        n_rest, n_text = frames.reply_rest_bytes(header)
-        reply = frames.decode_reply(header, self._ahead.take(n_rest))
-        if reply.op == frames.FAILED:
+    def _reply(self) -> TcpReply:
+        header = self._ahead.take(tcp_frames.HEADER_BYTES)
+        n_rest, n_text = tcp_frames.reply_rest_bytes(header)
+        reply = tcp_frames.decode_reply(header, self._ahead.take(n_rest))
+        if reply.op == tcp_frames.FAILED:
             text = bytes(self._ahead.take(n_text)).decode(errors="replace")
-            raise FrameError(f"the peer could not read our request: {text}")
+            raise TcpFrameError(f"the peer could not read our request: {text}")
         return reply
 
 
-def _parts(errand: Errand) -> Iterator[Sequence[int]]:
+def _parts(errand: CarryRequest) -> Iterator[Sequence[int]]:
     """Indices of the slices that go into one request each."""
     part: list[int] = []
     n_bytes = 0
@@ -323,13 +339,15 @@ def _parts(errand: Errand) -> Iterator[Sequence[int]]:
         yield part
 
 
-def _marked(errand: Errand, index: int, mark: int) -> Outcome:
+def _marked(errand: CarryRequest, index: int, mark: int) -> SliceOutcome:
     if mark == native.APPLIED:
         return APPLIED
-    return refusal(errand.batch, errand.batch.slices[index], Status.CHECKSUM_MISMATCH, 0)
+    return refusal_outcome(
+        errand.batch, errand.batch.slices[index], AccessStatus.CHECKSUM_MISMATCH, 0
+    )
 
 
-def _in_flight(errand: Errand, index: int) -> list[bytes | memoryview]:
+def _in_flight(errand: CarryRequest, index: int) -> list[bytes | memoryview]:
     """A slice's bytes as they are sent: damaged if a fault was injected."""
     data = errand.local[index]
     if index not in errand.damage:

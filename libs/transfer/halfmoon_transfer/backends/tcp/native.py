@@ -8,10 +8,10 @@ import logging
 import socket
 from collections.abc import Iterable
 
-from halfmoon_transfer.backends.tcp.sockets import ReadAhead
+from halfmoon_transfer.backends.socket_io import ReadAhead
 from halfmoon_transfer.interface import Op, Piece
-from halfmoon_transfer.plan import Slice
-from halfmoon_transfer.regions import RegionTable
+from halfmoon_transfer.planning.transfer_plan import Slice
+from halfmoon_transfer.regions.region_table import RegionTable
 
 try:
     import halfmoon_transfer_native as extension
@@ -28,7 +28,7 @@ _POLITE_S = 1.0
 APPLIED, DAMAGED = 1, 2
 
 
-class NativeOwner:
+class NativeServer:
     """The regions that the extension serves: those in memory that peers have asked for.
 
     A region is shown to it with the first request for it, which Python answers. The extension

@@ -1,0 +1,1 @@
+"""Plan the requests of a load, write their prompts, and send them on time."""

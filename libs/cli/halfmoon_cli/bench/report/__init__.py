@@ -1,0 +1,1 @@
+"""Summarise a run, and write it to the terminal, files and plots."""

@@ -1,0 +1,1 @@
+"""Run the simulator and measure its costs: `halfmoon simulate`, `paper` and `profile`."""

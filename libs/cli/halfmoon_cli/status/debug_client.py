@@ -1,0 +1,62 @@
+"""Asks a conductor how its cluster is."""
+
+from typing import Any
+
+import httpx
+import msgspec
+
+from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint
+from halfmoon_cli.endpoint.endpoint_errors import EndpointError, connection_error, refusal_error
+from halfmoon_cli.status.debug_responses import ClusterStatus
+
+#: What of `/debug` is asked for, by its name in `ClusterStatus`.
+_PATHS = {
+    "cluster": "/debug/cluster",
+    "decisions": "/debug/decisions",
+    "latencies": "/debug/latencies",
+}
+
+
+def fetch_status(client: httpx.Client, endpoint: ApiEndpoint) -> dict[str, Any]:
+    """Everything that is shown, as the conductor wrote it.
+
+    Raises:
+        EndpointError: nobody answers, or it is no conductor.
+    """
+    told: dict[str, Any] = {}
+    for name, path in _PATHS.items():
+        try:
+            answer = client.get(f"{endpoint.root}{path}")
+        except httpx.HTTPError as error:
+            raise connection_error(endpoint.root, error) from error
+        if answer.status_code == 404 and told:
+            # A conductor of another age: what it lacks is not shown.
+            continue
+        if answer.status_code == 404:
+            raise _no_conductor(endpoint)
+        if answer.status_code != 200:
+            raise refusal_error(answer.status_code, answer.headers, answer.content)
+        try:
+            told[name] = msgspec.json.decode(answer.content)
+        except msgspec.DecodeError:
+            raise _no_conductor(endpoint) from None
+    return told
+
+
+def parse_status(told: dict[str, Any], endpoint: ApiEndpoint) -> ClusterStatus:
+    """What was told, checked.
+
+    Raises:
+        EndpointError: no conductor says this.
+    """
+    try:
+        return msgspec.convert(told, ClusterStatus)
+    except msgspec.ValidationError as error:
+        raise EndpointError(f"{_no_conductor(endpoint)}: {error}") from None
+
+
+def _no_conductor(endpoint: ApiEndpoint) -> EndpointError:
+    return EndpointError(
+        f"{endpoint.root} answers, but not as a conductor of Halfmoon: there is no /debug/cluster."
+        " A proxy may keep it to itself; --url names another"
+    )

@@ -1,0 +1,84 @@
+"""`halfmoon status`: once, again and again, or for programs."""
+
+import json
+import sys
+import time
+from typing import Annotated, NoReturn
+
+import httpx
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from halfmoon_cli.chat.chat_command import Key, Url
+from halfmoon_cli.common.printable_text import printable
+from halfmoon_cli.endpoint.endpoint_address import (
+    DEFAULT_URL,
+    ApiEndpoint,
+    http_timeouts,
+    parse_endpoint,
+)
+from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
+from halfmoon_cli.status.debug_client import fetch_status, parse_status
+from halfmoon_cli.status.status_screen import render_status
+
+console = Console(highlight=False)
+
+#: A conductor that says nothing for so long is not well.
+_SILENCE_S = 5.0
+
+
+def status(
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Until Ctrl-C")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds, of --watch")] = 2.0,
+    decisions: Annotated[int, typer.Option(min=0, help="Show the last so many")] = 5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what the conductor says, for programs")
+    ] = False,
+) -> None:
+    """Show a cluster as its conductor sees it: workers, queues, memory, latencies, decisions."""
+    try:
+        endpoint = parse_endpoint(url, api_key)
+        with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_SILENCE_S)) as client:
+            if as_json:
+                json.dump(fetch_status(client, endpoint), sys.stdout, indent=2)
+                sys.stdout.write("\n")
+            elif watch:
+                _watch(client, endpoint, every, decisions)
+            else:
+                console.print(_look(client, endpoint, decisions))
+    except BadEndpointUrl as error:
+        _give_up(str(error), 2)
+    except EndpointError as error:
+        _give_up(str(error), 1)
+
+
+def _look(client: httpx.Client, endpoint: ApiEndpoint, n_decisions: int) -> RenderableType:
+    return render_status(
+        parse_status(fetch_status(client, endpoint), endpoint), n_decisions=n_decisions
+    )
+
+
+def _watch(client: httpx.Client, endpoint: ApiEndpoint, every_s: float, n_decisions: int) -> None:
+    """Until Ctrl-C. The first look must succeed; later ones may fail, and are tried again."""
+    shown = _look(client, endpoint, n_decisions)
+    try:
+        with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while True:
+                live.update(shown, refresh=True)
+                time.sleep(every_s)
+                try:
+                    shown = _look(client, endpoint, n_decisions)
+                except EndpointError as error:
+                    shown = Text(printable(str(error)), "red")
+    except KeyboardInterrupt:
+        return
+
+
+def _give_up(message: str, status: int) -> NoReturn:
+    errors = Console(stderr=True)
+    errors.print(Text.assemble(("halfmoon: ", "red"), printable(message)), soft_wrap=True)
+    raise typer.Exit(status)

@@ -1,0 +1,110 @@
+"""`halfmoon transfer bench` and `target`; the transfer library is imported when they run."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from halfmoon_cli.common.stop_signals import catch_stop_signals
+
+console = Console()
+
+_STORES = "The metadata store: http://…, redis://… or etcd://…"
+Backend = Annotated[str, typer.Option(help="Path to take: tcp, shm, …")]
+Bind = Annotated[str, typer.Option(help="Address to listen at, IPv4 or IPv6")]
+Advertise = Annotated[
+    str, typer.Option(help="Host or host:port that the other side dials, if not what is bound")
+]
+
+
+def bench(
+    backend: Backend = "tcp",
+    op: Annotated[Literal["read", "write"], typer.Option(help="Direction")] = "write",
+    block_size: Annotated[int, typer.Option(min=1, help="Bytes of one block")] = 64 * 1024,
+    batch: Annotated[int, typer.Option(min=1, help="Blocks in one transfer")] = 128,
+    threads: Annotated[int, typer.Option(min=1, help="Transfers that go on at once")] = 1,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure")] = 3.0,
+    checksums: Annotated[bool, typer.Option(help="Check what crosses a wire")] = True,
+    metadata: Annotated[str, typer.Option(help=f"{_STORES}; for a target elsewhere")] = "",
+    target: Annotated[str, typer.Option(help="The target's name there")] = "bench-target",
+    bind: Bind = "127.0.0.1",
+    advertise: Advertise = "",
+) -> None:
+    """Measure how fast blocks move to or from a target: one that it starts, or one elsewhere."""
+    from halfmoon_cli.transfer.bandwidth_bench import (
+        TransferLoad,
+        run_bandwidth_bench,
+        run_bandwidth_bench_against,
+    )
+
+    load = TransferLoad(
+        backend=backend,
+        op=op,
+        block_bytes=block_size,
+        batch=batch,
+        threads=threads,
+        seconds=seconds,
+        checksums=checksums,
+    )
+    with _explained(), ExitStack() as stack:
+        if metadata:
+            from halfmoon_metadata import open_store
+
+            store = stack.enter_context(contextlib.closing(open_store(metadata)))
+            found = run_bandwidth_bench_against(load, store, target, bind=bind, advertise=advertise)
+        else:
+            found = run_bandwidth_bench(load)
+    sides = "this side" if metadata else "both sides"
+    console.print(
+        f"{found.gb_per_s:.2f} GB/s   p50 {found.p50_us:.0f} µs   p99 {found.p99_us:.0f} µs   "
+        f"{found.cpu_s_per_gb:.2f} CPU seconds per GB ({sides})",
+        highlight=False,
+    )
+
+
+def target(
+    metadata: Annotated[str, typer.Option(envvar="HALFMOON_METADATA", help=_STORES)],
+    name: Annotated[str, typer.Option(help="What `bench` finds it by")] = "bench-target",
+    backend: Backend = "tcp",
+    size_mib: Annotated[int, typer.Option(min=1, help="Memory for blocks, in MiB")] = 256,
+    bind: Bind = "127.0.0.1",
+    advertise: Advertise = "",
+    for_seconds: Annotated[float, typer.Option(min=0, help="0: until Ctrl-C")] = 0.0,
+) -> None:
+    """Be what `halfmoon transfer bench` on another host moves blocks to and from."""
+    from halfmoon_cli.transfer.bandwidth_target import serve_target
+    from halfmoon_metadata import open_store
+
+    with (
+        catch_stop_signals() as ended,
+        _explained(),
+        contextlib.closing(open_store(metadata)) as store,
+        serve_target(
+            store,
+            name,
+            backend=backend,
+            n_bytes=size_mib * 1024 * 1024,
+            bind=bind,
+            advertise=advertise,
+        ) as engine,
+    ):
+        where = ", ".join(each.address for each in engine.descriptor.endpoints.values())
+        console.print(f"target {escape(name)} at {escape(where)}", highlight=False)
+        ended.wait(for_seconds or None)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What goes wrong is told in one line."""
+    from halfmoon_metadata import MetadataError
+    from halfmoon_transfer import TransferError
+
+    try:
+        yield
+    except (TransferError, MetadataError, ValueError, OSError) as error:
+        console.print(f"[red]halfmoon:[/red] {escape(str(error))}", highlight=False)
+        raise typer.Exit(2) from None

@@ -1,0 +1,1 @@
+"""Start the services of a cluster as processes of this machine: `halfmoon up`."""

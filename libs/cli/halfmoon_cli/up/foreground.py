@@ -1,0 +1,164 @@
+"""`halfmoon up`: an embedded cluster in the foreground, with its progress to watch."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from halfmoon_cli.up.embedded_cluster import ClusterPlan, EmbeddedCluster, ServiceProcess
+from halfmoon_metadata import open_store
+from halfmoon_metadata.store_interface import MetadataError
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.membership import MEMBERS
+
+_POLL_S = 0.2
+#: What the demo model is for, and others know too. No apostrophe, which a shell would need quoted;
+#: longer than a block, so that asking again finds some of it cached.
+_EXAMPLE = (
+    "Ada has the number 4821. Bruno has the number 1733. Clara has the number 9064. "
+    "Dora has the number 2250. Emil has the number 7318. Fiona has the number 5946. "
+    "Gustav has the number 8107. Hanna has the number 3695. What number does Clara have?"
+)
+_STYLES = {"ready": "green", "stopped": "red", "starting": "dim"}
+
+
+class _Stop(Exception):
+    """The user wants it to end."""
+
+
+def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
+    """Start, show, wait, stop; the exit status."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise _Stop
+
+    # Asked for by name, since a shell starts its background jobs with SIGINT ignored.
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    cluster = EmbeddedCluster(plan, folder)
+    try:
+        cluster.start()
+        if not _wait_ready(cluster, console):
+            return 1
+        _greet(plan, console)
+        return _watch(cluster, console)
+    except _Stop:
+        console.print("\nstopping …")
+        return 0
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        cluster.stop()
+
+
+def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
+    """Show progress until all is ready; False when something died on the way."""
+    began = time.monotonic()
+    with Live(console=console, refresh_per_second=8) as live:
+        while True:
+            live.update(_table(cluster, time.monotonic() - began))
+            if dead := cluster.dead():
+                break
+            if cluster.ready() and _answers(cluster.plan.url):
+                return True
+            time.sleep(_POLL_S)
+    # All of them serve the same model: what one refuses is said once, and in one line.
+    if refusal := next(filter(None, (process.refusal for process in dead)), None):
+        console.print("\n[red]halfmoon:[/red]", escape(refusal), highlight=False, soft_wrap=True)
+        return False
+    for process in dead:
+        _report_death(process, console)
+    return False
+
+
+def _watch(cluster: EmbeddedCluster, console: Console) -> int:
+    """Report whoever dies; end when the conductor does."""
+    reported: set[int] = set()
+    while True:
+        for process in cluster.dead():
+            if process.pid in reported:
+                continue
+            reported.add(process.pid)
+            _report_death(process, console)
+            if process.spec.role == "conductor":
+                console.print("[red]without a conductor nothing is served: stopping[/red]")
+                return 1
+        time.sleep(_POLL_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=1.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _table(cluster: EmbeddedCluster, elapsed_s: float) -> Table:
+    table = Table(box=None, pad_edge=False, title=f"Halfmoon · {elapsed_s:.0f} s")
+    table.title_justify = "left"
+    for column in ("service", "state", ""):
+        table.add_column(column, no_wrap=True)
+    for name, process in cluster.processes.items():
+        stage = process.stage if process.exit_code is None else "stopped"
+        hidden = {"stage", "pid", "worker_id", "service", "time", "operators"}
+        details = ", ".join(f"{k}={v}" for k, v in process.status.items() if k not in hidden)
+        table.add_row(name, Text(stage, _STYLES.get(stage, "yellow")), Text(details, "dim"))
+    return table
+
+
+def _report_death(process: ServiceProcess, console: Console) -> None:
+    code = process.exit_code or 0
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    console.print(f"\n[red]{process.spec.name} {how}[/red]; its last log lines:")
+    for line in process.last_lines():
+        console.print(Text("  " + line))
+    console.print(Text(f"  (all of it: {process.log_path})", "dim"))
+
+
+def _greet(plan: ClusterPlan, console: Console) -> None:
+    """The URL, and one line to paste."""
+    answer = httpx.get(f"{plan.url}/v1/models", timeout=10.0)
+    needs_key = answer.status_code in (401, 403)
+    body = {
+        "model": _model_of_workers(plan) if needs_key else answer.json()["data"][0]["id"],
+        "messages": [{"role": "user", "content": _EXAMPLE}],
+        "max_tokens": 32,
+    }
+    line = (
+        f"curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json'"
+        + (' -H "Authorization: Bearer $OPENAI_API_KEY"' if needs_key else "")
+        + f" -d {shlex.quote(json.dumps(body))}"
+    )
+    if needs_key:
+        console.print("Clients need a tenant's key: put one into OPENAI_API_KEY.")
+    console.print(f"\n[green]ready[/green] at [bold]{plan.url}[/bold] · try\n")
+    console.print(Text(line), soft_wrap=True)
+    console.print("\nAgain, and cached_tokens says what was not computed again.")
+    console.print(f"In a browser {plan.url} shows the cluster; to talk with it: ", end="")
+    program = os.path.relpath(Path(sys.executable).with_name("halfmoon"))
+    console.print(Text(f"{shlex.quote(program)} chat --url {plan.url}"), soft_wrap=True)
+    console.print("Ctrl-C stops it.")
+
+
+def _model_of_workers(plan: ClusterPlan) -> str:
+    """The model's name as the workers' records have it, where the REST API needs a key."""
+    store = open_store(plan.metadata or f"{plan.url}/metadata")
+    try:
+        records = store.list(MEMBERS).values()
+    except MetadataError:
+        return plan.served_model_name
+    finally:
+        store.close()
+    infos = [msgspec.json.decode(record, type=WorkerInfo) for record in records]
+    return next((info.model for info in infos if info.model), plan.served_model_name)

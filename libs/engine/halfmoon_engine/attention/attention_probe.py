@@ -1,0 +1,315 @@
+"""Watching what a loaded model does, before it serves: an architecture that is not known to fit
+is refused rather than served wrongly.
+
+Two short sequences go through the model side by side with our attention. It must
+
+1. give what its own attention gives for each alone;
+2. attend, in each layer by itself, as its own attention does. Logits alone don't show it: where
+   attention adds little to a layer's input, as in small random models, an encoder's logits are
+   almost those of a causal model;
+3. give the same logits for a token whatever comes after it, and whatever stands beside it;
+4. give the same logits when the end of a sequence is run by itself over the kept keys and
+   values of its beginning;
+5. have keys and values of one shape in every layer, and a logit for each word it knows.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from halfmoon_engine.attention.device_pool import DeviceKvPool
+from halfmoon_engine.attention.forward_plan import ForwardPlan, plan_forward, plan_probe
+from halfmoon_engine.attention.kv_pool import TORCH_DTYPES, HostKvPool, KvPool
+from halfmoon_engine.attention.paged_attention import ATTENTION_NAME, use_forward_plan
+from halfmoon_engine.interface import Run
+from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
+from halfmoon_protocol.kv_layout import KvLayout
+
+_LENGTHS = (19, 13)
+#: Tokens of the first sequence that are run before the rest of it.
+_FIRST_CHUNK = 11
+#: Root mean square of the logits' error over their spread. Sums in another order give 1e-5
+#: and 0.05, a missing bias or a wrong position about 1.
+_TOLERANCE = {torch.float32: 0.01}
+_TOLERANCE_HALF = 0.3
+#: The same where our attention runs a sequence in parts and whole.
+_CHUNKED = {torch.float32: 1e-3}
+#: The same for one layer's attention, which is computed in float32 whatever the model is in.
+#: Both ways differ by 1e-6; a causal and a bidirectional one by 0.5.
+_ATTENTION_TOLERANCE = 1e-3
+#: Change of the logits that must not change, over the change of those that must. Experts that
+#: take their tokens together make sums of other lengths, and so a change.
+_LEAK = {torch.float32: 1e-5}
+_LEAK_HALF = 0.1
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """One layer's keys of one token, and how many layers."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer's module by the model."""
+
+    module: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+@torch.inference_mode()
+def probe_attention(model: Any) -> KvShape:
+    """Run a model through our attention and its own, and compare.
+
+    Leaves the model with our attention.
+
+    Raises:
+        UnsupportedModel: it can't be run so, or gives something else.
+        BrokenCheckpoint: it gives no numbers, or not one for each word.
+    """
+    kind, text = str(model.config.model_type), model.config.get_text_config(decoder=True)
+    generator = torch.Generator().manual_seed(20)
+    vocab = int(text.vocab_size)
+    prompts = [torch.randint(vocab, (n,), generator=generator) for n in _LENGTHS]
+    model.set_attn_implementation("eager")
+    expected, calls = _own_logits(model, prompts)
+    _check_logits(kind, expected, vocab)
+
+    model.set_attn_implementation(ATTENTION_NAME)
+    plan = plan_probe(_LENGTHS)
+    try:
+        logits = _packed_logits(model, torch.cat(prompts), plan)
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"a model of type {kind!r} does not run with paged attention: {error}"
+        ) from error
+    shape = _shape(kind, plan)
+    _check_windows(kind, text, plan.seen)
+    off = "with paged attention than with its own"
+    _compare(kind, logits, expected, off, _TOLERANCE.get(model.dtype, _TOLERANCE_HALF))
+    _check_attention(kind, calls, set(plan.seen))
+    _check_leaks(kind, model, torch.cat(prompts), logits, vocab)
+    chunked = _chunked_logits(model, prompts[0], shape)
+    off = "from kept keys and values than from all tokens"
+    whole = logits[: len(prompts[0])]
+    _compare(kind, chunked, whole, off, _CHUNKED.get(model.dtype, _TOLERANCE_HALF))
+    return shape
+
+
+def _own_logits(
+    model: Any, prompts: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, _Call]]:
+    """Logits of the prompts, each alone, and the calls of layers' modules for the first one."""
+    calls: dict[str, _Call] = {}
+
+    def record(name: str) -> Any:
+        def hook(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            calls.setdefault(name, _Call(module, arguments, dict(options)))
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(record(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "layer_idx", None), int)
+    ]
+    try:
+        rows = [model(p[None].to(model.device), use_cache=False).logits[0] for p in prompts]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat(rows), calls
+
+
+def _packed_logits(model: Any, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
+    """Logits of the prompts side by side in one row, with our attention."""
+    positions = torch.cat([torch.arange(n) for n in _LENGTHS])
+    return _logits(model, tokens, positions, plan)
+
+
+def _logits(
+    model: Any, tokens: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
+) -> torch.Tensor:
+    device = model.device
+    with use_forward_plan(plan):
+        out = model(
+            tokens[None].to(device), position_ids=positions[None].to(device), use_cache=False
+        )
+    logits: torch.Tensor = out.logits[0]
+    return logits
+
+
+def _check_logits(kind: str, logits: torch.Tensor, vocab: int) -> None:
+    if tuple(logits.shape) != (sum(_LENGTHS), vocab):
+        raise BrokenCheckpoint(
+            f"a model of type {kind!r} gives logits of shape {list(logits.shape)} for "
+            f"{sum(_LENGTHS)} tokens and a vocabulary of {vocab}: its config.json and weights "
+            "don't belong together; fetch both once more"
+        )
+    if not bool(logits.isfinite().all()) or not float(logits.float().std()) > 0:
+        raise BrokenCheckpoint(
+            f"a model of type {kind!r} gives NaN, infinite or equal logits: its weights are "
+            "damaged, or too large for their precision; fetch it once more, or try another --dtype"
+        )
+
+
+def _compare(
+    kind: str, logits: torch.Tensor, expected: torch.Tensor, how: str, tolerance: float
+) -> None:
+    off = _rms(logits.float() - expected.float()) / float(expected.float().std())
+    if not off <= tolerance:
+        raise UnsupportedModel(
+            f"a model of type {kind!r} computes something else {how}: logits differ by {off:.3g} "
+            f"of their spread, allowed is {tolerance}"
+        )
+
+
+def _check_attention(kind: str, calls: dict[str, _Call], layers: set[int]) -> None:
+    """Compare the layers one by one, each with the inputs that its own model gave it."""
+    compared: set[int] = set()
+    for name, call in calls.items():
+        # A copy in float32: what differs is then what is computed, not how it is rounded.
+        module = copy.deepcopy(call.module).float()
+        if not hasattr(getattr(module, "config", None), "_attn_implementation"):
+            continue
+        arguments, options = _as_float((call.arguments, call.options))
+        module.config._attn_implementation = "eager"
+        own = _first_tensor(module(*arguments, **options))
+        module.config._attn_implementation = ATTENTION_NAME
+        plan = plan_probe(_LENGTHS[:1])
+        with use_forward_plan(plan):
+            ours = _first_tensor(module(*arguments, **options))
+        if not plan.seen:
+            continue
+        compared.update(plan.seen)
+        off = _rms(ours - own) / max(_rms(own), 1e-30)
+        if not off <= _ATTENTION_TOLERANCE:
+            raise UnsupportedModel(
+                f"a model of type {kind!r} attends otherwise than a causal language model in "
+                f"{name}: outputs differ by {off:.3g} of their size, allowed is "
+                f"{_ATTENTION_TOLERANCE}; encoders, which see later tokens, are not served"
+            )
+    if missing := sorted(layers - compared):
+        raise UnsupportedModel(
+            f"a model of type {kind!r} attends in layers {missing} in a way that can't be compared "
+            "with its own, so it is not served"
+        )
+
+
+def _check_leaks(
+    kind: str, model: Any, tokens: torch.Tensor, logits: torch.Tensor, vocab: int
+) -> None:
+    """Change the last token of one sequence, then the first of the other; who notices?"""
+    first = _LENGTHS[0]
+    for changed, same in ((first - 1, [*range(first - 1), *range(first, sum(_LENGTHS))]),
+                          (first, [*range(first)])):  # fmt: skip
+        others = tokens.clone()
+        others[changed] = (others[changed] + 1) % vocab
+        moved = _packed_logits(model, others, plan_probe(_LENGTHS)).float() - logits.float()
+        leak = _rms(moved[same]) / max(_rms(moved[changed]), 1e-30)
+        if not leak <= _LEAK.get(model.dtype, _LEAK_HALF):
+            raise UnsupportedModel(
+                f"a model of type {kind!r} is no causal language model: a token's logits depend "
+                f"on tokens that come later or of other sequences (by {leak:.3g} of what they "
+                "depend on their own)"
+            )
+
+
+def _chunked_logits(model: Any, prompt: torch.Tensor, shape: KvShape) -> torch.Tensor:
+    """Logits of a prompt that is run in two chunks and a last token by itself, over pages."""
+    layout = KvLayout(
+        model="probe",
+        n_layers=shape.n_layers,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        dtype={dtype: name for name, dtype in TORCH_DTYPES.items()}[model.dtype],
+        block_size=16,
+    )
+    n_pages = layout.blocks_for(len(prompt))
+    memory = memoryview(bytearray(n_pages * layout.block_bytes))
+    pool: KvPool = (
+        HostKvPool(memory, layout)
+        if model.device.type == "cpu"
+        else DeviceKvPool(memory, layout, model.device)
+    )
+    rows: list[torch.Tensor] = []
+    # The pages in reverse: a model that reads memory in order would not go unnoticed.
+    pages = range(n_pages)[::-1]
+    for start, end in ((0, _FIRST_CHUNK), (_FIRST_CHUNK, len(prompt) - 1), (len(prompt) - 1, None)):
+        part = prompt[start:end]
+        run = Run(part.tolist(), start, pages, None, continues=True)
+        plan = plan_forward([run], layout, pool, model.device, model.dtype)
+        positions = torch.arange(start, start + len(part))
+        rows.append(_logits(model, part, positions, plan))
+    return torch.cat(rows)
+
+
+def _as_float(value: Any) -> Any:
+    """The same with its tensors of other precisions in float32."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, tuple | list):
+        return type(value)(_as_float(part) for part in value)
+    if isinstance(value, dict):
+        return {key: _as_float(part) for key, part in value.items()}
+    return value
+
+
+def _first_tensor(value: Any) -> torch.Tensor:
+    while isinstance(value, tuple | list):
+        value = value[0]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"a layer gave a {type(value).__name__}, not a tensor")
+    return value
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(values.float().square().mean().sqrt())
+
+
+def _shape(kind: str, plan: ForwardPlan) -> KvShape:
+    seen = plan.seen
+    if not seen:
+        raise UnsupportedModel(
+            f"a model of type {kind!r} attends in code of its own, which can't be put over pages"
+        )
+    if sorted(seen) != list(range(len(seen))):
+        raise UnsupportedModel(
+            f"a model of type {kind!r} attends in layers {sorted(seen)}, not in each one once"
+        )
+    if plan.n_calls != len(seen):
+        raise UnsupportedModel(
+            f"a model of type {kind!r} attends {plan.n_calls} times in {len(seen)} layers, each "
+            "time with other keys and values; a KV block has room for one time"
+        )
+    shapes = {shape for keys, values, _ in seen.values() for shape in (keys, values)}
+    if len(shapes) != 1:
+        listed = ", ".join(f"{heads} heads of {dim}" for _, heads, _, dim in sorted(shapes))
+        raise UnsupportedModel(
+            f"a model of type {kind!r} has keys and values of several shapes ({listed}); "
+            "a KV block has one"
+        )
+    _, n_kv_heads, _, head_dim = shapes.pop()
+    return KvShape(len(seen), n_kv_heads, head_dim)
+
+
+def _check_windows(kind: str, text: Any, seen: dict[int, tuple[Any, Any, int | None]]) -> None:
+    """A window that only a mask would carry is invisible to us, so it must not be there."""
+    window = getattr(text, "sliding_window", None)
+    if not window or not getattr(text, "use_sliding_window", True):
+        return
+    types = getattr(text, "layer_types", None) or ["sliding_attention"] * len(seen)
+    for layer, (_, _, seen_window) in seen.items():
+        wanted = window if types[layer] == "sliding_attention" else None
+        if seen_window != wanted:
+            raise UnsupportedModel(
+                f"a model of type {kind!r} asks for a window of {seen_window} in layer {layer}, "
+                f"its config says {wanted}"
+            )

@@ -1,0 +1,67 @@
+"""Which models a paged KV pool can hold, by what transformers' configuration of them says.
+
+So the refusal of what is known not to fit names the reason and costs nothing. What a
+configuration does not tell, `probe.probe` sees in the loaded model.
+"""
+
+from typing import Any
+
+from halfmoon_models.errors import UnsupportedModel
+from halfmoon_models.model_types import PAGEABLE_LAYERS
+
+
+def check_architecture(config: Any) -> None:
+    """Refuse what a transformers config already tells.
+
+    Raises:
+        UnsupportedModel: naming the model type and the reason.
+    """
+    text = config.get_text_config(decoder=True)
+    kind = str(config.model_type)
+
+    def refuse(reason: str) -> None:
+        raise UnsupportedModel(
+            f"a model of type {kind!r} can't be served: {reason}; served are "
+            "decoder-only language models whose layers all keep keys and values of one shape: "
+            "choose one of these"
+        )
+
+    if getattr(config, "is_encoder_decoder", False):
+        refuse("it is an encoder-decoder")
+    if not isinstance(getattr(text, "num_attention_heads", None), int):
+        refuse("its layers have no attention heads, or not equally many")
+    odd_layers = set(getattr(text, "layer_types", None) or ()) - PAGEABLE_LAYERS
+    if odd_layers:
+        refuse(f"its layers of type {', '.join(sorted(odd_layers))} keep another kind of state")
+    if getattr(text, "num_kv_shared_layers", 0):
+        refuse("some of its layers use another layer's keys and values")
+    if getattr(text, "kv_lora_rank", None):
+        refuse("multi-head latent attention has keys and values of different sizes")
+    if getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True):
+        refuse("its attention looks at later tokens")
+    if "dynamic" in _rope_types(text):
+        refuse("dynamic rotary scaling turns old keys by the longest sequence in the batch")
+    if not isinstance(getattr(text, "max_position_embeddings", None), int):
+        refuse("its config names no longest context (max_position_embeddings)")
+
+
+def max_context(config: Any) -> int:
+    """Tokens of the longest sequence whose keys never have to be turned again."""
+    text = config.get_text_config(decoder=True)
+    longest = int(text.max_position_embeddings)
+    if "longrope" in _rope_types(text):
+        # Beyond its original length this scaling swaps all frequencies, those of old keys too.
+        for rope in _ropes(text):
+            longest = min(longest, int(rope.get("original_max_position_embeddings", longest)))
+    return longest
+
+
+def _ropes(text: Any) -> list[dict[str, Any]]:
+    """A config's rotary parameters: one set, or one per type of layer."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    nested = [part for part in rope.values() if isinstance(part, dict)]
+    return nested or [rope]
+
+
+def _rope_types(text: Any) -> set[str]:
+    return {str(rope.get("rope_type", "default")) for rope in _ropes(text)}

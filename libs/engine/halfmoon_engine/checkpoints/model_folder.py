@@ -1,0 +1,57 @@
+"""From a path or hub id to a model's folder, inspected. Imports neither torch nor transformers.
+
+A local folder never touches the network. Of a hub id, first the small files are fetched and
+inspected, and its weights only when nothing speaks against them.
+"""
+
+from pathlib import Path
+
+from halfmoon_engine.fake_engine import parse_fake_spec
+from halfmoon_models.errors import ModelNotFound, one_line
+from halfmoon_models.folder_inspection import InspectedModel, inspect_config, inspect_folder
+from halfmoon_models.model_location import local_folder
+
+_SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model"]
+_WEIGHTS = ["*.safetensors"]
+
+
+def check_model(spec: str) -> None:
+    """Check a model as far as it can be without loading it, or fetching weights.
+
+    Args:
+        spec: ``fake://…``, or a model's folder or hub id.
+
+    Raises:
+        ModelError: the refusal that a worker would end with.
+    """
+    if spec.startswith("fake://"):
+        parse_fake_spec(spec)
+    elif (local := local_folder(spec)) is not None:
+        inspect_folder(local, needs_tokenizer=True)
+    else:
+        inspect_config(_fetch(spec, _SMALL_FILES), needs_tokenizer=True)
+
+
+def open_model_folder(path_or_hub_id: str, *, dtype: str = "auto") -> InspectedModel:
+    """Find, or fetch, and inspect a model's folder.
+
+    Raises:
+        ModelError: see `inspection.folder.inspect_folder`.
+    """
+    folder = local_folder(path_or_hub_id)
+    if folder is None:
+        inspect_config(_fetch(path_or_hub_id, _SMALL_FILES))
+        folder = _fetch(path_or_hub_id, _SMALL_FILES + _WEIGHTS)
+    return inspect_folder(folder, dtype=dtype)
+
+
+def _fetch(hub_id: str, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except Exception as error:  # a dozen kinds: no such id, no access, no network
+        reason = one_line(next(iter(str(error).strip().splitlines()), type(error).__name__), 300)
+        raise ModelNotFound(
+            f"{hub_id!r} is not a folder here, and as a hub id it can't be fetched: {reason}"
+        ) from error

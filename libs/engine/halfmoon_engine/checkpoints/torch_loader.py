@@ -1,0 +1,152 @@
+"""Loading a real model: from an inspected folder to a `TorchEngine`.
+
+Weights are read from safetensors files only: nothing is unpickled, and no code from a
+checkpoint is run. What transformers raises about a checkpoint becomes one line of our own.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers as _transformers
+
+from halfmoon_engine.attention.attention_probe import probe_attention
+from halfmoon_engine.attention.kv_pool import TORCH_DTYPES
+from halfmoon_engine.checkpoints.architecture import check_architecture, max_context
+from halfmoon_engine.checkpoints.fingerprint import fingerprint
+from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
+from halfmoon_engine.load import Device
+from halfmoon_engine.sampling.grammar_masks import GrammarMasks
+from halfmoon_engine.torch_engine import DTYPE_NAMES, TorchEngine
+from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
+from halfmoon_models.folder_inspection import InspectedModel
+from halfmoon_protocol.blocks import check_block_size
+from halfmoon_protocol.kv_layout import DType
+
+log = logging.getLogger(__name__)
+transformers: Any = _transformers
+
+
+def load_torch_engine(
+    path_or_hub_id: str,
+    inspected: InspectedModel,
+    *,
+    block_size: int,
+    dtype: DType | Literal["auto"],
+    device: Device,
+    threads: int | None,
+    served_name: str | None,
+) -> TorchEngine:
+    """Load, check and probe a model; arguments and errors are those of `load.open_engine`."""
+    check_block_size(block_size)
+    if threads:
+        torch.set_num_threads(threads)
+    folder = inspected.folder
+    with _library_errors(f"{folder}/config.json is not one that can be used"):
+        config = _read_config(inspected)
+        check_architecture(config)
+    with _library_errors(f"{folder}: its config.json describes no model that can be made"):
+        check_config_matches_files(transformers.AutoModelForCausalLM, config, inspected)
+    with _library_errors(f"{folder} can't be loaded"):
+        model = _load(inspected, dtype)
+        model = model.eval().requires_grad_(False).to(_device(device))
+    with _library_errors(f"a model of type {str(config.model_type)!r} can't be run"):
+        shape = probe_attention(model)
+        eos_token_ids = _eos_token_ids(model)
+    with _library_errors(f"{folder}: its tokenizer can't be used"):
+        grammars = GrammarMasks.of_model(
+            folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
+        )
+    return TorchEngine(
+        model,
+        shape,
+        name=served_name or _own_name(path_or_hub_id, folder),
+        fingerprint=fingerprint(folder),
+        block_size=block_size,
+        max_context=max_context(config),
+        eos_token_ids=eos_token_ids,
+        grammars=grammars,
+    )
+
+
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turn what a library raises about a checkpoint into one line that says what can't be done.
+
+    What transformers logs meanwhile, tables and texts of the checkpoint, is not shown.
+    """
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    except (ModelError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic in a library of Rust is no Exception
+        lines = [line for line in map(str.strip, str(error).splitlines()) if line]
+        reason = one_line(" ".join(lines[:3]) or type(error).__name__, 300)
+        raise UnsupportedModel(f"{what} ({type(error).__name__}: {reason})") from error
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+def _read_config(inspected: InspectedModel) -> Any:
+    kind = inspected.config["model_type"]
+    if kind not in transformers.CONFIG_MAPPING:
+        if "auto_map" in inspected.config:
+            raise UnsupportedModel(
+                f"a model of type {one_line(kind, 60)!r} can't be served: it comes with code of "
+                "its own (auto_map in config.json), which is never run, and transformers "
+                f"{transformers.__version__} does not know the type; a newer one may"
+            )
+        raise UnsupportedModel(
+            f"a model of type {one_line(kind, 60)!r} can't be served: transformers "
+            f"{transformers.__version__} does not know the type; a newer one may"
+        )
+    if "auto_map" in inspected.config:
+        log.info("the code that auto_map names is not run: transformers has the type %r", kind)
+    return transformers.AutoConfig.from_pretrained(
+        inspected.folder, local_files_only=True, trust_remote_code=False
+    )
+
+
+def _load(inspected: InspectedModel, dtype: DType | Literal["auto"]) -> Any:
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        inspected.folder,
+        dtype="auto" if dtype == "auto" else TORCH_DTYPES[dtype],
+        attn_implementation="eager",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # they are refused below, in one line
+        output_loading_info=True,
+    )
+    check_loaded_weights(model, info, inspected)
+    if model.dtype not in DTYPE_NAMES:
+        raise UnsupportedModel(
+            f"{inspected.folder} holds weights of {model.dtype}; ask for one of "
+            f"{', '.join(TORCH_DTYPES)}"
+        )
+    return model
+
+
+def _device(device: Device) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _own_name(path_or_hub_id: str, folder: Path) -> str:
+    is_path = Path(path_or_hub_id).expanduser() == folder
+    return folder.resolve().name if is_path else path_or_hub_id
+
+
+def _eos_token_ids(model: Any) -> tuple[int, ...]:
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.get_text_config(decoder=True).eos_token_id
+    if ids is None:
+        return ()
+    return (int(ids),) if isinstance(ids, int) else tuple(int(token) for token in ids)

@@ -1,0 +1,364 @@
+"""An engine without a model: what it writes and draws is a function of the tokens alone.
+
+It keeps the whole contract of `interface.Engine` with numpy only, so that everything around
+an engine (paging, transfer, caching, scheduling) can be tested in real processes, fast, and
+with an oracle. Its arithmetic, in unsigned 64-bit integers that wrap:
+
+    prefix      h[-1] = mix(seed),  h[i] = A·h[i-1] + mix(token[i])
+    KV          word j of (layer l, position i) = mix(h[i] + G·(l·J + j)), but h[i] itself
+                for l = j = 0: a later run learns the prefix by reading it from the pool
+    digest      Σ over layers, positions, words of  P[i]·W[l, j]·word,  all read back
+    next token  mix(digest ^ dice) mod vocab
+
+    score       every token is as likely as any: -ln vocab, and the likeliest is the one asked of
+
+P and W are odd, so one changed bit anywhere in a sequence's KV changes the digest, and KV
+of another position, layer or sequence does too, but for a chance of 2^-64.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from halfmoon_engine.batch_checks import check_batch, check_pool
+from halfmoon_engine.cost_fit import measure_costs
+from halfmoon_engine.errors import PoolNotAttached
+from halfmoon_engine.interface import Draw, LayerHook, PendingToken, Run, TokenResult
+from halfmoon_models.errors import BadEngineSpec
+from halfmoon_protocol.blocks import check_block_size
+from halfmoon_protocol.kv_layout import DType, KvLayout
+from halfmoon_protocol.logprobs import TokenScore
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_protocol.sampling import Sampling
+
+HashWords = NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+#: The chain's multiplier, odd so that it has an inverse.
+_CHAIN = 0xD1342543DE82EF95
+_CHAIN_INVERSE = pow(_CHAIN, -1, 1 << 64)
+_GREEDY = Sampling(temperature=0.0)
+
+
+class FakeModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape and the slowness of a fake model: the query of its spec string."""
+
+    name: str = "fake"
+    layers: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    dtype: DType = "float32"
+    vocab: int = 997
+    max_context: int = 4096
+    #: Token that ends a generation; -1 for none.
+    eos: int = -1
+    #: Models with different seeds give different KV and tokens.
+    seed: int = 0
+    #: Seconds that each forward takes, spread over its layers,
+    step_s: float = 0.0
+    #: and seconds more for each token that runs in it.
+    token_s: float = 0.0
+    #: Tokens of requests with a grammar are late for so many calls of `finish`.
+    late: int = 0
+
+    def __post_init__(self) -> None:
+        row_bytes = self.kv_heads * self.head_dim * (4 if self.dtype == "float32" else 2)
+        if min(self.layers, self.kv_heads, self.head_dim, self.vocab, self.max_context) < 1:
+            raise BadEngineSpec("a fake model's layers, heads, sizes and context are at least 1")
+        if row_bytes % 8:
+            raise BadEngineSpec(
+                f"kv_heads·head_dim of a fake model take {row_bytes} bytes, not a multiple of 8"
+            )
+
+
+def parse_fake_spec(spec: str) -> FakeModelSpec:
+    """Read ``fake://tiny?layers=4&vocab=997&step_s=0.001``.
+
+    The query's names are the fields of `FakeModelSpec`; the part before it is the model's name
+    unless the query has one.
+
+    Raises:
+        BadEngineSpec: an unknown name or a value that is not of its type.
+    """
+    parts = urlsplit(spec)
+    if parts.scheme != "fake":
+        raise BadEngineSpec(f"{spec!r} does not start with fake://")
+    query = {"name": parts.netloc or "fake", **dict(parse_qsl(parts.query))}
+    try:
+        return msgspec.convert(query, FakeModelSpec, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadEngineSpec(
+            f"{spec!r}: {error}; known are {', '.join(FakeModelSpec.__struct_fields__)}"
+        ) from None
+
+
+class FakeEngine:
+    """A deterministic `Engine` whose next token depends on every KV byte of the sequence."""
+
+    def __init__(self, model: FakeModelSpec | None = None, *, block_size: int = 16) -> None:
+        self.model = model or FakeModelSpec()
+        shape = self.model
+        self._layout = KvLayout(
+            model=(
+                f"fake-{shape.seed}-{shape.layers}x{shape.kv_heads}x{shape.head_dim}-{shape.vocab}"
+            ),
+            n_layers=shape.layers,
+            n_kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=shape.dtype,
+            block_size=check_block_size(block_size),
+        )
+        #: 64-bit words of one token's keys and values in one layer.
+        self._row_words = self._layout.layer_bytes // block_size // 8
+        self._powers = _powers(_CHAIN, shape.max_context + 1)
+        self._inverse_powers = _powers(_CHAIN_INVERSE, shape.max_context + 1)
+        self._position_weights = _mix(np.arange(shape.max_context, dtype=np.uint64)) | np.uint64(1)
+        n_words = shape.layers * self._row_words
+        self._word_weights = (
+            _mix(np.arange(n_words, dtype=np.uint64) + np.uint64(1 << 40)) | np.uint64(1)
+        ).reshape(shape.layers, self._row_words)
+        self._word_keys = (np.arange(n_words, dtype=np.uint64) * np.uint64(_GOLDEN)).reshape(
+            shape.layers, self._row_words
+        )
+        #: [page, layer, key|value, slot, word] over the attached memory.
+        self._pool: HashWords | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name as clients write it."""
+        return self.model.name
+
+    @property
+    def layout(self) -> KvLayout:
+        """What a page's bytes mean."""
+        return self._layout
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.model.max_context
+
+    @property
+    def n_vocab(self) -> int:
+        """Ids that it draws are below this; it reads others, too."""
+        return self.model.vocab
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The one of the spec, or none."""
+        return () if self.model.eos < 0 else (self.model.eos,)
+
+    def attach(self, pool: memoryview) -> None:
+        """Use this memory as the pool.
+
+        Raises:
+            ValueError: it holds no page, or is read-only.
+        """
+        n_pages = check_pool(pool, self._layout)
+        shape = (n_pages, self.model.layers, 2, self._layout.block_size, self._row_words // 2)
+        n_bytes = n_pages * self._layout.block_bytes
+        self._pool = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
+
+    def detach(self) -> None:
+        """Let go of the attached memory, so that it can be closed."""
+        self._pool = None
+
+    def forward(
+        self,
+        runs: Sequence[Run],
+        *,
+        before_layer: LayerHook | None = None,
+        after_layer: LayerHook | None = None,
+    ) -> list[TokenResult | None]:
+        """Write the runs' KV and draw from all KV of each sequence, as read from the pool.
+
+        Raises:
+            PoolNotAttached: before `attach`.
+            ValueError: a run that does not fit its pages, the pool or the context.
+        """
+        pool = self._pool
+        if pool is None:
+            raise PoolNotAttached("this engine has no pool yet; call attach(memory) first")
+        check_batch(runs, self._layout, pool.shape[0], self.max_context)
+        n_tokens = sum(len(run.token_ids) for run in runs)
+        layer_s = (self.model.step_s + self.model.token_s * n_tokens) / self.model.layers
+        prefixes: list[HashWords] = []
+        digests = [0] * len(runs)
+        for layer in range(self.model.layers):
+            if before_layer is not None:
+                before_layer(layer)
+            if layer == 0:
+                prefixes = [self._run_prefix(pool, run) for run in runs]
+            for run, prefix in zip(runs, prefixes, strict=True):
+                self._write(pool, run, layer, prefix)
+            if after_layer is not None:
+                after_layer(layer)
+            if layer_s > 0:
+                time.sleep(layer_s)
+            for i, run in enumerate(runs):
+                if run.draw is not None:
+                    digests[i] += self._read_digest(pool, run, layer)
+        tokens = [
+            None if run.draw is None else self._choose(digest, _end(run), run.draw)
+            for run, digest in zip(runs, digests, strict=True)
+        ]
+        for run, token in zip(runs, tokens, strict=True):
+            draw = run.draw
+            if token is not None and draw and draw.report and draw.sampling.logprobs is not None:
+                draw.report([self._score(token, draw.sampling.logprobs)])
+            if run.scoring is not None:
+                n_top = run.scoring.n_top
+                run.scoring.report([self._score(each, n_top) for each in run.scoring.targets])
+        return [
+            _LateToken(token, self.model.late)
+            if token is not None and self.model.late and run.draw and run.draw.sampling.grammar
+            else token
+            for run, token in zip(runs, tokens, strict=True)
+        ]
+
+    def finish(self, late: Sequence[PendingToken], wait_s: float) -> list[TokenResult]:
+        """Hand out tokens that have been late often enough."""
+        chosen: list[TokenResult] = []
+        for each in late:
+            assert isinstance(each, _LateToken), "a late token of another engine"
+            left = each.n_calls - 1
+            chosen.append(each.token if left <= 0 else _LateToken(each.token, left))
+        return chosen
+
+    def _score(self, token: int, n_top: int) -> TokenScore:
+        logprob = -math.log(self.model.vocab)
+        others = (other for other in range(n_top + 1) if other != token)
+        top = [token, *others][: min(n_top, self.model.vocab)]
+        return TokenScore(logprob, 1, tuple((each, logprob) for each in top))
+
+    def measure(self) -> tuple[PrefillCost, DecodeCost]:
+        """Time a few forwards on scratch pages of the attached pool."""
+        if self._pool is None:
+            raise PoolNotAttached("measuring needs scratch pages; call attach(memory) first")
+        return measure_costs(self, self._pool.shape[0])
+
+    def expected(
+        self,
+        prompt: Sequence[int],
+        n: int,
+        *,
+        sampling: Sampling = _GREEDY,
+        n_prompt: int | None = None,
+    ) -> list[int]:
+        """The oracle: the `n` tokens that must follow `prompt`, computed without any pool.
+
+        Args:
+            prompt: all tokens before the first one to choose.
+            n: tokens to choose.
+            sampling: how.
+            n_prompt: the client's part of `prompt`, if tokens of an earlier try follow it.
+        """
+        client_prompt = len(prompt) if n_prompt is None else n_prompt
+        tokens = list(prompt)
+        prefix = self._chain(_mix_int(self.model.seed), prompt)
+        digest = self._digest(prefix, 0)
+        for _ in range(n):
+            history = tokens if sampling.penalises else ()
+            draw = Draw(sampling, history, client_prompt if history else 0)
+            tokens.append(self._choose(digest, len(tokens), draw))
+            prefix = self._chain(int(prefix[-1]), tokens[-1:])
+            if len(tokens) <= self.max_context:
+                digest += self._digest(prefix, len(tokens) - 1)
+        return tokens[len(prompt) :]
+
+    def _run_prefix(self, pool: HashWords, run: Run) -> HashWords:
+        """The chain at each position of the run, starting from what the pool says."""
+        before = _mix_int(self.model.seed)
+        if run.start > 0:
+            page, slot = divmod(run.start - 1, self._layout.block_size)
+            before = int(pool[run.pages[page], 0, 0, slot, 0])
+        return self._chain(before, run.token_ids)
+
+    def _chain(self, before: int, token_ids: Sequence[int]) -> HashWords:
+        """The chain over these tokens: h[i] = A^(i+1)·before + Σ_j≤i A^(i-j)·mix(token[j])."""
+        n = len(token_ids)
+        mixed = _mix(np.asarray(token_ids, dtype=np.uint64))
+        sums = np.cumsum(mixed * self._inverse_powers[:n], dtype=np.uint64)
+        return (sums + np.uint64(before * _CHAIN & _MASK)) * self._powers[:n]
+
+    def _rows(self, prefix: HashWords, layer: int) -> HashWords:
+        """KV words of one layer at each position: [n, key words then value words]."""
+        rows = _mix(prefix[:, None] + self._word_keys[layer])
+        if layer == 0:
+            rows[:, 0] = prefix
+        return rows
+
+    def _write(self, pool: HashWords, run: Run, layer: int, prefix: HashWords) -> None:
+        positions = np.arange(run.start, _end(run))
+        pages = np.asarray(run.pages, dtype=np.int64)[positions // self._layout.block_size]
+        slots = positions % self._layout.block_size
+        rows = self._rows(prefix, layer).reshape(len(positions), 2, -1)
+        pool[pages, layer, 0, slots] = rows[:, 0]
+        pool[pages, layer, 1, slots] = rows[:, 1]
+
+    def _read_digest(self, pool: HashWords, run: Run, layer: int) -> int:
+        n = _end(run)
+        pages = np.asarray(run.pages[: self._layout.blocks_for(n)], dtype=np.int64)
+        blocks = pool[pages, layer].transpose(0, 2, 1, 3)
+        rows = blocks.reshape(-1, self._row_words)[:n]
+        return self._layer_digest(rows, layer, 0)
+
+    def _layer_digest(self, rows: HashWords, layer: int, start: int) -> int:
+        by_position = (rows * self._word_weights[layer]).sum(axis=1, dtype=np.uint64)
+        weights = self._position_weights[start : start + len(rows)]
+        return int((by_position * weights).sum(dtype=np.uint64))
+
+    def _digest(self, prefix: HashWords, start: int) -> int:
+        """What reading correct KV of these positions adds to the digest."""
+        return sum(
+            self._layer_digest(self._rows(prefix, layer), layer, start)
+            for layer in range(self.model.layers)
+        )
+
+    def _choose(self, digest: int, position: int, draw: Draw) -> int:
+        sampling = draw.sampling
+        dice = 0
+        if sampling.temperature > 0 and sampling.top_k != 1:
+            dice = _mix_int(sampling.seed * _GOLDEN + position + 1)
+        if sampling.penalises:
+            history = np.asarray(draw.history, dtype=np.uint64)
+            weights = self._position_weights[: len(history)]
+            dice ^= _mix_int(int((_mix(history) * weights).sum(dtype=np.uint64)) + draw.n_prompt)
+        return _mix_int((digest ^ dice) & _MASK) % self.model.vocab
+
+
+class _LateToken(PendingToken):
+    """A token that is handed out after so many calls of `finish`."""
+
+    def __init__(self, token: int, n_calls: int) -> None:
+        self.token = token
+        self.n_calls = n_calls
+
+
+def _end(run: Run) -> int:
+    return run.start + len(run.token_ids)
+
+
+def _powers(base: int, n: int) -> HashWords:
+    """1, base, base², … : n of them, wrapping."""
+    factors = np.full(n, base, dtype=np.uint64)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint64)
+
+
+def _mix(words: HashWords) -> HashWords:
+    """SplitMix64's output function (Steele, Lea, Flood 2014), one word at a time."""
+    z = words + np.uint64(_GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _mix_int(word: int) -> int:
+    return int(_mix(np.asarray([word & _MASK], dtype=np.uint64))[0])

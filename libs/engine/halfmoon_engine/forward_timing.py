@@ -1,0 +1,26 @@
+"""How long a forward takes."""
+
+import time
+from collections.abc import Sequence
+
+from halfmoon_engine.interface import Engine, Run
+
+
+def median_forward_s(engine: Engine, runs: Sequence[Run], *, repeats: int, long_s: float) -> float:
+    """Seconds: the middle of some timings; the first forward of a shape warms up and isn't one.
+
+    Args:
+        engine: with a pool that holds the pages of `runs`.
+        runs: of one forward.
+        repeats: timings at the most.
+        long_s: a forward that takes longer is the last one.
+    """
+    engine.forward(runs)
+    seconds: list[float] = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        engine.forward(runs)
+        seconds.append(time.perf_counter() - start)
+        if seconds[-1] > long_s:
+            break
+    return sorted(seconds)[len(seconds) // 2]

@@ -1,0 +1,345 @@
+"""Keeping answers within their grammars: which tokens may come next, asked of child processes.
+
+A grammar is text that a client chose. What it costs to compile and to follow is not known
+before, so that is done by processes with limits (`grammar_child`), one for each grammar. The
+forward's thread asks for a mask before a forward pass, collects it after, and goes on without
+those that have not come: their tokens are `Late`, and other requests do not wait for them.
+
+Each request has one budget of processor time, for compiling and for all its masks.
+"""
+
+import itertools
+import logging
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from halfmoon_engine.interface import Draw, GrammarFailed
+from halfmoon_engine.sampling.grammar_messages import (
+    AdvanceGrammar,
+    GrammarAdvanced,
+    GrammarChildConfig,
+)
+from halfmoon_protocol.sampling import MAX_GRAMMAR_CPU_S, MAX_GRAMMAR_TOKEN_CPU_S
+from halfmoon_sandbox import Child, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
+from halfmoon_sandbox.child import wait_readable
+
+log = logging.getLogger(__name__)
+
+#: Grammars whose processes are kept, the last used ones.
+_MAX_PROCESSES = 32
+#: Grammars that are remembered because compiling them took too much.
+_MAX_REFUSED = 1024
+#: Address space of a child beyond its template's.
+_MEMORY_BYTES = 512 * 1024 * 1024
+#: How often to look at a template that is still loading.
+_LOADING_POLL_S = 0.002
+
+_decoder = msgspec.msgpack.Decoder(GrammarAdvanced)
+
+
+class TokenMask:
+    """The tokens that may come next in one answer: asked for, and perhaps not known yet."""
+
+    def __init__(self, following: "_Following", grammar: str, tokens: Sequence[int]) -> None:
+        self.following = following
+        self.grammar = grammar
+        #: All tokens of the answer so far.
+        self.tokens = tokens
+        #: Whether each token may come, by its id, [n_vocab], at least one of them true; or why
+        #: that can't be said; None: not yet.
+        self.result: NDArray[np.bool_] | GrammarFailed | None = None
+        self.retried = False
+
+
+class GrammarMasks:
+    """The grammars in use with one model. For one thread.
+
+    Args:
+        argument: of the child processes.
+    """
+
+    def __init__(self, argument: GrammarChildConfig) -> None:
+        self._n_vocab = argument.n_vocab
+        self._sandbox = Sandbox(
+            "halfmoon_engine.sampling.grammar_child:make_handler",
+            msgspec.msgpack.encode(argument),
+            memory_bytes=_MEMORY_BYTES,
+        )
+        #: By the grammar's text.
+        self._processes: OrderedDict[str, _Process] = OrderedDict()
+        #: Grammars that took too much when they were compiled, with what to say.
+        self._refused: OrderedDict[str, GrammarFailed] = OrderedDict()
+        weakref.finalize(self, self._sandbox.close)
+
+    @classmethod
+    def of_model(cls, folder: Path, n_vocab: int, eos_token_ids: Sequence[int]) -> Self | None:
+        """Those of a model's folder; None, and a warning, where it can't have any."""
+        try:
+            if not eos_token_ids:
+                raise ValueError("the model has no end token, so no answer could end")
+            text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+            return cls(GrammarChildConfig(_uncut(text), n_vocab, tuple(eos_token_ids)))
+        except (OSError, ValueError) as error:
+            log.warning("requests with a grammar can't be served with this model: %s", error)
+            return None
+
+    def close(self) -> None:
+        """End all child processes."""
+        self._sandbox.close()
+
+    def start(self) -> None:
+        """Begin to load the template, so that the first request need not wait for that."""
+        self._sandbox.start()
+
+    def ask(self, draw: Draw) -> TokenMask:
+        """Ask for the tokens that may be drawn; `collect` gets the answer. Does not wait."""
+        kept = None if draw.scratch is None else draw.scratch.value
+        following = kept if isinstance(kept, _Following) else _Following()
+        if draw.scratch is not None:
+            draw.scratch.value = following
+        grammar = draw.sampling.grammar
+        mask = TokenMask(following, grammar, draw.history[draw.n_prompt :])
+        if (refused := self._refused.get(grammar)) is not None:
+            mask.result = refused
+            return mask
+        self._process_of(grammar).add(mask)
+        self._advance([mask])
+        return mask
+
+    def collect(self, masks: Iterable[TokenMask], wait_s: float) -> None:
+        """Wait until all these masks have a result, for so long at the most."""
+        deadline_s = time.monotonic() + wait_s
+        while missing := [mask for mask in masks if mask.result is None]:
+            self._advance(missing)
+            busy = {
+                id(child): child
+                for mask in missing
+                if mask.result is None
+                and (process := self._processes.get(mask.grammar)) is not None
+                and (child := process.child) is not None
+                and child.busy
+            }
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            if busy:
+                wait_readable(list(busy.values()), left_s)
+            elif any(mask.result is None for mask in missing):
+                time.sleep(min(left_s, _LOADING_POLL_S))
+
+    def _advance(self, masks: Iterable[TokenMask]) -> None:
+        for mask in masks:
+            # A mask whose process was given up for others' sake is asked for again.
+            process = self._process_of(mask.grammar)
+            process.add(mask)
+            try:
+                if process.child is None:
+                    process.child = self._fork()
+                if process.child is not None:
+                    process.advance(self)
+            except ChildUnavailable as error:
+                log.warning("a grammar's process broke: %s", error)
+                mask.result = GrammarFailed(str(error), invalid=False)
+
+    def _process_of(self, grammar: str) -> "_Process":
+        process = self._processes.get(grammar)
+        if process is None:
+            if len(self._processes) >= 2 * _MAX_PROCESSES:
+                self._forget_unused()
+            process = self._processes[grammar] = _Process()
+        self._processes.move_to_end(grammar)
+        return process
+
+    def _forget_unused(self) -> None:
+        unused = [g for g, p in self._processes.items() if p.child is None and p.idle]
+        for grammar in unused:
+            del self._processes[grammar]
+
+    def _fork(self) -> Child | None:
+        """A new child; None while the template loads, or while all children are in use."""
+        if not self._sandbox.started():
+            return None
+        if sum(process.child is not None for process in self._processes.values()) < _MAX_PROCESSES:
+            return self._sandbox.fork()
+        for grammar, process in list(self._processes.items()):
+            if process.idle:
+                process.close()
+                del self._processes[grammar]
+                return self._sandbox.fork()
+        return None
+
+    def refuse(self, grammar: str, why: GrammarFailed) -> None:
+        """Remember a grammar that can't even be compiled within its budget."""
+        self._refused[grammar] = why
+        if len(self._refused) > _MAX_REFUSED:
+            self._refused.popitem(last=False)
+
+    def read(self, mask: TokenMask, bits: bytes) -> None:
+        """Take a mask's answer from its bits, the lowest first."""
+        unpacked = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
+        allowed = unpacked[: self._n_vocab].astype(np.bool_)
+        mask.result = (
+            allowed
+            if allowed.any()
+            else GrammarFailed("no token of the model fits what must come next", invalid=True)
+        )
+
+
+class _Following:
+    """One answer, as far as a process has followed it. Losing it costs time and nothing else."""
+
+    _keys = itertools.count(1)
+
+    def __init__(self) -> None:
+        self.key = next(self._keys)
+        #: Which process has seen the first so many tokens.
+        self.child: Child | None = None
+        self.n_followed = 0
+        #: Processor seconds so far.
+        self.spent_s = 0.0
+
+
+class _Process:
+    """One grammar's child process, and the masks that are asked of it, one after another."""
+
+    def __init__(self) -> None:
+        self.child: Child | None = None
+        #: Whom it serves now, and who waits; a mask that nothing needs any more is gone.
+        self._current: weakref.ref[TokenMask] | None = None
+        self._waiting: deque[weakref.ref[TokenMask]] = deque()
+        #: The answers that this child has followed.
+        self._served: set[int] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for it."""
+        current = None if self._current is None else self._current()
+        return current is None and all(mask() is None for mask in self._waiting)
+
+    def add(self, mask: TokenMask) -> None:
+        """Let a mask wait for its turn, unless it does or has its result."""
+        queued = (self._current, *self._waiting)
+        if mask.result is None and all(each is None or each() is not mask for each in queued):
+            self._waiting.append(weakref.ref(mask))
+
+    def advance(self, owner: GrammarMasks) -> None:
+        """Take what has come, and ask for the next mask."""
+        while self.child is not None:
+            if self._current is not None:
+                mask = self._current()
+                if mask is None:  # its request has gone, and the work for it goes too
+                    self.close()
+                    return
+                if not self._take(mask, self.child, owner):
+                    return
+                self._current = None
+            following = self._next()
+            if following is None or self.child is None:
+                return
+            self._begin(following, self.child)
+
+    def close(self) -> None:
+        """End the child; who waits stays."""
+        if self.child is not None:
+            self.child.close()
+        self.child = None
+        self._current = None
+        self._served.clear()
+
+    def _next(self) -> TokenMask | None:
+        while self._waiting:
+            mask = self._waiting.popleft()()
+            if mask is not None and mask.result is None:
+                return mask
+        return None
+
+    def _begin(self, mask: TokenMask, child: Child) -> None:
+        following = mask.following
+        if following.child is not child:
+            following.child, following.n_followed = child, 0
+        new = tuple(mask.tokens[following.n_followed :])
+        asked = AdvanceGrammar(mask.grammar, following.key, following.n_followed, new)
+        self._current = weakref.ref(mask)
+        self._served.add(following.key)
+        child.begin(msgspec.msgpack.encode(asked), cpu_s=_left_s(mask))
+
+    def _take(self, mask: TokenMask, child: Child, owner: GrammarMasks) -> bool:
+        """Whether the answer to a mask's request has come, or will not."""
+        following, before_s = mask.following, child.cpu_s
+        try:
+            answer = child.poll()
+        except HandlerFailed as error:
+            following.child = None
+            mask.result = GrammarFailed(str(error), invalid=False)
+            return True
+        except LimitExceeded as error:
+            self._exceeded(mask, error, owner)
+            return True
+        except ChildUnavailable as error:
+            self.close()
+            self._retry(mask, GrammarFailed(str(error), invalid=False))
+            return True
+        if answer is None:
+            return False
+        following.spent_s += child.cpu_s - before_s
+        said = _decoder.decode(answer)
+        if said.outcome == "mask":
+            following.n_followed = len(mask.tokens)
+            owner.read(mask, said.mask)
+        elif said.outcome == "unknown":
+            following.child = None
+            self._waiting.appendleft(weakref.ref(mask))
+        else:
+            following.child = None
+            mask.result = GrammarFailed(
+                f"the grammar can't be followed: {said.reason}", invalid=said.outcome == "invalid"
+            )
+        return True
+
+    def _exceeded(self, mask: TokenMask, error: LimitExceeded, owner: GrammarMasks) -> None:
+        shared = self._served - {mask.following.key}
+        self.close()
+        why = GrammarFailed(f"the grammar can't be followed: {error}", invalid=True)
+        if shared and error.limit != "time" and not mask.retried:
+            # What others left in that process may have been the reason.
+            self._retry(mask, why)
+            return
+        log.warning("a grammar passed its limits: %s", error)
+        mask.result = why
+        if not mask.tokens:
+            owner.refuse(mask.grammar, why)
+
+    def _retry(self, mask: TokenMask, why: GrammarFailed) -> None:
+        """Ask a fresh process, once; after that the result is `why`."""
+        if mask.retried:
+            mask.result = why
+        else:
+            mask.retried = True
+            self._waiting.appendleft(weakref.ref(mask))
+
+
+def _left_s(mask: TokenMask) -> float:
+    """Processor seconds that a request may still take."""
+    budget_s = MAX_GRAMMAR_CPU_S + MAX_GRAMMAR_TOKEN_CPU_S * len(mask.tokens)
+    return max(0.01, budget_s - mask.following.spent_s)
+
+
+def _uncut(tokenizer: str) -> str:
+    """Without the truncation and padding that it may have been trained with."""
+    from tokenizers import Tokenizer
+
+    try:
+        loaded: Any = Tokenizer.from_str(tokenizer)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(str(error)) from None
+    loaded.no_truncation()
+    loaded.no_padding()
+    return str(loaded.to_str())

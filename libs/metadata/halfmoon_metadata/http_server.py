@@ -1,0 +1,237 @@
+"""A store over HTTP: the protocol that Mooncake's engine speaks, and what we add to it.
+
+    GET    /metadata?key=K              200 and the value, or 404
+    PUT    /metadata?key=K[&ttl_s=S]    200; the body is the value
+    DELETE /metadata?key=K              200, or 404
+
+Added: every 200 to a GET of a key carries an ETag. A PUT or DELETE with ``If-Match: <etag>``
+(the record is this one) or ``If-None-Match: *`` (there is none) is a compare-and-swap: 200, or
+412 and nothing changed. A DELETE with ``If-None-Match: *`` only looks.
+
+    GET    /metadata?prefix=P           200 and a JSON map of key to value in base64
+    POST   /metadata/increment?key=K    200 and the counter as JSON
+
+What is wrong with a request is answered 400, or 413 when it is too large, as text that names
+the limit. No framework: `handle` is a plain function, and `metadata_app` an ASGI application
+around it that can be mounted in any.
+"""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from halfmoon_metadata.record_limits import check_key, check_ttl
+from halfmoon_metadata.store_interface import (
+    MAX_VALUE_BYTES,
+    MetadataError,
+    MetadataRefused,
+    MetadataStore,
+)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_TEXT = {"content-type": "text/plain; charset=utf-8"}
+_JSON = {"content-type": "application/json"}
+_BYTES = {"content-type": "application/octet-stream"}
+#: What is not said in a list of parameters is refused, so that a misspelt ttl_s is noticed.
+_PARAMETERS = {"key", "prefix", "ttl_s"}
+_SWAP_TRIES = 10
+_MAX_THREADS = 4
+
+
+@dataclass(frozen=True)
+class MetadataResponse:
+    """An answer."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def value_etag(value: bytes) -> str:
+    """The ETag of a value: equal ones mean equal values."""
+    return f'"{hashlib.sha256(value).hexdigest()}"'
+
+
+def handle_request(
+    store: MetadataStore,
+    method: str,
+    path: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    body: bytes,
+) -> MetadataResponse:
+    """Answer one request.
+
+    Args:
+        store: where the records are; called in this thread.
+        method: "GET", "PUT", …
+        path: below where this is mounted: "" or "/", or "/increment".
+        query: its parameters, decoded.
+        headers: names in lower case.
+        body: all of it, at most `MAX_VALUE_BYTES`.
+    """
+    try:
+        return _route(store, method, path.rstrip("/"), query, headers, body)
+    except MetadataRefused as error:
+        return _refusal(413 if len(body) > MAX_VALUE_BYTES else 400, str(error))
+    except MetadataError as error:
+        return _refusal(503, str(error))
+
+
+def _route(
+    store: MetadataStore,
+    method: str,
+    path: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    body: bytes,
+) -> MetadataResponse:
+    unknown = sorted(query.keys() - _PARAMETERS)
+    if unknown:
+        return _refusal(400, f"unknown parameter {unknown[0]!r}; known are key, prefix, ttl_s")
+    if path not in ("", "/increment"):
+        return _refusal(404, f"no such path {path!r}; there are /metadata and /metadata/increment")
+    if path == "" and method == "GET" and "prefix" in query and "key" not in query:
+        return _list(store, query["prefix"])
+    if "key" not in query:
+        return _refusal(400, "the parameter key is missing")
+    key = query["key"]
+    match (path, method):
+        case ("", "GET"):
+            value = store.get(key)
+            if value is None:
+                return _refusal(404, f"no record {key!r}")
+            return MetadataResponse(200, {**_BYTES, "etag": value_etag(value)}, value)
+        case ("", "PUT"):
+            return _put(store, key, body, _ttl(key, query), headers)
+        case ("", "DELETE"):
+            return _delete(store, key, headers)
+        case ("/increment", "POST"):
+            return MetadataResponse(200, _JSON, msgspec.json.encode(store.increment(key)))
+    return _refusal(405, f"{method} is not known here")
+
+
+def _list(store: MetadataStore, prefix: str) -> MetadataResponse:
+    records = store.list(prefix)
+    encoded = {key: base64.b64encode(value).decode() for key, value in records.items()}
+    return MetadataResponse(200, _JSON, msgspec.json.encode(encoded))
+
+
+def _put(
+    store: MetadataStore, key: str, value: bytes, ttl_s: float | None, headers: Mapping[str, str]
+) -> MetadataResponse:
+    if "if-match" not in headers and "if-none-match" not in headers:
+        store.put(key, value, ttl_s=ttl_s)
+        return MetadataResponse(200, {**_TEXT, "etag": value_etag(value)}, b"ok")
+    return _swap(store, key, value, ttl_s, headers)
+
+
+def _delete(store: MetadataStore, key: str, headers: Mapping[str, str]) -> MetadataResponse:
+    if "if-match" in headers or "if-none-match" in headers:
+        return _swap(store, key, None, None, headers)
+    if not store.delete(key):
+        return _refusal(404, f"no record {key!r}")
+    return MetadataResponse(200, _TEXT, b"ok")
+
+
+def _swap(
+    store: MetadataStore,
+    key: str,
+    value: bytes | None,
+    ttl_s: float | None,
+    headers: Mapping[str, str],
+) -> MetadataResponse:
+    """Compare-and-swap by the value's hash: find the value that has it, then swap that."""
+    wanted, absent = headers.get("if-match"), headers.get("if-none-match")
+    if (wanted is None) == (absent is None) or absent not in (None, "*"):
+        return _refusal(400, "a condition is either If-Match: <etag> or If-None-Match: *")
+    for _ in range(_SWAP_TRIES):
+        current = store.get(key) if wanted is not None else None
+        if wanted is not None and (current is None or value_etag(current) != wanted):
+            break
+        if store.compare_and_swap(key, current, value, ttl_s=ttl_s):
+            tag = {} if value is None else {"etag": value_etag(value)}
+            return MetadataResponse(200, {**_TEXT, **tag}, b"ok")
+        if wanted is None:
+            break
+        # It changed since we looked: look whether it is the wanted one again.
+    return _refusal(412, f"record {key!r} is not as expected, nothing was changed")
+
+
+def _ttl(key: str, query: Mapping[str, str]) -> float | None:
+    if "ttl_s" not in query:
+        return None
+    check_key(key)
+    try:
+        ttl_s = float(query["ttl_s"])
+    except ValueError:
+        raise MetadataRefused(f"ttl_s is {query['ttl_s'][:40]!r}, not seconds") from None
+    check_ttl(key, ttl_s)
+    return ttl_s
+
+
+def _refusal(status: int, text: str) -> MetadataResponse:
+    return MetadataResponse(status, _TEXT, text.encode(errors="replace"))
+
+
+def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """An ASGI application that serves `store`; mount it at ``/metadata``.
+
+    The store's calls run in threads, so a slow one delays no other request. The threads are its
+    own, so that leases are renewed however busy the process's other threads are.
+    """
+    threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="metadata")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        response = await _answer(store, scope, receive, threads)
+        headers = {**response.headers, "content-length": str(len(response.body))}
+        if response.status == 413:
+            headers["connection"] = "close"  # the rest of the body is not read
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()],
+            }
+        )
+        await send({"type": "http.response.body", "body": response.body})
+
+    return app
+
+
+async def _answer(
+    store: MetadataStore, scope: Scope, receive: Receive, threads: Executor
+) -> MetadataResponse:
+    body = bytearray()
+    more = scope["method"] == "PUT"  # no other has a body that means anything
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return MetadataResponse(400)
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > MAX_VALUE_BYTES:
+            return _refusal(413, f"a value has at most {MAX_VALUE_BYTES} bytes, this has more")
+    try:
+        query = dict(parse_qsl(scope["query_string"].decode("ascii"), True, errors="strict"))
+    except (UnicodeDecodeError, ValueError):
+        return _refusal(400, "the parameters are not UTF-8 that is written in percent codes")
+    headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+    # An application that mounts us says so in root_path; the path then has it in front.
+    path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/metadata")
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(
+        threads, handle_request, store, scope["method"], path, query, headers, bytes(body)
+    )

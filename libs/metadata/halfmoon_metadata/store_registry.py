@@ -1,0 +1,74 @@
+"""Stores by URL scheme. A store's module, and its client library, is imported when chosen."""
+
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from halfmoon_metadata.store_interface import MetadataStore
+from halfmoon_metadata.stores.memory_store import MemoryStore
+
+_named: dict[str, MemoryStore] = {}
+_named_lock = threading.Lock()
+
+
+def open_store(url: str) -> MetadataStore:
+    """The store that `url` names; nothing is connected before the first call on it.
+
+    Args:
+        url: ``memory://name`` (one per name and process), ``http://host:port/metadata``,
+            ``https://…``, ``redis://host:port/0``, ``rediss://…`` or ``etcd://host:2379``.
+
+    Raises:
+        ValueError: a scheme that is not one of these, or no host.
+    """
+    scheme = urlsplit(url).scheme
+    opener = _OPENERS.get(scheme)
+    if opener is None:
+        known = ", ".join(f"{name}://" for name in _OPENERS)
+        raise ValueError(f"metadata URL {url!r} has no known scheme; known are {known}")
+    return opener(url)
+
+
+def _open_memory(url: str) -> MetadataStore:
+    parts = urlsplit(url)
+    with _named_lock:
+        return _named.setdefault(parts.netloc + parts.path, MemoryStore())
+
+
+def _open_http(url: str) -> MetadataStore:
+    from halfmoon_metadata.stores.http_store import HttpStore
+
+    return HttpStore(_with_host(url))
+
+
+def _open_redis(url: str) -> MetadataStore:
+    from halfmoon_metadata.stores.redis_store import RedisStore
+
+    return RedisStore(_with_host(url))
+
+
+def _open_etcd(url: str) -> MetadataStore:
+    from halfmoon_metadata.stores.etcd_store import EtcdStore
+
+    return EtcdStore(_with_host(url))
+
+
+def _with_host(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"metadata URL {url!r}: {error}") from None
+    if not named:
+        raise ValueError(f"metadata URL {url!r} names no host, or port 0")
+    return url
+
+
+_OPENERS: dict[str, Callable[[str], MetadataStore]] = {
+    "memory": _open_memory,
+    "http": _open_http,
+    "https": _open_http,
+    "redis": _open_redis,
+    "rediss": _open_redis,
+    "etcd": _open_etcd,
+}

@@ -1,0 +1,1 @@
+"""The metadata stores: in memory, over HTTP, in Redis, in etcd."""

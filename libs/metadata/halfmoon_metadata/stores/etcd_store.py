@@ -1,0 +1,222 @@
+"""A store in etcd, through the JSON gateway that every member serves beside gRPC.
+
+Keys are used as they are, so other programs see the same records. What must be atomic is a
+transaction. A lease is granted for each write that has one: a record that is written again is
+under the newer lease, and the older one runs out with nothing in it. etcd counts leases in
+whole seconds, so they are rounded up, and it may have a least one (some 2 s unless it is set
+otherwise).
+
+The gateway needs nothing but HTTP. Of the client libraries on PyPI, etcd3 had its last release
+in 2020; aetcd is kept up, but is for asyncio only and brings gRPC along.
+"""
+
+import math
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from halfmoon_metadata.record_limits import (
+    check_key,
+    check_listing,
+    check_prefix,
+    check_ttl,
+    check_value,
+    next_count,
+)
+from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
+from halfmoon_metadata.stores.http_call import call_with_retry
+
+TIMEOUT_S = 5.0
+DEFAULT_PORT = 2379
+#: Records read in one go.
+_PAGE = 500
+#: How often a counter is tried again when others count at the same moment.
+_COUNT_ATTEMPTS = 1000
+T = TypeVar("T", bound="_Answer")
+
+
+class _Answer(msgspec.Struct):
+    """What any call answers; numbers of 64 bits are text, and what is zero or empty is left out."""
+
+
+class _Record(msgspec.Struct):
+    key: bytes
+    value: bytes = b""
+    mod_revision: str = "0"
+
+
+class _Header(msgspec.Struct):
+    revision: str = "0"
+
+
+class _Range(_Answer):
+    header: _Header
+    kvs: list[_Record] = []
+    more: bool = False
+
+
+class _Deleted(_Answer):
+    deleted: str = "0"
+
+
+class _Txn(_Answer):
+    succeeded: bool = False
+
+
+class _Lease(_Answer):
+    ID: str
+
+
+class EtcdStore:
+    """A `MetadataStore` at a URL such as ``etcd://host:2379``.
+
+    Args:
+        url: one member, or a proxy in front of them. etcd's own users are not supported.
+        timeout_s: seconds for one attempt to connect, send, and receive, each.
+
+    Raises:
+        ValueError: a URL with a user, a path or a query.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url)
+        if parts.username is not None or parts.path not in ("", "/") or parts.query:
+            raise ValueError(
+                f"metadata URL etcd://…{parts.hostname}: only etcd://host:port is understood, "
+                "without user, path or query"
+            )
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        self._name = f"{parts.scheme}://{host}:{parts.port or DEFAULT_PORT}"
+        self._url = f"http://{host}:{parts.port or DEFAULT_PORT}/v3"
+        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+
+    def get(self, key: str) -> bytes | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        found = self._read(key)
+        return None if found is None else found.value
+
+    def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> None:
+        """See `MetadataStore.put`."""
+        check_key(key)
+        check_value(key, value)
+        check_ttl(key, ttl_s)
+        self._call("/kv/put", self._record(key, value, ttl_s), _Answer, repeatable=True)
+
+    def delete(self, key: str) -> bool:
+        """See `MetadataStore.delete`."""
+        check_key(key)
+        return self._call("/kv/deleterange", {"key": key.encode()}, _Deleted).deleted != "0"
+
+    def list(self, prefix: str) -> dict[str, bytes]:
+        """See `MetadataStore.list`; all of it as of one moment."""
+        check_prefix(prefix)
+        first = prefix.encode() or b"\0"
+        request = {"key": first, "range_end": _after(prefix.encode()), "limit": _PAGE}
+        records: dict[str, bytes] = {}
+        while True:
+            page = self._call("/kv/range", request, _Range, repeatable=True)
+            for each in page.kvs:
+                records[each.key.decode(errors="replace")] = each.value
+            check_listing(prefix, records)
+            if not page.more:
+                return records
+            request["key"] = page.kvs[-1].key + b"\0"
+            request.setdefault("revision", page.header.revision)
+
+    def compare_and_swap(
+        self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
+    ) -> bool:
+        """See `MetadataStore.compare_and_swap`."""
+        check_key(key)
+        check_ttl(key, ttl_s)
+        if value is not None:
+            check_value(key, value)
+        is_expected = (
+            _is(key, "CREATE", create_revision=0)
+            if expected is None
+            else _is(key, "VALUE", value=expected)
+        )
+        return self._swap(key, is_expected, value, ttl_s)
+
+    def increment(self, key: str) -> int:
+        """See `MetadataStore.increment`."""
+        check_key(key)
+        for _ in range(_COUNT_ATTEMPTS):
+            found = self._read(key)
+            count = next_count(key, None if found is None else found.value)
+            revision = "0" if found is None else found.mod_revision
+            unchanged = _is(key, "MOD", mod_revision=revision)
+            if self._swap(key, unchanged, str(count).encode(), None):
+                return count
+        raise MetadataUnreachable(
+            f"metadata server {self._name}: counter {key!r} was changed by others "
+            f"{_COUNT_ATTEMPTS} times in a row"
+        )
+
+    def close(self) -> None:
+        """See `MetadataStore.close`."""
+        self._client.close()
+
+    def _read(self, key: str) -> _Record | None:
+        found = self._call("/kv/range", {"key": key.encode()}, _Range, repeatable=True)
+        return found.kvs[0] if found.kvs else None
+
+    def _swap(
+        self, key: str, condition: dict[str, Any], value: bytes | None, ttl_s: float | None
+    ) -> bool:
+        if value is None:
+            change = {"request_delete_range": {"key": key.encode()}}
+        else:
+            change = {"request_put": self._record(key, value, ttl_s)}
+        request = {"compare": [condition], "success": [change]}
+        return self._call("/kv/txn", request, _Txn).succeeded
+
+    def _record(self, key: str, value: bytes, ttl_s: float | None) -> dict[str, Any]:
+        record: dict[str, Any] = {"key": key.encode(), "value": value}
+        if ttl_s is not None:
+            seconds = {"TTL": math.ceil(ttl_s)}
+            record["lease"] = self._call("/lease/grant", seconds, _Lease, repeatable=True).ID
+        return record
+
+    def _call(
+        self, path: str, request: dict[str, Any], kind: type[T], *, repeatable: bool = False
+    ) -> T:
+        response = call_with_retry(
+            self._client,
+            "POST",
+            self._url + path,
+            server=self._name,
+            repeatable=repeatable,
+            # msgspec writes bytes as base64, as the gateway wants them.
+            body=msgspec.json.encode(request),
+        )
+        if response.status_code != 200:
+            raise self._failure(response)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.DecodeError as error:
+            raise MetadataError(f"{self._name}: the answer is not etcd's: {error}") from None
+
+    def _failure(self, response: httpx.Response) -> MetadataError:
+        text = f"metadata server {self._name}: {response.status_code} {response.text[:300]}"
+        if response.status_code >= 500:
+            return MetadataUnreachable(text)
+        if response.status_code == 400:
+            return MetadataRefused(text)
+        return MetadataError(text)
+
+
+def _is(key: str, target: str, **what: object) -> dict[str, Any]:
+    """A transaction's condition."""
+    return {"key": key.encode(), "target": target, "result": "EQUAL", **what}
+
+
+def _after(prefix: bytes) -> bytes:
+    """The first key after all that start so; for no prefix, what etcd calls the end.
+
+    UTF-8 has no byte 255, so the last byte can always be counted up.
+    """
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"

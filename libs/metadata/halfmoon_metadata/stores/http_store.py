@@ -1,0 +1,135 @@
+"""A store behind HTTP: a client of what `server` describes."""
+
+import base64
+
+import httpx
+import msgspec
+
+from halfmoon_metadata.http_server import value_etag
+from halfmoon_metadata.record_limits import check_key, check_prefix, check_ttl, check_value
+from halfmoon_metadata.store_interface import MetadataError, MetadataRefused, MetadataUnreachable
+from halfmoon_metadata.stores.http_call import call_with_retry
+
+TIMEOUT_S = 5.0
+_listing = msgspec.json.Decoder(dict[str, str])
+
+
+class HttpStore:
+    """A `MetadataStore` at a URL such as ``http://host:8000/metadata``.
+
+    Args:
+        url: where `metadata_app` is served.
+        timeout_s: seconds for one attempt to connect, send, and receive, each.
+
+    Raises:
+        ValueError: not a URL.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        try:
+            self._url = str(httpx.URL(url)).rstrip("/")
+        except httpx.InvalidURL as error:
+            raise ValueError(f"metadata URL {url!r}: {error}") from None
+        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+
+    def get(self, key: str) -> bytes | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        response = self._request("GET", {"key": key}, repeatable=True)
+        return None if self._misses(response, key, 404) else response.content
+
+    def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> None:
+        """See `MetadataStore.put`."""
+        check_key(key)
+        check_value(key, value)
+        response = self._request("PUT", _query(key, ttl_s), repeatable=True, body=value)
+        self._misses(response, key)
+
+    def delete(self, key: str) -> bool:
+        """See `MetadataStore.delete`."""
+        check_key(key)
+        response = self._request("DELETE", {"key": key})
+        return not self._misses(response, key, 404)
+
+    def list(self, prefix: str) -> dict[str, bytes]:
+        """See `MetadataStore.list`."""
+        check_prefix(prefix)
+        response = self._request("GET", {"prefix": prefix}, repeatable=True)
+        self._misses(response, prefix)
+        try:
+            records = _listing.decode(response.content)
+            return {key: base64.b64decode(value, validate=True) for key, value in records.items()}
+        except (msgspec.DecodeError, ValueError) as error:
+            raise MetadataError(f"{self._url}: the answer is no listing: {error}") from None
+
+    def compare_and_swap(
+        self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
+    ) -> bool:
+        """See `MetadataStore.compare_and_swap`."""
+        check_key(key)
+        headers = {"if-none-match": "*"} if expected is None else {"if-match": value_etag(expected)}
+        if value is None:
+            response = self._request("DELETE", {"key": key}, headers=headers)
+        else:
+            check_value(key, value)
+            response = self._request("PUT", _query(key, ttl_s), headers=headers, body=value)
+        return not self._misses(response, key, 412)
+
+    def increment(self, key: str) -> int:
+        """See `MetadataStore.increment`."""
+        check_key(key)
+        response = self._request("POST", {"key": key}, path="/increment")
+        self._misses(response, key)
+        try:
+            return msgspec.json.decode(response.content, type=int)
+        except msgspec.DecodeError as error:
+            raise MetadataError(f"{self._url}: the answer is no counter: {error}") from None
+
+    def close(self) -> None:
+        """See `MetadataStore.close`."""
+        self._client.close()
+
+    def _request(
+        self,
+        method: str,
+        query: dict[str, str],
+        *,
+        repeatable: bool = False,
+        path: str = "",
+        headers: dict[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> httpx.Response:
+        return call_with_retry(
+            self._client,
+            method,
+            self._url + path,
+            server=self._url,
+            repeatable=repeatable,
+            params=query,
+            headers=headers,
+            body=body,
+        )
+
+    def _misses(self, response: httpx.Response, key: str, miss: int | None = None) -> bool:
+        """Whether the answer is `miss`, rather than success.
+
+        Raises:
+            MetadataError: it is neither.
+        """
+        if response.status_code == 200:
+            return False
+        if response.status_code == miss:
+            return True
+        text = f"{self._url}: {key!r}: {response.status_code} {response.text[:300]}"
+        if response.status_code >= 500:
+            raise MetadataUnreachable(text)
+        if response.status_code in (400, 413):
+            raise MetadataRefused(text)
+        raise MetadataError(text)
+
+
+def _query(key: str, ttl_s: float | None) -> dict[str, str]:
+    check_ttl(key, ttl_s)
+    if ttl_s is None:
+        return {"key": key}
+    return {"key": key, "ttl_s": repr(ttl_s)}

@@ -1,0 +1,173 @@
+"""A store in Redis: leases are its expiries, and what must be atomic is a script.
+
+Keys are used as they are, so other programs see the same records; give it a database of its
+own. A Redis that evicts (``maxmemory-policy`` other than ``noeviction``) would lose members.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from halfmoon_metadata.record_limits import (
+    check_key,
+    check_listing,
+    check_prefix,
+    check_ttl,
+    check_value,
+)
+from halfmoon_metadata.store_interface import (
+    MAX_COUNT,
+    MAX_LISTED_RECORDS,
+    MetadataError,
+    MetadataRefused,
+    MetadataUnreachable,
+)
+
+TIMEOUT_S = 5.0
+#: Keys looked at, and values read, in one go.
+_BATCH = 500
+T = TypeVar("T")
+
+#: KEYS[1], then: "1" and the expected value, or "0"; "1" and the new value, or "0"; lease, ms.
+_SWAP = """
+local current = redis.call('GET', KEYS[1])
+if ARGV[1] == '1' then
+  if current ~= ARGV[2] then return 0 end
+elseif current then
+  return 0
+end
+if ARGV[3] == '0' then
+  redis.call('DEL', KEYS[1])
+elseif ARGV[5] == '0' then
+  redis.call('SET', KEYS[1], ARGV[4])
+else
+  redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+end
+return 1
+"""
+#: -1 when the record is no counter, or at its limit.
+_INCREMENT = """
+local count = redis.pcall('INCR', KEYS[1])
+if type(count) == 'table' then return -1 end
+redis.call('PERSIST', KEYS[1])
+return redis.call('GET', KEYS[1])
+"""
+
+
+class RedisStore:
+    """A `MetadataStore` at a URL such as ``redis://:password@host:6379/0``."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url)
+        #: The URL without the password, for error texts.
+        self._name = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
+        self._client: redis.Redis = redis.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            # A connection that broke is made again; a call is not sent twice.
+            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 0),
+            max_connections=64,
+        )
+        self._swap = self._client.register_script(_SWAP)
+        self._increment = self._client.register_script(_INCREMENT)
+
+    def get(self, key: str) -> bytes | None:
+        """See `MetadataStore.get`."""
+        check_key(key)
+        return self._call(lambda: _value(self._client.get(key)))
+
+    def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> None:
+        """See `MetadataStore.put`."""
+        check_key(key)
+        check_value(key, value)
+        check_ttl(key, ttl_s)
+        self._call(lambda: self._client.set(key, value, px=_milliseconds(ttl_s) or None))
+
+    def delete(self, key: str) -> bool:
+        """See `MetadataStore.delete`."""
+        check_key(key)
+        return bool(self._call(lambda: self._client.delete(key)))
+
+    def list(self, prefix: str) -> dict[str, bytes]:
+        """See `MetadataStore.list`. Not one moment's view: records may change meanwhile."""
+        check_prefix(prefix)
+        return self._call(lambda: self._list(prefix))
+
+    def compare_and_swap(
+        self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
+    ) -> bool:
+        """See `MetadataStore.compare_and_swap`."""
+        check_key(key)
+        check_ttl(key, ttl_s)
+        if value is not None:
+            check_value(key, value)
+        arguments = [*_optional(expected), *_optional(value), str(_milliseconds(ttl_s)).encode()]
+        return bool(self._call(lambda: self._swap(keys=[key], args=arguments)))
+
+    def increment(self, key: str) -> int:
+        """See `MetadataStore.increment`."""
+        check_key(key)
+        count = int(self._call(lambda: self._increment(keys=[key])))
+        if count < 0:
+            raise MetadataRefused(
+                f"{self._name}: {key!r} is not a counter, or is at its limit of {MAX_COUNT}"
+            )
+        return count
+
+    def close(self) -> None:
+        """See `MetadataStore.close`."""
+        self._client.close()
+
+    def _list(self, prefix: str) -> dict[str, bytes]:
+        # SCAN may give a key more than once, and one that is gone when it is read.
+        keys: set[bytes] = set()
+        for name in self._client.scan_iter(match=_literal(prefix) + b"*", count=_BATCH):
+            keys.add(name if isinstance(name, bytes) else name.encode())
+            if len(keys) > MAX_LISTED_RECORDS:
+                break
+        records: dict[str, bytes] = {}
+        for batch in _batches(sorted(keys)):
+            for raw, value in zip(batch, self._client.mget(batch), strict=True):
+                if isinstance(value, bytes):
+                    records[raw.decode(errors="replace")] = value
+            check_listing(prefix, records)
+        return records
+
+    def _call(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise MetadataUnreachable(f"metadata server {self._name}: {error}") from error
+        except redis.RedisError as error:
+            raise MetadataError(f"metadata server {self._name}: {error}") from error
+
+
+def _value(value: object) -> bytes | None:
+    assert value is None or isinstance(value, bytes)
+    return value
+
+
+def _optional(value: bytes | None) -> tuple[bytes, bytes]:
+    return (b"0", b"") if value is None else (b"1", value)
+
+
+def _milliseconds(ttl_s: float | None) -> int:
+    """A lease as Redis counts it; 0 for none."""
+    return 0 if ttl_s is None else max(1, round(1000 * ttl_s))
+
+
+def _literal(prefix: str) -> bytes:
+    """The prefix as a glob pattern that matches nothing else."""
+    special = b"*?[]\\^-"
+    return b"".join(
+        b"\\" + bytes([byte]) if byte in special else bytes([byte]) for byte in prefix.encode()
+    )
+
+
+def _batches(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
+    return [keys[start : start + _BATCH] for start in range(0, len(keys), _BATCH)]

@@ -1,0 +1,108 @@
+"""The way in: whether the model in a folder can be served, or one line that says why not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halfmoon_models.bounded_files import MIB, list_files, read_json_object
+from halfmoon_models.config_bounds import check_config_bounds
+from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
+from halfmoon_models.foreign_formats import check_file_names, check_is_folder
+from halfmoon_models.machine_memory import machine_memory_bytes
+from halfmoon_models.model_kinds import check_kind
+from halfmoon_models.quantisation import check_configuration, check_tensors
+from halfmoon_models.text_file_checks import check_text_files
+from halfmoon_models.weight_files import WeightIndex, read_weights
+
+CONFIG_FILE = "config.json"
+_MAX_CONFIG_BYTES = 4 * MIB
+_GIB = 1 << 30
+#: Bytes of one number, by the precision that is asked for.
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class InspectedModel:
+    """A model's folder that nothing was found against."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    weights: WeightIndex
+
+
+def inspect_folder(
+    folder: Path, *, dtype: str = "auto", needs_tokenizer: bool = False
+) -> InspectedModel:
+    """Decide from a folder's small files and headers whether its model can be served.
+
+    Args:
+        folder: of a model in transformers' format.
+        dtype: the precision that its weights shall have here; "auto" is as they were saved.
+        needs_tokenizer: whether a folder without a tokenizer.json is refused.
+
+    Raises:
+        ModelNotFound: no such folder, or it lacks files.
+        BrokenCheckpoint: files are damaged, contradict each other or hold absurd values.
+        UnsupportedModel: a model of another kind or format, or larger than this machine.
+    """
+    check_is_folder(folder)
+    names = list_files(folder)
+    config = _read_config(folder, names)
+    weights = read_weights(folder)
+    check_tensors(folder, weights.tensors)
+    _check_layers(config, weights)
+    check_fits_memory(folder, weights.n_elements, weights.n_bytes, config, dtype)
+    check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
+    return InspectedModel(folder, config, weights)
+
+
+def inspect_config(folder: Path, *, needs_tokenizer: bool = False) -> None:
+    """Do the part of `inspect_folder` that needs no weights."""
+    names = list_files(folder)
+    config = _read_config(folder, names)
+    check_text_files(folder, config, names, needs_tokenizer=needs_tokenizer)
+
+
+def _read_config(folder: Path, names: frozenset[str]) -> Mapping[str, Any]:
+    check_file_names(folder, names)
+    config = read_json_object(folder / CONFIG_FILE, _MAX_CONFIG_BYTES)
+    check_configuration(folder, config, names)
+    try:
+        check_kind(config)
+        check_config_bounds(config)
+    except ModelError as error:
+        raise type(error)(f"{folder}: {error}") from None
+    return config
+
+
+def check_fits_memory(
+    folder: Path, n_elements: int, n_bytes: int, config: Mapping[str, Any], dtype: str
+) -> None:
+    """Refuse weights that this machine's memory can't hold.
+
+    Raises:
+        UnsupportedModel: naming both sizes.
+    """
+    named = config.get("dtype", config.get("torch_dtype")) if dtype == "auto" else dtype
+    width = _WIDTHS.get(str(named).removeprefix("torch."))
+    needed = n_bytes if width is None else n_elements * width
+    there = machine_memory_bytes()
+    if there is not None and needed > there:
+        raise UnsupportedModel(
+            f"{folder} holds {needed / _GIB:.1f} GiB of weights, this machine has "
+            f"{there / _GIB:.1f} GiB of memory: use a larger machine or a smaller model"
+        )
+
+
+def _check_layers(config: Mapping[str, Any], weights: WeightIndex) -> None:
+    """Each layer has at least one tensor, so no more layers are made than there are tensors."""
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, dict):
+            continue
+        for field in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+            if type(n := part.get(field)) is int and n > len(weights.tensors):
+                raise BrokenCheckpoint(
+                    f"config.json says that {field} is {n}, the files hold only "
+                    f"{len(weights.tensors)} tensors; fetch the model once more"
+                )

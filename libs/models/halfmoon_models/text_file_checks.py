@@ -1,0 +1,119 @@
+"""A model's files about text: generation_config.json, and those of its tokenizer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from halfmoon_models.bounded_files import MIB, read_json_object, read_text
+from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound, one_line
+
+_GENERATION = "generation_config.json"
+_TOKENIZER = "tokenizer.json"
+MAX_SMALL_BYTES = 16 * MIB
+#: The largest vocabularies take about 40 MiB.
+MAX_TOKENIZER_BYTES = 64 * MIB
+_MAX_EOS = 1000
+#: Sixty times the largest vocabularies. Tables have a place for each id up to the largest.
+MAX_TOKEN_IDS = 1 << 24
+
+
+def check_text_files(
+    folder: Path, config: Mapping[str, Any], names: frozenset[str], *, needs_tokenizer: bool
+) -> None:
+    """Refuse end tokens outside of the vocabulary, and tokenizer files that can't be read.
+
+    Raises:
+        ModelNotFound: no tokenizer.json, where one is needed.
+        BrokenCheckpoint: naming the file and what is wrong with it.
+    """
+    n_vocab = _vocab_size(config)
+    generation = (
+        read_json_object(folder / _GENERATION, MAX_SMALL_BYTES) if _GENERATION in names else {}
+    )
+    places: list[tuple[str, Any]] = [(_GENERATION, generation)]
+    if generation.get("eos_token_id") is None:
+        places = [("config.json", config), ("config.json: text_config", config.get("text_config"))]
+    for place, content in places:
+        if isinstance(content, dict):
+            check_eos(place, content.get("eos_token_id"), n_vocab)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if name in names:
+            read_json_object(folder / name, MAX_SMALL_BYTES)
+    if "chat_template.jinja" in names:
+        read_text(folder / "chat_template.jinja", MAX_SMALL_BYTES)
+    if _TOKENIZER in names:
+        tokenizer = read_json_object(folder / _TOKENIZER, MAX_TOKENIZER_BYTES)
+        _check_tokenizer(folder / _TOKENIZER, tokenizer)
+    elif needs_tokenizer:
+        raise ModelNotFound(
+            f"{folder} has no {_TOKENIZER}; convert its tokenizer to a fast one, for instance by "
+            "saving it again with transformers' AutoTokenizer"
+        )
+
+
+def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer without a model, or with ids that tables of all ids can't have."""
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        raise BrokenCheckpoint(
+            f"{path} has no model in it: not a tokenizer, or a damaged one; fetch it once more"
+        )
+    _check_merges(path, model)
+    # Elsewhere the vocabulary is a list, and ids are its places.
+    vocab = model.get("vocab")
+    ids = list(vocab.items()) if isinstance(vocab, dict) else []
+    added = tokenizer.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            ids.append((token.get("content"), token.get("id")))
+    for content, token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id < MAX_TOKEN_IDS:
+            raise BrokenCheckpoint(
+                f"{path}: token {one_line(content, 60)!r} has the id {one_line(token_id, 40)}, a "
+                f"whole number below {MAX_TOKEN_IDS} is wanted; fetch the file once more"
+            )
+
+
+def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
+    """Refuse merges without the prefix that all of them have: the library panics at one."""
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
+        return
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        right = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
+        if not isinstance(right, str) or not right.startswith(prefix):
+            raise BrokenCheckpoint(
+                f"{path}: merge {one_line(merge, 60)!r} lacks the continuing_subword_prefix "
+                f"{one_line(prefix, 60)!r}; fetch the file once more"
+            )
+
+
+def _vocab_size(config: Mapping[str, Any]) -> int | None:
+    text = config.get("text_config")
+    for part in (text, config):
+        if isinstance(part, dict) and type(part.get("vocab_size")) is int:
+            return int(part["vocab_size"])
+    return None
+
+
+def check_eos(place: str, found: Any, n_vocab: int | None) -> None:
+    """Refuse end tokens that are none of the vocabulary; None stands for no end token.
+
+    Raises:
+        BrokenCheckpoint: naming the place and the token.
+    """
+    if found is None:
+        return
+    ids = found if isinstance(found, list) else [found]
+    if len(ids) > _MAX_EOS:
+        raise BrokenCheckpoint(
+            f"{place}: eos_token_id lists {len(ids)} tokens, at most {_MAX_EOS} are allowed"
+        )
+    for token in ids:
+        if type(token) is not int or token < 0 or (n_vocab is not None and token >= n_vocab):
+            of = "whole numbers from 0" if n_vocab is None else f"0 to {n_vocab - 1}"
+            raise BrokenCheckpoint(
+                f"{place}: eos_token_id {one_line(token, 60)} is not in the vocabulary ({of}); "
+                "correct it, or fetch the file once more"
+            )

@@ -1,0 +1,63 @@
+"""The network over ZeroMQ: TCP, heartbeats, bounded queues.
+
+A port (`zmq_port`) is a ROUTER for commands and a PUB for events; a link (`zmq_link`) is a
+DEALER and a SUB. On ROUTER and DEALER a message is one frame of `halfmoon_protocol.codec`.
+Published are two frames, topic and codec frame, or three, which is vLLM's format of KV events.
+"""
+
+import asyncio
+
+import zmq
+
+from halfmoon_runtime.channels.zmq_link import ZmqLink
+from halfmoon_runtime.channels.zmq_port import ZmqPort
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
+
+
+class ZmqNetwork:
+    """A `Network` of one process; close it on the loop that used it.
+
+    Args:
+        settings: bounds of all its sockets.
+        advertise_host: name or address that callers reach us by, if not the one bound to.
+    """
+
+    def __init__(
+        self, settings: SocketSettings | None = None, *, advertise_host: str | None = None
+    ) -> None:
+        self._settings = settings or SocketSettings()
+        self._advertise_host = advertise_host
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._open: set[ZmqPort | ZmqLink] = set()
+
+    async def bind(self, name: str, *, host: str = "127.0.0.1") -> ZmqPort:
+        """See `Network.bind`.
+
+        Raises:
+            OSError: `host` is no address of this machine, or no port is free.
+        """
+        port = ZmqPort(self._context, name, host, self._advertise_host or host, self._settings)
+        self._keep(port)
+        return port
+
+    async def dial(self, commands: str, events: str | None = None) -> ZmqLink:
+        """See `Network.dial`. Returns when the link is up, or known to be down.
+
+        It is down when the connect timeout has passed; then `receive` and `send` raise. What
+        is published in the first moments after the handshake may still be missed.
+        """
+        link = ZmqLink(self._context, commands, events, self._settings)
+        self._keep(link)
+        await link.connect()
+        return link
+
+    async def close(self) -> None:
+        """See `Network.close`."""
+        for one in [*self._open]:
+            await one.close()
+        # Waits for the linger of the sockets, so not on the loop.
+        await asyncio.to_thread(self._context.term)
+
+    def _keep(self, one: ZmqPort | ZmqLink) -> None:
+        self._open.add(one)
+        one.task.add_done_callback(lambda _: self._open.discard(one))

@@ -1,0 +1,167 @@
+"""A worker's side over ZeroMQ: a ROUTER that hears commands and answers, a PUB that tells all."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+import zmq
+
+from halfmoon_protocol.codec import decode, encode
+from halfmoon_protocol.errors import MessageTooLarge, ProtocolError
+from halfmoon_protocol.kv_events import KvEvent, encode_payload, encode_sequence
+from halfmoon_protocol.messages import AnyMessage, Message
+from halfmoon_runtime.channels.backpressure import SendBackpressure
+from halfmoon_runtime.channels.dropped_messages import drop_reason, record_drop
+from halfmoon_runtime.channels.network import PeerId, PeerUnreachable
+from halfmoon_runtime.channels.receive_queue import ReceiveQueue
+from halfmoon_runtime.channels.zmq_sockets import (
+    HANDSHAKE_FAILED,
+    Frames,
+    SocketSettings,
+    ZmqSocket,
+    bind_to_free_port,
+    close_sockets,
+    configure,
+    monitor_event,
+)
+
+#: First frame of published messages that are no KV events.
+LOAD_TOPIC = b"load"
+
+_log = structlog.get_logger(__name__)
+
+
+class ZmqPort:
+    """A `Port`. Its task reads both sockets' monitors and the ROUTER, and closes them."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        name: str,
+        host: str,
+        advertise_host: str,
+        settings: SocketSettings,
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._inbox: ReceiveQueue[tuple[PeerId, AnyMessage]] = ReceiveQueue(settings.inbox_messages)
+        self._turns = SendBackpressure()
+        self._kv_sequence = 0
+        self._closing = asyncio.Event()
+        self._router = context.socket(zmq.ROUTER)
+        # A send to a caller that is gone is an error, where the default drops it in silence.
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._pub = context.socket(zmq.PUB)
+        self._commands_wire, self._events_wire = ZmqSocket(self._router), ZmqSocket(self._pub)
+        sockets = (self._router, self._pub)
+        self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILED) for socket in sockets]
+        try:
+            for socket in sockets:
+                configure(socket, settings)
+            self._commands = bind_to_free_port(self._router, host, advertise_host)
+            self._events = bind_to_free_port(self._pub, host, advertise_host)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self.task = asyncio.create_task(self._run(), name=f"port {name}")
+
+    @property
+    def commands(self) -> str:
+        """See `Port.commands`."""
+        return self._commands
+
+    @property
+    def events(self) -> str:
+        """See `Port.events`."""
+        return self._events
+
+    async def receive(self) -> tuple[PeerId, AnyMessage]:
+        """See `Port.receive`.
+
+        Raises:
+            PeerUnreachable: the port is closed and all that had come is received.
+        """
+        return await self._inbox.get()
+
+    async def send(self, peer: PeerId, message: Message) -> None:
+        """See `Port.send`."""
+        frame = encode(message)
+        await self._turns.send(peer, lambda: self._offer(peer, frame))
+
+    async def publish(self, message: Message) -> None:
+        """See `Port.publish`."""
+        frame = encode(message)
+        self._require_open()
+        self._events_wire.send_now([LOAD_TOPIC, frame])
+
+    async def publish_kv(self, events: Sequence[KvEvent]) -> int:
+        """See `Port.publish_kv`.
+
+        Raises:
+            MessageTooLarge: listeners would drop it; publish fewer events at a time.
+        """
+        payload, limit = encode_payload(events, time.time()), self._settings.max_message_bytes
+        if len(payload) > limit:
+            raise MessageTooLarge(f"KV events of {len(payload)} bytes are over {limit}")
+        self._require_open()
+        sequence = self._kv_sequence
+        self._kv_sequence += 1
+        topic = b"kv@" + self._name.encode()
+        self._events_wire.send_now([topic, encode_sequence(sequence), payload])
+        return sequence
+
+    async def close(self) -> None:
+        """See `Port.close`."""
+        self._closing.set()
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        self._close_sockets()
+
+    def _offer(self, peer: PeerId, frame: bytes) -> bool:
+        self._require_open()
+        try:
+            self._commands_wire.send_now([peer, frame])
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise PeerUnreachable(f"{self._name}: caller {peer.hex()} is gone") from None
+        return True
+
+    def _require_open(self) -> None:
+        if self._router.closed:
+            raise PeerUnreachable(f"{self._name}: the port is closed")
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._commands_wire.read_until(self._take, self._closing))
+                for monitor in self._monitors:
+                    tasks.create_task(
+                        ZmqSocket(monitor).read_until(self._on_bad_handshake, self._closing)
+                    )
+        except ExceptionGroup:
+            _log.exception("port failed", port=self._name)
+        finally:
+            self._inbox.end(f"{self._name}: the port is closed")
+            self._close_sockets()
+
+    async def _take(self, frames: Frames) -> None:
+        if len(frames) != 2:
+            record_drop("frames", self._commands, f"{len(frames) - 1} frames, a command has 1")
+            return
+        try:
+            message = decode(frames[1], max_bytes=self._settings.max_message_bytes)
+        except ProtocolError as error:
+            record_drop(drop_reason(error), self._commands, error)
+        else:
+            await self._inbox.put((PeerId(frames[0]), message))
+
+    async def _on_bad_handshake(self, frames: Frames) -> None:
+        event, endpoint = monitor_event(frames)
+        record_drop("handshake", endpoint, event.name)
+
+    def _close_sockets(self) -> None:
+        close_sockets(self._router, self._pub, *self._monitors)

@@ -1,0 +1,1 @@
+"""Export logs, metrics and traces, and serves HTTP to operators."""

@@ -1,0 +1,294 @@
+"""HTTP for whoever operates a service: `/metrics`, `/health`, `/ready`, and what the service adds.
+
+The standard library's WSGI server, as Prometheus' own client uses it, in a few threads: there is
+no framework to install, and a busy event loop does not keep metrics from being scraped. What a
+service adds is answered on its event loop, in JSON; errors have the shape of the REST API's.
+
+    {"error": {"message": "…", "type": "invalid_request_error", "param": null, "code": null}}
+
+With a cluster key, everything but the three paths above needs ``Authorization: Bearer`` with
+`operator_token`. A POST needs ``Content-Type: application/json``, so that no web page of another
+origin can send one.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import math
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import msgspec
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
+
+#: Connections that are answered at once; further ones are closed.
+_MAX_CONNECTIONS = 16
+#: Seconds that a caller may take to say what it wants.
+_CALLER_S = 10.0
+#: Seconds until an answer: an event loop that takes longer is stuck.
+_ANSWER_S = 10.0
+_MAX_BODY_BYTES = 64 * 1024
+
+_log = structlog.get_logger(__name__)
+
+
+class OperatorHttpError(Exception):
+    """What a handler raises to answer with a status other than 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        #: The parameter or field that is to blame.
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True)
+class OperatorRequest:
+    """What a handler is asked."""
+
+    #: The path's named parts, decoded.
+    parts: Mapping[str, str]
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+#: Returns what is sent as JSON, with status 200.
+OperatorHandler = Callable[[OperatorRequest], Awaitable[object]]
+
+
+def operator_token(cluster_key: str) -> str:
+    """What whoever knows the cluster key may show instead of it."""
+    return hmac.new(cluster_key.encode(), b"halfmoon operator 1", hashlib.sha256).hexdigest()
+
+
+class OperatorHttp:
+    """One service's; `start` and `stop` are called once."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        is_ready: Callable[[], bool],
+        *,
+        token: str = "",
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        """Nothing listens yet.
+
+        Args:
+            loop: where handlers run.
+            is_ready: whether the service takes work.
+            token: see `operator_token`; empty: none is asked for.
+            registry: the metrics.
+        """
+        self._loop = loop
+        self._is_ready = is_ready
+        self._token = token
+        self._metrics = make_wsgi_app(registry)
+        #: Method, the path's parts, handler.
+        self._routes: list[tuple[str, list[str], OperatorHandler]] = []
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, method: str, path: str, handler: OperatorHandler) -> None:
+        """Answer requests to such a path, for example ``/blocks/{hash}``."""
+        self._routes.append((method, path.strip("/").split("/"), handler))
+
+    @property
+    def routes(self) -> list[tuple[str, str]]:
+        """Method and path of each that was added."""
+        return [(method, "/" + "/".join(parts)) for method, parts, _ in self._routes]
+
+    def start(self, port: int, host: str) -> None:
+        """Listen; 0 takes a free port.
+
+        Raises:
+            OSError: it can't be had; the text names it.
+        """
+        try:
+            self._server = _Server(host, port, self._answer)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"metrics_port {port} on {host} can't be had: {error.strerror}"
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="operator-http", daemon=True
+        )
+        self._thread.start()
+
+    def url(self, host: str) -> str:
+        """Where it is, for those who reach this machine by this name or address."""
+        assert self._server is not None, "it was not started"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+    # -- one request, in a thread of its own -------------------------------------------------
+
+    def _answer(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        try:
+            if path == "/metrics":
+                return cast(Iterable[bytes], self._metrics(environ, start))
+            answer = self._route(path, environ)
+            return _respond(start, 200, answer)
+        except OperatorHttpError as refused:
+            error = {
+                "message": refused.message,
+                "type": "invalid_request_error" if refused.status < 500 else "server_error",
+                "param": refused.param,
+                "code": refused.code,
+            }
+            return _respond(start, refused.status, {"error": error}, refused.retry_after_s)
+
+    def _route(self, path: str, environ: WSGIEnvironment) -> object:
+        method = str(environ["REQUEST_METHOD"])
+        if path == "/health":
+            return self._on_loop(self._health())
+        if path == "/ready":
+            return self._on_loop(self._ready())
+        asked = path.strip("/").split("/")
+        allowed = {verb for verb, pattern, _ in self._routes if _match(pattern, asked) is not None}
+        if not allowed:
+            raise OperatorHttpError(404, f"Not Found ({method} {path})")
+        if method not in allowed:
+            raise OperatorHttpError(
+                405, f"Method Not Allowed ({method} {path}): {', '.join(allowed)} is"
+            )
+        self._require_token(environ)
+        for verb, pattern, handler in self._routes:
+            parts = _match(pattern, asked)
+            if verb == method and parts is not None:
+                query = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
+                body = _body(environ) if method == "POST" else b""
+                return self._on_loop(handler(OperatorRequest(parts, query, body)))
+        raise AssertionError("a route was found and is gone")
+
+    def _require_token(self, environ: WSGIEnvironment) -> None:
+        shown = str(environ.get("HTTP_AUTHORIZATION", "")).removeprefix("Bearer ")
+        if self._token and not hmac.compare_digest(shown.encode(), self._token.encode()):
+            raise OperatorHttpError(
+                401,
+                "this cluster has a key: show operator_token(key) as Authorization: Bearer",
+                code="invalid_api_key",
+            )
+
+    def _on_loop(self, answer: Awaitable[object]) -> object:
+        async def asked() -> object:
+            return await answer
+
+        future = asyncio.run_coroutine_threadsafe(asked(), self._loop)
+        try:
+            return future.result(_ANSWER_S)
+        except TimeoutError:
+            future.cancel()
+            raise OperatorHttpError(503, f"no answer within {_ANSWER_S:.0f} s") from None
+        except OperatorHttpError:
+            raise
+        except Exception:
+            _log.exception("an operator's request failed")
+            raise OperatorHttpError(500, "it failed; the log of this process says why") from None
+
+    async def _health(self) -> object:
+        return {"status": "ok"}
+
+    async def _ready(self) -> object:
+        if not self._is_ready():
+            raise OperatorHttpError(503, "it takes no work: it is starting, or stopping")
+        return {"status": "ready"}
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, app: Callable[..., Iterable[bytes]]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__((host, port), _Handler)
+        self.set_app(app)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller hung up, or took too long: nobody is left to tell."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = int(_CALLER_S)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+def _match(pattern: list[str], asked: list[str]) -> dict[str, str] | None:
+    if len(pattern) != len(asked):
+        return None
+    parts: dict[str, str] = {}
+    for wanted, got in zip(pattern, asked, strict=True):
+        if wanted.startswith("{"):
+            parts[wanted.strip("{}")] = unquote(got)
+        elif wanted != got:
+            return None
+    return parts
+
+
+def _body(environ: WSGIEnvironment) -> bytes:
+    kind = str(environ.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise OperatorHttpError(
+            415, f"the body is {kind or 'of no type'}: send Content-Type application/json"
+        )
+    try:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        raise OperatorHttpError(400, "Content-Length is no number") from None
+    if not 0 <= length <= _MAX_BODY_BYTES:
+        raise OperatorHttpError(
+            413, f"the body has {length} bytes, at most {_MAX_BODY_BYTES} are read"
+        )
+    return bytes(environ["wsgi.input"].read(length))
+
+
+def _respond(
+    start: StartResponse, status: int, answer: object, retry_after_s: float | None = None
+) -> list[bytes]:
+    body = msgspec.json.encode(answer)
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    if retry_after_s is not None:
+        headers.append(("Retry-After", str(max(1, math.ceil(retry_after_s)))))
+    start(f"{status} {HTTPStatus(status).phrase}", headers)
+    return [body]

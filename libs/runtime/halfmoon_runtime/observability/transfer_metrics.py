@@ -1,0 +1,89 @@
+"""Metrics of a transfer engine, the same for every service that has one."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from halfmoon_runtime.observability.metrics import LabelledValues, MetricSnapshot, by_label
+
+
+class TransferCounts(Protocol):
+    """What is read of `halfmoon_transfer`'s statistics, which this library does not import."""
+
+    @property
+    def n_transfers(self) -> int:
+        """See there."""
+        ...
+
+    @property
+    def n_failures(self) -> int:
+        """See there."""
+        ...
+
+    @property
+    def n_retries(self) -> int:
+        """See there."""
+        ...
+
+    @property
+    def n_live(self) -> int:
+        """See there."""
+        ...
+
+    @property
+    def n_connections(self) -> int:
+        """See there."""
+        ...
+
+    @property
+    def n_mappings(self) -> int:
+        """See there."""
+        ...
+
+    @property
+    def n_malformed(self) -> int:
+        """See there."""
+        ...
+
+    @property
+    def bytes_by_path(self) -> Mapping[tuple[str, str], int]:
+        """See there."""
+        ...
+
+
+def transfer_engine_metrics(look: Callable[[], TransferCounts]) -> Callable[[], MetricSnapshot]:
+    """What the metrics show of an engine; counts are since the start of the process.
+
+    Bytes are counted by whoever moves them: a read by the reader, a write by the writer. Who
+    is read from, or written to, takes no part.
+    """
+    return lambda: _readings(look())
+
+
+def _readings(counts: TransferCounts) -> MetricSnapshot:
+    return {
+        "halfmoon_transfer_bytes_total": (
+            "Bytes of KV that this process moved, by path and direction.",
+            LabelledValues(("path", "op"), dict(counts.bytes_by_path)),
+        ),
+        "halfmoon_transfers_total": (
+            "Transfers that this process began and that ended.",
+            by_label("result", {"done": counts.n_transfers, "failed": counts.n_failures}),
+        ),
+        "halfmoon_transfer_retries_total": (
+            "Slices of transfers that were tried again.",
+            counts.n_retries,
+        ),
+        "halfmoon_transfers_live": ("Transfers that are under way.", counts.n_live),
+        "halfmoon_transfer_connections": (
+            "Open connections for payloads, dialled and accepted.",
+            counts.n_connections,
+        ),
+        "halfmoon_transfer_mappings": (
+            "Regions of other processes that are mapped here.",
+            counts.n_mappings,
+        ),
+        "halfmoon_transfer_malformed_total": (
+            "Connections that were closed because what came was not our framing.",
+            counts.n_malformed,
+        ),
+    }

@@ -1,0 +1,1 @@
+"""Run a worker: registration, message loop, connections to conductors, forward watchdog."""

@@ -1,0 +1,85 @@
+"""Children of one sandbox for callers on an event loop: used again and again, and replaced.
+
+A child that many requests have used may hold what they left. So a request whose used child runs
+out of memory or crashes is asked once more of a fresh one, before it is called the cause.
+"""
+
+import asyncio
+
+from halfmoon_sandbox.child import Child
+from halfmoon_sandbox.errors import ChildUnavailable, LimitExceeded
+from halfmoon_sandbox.sandbox import Sandbox
+
+#: Requests after which a child is replaced by a fresh one.
+_MAX_CALLS = 1000
+
+
+class ChildPool:
+    """As many children as there are calls at once; the caller bounds these.
+
+    Args:
+        sandbox: closed with this pool.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        #: Children without a request, each with how many it has handled.
+        self.idle: list[tuple[Child, int]] = []
+
+    def start(self) -> None:
+        """Begin to load the template, so that the first call need not wait for that."""
+        self.sandbox.start()
+
+    def close(self) -> None:
+        """End all children, and the template."""
+        for child, _ in self.idle:
+            child.close()
+        self.idle.clear()
+        self.sandbox.close()
+
+    async def call(self, request: bytes, *, cpu_s: float, reuse: bool = True) -> bytes:
+        """Have a request handled. A cancelled call ends its child.
+
+        Args:
+            request: for the handler.
+            cpu_s: processor seconds that it may take.
+            reuse: whether another request may use the child afterwards.
+
+        Raises:
+            HandlerFailed: the handler raised.
+            Exceeded: the request passed a limit, or crashed a fresh child.
+            Broken: no child can be had.
+        """
+        while self.idle:
+            child, n_calls = self.idle.pop()
+            try:
+                return await self._call(child, n_calls, request, cpu_s, reuse)
+            except ChildUnavailable:  # it ended with its template: there will be another one
+                continue
+            except LimitExceeded as error:
+                if error.limit == "time":
+                    raise
+        try:
+            return await self._call(await self._fork(), 0, request, cpu_s, reuse)
+        except ChildUnavailable:  # the template ended just now
+            return await self._call(await self._fork(), 0, request, cpu_s, reuse)
+
+    async def _call(
+        self, child: Child, n_calls: int, request: bytes, cpu_s: float, reuse: bool
+    ) -> bytes:
+        try:
+            answer = await child.call_async(request, cpu_s=cpu_s)
+        except BaseException:
+            child.close()
+            raise
+        if reuse and n_calls + 1 < _MAX_CALLS:
+            self.idle.append((child, n_calls + 1))
+        else:
+            child.close()
+        return answer
+
+    async def _fork(self) -> Child:
+        """A new child; while the template loads, waits in a thread."""
+        if self.sandbox.started():
+            return self.sandbox.fork()
+        return await asyncio.to_thread(self.sandbox.fork)

@@ -1,0 +1,1 @@
+"""Keep the blocks of one tier: flat tables, eviction, pins, quotas, and the cache over them."""

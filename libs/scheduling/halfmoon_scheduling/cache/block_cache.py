@@ -1,0 +1,531 @@
+"""The mind of a kvstore: which slot holds which block, who is reading, who is writing.
+
+Slots are equal pieces of the store's memory, one block each; the bytes and the sockets belong
+to the service. A slot is in exactly one of three states:
+
+    free ──reserve──▶ reserved ──commit──▶ stored ──evict──▶ free
+      ▲                  │
+      └──revoke, expire──┘
+
+A stored block may be leased any number of times; it is evicted only without leases, and not
+while a hard pin holds it. Blocks form chains (each hash has a parent): a block goes only after
+all its children, stored or reserved, so that what is stored stays reachable from the start of a
+prompt, and a reservation keeps its own prefix alive. Who goes first is decided in `victims`.
+
+Under `tiers` a slower tier may lie below: blocks that are there too are *saved*, and while
+`saves_first` is set, only saved blocks are evicted.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_scheduling.cache.block_table import MAX_CHECKSUM
+from halfmoon_scheduling.cache.pins import Pins
+from halfmoon_scheduling.cache.stored_blocks import StoredBlocks
+from halfmoon_scheduling.cache.victim_selection import choose_victims
+
+#: What a client waits when nothing tells when a slot will come free.
+RETRY_S = 1.0
+
+
+class CacheError(Exception):
+    """The base of what a block cache refuses.
+
+    CacheError
+    ├── CacheFull        no slot is free and none may be evicted now
+    ├── UnknownTicket    the reservation never was, is over, or has expired
+    └── DuplicateTicket  the owner uses this ticket already
+    """
+
+
+class CacheFull(CacheError):
+    """Not one of the wanted blocks fits now; nothing changed."""
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        #: Seconds until a reservation or a lease runs out, so that another try may succeed.
+        self.retry_after_s = retry_after_s
+
+
+class UnknownTicket(CacheError, KeyError):
+    """There is no such reservation (any more)."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DuplicateTicket(CacheError, ValueError):
+    """A ticket names one reservation or one lease of its owner."""
+
+
+class SlotReservation(NamedTuple):
+    """What a reservation got, and what had to go for it."""
+
+    #: Blocks to write, in prefix order, each with its slot.
+    places: list[tuple[BlockHash, int]]
+    #: Blocks that are not stored any more, in the order in which they went.
+    evicted: list[BlockHash]
+
+
+class BlockInspection(NamedTuple):
+    """One stored block as an operator sees it."""
+
+    n_leases: int
+    #: When it came.
+    stored_s: float
+
+
+class BlockLocation(NamedTuple):
+    """One stored block as a reader needs it."""
+
+    hash: BlockHash
+    slot: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A reserved block."""
+
+    slot: int
+    parent: BlockHash | None
+    depth: int
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A reservation of pending blocks, or a lease on stored ones."""
+
+    hashes: list[BlockHash]
+    deadline_s: float
+    #: The last block of the prompt that is put, if it is among `hashes`.
+    tail: BlockHash | None = None
+
+
+_Key = tuple[str, Ticket]
+
+
+class BlockCache:
+    """Slots of one block each, with two-phase puts, leases and eviction."""
+
+    def __init__(
+        self,
+        n_slots: int,
+        *,
+        policy: str = "lru",
+        high_watermark: float = 0.95,
+        low_watermark: float = 0.90,
+        reservation_ttl_s: float = 30.0,
+        lease_ttl_s: float = 10.0,
+        pins: Pins | None = None,
+    ) -> None:
+        """An empty cache.
+
+        Args:
+            n_slots: blocks that fit.
+            policy: name of an eviction policy, see `eviction.POLICIES`.
+            high_watermark: share of used slots above which `relieve` evicts.
+            low_watermark: share of used slots down to which it does.
+            reservation_ttl_s: a reservation not committed so long is discarded.
+            lease_ttl_s: a lease not renewed so long is discarded.
+            pins: blocks that go last, or never; None: none do.
+
+        Raises:
+            ValueError: no slots, watermarks out of order, or an unknown policy.
+        """
+        if n_slots < 1:
+            raise ValueError(f"n_slots is {n_slots}, a cache has at least 1")
+        if not 0 <= low_watermark <= high_watermark <= 1:
+            raise ValueError(
+                f"watermarks must be 0 <= low <= high <= 1, not {low_watermark}, {high_watermark}"
+            )
+        self.n_slots = n_slots
+        self.reservation_ttl_s = reservation_ttl_s
+        self.lease_ttl_s = lease_ttl_s
+        #: `relieve` evicts above so many used slots, down to so many.
+        self.high_slots = high_watermark * n_slots
+        self.low_slots = low_watermark * n_slots
+        self.pins = pins or Pins()
+        #: Whether only saved blocks may be evicted.
+        self.saves_first = False
+        #: Slots of no block. Disjoint from the slots in `_stored` and `_pending`.
+        self._free = array("i", range(n_slots - 1, -1, -1))
+        self._stored = StoredBlocks(policy)
+        #: Reserved blocks; each is in exactly one reservation, and not in `_stored`.
+        self._pending: dict[BlockHash, _Pending] = {}
+        self._reservations: dict[_Key, _Hold] = {}
+        self._leases: dict[_Key, _Hold] = {}
+
+    # -- what is here ------------------------------------------------------------------------
+
+    @property
+    def n_stored(self) -> int:
+        """Blocks that are served."""
+        return len(self._stored)
+
+    @property
+    def n_reserved(self) -> int:
+        """Blocks promised to a writer."""
+        return len(self._pending)
+
+    @property
+    def n_leased(self) -> int:
+        """BlockLocation blocks with at least one reader."""
+        return self._stored.n_leased
+
+    @property
+    def n_used(self) -> int:
+        """Slots that are not free."""
+        return self.n_slots - len(self._free)
+
+    def get(self, block: BlockHash) -> BlockLocation | None:
+        """A stored block."""
+        stored = self._stored.get(block)
+        return None if stored is None else BlockLocation(block, stored.slot, stored.checksum)
+
+    def look(self, block: BlockHash) -> BlockInspection | None:
+        """Who reads a stored block, and how long it is here."""
+        stored = self._stored.get(block)
+        return None if stored is None else BlockInspection(stored.n_leases, stored.stored_s)
+
+    def place_in_prompt(self, block: BlockHash) -> tuple[BlockHash | None, int] | None:
+        """Parent and depth of a stored block."""
+        stored = self._stored.get(block)
+        return None if stored is None else (stored.parent, stored.depth)
+
+    def parent_of(self, block: BlockHash) -> BlockHash | None:
+        """Parent of a block that is stored or reserved; None for a start, and for others."""
+        held = self._pending.get(block) or self._stored.get(block)
+        return None if held is None else held.parent
+
+    def has_children(self, block: BlockHash) -> bool:
+        """Whether a child of this block is stored or reserved, be the block here or not."""
+        return self._stored.n_children(block) > 0
+
+    def hashes(self) -> list[BlockHash]:
+        """All stored blocks."""
+        return list(self._stored)
+
+    def __contains__(self, block: BlockHash) -> bool:
+        return block in self._stored
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        owner: str,
+        ticket: Ticket,
+        hashes: Sequence[BlockHash],
+        parent: BlockHash | None,
+        now: float,
+        *,
+        depth: int | None = None,
+        ends_prompt: bool = True,
+        elsewhere: Container[BlockHash] = (),
+        ttl_s: float | None = None,
+    ) -> SlotReservation:
+        """Promise slots for those of `hashes` that are neither stored nor reserved.
+
+        When not all of them fit, the first ones get slots: a prefix without its tail is of
+        use, a tail without its prefix is not. Blocks of this same prompt are not evicted.
+
+        Args:
+            owner: the client.
+            ticket: the client's name for this reservation.
+            hashes: blocks in prefix order, each the child of the one before.
+            parent: the block before the first; None at the start of a prompt.
+            now: seconds.
+            depth: blocks before the first, where the caller knows better than this cache.
+            ends_prompt: whether the last of `hashes` is the last of its prompt.
+            elsewhere: blocks that need no slot because another tier has them.
+            ttl_s: until it is discarded; None: `reservation_ttl_s`.
+
+        Raises:
+            CacheFull: not even one fits; nothing changes (but what expired is gone).
+            DuplicateTicket: the owner uses this ticket already.
+        """
+        self.expire(now)
+        key = self._new_key(owner, ticket)
+        parents = dict(zip(hashes, [parent, *hashes], strict=False))
+        missing = [h for h in parents if not (h in self or h in self._pending or h in elsewhere)]
+        evicted: list[BlockHash] = []
+        if len(missing) > len(self._free):
+            keep = {h for h in (*parents, parent) if h is not None and h in self._stored}
+            evicted = self._choose(len(missing) - len(self._free), keep)
+            if not evicted and not self._free:
+                raise self._full(len(missing), now)
+            for block in evicted:
+                self._drop(block)
+        places = [(h, self._free.pop()) for h in missing[: len(self._free)]]
+        if depth is None:
+            before = None if parent is None else self._stored.get(parent)
+            depth = 0 if before is None else before.depth + 1
+        depths = {block: depth + i for i, block in enumerate(parents)}
+        for block, slot in places:
+            self._pending[block] = _Pending(slot, parents[block], depths[block])
+            self._stored.await_child(parents[block])
+        self._touch([h for h in parents if h in self._stored])
+        taken = [block for block, _ in places]
+        tail = hashes[-1] if hashes and ends_prompt else None
+        ttl_s = self.reservation_ttl_s if ttl_s is None else ttl_s
+        self._reservations[key] = _Hold(taken, now + ttl_s, tail)
+        return SlotReservation(places, evicted)
+
+    def commit(
+        self, owner: str, ticket: Ticket, checksums: Sequence[int], now: float
+    ) -> list[BlockHash]:
+        """The bytes are written: serve these blocks.
+
+        Args:
+            owner: the client.
+            ticket: of its reservation.
+            checksums: one for each of the reservation's places, in their order.
+            now: seconds.
+
+        Returns:
+            The blocks that are stored now and were not before, in prefix order.
+
+        Raises:
+            UnknownTicket: never reserved, revoked, or expired; write again.
+            ValueError: not one checksum of 64 bits per place; the reservation stays.
+        """
+        self.expire(now)
+        key = (owner, ticket)
+        if (reservation := self._reservations.get(key)) is None:
+            raise UnknownTicket(
+                f"no reservation {ticket!r} of {owner!r}: it is not made, revoked, committed, "
+                f"or older than {self.reservation_ttl_s} s"
+            )
+        if len(checksums) != len(reservation.hashes):
+            raise ValueError(
+                f"{len(checksums)} checksums for the {len(reservation.hashes)} places of "
+                f"reservation {ticket!r}"
+            )
+        wrong = next((c for c in checksums if not 0 <= c <= MAX_CHECKSUM), None)
+        if wrong is not None:
+            raise ValueError(f"checksum {wrong} of reservation {ticket!r} is not one of 64 bits")
+        del self._reservations[key]
+        pairs = list(zip(reservation.hashes, checksums, strict=True))
+        for block, checksum in reversed(pairs):  # the last one is the first to be evicted
+            pending = self._pending.pop(block)
+            self._stored.add(
+                block, pending.parent, pending.depth, checksum, pending.slot, now,
+                tail=block == reservation.tail,
+            )  # fmt: skip
+            self._stored.await_child_no_more(pending.parent)
+        return reservation.hashes
+
+    def revoke(self, owner: str, ticket: Ticket) -> bool:
+        """Give a reservation back; whether there was one."""
+        if (reservation := self._reservations.pop((owner, ticket), None)) is None:
+            return False
+        for block in reservation.hashes:
+            pending = self._pending.pop(block)
+            self._free.append(pending.slot)
+            self._stored.await_child_no_more(pending.parent)
+        return True
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def lease(
+        self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], now: float
+    ) -> list[BlockLocation]:
+        """Lease the longest prefix of `hashes` that is stored; nothing is held when it is empty.
+
+        Raises:
+            DuplicateTicket: the owner uses this ticket already.
+        """
+        self.expire(now)
+        key = self._new_key(owner, ticket)
+        found: list[BlockLocation] = []
+        for block in dict.fromkeys(hashes):
+            if (stored := self._stored.get(block)) is None:
+                break
+            found.append(BlockLocation(block, stored.slot, stored.checksum))
+        if found:
+            blocks = [place.hash for place in found]
+            self._count_leases(blocks, 1)
+            self._touch(blocks)
+            self._leases[key] = _Hold(blocks, now + self.lease_ttl_s)
+        return found
+
+    def add_to_lease(
+        self, owner: str, ticket: Ticket, block: BlockHash, now: float, ttl_s: float
+    ) -> None:
+        """Add a stored block to a lease, which is made if it is not there.
+
+        Args:
+            owner: the client.
+            ticket: of the lease, or for it.
+            block: stored, and not in this lease yet.
+            now: seconds.
+            ttl_s: the whole lease ends then unless it is renewed.
+        """
+        lease = self._leases.setdefault((owner, ticket), _Hold([], now + ttl_s))
+        lease.deadline_s = now + ttl_s
+        lease.hashes.append(block)
+        self._count_leases([block], 1)
+
+    def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
+        """Keep a lease for another `lease_ttl_s`, or a reservation for `reservation_ttl_s`.
+
+        Returns:
+            Whether it still was there.
+        """
+        self.expire(now)
+        key = (owner, ticket)
+        if (lease := self._leases.get(key)) is not None:
+            lease.deadline_s = now + self.lease_ttl_s
+        if (put := self._reservations.get(key)) is not None:
+            put.deadline_s = max(put.deadline_s, now + self.reservation_ttl_s)
+        return lease is not None or put is not None
+
+    def release(self, owner: str, ticket: Ticket) -> bool:
+        """End a lease; whether there was one."""
+        if (lease := self._leases.pop((owner, ticket), None)) is None:
+            return False
+        self._count_leases(lease.hashes, -1)
+        return True
+
+    def has_reservation(self, key: tuple[str, Ticket]) -> bool:
+        """Whether this owner's reservation of this ticket goes on."""
+        return key in self._reservations
+
+    def is_reserved(self, block: BlockHash) -> bool:
+        """Whether somebody is about to write this block."""
+        return block in self._pending
+
+    def first_release_s(self, now: float) -> float:
+        """Seconds until a reservation or a lease runs out, at the latest."""
+        holds = [*self._reservations.values(), *self._leases.values()]
+        return min((hold.deadline_s - now for hold in holds if hold.hashes), default=RETRY_S)
+
+    # -- clearing up -------------------------------------------------------------------------
+
+    def forget_owner(self, owner: str) -> None:
+        """The client is gone: revoke its reservations and release its leases."""
+        for key in [key for key in self._reservations if key[0] == owner]:
+            self.revoke(*key)
+        for key in [key for key in self._leases if key[0] == owner]:
+            self.release(*key)
+
+    def expire(self, now: float) -> None:
+        """Discard the reservations and leases whose time is over."""
+        for key in [key for key, r in self._reservations.items() if r.deadline_s <= now]:
+            self.revoke(*key)
+        for key in [key for key, lease in self._leases.items() if lease.deadline_s <= now]:
+            self.release(*key)
+
+    def relieve(self, now: float) -> list[BlockHash]:
+        """Evict ahead of demand: above the high watermark, down to the low one.
+
+        Returns:
+            The blocks that are not stored any more; fewer than wished when many are leased or
+            pinned.
+        """
+        self.expire(now)
+        if self.n_used <= self.high_slots:
+            return []
+        evicted = self._choose(self.n_used - int(self.low_slots), keep=set())
+        for block in evicted:
+            self._drop(block)
+        return evicted
+
+    def victims(self, n: int) -> list[BlockHash]:
+        """The next `n` blocks to go, children before parents, saved or not; changes nothing."""
+        return self._choose(n, keep=set(), unsaved_too=True)
+
+    def save(self, block: BlockHash) -> None:
+        """A stored block is in a slower tier, too."""
+        self._stored.save(block)
+
+    def is_saved(self, block: BlockHash) -> bool:
+        """Whether a stored block is in a slower tier, too."""
+        return self._stored[block].saved
+
+    def evict(self, block: BlockHash) -> bool:
+        """Let a block go, saved or not, unless it is not stored, leased, held by a hard pin or
+        has children; whether it went."""
+        stored = self._stored.get(block)
+        if stored is None or stored.n_leases or self.has_children(block):
+            return False
+        if block in self.pins.held:
+            return False
+        self._drop(block)
+        return True
+
+    def give_up(self, block: BlockHash) -> bool:
+        """Let a damaged block go, whatever its pins and children; False while it is leased, or
+        when it is not stored."""
+        stored = self._stored.get(block)
+        if stored is None or stored.n_leases:
+            return False
+        self._drop(block)
+        return True
+
+    def check(self) -> None:
+        """Audit: every slot in one state, every count what it counts."""
+        slots = [
+            *self._free,
+            *(self._stored[block].slot for block in self._stored),
+            *(pending.slot for pending in self._pending.values()),
+        ]
+        assert sorted(slots) == list(range(self.n_slots)), "a slot is lost or held twice"
+        assert not any(block in self._stored for block in self._pending)
+        reserved = [block for r in self._reservations.values() for block in r.hashes]
+        assert sorted(reserved) == sorted(self._pending), "reservations and reserved blocks differ"
+        parents = (pending.parent for pending in self._pending.values())
+        self._stored.check(awaited=Counter(p for p in parents if p is not None))
+        leases: dict[BlockHash, int] = {}
+        for lease in self._leases.values():
+            for block in lease.hashes:
+                leases[block] = leases.get(block, 0) + 1
+        for block in self._stored:
+            assert self._stored[block].n_leases == leases.pop(block, 0), "leases are miscounted"
+        assert not leases, "a leased block is not stored"
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _choose(
+        self, n: int, keep: set[BlockHash], *, unsaved_too: bool = False
+    ) -> list[BlockHash]:
+        """Up to `n` blocks to evict, children before parents; changes nothing."""
+        return choose_victims(
+            self._stored,
+            n,
+            keep=keep,
+            saved_only=self.saves_first and not unsaved_too,
+            pins=self.pins,
+        )
+
+    def _drop(self, block: BlockHash) -> None:
+        self._free.append(self._stored.remove(block))
+
+    def _touch(self, blocks: Sequence[BlockHash]) -> None:
+        for block in reversed(blocks):  # parents are the last to be evicted
+            self._stored.touch(block)
+
+    def _count_leases(self, blocks: Sequence[BlockHash], change: int) -> None:
+        for block in blocks:
+            self._stored.lease(block, change)
+
+    def _new_key(self, owner: str, ticket: Ticket) -> _Key:
+        key = (owner, ticket)
+        if key in self._reservations or key in self._leases:
+            raise DuplicateTicket(f"ticket {ticket!r} of {owner!r} is in use; choose another")
+        return key
+
+    def _full(self, n_wanted: int, now: float) -> CacheFull:
+        first_s = self.first_release_s(now)
+        return CacheFull(
+            f"{n_wanted} blocks wanted; of {self.n_slots} slots {self.n_reserved} are reserved, "
+            f"{self.n_leased} leased, {self.pins.n_held} held by hard pins, and the other stored "
+            f"blocks are their or this prompt's prefix: retry in {first_s:.1f} s, or give the "
+            "store more memory",
+            first_s,
+        )

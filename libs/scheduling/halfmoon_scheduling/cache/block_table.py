@@ -1,0 +1,173 @@
+"""What a tier knows of its blocks: rows of columns, about 120 bytes for each block.
+
+A row is kept for a block that is here, and for one of which children are here: so a parent is a
+row, too, wherever it is itself, and a child says which with four bytes.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping
+
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_scheduling.cache.row_index import NO_ROW, RowIndex
+
+#: Checksums are of 64 bits.
+MAX_CHECKSUM = (1 << 64) - 1
+
+
+class BlockTable:
+    """Blocks with slots. Only blocks that are here have a slot and are counted."""
+
+    def __init__(self) -> None:
+        self._index = RowIndex()
+        #: Where each block is; `NO_ROW`: it is not here, its children are.
+        self._slots = array("i")
+        self._parents = array("i")
+        self._depths = array("I")
+        self._checksums = array("Q")
+        #: Children that are here, or held (see `hold_parent`).
+        self._n_children = array("i")
+        #: The child that came last; perhaps gone since, and its row another block's.
+        self._last_child = array("i")
+        self._n_here = 0
+
+    def __len__(self) -> int:
+        """Blocks that are here."""
+        return self._n_here
+
+    def __contains__(self, block: object) -> bool:
+        return isinstance(block, bytes) and self.row(BlockHash(block)) != NO_ROW
+
+    def __iter__(self) -> Iterator[int]:
+        """The rows of all blocks that are here."""
+        return (row for row, slot in enumerate(self._slots) if slot != NO_ROW)
+
+    def row(self, block: BlockHash) -> int:
+        """The row of a block that is here, or `NO_ROW`."""
+        row = self._index.find(block)
+        return row if row != NO_ROW and self._slots[row] != NO_ROW else NO_ROW
+
+    # -- of a block that is here, by its row -------------------------------------------------
+
+    def block(self, row: int) -> BlockHash:
+        """Its hash."""
+        return self._index[row]
+
+    def slot(self, row: int) -> int:
+        """Where it is."""
+        return self._slots[row]
+
+    def checksum(self, row: int) -> int:
+        """The xxh3-64 of its bytes."""
+        return self._checksums[row]
+
+    def depth(self, row: int) -> int:
+        """Blocks before it in its prompt."""
+        return self._depths[row]
+
+    def parent(self, row: int) -> BlockHash | None:
+        """The block before it, be that here or not."""
+        parent = self._parents[row]
+        return None if parent == NO_ROW else self._index[parent]
+
+    # -- children ----------------------------------------------------------------------------
+
+    def n_children(self, block: BlockHash) -> int:
+        """Children of a block that are here or held, be the block itself here or not."""
+        row = self._index.find(block)
+        return 0 if row == NO_ROW else self._n_children[row]
+
+    def last_child(self, block: BlockHash) -> BlockHash | None:
+        """The child of a block that came here last, if it still is here."""
+        row = self._index.find(block)
+        if row == NO_ROW or not self._n_children[row]:
+            return None
+        child = self._last_child[row]
+        is_here = child != NO_ROW and self._slots[child] != NO_ROW and self._parents[child] == row
+        return self._index[child] if is_here else None
+
+    def hold_parent(self, parent: BlockHash | None) -> int:
+        """Count a child that is not here; the parent's row, or `NO_ROW`."""
+        if parent is None:
+            return NO_ROW
+        row = self._index.find(parent)
+        if row == NO_ROW:
+            row = self._new_row(parent)
+        self._n_children[row] += 1
+        return row
+
+    def let_parent_go(self, parent: BlockHash | None) -> None:
+        """A child that was held is not any more."""
+        if parent is not None:
+            self._let_go(self._index.find(parent))
+
+    # -- coming and going --------------------------------------------------------------------
+
+    def add(
+        self, block: BlockHash, parent: BlockHash | None, depth: int, checksum: int, slot: int
+    ) -> int:
+        """A block comes that is not here; its row."""
+        row = self._index.find(block)
+        if row == NO_ROW:
+            row = self._new_row(block)
+        self._slots[row] = slot
+        self._depths[row] = depth
+        self._checksums[row] = checksum
+        self._n_here += 1
+        above = self._parents[row] = self.hold_parent(parent)
+        if above != NO_ROW:
+            self._last_child[above] = row
+        return row
+
+    def remove(self, row: int) -> int:
+        """A block goes; the slot it had."""
+        slot = self._slots[row]
+        self._slots[row] = NO_ROW
+        self._n_here -= 1
+        parent = self._parents[row]
+        if not self._n_children[row]:
+            self._index.remove(row)
+        if parent != NO_ROW:
+            self._let_go(parent)
+        return slot
+
+    def check(self, held: Mapping[BlockHash, int]) -> None:
+        """Audit: each row has a reason to be.
+
+        Args:
+            held: children of each block that are held.
+        """
+        self._index.check()
+        rows = list(self)
+        assert len(rows) == self._n_here
+        counts = dict(held)
+        for row in rows:
+            if (parent := self.parent(row)) is not None:
+                counts[parent] = counts.get(parent, 0) + 1
+        assert len(self._index) == len({*map(self.block, rows), *counts}), "rows of nothing"
+        assert all(self.n_children(block) == n for block, n in counts.items())
+        assert sum(self._n_children[self._index.find(b)] for b in counts) == sum(counts.values())
+        assert all(
+            self.n_children(self.block(row)) == counts.get(self.block(row), 0) for row in rows
+        ), "children are miscounted"
+
+    def _new_row(self, block: BlockHash) -> int:
+        row = self._index.add(block)
+        if row == len(self._slots):
+            for column in (
+                self._slots, self._parents, self._depths, self._checksums, self._n_children,
+                self._last_child,
+            ):  # fmt: skip
+                column.append(0)
+        self._slots[row] = self._last_child[row] = NO_ROW
+        self._n_children[row] = 0
+        return row
+
+    def _let_go(self, row: int) -> None:
+        self._n_children[row] -= 1
+        if not self._n_children[row] and self._slots[row] == NO_ROW:
+            self._index.remove(row)
+
+
+def policy_key(block: BlockHash) -> int:
+    """A number of the block's own, for policies that remember those that went."""
+    return int.from_bytes(block[-8:], "little")

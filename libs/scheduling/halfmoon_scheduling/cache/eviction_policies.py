@@ -1,0 +1,152 @@
+"""In which order a full cache gives things up: the known policies, and all by name.
+
+Another policy is one class and one line in `EVICTION_POLICIES`. How they compare on the published
+traces
+is in `docs/pool.md`.
+"""
+
+from abc import abstractmethod
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+from halfmoon_scheduling.cache.eviction_policy import EvictionPolicy
+from halfmoon_scheduling.cache.reuse_time_policy import ReuseTimePolicy
+from halfmoon_scheduling.cache.row_queues import RowQueues, extend_columns
+
+
+class Fifo(EvictionPolicy):
+    """The one stored longest goes first, used or not."""
+
+    def __init__(self) -> None:
+        #: One queue, the row that is to go first at its head.
+        self._queue: RowQueues[None] = RowQueues()
+        self._n = 0
+
+    def insert(self, row: int, key: int, depth: int = 0, *, tail: bool = False) -> None:
+        """See `EvictionPolicy.insert`."""
+        self._queue.append(None, row)
+        self._n += 1
+
+    def touch(self, row: int) -> None:
+        """Use does not count."""
+
+    def remove(self, row: int) -> None:
+        """See `EvictionPolicy.remove`."""
+        self._queue.remove(None, row)
+        self._n -= 1
+
+    def candidates(self) -> Iterator[int]:
+        """See `EvictionPolicy.candidates`."""
+        return self._queue.rows(None)
+
+    def __len__(self) -> int:
+        return self._n
+
+
+class Lru(Fifo):
+    """The one unused longest goes first."""
+
+    def touch(self, row: int) -> None:
+        """See `EvictionPolicy.touch`."""
+        self._queue.remove(None, row)
+        self._queue.append(None, row)
+
+
+class _Ranked(EvictionPolicy):
+    """Ranks of rows, each in order of use; the lowest rank goes first."""
+
+    def __init__(self) -> None:
+        self._depths = array("I")
+        self._uses = array("I")
+        self._queues: RowQueues[tuple[int, int]] = RowQueues()
+        #: The ranks that have rows, the first to be evicted first.
+        self._ranks: list[tuple[int, int]] = []
+        self._n = 0
+
+    @abstractmethod
+    def _rank(self, uses: int, depth: int) -> tuple[int, int]:
+        """The rank of a row."""
+
+    def insert(self, row: int, key: int, depth: int = 0, *, tail: bool = False) -> None:
+        """See `EvictionPolicy.insert`."""
+        extend_columns(row, self._depths, self._uses)
+        self._depths[row] = depth
+        self._place(row, 1)
+
+    def touch(self, row: int) -> None:
+        """See `EvictionPolicy.touch`."""
+        self.remove(row)
+        self._place(row, self._uses[row] + 1)
+
+    def remove(self, row: int) -> None:
+        """See `EvictionPolicy.remove`."""
+        rank = self._rank(self._uses[row], self._depths[row])
+        self._queues.remove(rank, row)
+        if rank not in self._queues:
+            del self._ranks[bisect_left(self._ranks, rank)]
+        self._n -= 1
+
+    def candidates(self) -> Iterator[int]:
+        """See `EvictionPolicy.candidates`."""
+        for rank in self._ranks:
+            yield from self._queues.rows(rank)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def _place(self, row: int, uses: int) -> None:
+        self._uses[row] = uses
+        rank = self._rank(uses, self._depths[row])
+        if rank not in self._queues:
+            insort(self._ranks, rank)
+        self._queues.append(rank, row)
+        self._n += 1
+
+
+class Lfu(_Ranked):
+    """The one used least often goes first; among equals the one unused longest."""
+
+    def _rank(self, uses: int, depth: int) -> tuple[int, int]:
+        return uses, 0
+
+
+class LengthAware(_Ranked):
+    """As LFU, but among equals the one furthest from its prompt's start goes first.
+
+    Mooncake's papers name a LengthAwareCache that is "similar to LFU" and leave open which end
+    of a prompt it keeps. This one keeps starts, which are common to more prompts.
+    """
+
+    def _rank(self, uses: int, depth: int) -> tuple[int, int]:
+        return uses, -depth
+
+
+class LengthAwareLater(_Ranked):
+    """The other reading: among blocks used equally often the ends of prompts are kept."""
+
+    def _rank(self, uses: int, depth: int) -> tuple[int, int]:
+        return uses, depth
+
+
+EVICTION_POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
+    "lru": Lru,
+    "lfu": Lfu,
+    "fifo": Fifo,
+    "length_aware": LengthAware,
+    "length_aware_later": LengthAwareLater,
+    "patience": ReuseTimePolicy,
+}
+
+
+def open_eviction_policy(name: str) -> EvictionPolicy:
+    """A new, empty policy of this name.
+
+    Raises:
+        ValueError: no such policy; the text lists those there are.
+    """
+    try:
+        return EVICTION_POLICIES[name]()
+    except KeyError:
+        known = ", ".join(sorted(EVICTION_POLICIES))
+        raise ValueError(f"no eviction policy {name!r}, there are: {known}") from None

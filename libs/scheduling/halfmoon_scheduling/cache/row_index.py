@@ -1,0 +1,98 @@
+"""A number for each hash: hashes and rows, both ways, in flat memory.
+
+As a dict from hashes to numbers a million blocks would take 140 MB, the hashes included; here it
+is 85. A row is a small number, so all else that is known of a block lies in columns: arrays with
+one value per row. Rows of hashes that were removed are given again.
+
+The table is open: a row lies at its hash's home, or in the first place after it that was empty.
+
+    table   | · | 4 | 0 | · | 2 |      places; 0 shares 4's home and lies behind it
+    hashes  0: b"…"  2: b"…"  4: b"…"  by row
+"""
+
+from array import array
+
+from halfmoon_protocol.ids import BlockHash
+
+#: In place of a row: there is none.
+NO_ROW = -1
+_SMALLEST = 8
+
+
+class RowIndex:
+    """Hashes, each with a row of its own."""
+
+    def __init__(self) -> None:
+        #: By row; None where the row is free.
+        self._hashes: list[BlockHash | None] = []
+        self._free = array("i")
+        #: Rows by place, or `NO_ROW`. Its length is a power of two, at most two thirds are taken.
+        self._table = array("i", [NO_ROW]) * _SMALLEST
+
+    def __len__(self) -> int:
+        """Hashes that have a row."""
+        return len(self._hashes) - len(self._free)
+
+    def __getitem__(self, row: int) -> BlockHash:
+        """The hash of a row that is in use."""
+        block = self._hashes[row]
+        assert block is not None, f"row {row} is free"
+        return block
+
+    def find(self, block: BlockHash) -> int:
+        """The row of a hash, or `NO_ROW`."""
+        return self._table[self._place(block)]
+
+    def add(self, block: BlockHash) -> int:
+        """Give a row to a hash that has none."""
+        if 3 * len(self._hashes) >= 2 * len(self._table) and not self._free:
+            self._double()
+        place = self._place(block)
+        assert self._table[place] == NO_ROW, "a hash has one row"
+        if self._free:
+            row = self._free.pop()
+            self._hashes[row] = block
+        else:
+            row = len(self._hashes)
+            self._hashes.append(block)
+        self._table[place] = row
+        return row
+
+    def remove(self, row: int) -> None:
+        """A hash has no row any more."""
+        self._close_gap(self._place(self[row]))
+        self._hashes[row] = None
+        self._free.append(row)
+
+    def check(self) -> None:
+        """Audit: whatever has a row is found, and nothing else."""
+        rows = {row for row, block in enumerate(self._hashes) if block is not None}
+        assert sorted([*rows, *self._free]) == list(range(len(self._hashes)))
+        assert sorted(row for row in self._table if row != NO_ROW) == sorted(rows)
+        assert all(self.find(self[row]) == row for row in rows), "a hash is not found"
+
+    def _place(self, block: BlockHash) -> int:
+        """Where its row lies, or would lie."""
+        table, hashes, last = self._table, self._hashes, len(self._table) - 1
+        place = hash(block) & last
+        while (row := table[place]) != NO_ROW and hashes[row] != block:
+            place = (place + 1) & last
+        return place
+
+    def _close_gap(self, gap: int) -> None:
+        """Empty a place; rows behind it move up, unless that is before their home."""
+        table, last = self._table, len(self._table) - 1
+        place = (gap + 1) & last
+        while (row := table[place]) != NO_ROW:
+            home = hash(self._hashes[row]) & last
+            if (place - home) & last >= (place - gap) & last:
+                table[gap] = row
+                gap = place
+            place = (place + 1) & last
+        table[gap] = NO_ROW
+
+    def _double(self) -> None:
+        self._table = array("i", [NO_ROW]) * (2 * len(self._table))
+        for row, block in enumerate(self._hashes):
+            if block is not None:
+                self._table[self._place(block)] = row

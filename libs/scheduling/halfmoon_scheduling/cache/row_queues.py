@@ -1,0 +1,67 @@
+"""Queues of rows, by name, linked through two columns: 8 bytes per row.
+
+A row is a small number (see `row_index`). It may leave its queue from anywhere, at once.
+"""
+
+from array import array
+from collections.abc import Hashable, Iterator
+from typing import Any, Generic, TypeVar
+
+from halfmoon_scheduling.cache.row_index import NO_ROW
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class RowQueues(Generic[Name]):
+    """Each row is in one queue at most; a queue is there while it has rows."""
+
+    def __init__(self) -> None:
+        #: First and last row of each queue.
+        self._ends: dict[Name, list[int]] = {}
+        self._before = array("i")
+        self._after = array("i")
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._ends
+
+    def append(self, name: Name, row: int) -> None:
+        """Put a row that is in no queue at the end of one."""
+        extend_columns(row, self._before, self._after)
+        ends = self._ends.get(name)
+        if ends is None:
+            self._ends[name] = [row, row]
+            self._before[row] = NO_ROW
+        else:
+            last = ends[1]
+            self._before[row], self._after[last], ends[1] = last, row, row
+        self._after[row] = NO_ROW
+
+    def remove(self, name: Name, row: int) -> None:
+        """Take a row out of its queue."""
+        before, after = self._before[row], self._after[row]
+        ends = self._ends[name]
+        if before == after == NO_ROW:
+            del self._ends[name]
+        if before == NO_ROW:
+            ends[0] = after
+        else:
+            self._after[before] = after
+        if after == NO_ROW:
+            ends[1] = before
+        else:
+            self._before[after] = before
+
+    def rows(self, name: Name) -> Iterator[int]:
+        """A queue's rows, the first one first. Leave the queue unchanged meanwhile."""
+        row = self._ends[name][0] if name in self._ends else NO_ROW
+        while row != NO_ROW:
+            yield row
+            row = self._after[row]
+
+
+def extend_columns(row: int, *columns: "array[Any]") -> None:
+    """Make columns of one length long enough for a row; new values are 0."""
+    missing = row + 1 - len(columns[0])
+    if missing > 0:
+        for column in columns:
+            column.extend([0] * missing)

@@ -1,0 +1,134 @@
+"""The blocks in a memory, as rows: where each is, who reads it, and in which order they go."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_scheduling.cache.block_table import BlockTable, policy_key
+from halfmoon_scheduling.cache.eviction_policies import open_eviction_policy
+from halfmoon_scheduling.cache.row_index import NO_ROW
+from halfmoon_scheduling.cache.row_queues import extend_columns
+
+
+class StoredBlock(NamedTuple):
+    """One of them, as it is now."""
+
+    slot: int
+    checksum: int
+    parent: BlockHash | None
+    #: Blocks before it in its prompt, as far as they were here when it came.
+    depth: int
+    #: One number for all blocks of a commit.
+    stored_s: float
+    n_leases: int
+    #: Whether a slower tier has it, too.
+    saved: bool
+
+
+class StoredBlocks:
+    """Blocks by their hashes."""
+
+    def __init__(self, policy: str) -> None:
+        """No blocks.
+
+        Raises:
+            ValueError: no such eviction policy; the text lists those there are.
+        """
+        self._table = BlockTable()
+        #: Orders exactly the rows of `_table`.
+        self._policy = open_eviction_policy(policy)
+        self._n_leases = array("I")
+        self._saved = array("b")
+        self._stored_s = array("d")
+        #: Blocks with at least one lease.
+        self.n_leased = 0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._table
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        return map(self._table.block, self._table)
+
+    def __getitem__(self, block: BlockHash) -> StoredBlock:
+        return self._look(self._row(block))
+
+    def get(self, block: BlockHash) -> StoredBlock | None:
+        """One of them, if it is here."""
+        row = self._table.row(block)
+        return None if row == NO_ROW else self._look(row)
+
+    def candidates(self) -> Iterator[BlockHash]:
+        """All blocks in eviction order. Leave them unchanged while iterating."""
+        return map(self._table.block, self._policy.candidates())
+
+    def n_children(self, block: BlockHash) -> int:
+        """Children of a block that are here or awaited, be the block itself here or not."""
+        return self._table.n_children(block)
+
+    def await_child(self, parent: BlockHash | None) -> None:
+        """A child of this block is about to come: it counts from now on."""
+        self._table.hold_parent(parent)
+
+    def await_child_no_more(self, parent: BlockHash | None) -> None:
+        """It has come, or will not."""
+        self._table.let_parent_go(parent)
+
+    def add(
+        self, block: BlockHash, parent: BlockHash | None, depth: int, checksum: int, slot: int,
+        stored_s: float, *, tail: bool,
+    ) -> None:  # fmt: skip
+        """A block comes that is not here; `tail`: it is the last one of its prompt."""
+        row = self._table.add(block, parent, depth, checksum, slot)
+        extend_columns(row, self._n_leases, self._saved, self._stored_s)
+        self._n_leases[row], self._saved[row], self._stored_s[row] = 0, False, stored_s
+        self._policy.insert(row, policy_key(block), depth, tail=tail)
+
+    def remove(self, block: BlockHash) -> int:
+        """A block goes; the slot it had."""
+        row = self._row(block)
+        self._policy.remove(row)
+        return self._table.remove(row)
+
+    def touch(self, block: BlockHash) -> None:
+        """A block was used."""
+        self._policy.touch(self._row(block))
+
+    def lease(self, block: BlockHash, change: int) -> None:
+        """One lease more on a block, or one less."""
+        row = self._row(block)
+        before = self._n_leases[row]
+        self._n_leases[row] = before + change
+        self.n_leased += (before + change > 0) - (before > 0)
+
+    def save(self, block: BlockHash) -> None:
+        """A slower tier has a block, too."""
+        self._saved[self._row(block)] = True
+
+    def check(self, awaited: "Counter[BlockHash]") -> None:
+        """Audit: every count what it counts.
+
+        Args:
+            awaited: children of each block that are.
+        """
+        rows = list(self._table)
+        self._table.check(awaited)
+        assert sorted(self._policy.candidates()) == rows, "policy differs"
+        assert self.n_leased == sum(self._n_leases[row] > 0 for row in rows)
+
+    def _row(self, block: BlockHash) -> int:
+        row = self._table.row(block)
+        if row == NO_ROW:
+            raise KeyError(block)
+        return row
+
+    def _look(self, row: int) -> StoredBlock:
+        table = self._table
+        return StoredBlock(
+            table.slot(row), table.checksum(row), table.parent(row), table.depth(row),
+            self._stored_s[row], self._n_leases[row], bool(self._saved[row]),
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Track the live workers, what is promised at each of them, and workers that change role."""

@@ -1,0 +1,215 @@
+"""The prefill side of the cluster's books: what is queued at each prefill worker.
+
+A queue is known by what was promised to the worker and has not ended, and by what it reports
+beyond that, which is other conductors'. Queued time is kept as a sum, so that looking at it
+does not walk the queue.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
+from halfmoon_scheduling.placement.placement_policy import (
+    Estimate,
+    PlacementRequest,
+    PrefillCandidate,
+)
+from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
+from halfmoon_scheduling.prediction.cost_model import CostModel
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A request's place in a prefill worker's queue."""
+
+    predicted_s: float
+    n_computed: int
+    #: The kvstore that it reads from over the network, if it does.
+    source: WorkerId | None
+    #: At the first stage of a group: the workers of the others, which have claims of their own.
+    others: tuple[WorkerId, ...] = ()
+    #: When its prefill worker was told.
+    started_s: float = inf
+
+
+@dataclass(slots=True)
+class _Prefill:
+    info: WorkerInfo
+    cost: PrefillCost
+    #: Our requests there, reserving ones included, in the order in which they will run.
+    planned: dict[RequestId, _Planned] = field(default_factory=dict)
+    #: Predicted seconds of all of `planned` but the first; 0 when there are no others.
+    behind_s: float = 0.0
+    #: When the first of `planned` should be over; long ago when there is none.
+    head_ends_s: float = -inf
+    #: When a request left the queue last.
+    last_left_s: float = -inf
+    #: When it answered last that a request is done, or failed.
+    last_answer_s: float = -inf
+    #: Queued tokens that are not ours: other conductors'.
+    foreign_tokens: int = 0
+
+
+class PrefillPool:
+    """Live prefill workers, and what is planned at each."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._workers: dict[WorkerId, _Prefill] = {}
+        #: Reads planned or under way at each kvstore; no value is 0.
+        self.transfers: dict[WorkerId, int] = {}
+
+    # -- who is here -------------------------------------------------------------------------
+
+    def __contains__(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._workers
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def join(self, info: WorkerInfo) -> None:
+        """A worker is there, or its record changed; its queue stays."""
+        cost = info.prefill_cost or PrefillCost()
+        if (worker := self._workers.get(info.worker_id)) is None:
+            self._workers[info.worker_id] = _Prefill(info, cost)
+        else:
+            worker.info, worker.cost = info, cost
+
+    def leave(self, worker_id: WorkerId) -> None:
+        """A worker is gone, and its queue with it."""
+        for request_id in list(self._workers[worker_id].planned):
+            self.release(worker_id, request_id, now=0.0)
+        del self._workers[worker_id]
+
+    def candidates(
+        self,
+        workers: Iterable[WorkerInfo],
+        homes: Mapping[WorkerId, WorkerId | None],
+        now: float,
+    ) -> list[PrefillCandidate]:
+        """These workers as placement sees them, with their homes."""
+        made = []
+        for info in workers:
+            worker_id = info.worker_id
+            worker = self._workers[worker_id]
+            # `_queue_s`, written out for the common case: placement asks for every worker.
+            queue_s = worker.behind_s
+            if worker.head_ends_s > now:
+                queue_s += worker.head_ends_s - now
+            if worker.foreign_tokens:
+                queue_s = self._queue_s(worker, now)
+            made.append(PrefillCandidate(worker_id, worker.cost, homes[worker_id], queue_s))
+        return made
+
+    # -- what is promised --------------------------------------------------------------------
+
+    def plan(self, chosen: Estimate, job: PlacementRequest, now: float) -> None:
+        """A request is to run at the chosen worker or group, behind what is there."""
+        source = chosen.source if chosen.transfer_blocks else None
+        if source is not None:
+            self.transfers[source] = self.transfers.get(source, 0) + 1
+        n_computed = job.n_tokens - chosen.n_blocks * job.block_size
+        first, *others = chosen.workers
+        stage_s = chosen.stage_s if isinstance(chosen, GroupEstimate) else (chosen.prefill_s,)
+        planned = _Planned(stage_s[0], n_computed, source, tuple(others))
+        self._queue(first, job.request_id, planned, now)
+        for other, seconds in zip(others, stage_s[1:], strict=True):
+            self._queue(other, job.request_id, _Planned(seconds, n_computed, None), now)
+
+    def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
+        """The worker is told to prefill a request."""
+        self._workers[worker_id].planned[request_id].started_s = now
+
+    def answered(self, worker_id: WorkerId, now: float) -> None:
+        """A live worker is through with a request: it does not hang."""
+        self._workers[worker_id].last_answer_s = now
+
+    def hangs(self, worker_id: WorkerId, request_id: RequestId) -> bool:
+        """Whether a live worker is through with nothing since it was told of a request."""
+        worker = self._workers[worker_id]
+        return worker.last_answer_s < worker.planned[request_id].started_s
+
+    def busy_s(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
+        """Seconds for which a request that is done now can have kept its worker busy: since
+        it was told, or since the one before it left. 0 if both shared their last pass."""
+        worker = self._workers[worker_id]
+        return max(0.0, now - max(worker.planned[request_id].started_s, worker.last_left_s))
+
+    def release(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
+        """A request is no more in a worker's queue, nor in those of its further stages."""
+        worker = self._workers.get(worker_id)
+        if worker is None or request_id not in worker.planned:
+            return
+        worker.last_left_s = now
+        was_first = next(iter(worker.planned)) == request_id
+        gone = worker.planned.pop(request_id)
+        for other in gone.others:
+            self.release(other, request_id, now)
+        if not was_first:
+            worker.behind_s = max(0.0, worker.behind_s - gone.predicted_s)
+        elif worker.planned:
+            head = next(iter(worker.planned.values()))
+            worker.head_ends_s = now + head.predicted_s
+            worker.behind_s = max(0.0, worker.behind_s - head.predicted_s)
+        if len(worker.planned) <= 1:
+            worker.behind_s = 0.0  # exactly: sums of fractions drift
+        if not worker.planned:
+            worker.head_ends_s = -inf
+        if gone.source is not None:
+            self.transfers[gone.source] -= 1
+            if not self.transfers[gone.source]:
+                del self.transfers[gone.source]
+
+    def _queue(self, worker_id: WorkerId, request_id: RequestId, one: _Planned, now: float) -> None:
+        worker = self._workers[worker_id]
+        if worker.planned:
+            worker.behind_s += one.predicted_s
+        else:
+            worker.head_ends_s = now + one.predicted_s
+            worker.behind_s = 0.0
+        worker.planned[request_id] = one
+
+    def requests(self, worker_id: WorkerId) -> set[RequestId]:
+        """Our requests at a live worker."""
+        return set(self._workers[worker_id].planned)
+
+    def queues_s(self, now: float) -> dict[WorkerId, float]:
+        """Predicted seconds until a new request would begin, at each worker."""
+        return {worker_id: self._queue_s(w, now) for worker_id, w in self._workers.items()}
+
+    def unloaded_s(self, worker_id: WorkerId, n_tokens: int) -> float:
+        """Seconds of prefilling so many tokens on an idle worker with nothing cached."""
+        return self._costs.prefill_s(worker_id, self._workers[worker_id].cost, n_tokens, 0)
+
+    # -- what they report --------------------------------------------------------------------
+
+    def on_load(self, worker_id: WorkerId, load: PrefillLoad) -> None:
+        """What is queued beyond our own is other conductors'."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            ours = sum(planned.n_computed for planned in worker.planned.values())
+            worker.foreign_tokens = max(0, load.queued_tokens - ours)
+
+    def check(self) -> None:
+        """Audit: queued time and transfers are those of the queues."""
+        transfers: dict[WorkerId, int] = {}
+        for worker in self._workers.values():
+            planned = list(worker.planned.values())
+            assert planned or worker.head_ends_s == -inf
+            behind_s = sum(one.predicted_s for one in planned[1:])
+            assert abs(worker.behind_s - behind_s) <= 1e-6 * max(1.0, behind_s)
+            for one in planned:
+                if one.source is not None:
+                    transfers[one.source] = transfers.get(one.source, 0) + 1
+        assert transfers == self.transfers
+
+    def _queue_s(self, worker: _Prefill, now: float) -> float:
+        """All queued, less what has run."""
+        queue_s = worker.behind_s + max(0.0, worker.head_ends_s - now)
+        if worker.foreign_tokens:
+            per_token = PrefillCost(0.0, worker.cost.c1_s, 0.0)
+            queue_s += self._costs.prefill_s(
+                worker.info.worker_id, per_token, worker.foreign_tokens, 0
+            )
+        return queue_s

@@ -1,0 +1,1 @@
+"""Run the Conductor's state machine: events in, commands out, and a journal to replay."""

@@ -1,0 +1,270 @@
+"""From live workers to a placement, and from what a prefill took to better predictions.
+
+The conductor's state machine asks here where a request would run; nothing is promised to any
+worker here. The choice itself is `placement.place`, a plain function.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+
+from halfmoon_protocol.ids import RequestId, WorkerId, original_request_id
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import PrefillDone, WorkerInfo
+from halfmoon_scheduling.admission.slos import Slos
+from halfmoon_scheduling.cluster.cluster_state import Cluster
+from halfmoon_scheduling.config import PlacementMode, SchedulingConfig
+from halfmoon_scheduling.directory.prefix_index import PrefixIndex
+from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate, prefer_local_prefill
+from halfmoon_scheduling.placement.placement_policy import (
+    DecodeCandidate,
+    Estimate,
+    Placement,
+    PlacementRequest,
+    place,
+)
+from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, prefer_group
+from halfmoon_scheduling.placement.worker_limits import able_workers
+from halfmoon_scheduling.prediction.cost_model import CostModel
+
+#: Modes that compare times to the first token: there a group, or a decode worker, may be chosen.
+LEAST_TTFT: tuple[PlacementMode, ...] = ("cache_aware", "kvcache_centric", "min_ttft")
+#: Requests whose failing workers are remembered at the most.
+MAX_AVOIDED = 1024
+#: Further kvstores that a reader is told of, and holders that are looked at to choose them.
+MAX_REPLICAS = 3
+MAX_LOOKED_AT = 16
+
+
+class Placer:
+    """Gathers what placement looks at, and remembers which workers a request failed at."""
+
+    def __init__(
+        self, config: SchedulingConfig, cluster: Cluster, index: PrefixIndex, costs: CostModel
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._index = index
+        self._costs = costs
+        self._slos = Slos(config, cluster)
+        #: By the origin of the request, since its tries have different ids.
+        self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
+
+    def place(
+        self,
+        request: Request,
+        not_to_ask: Collection[WorkerId],
+        now: float,
+        *,
+        apart_from: Collection[WorkerId] = (),
+    ) -> tuple[Placement, PlacementRequest]:
+        """The best workers now; without a decode worker when none has room.
+
+        Args:
+            request: what to place.
+            not_to_ask: decode workers that said no, or nothing.
+            now: seconds.
+            apart_from: workers of either role that it must not go to; not all that are able.
+
+        Raises:
+            TooLong: none of the workers here can ever take it.
+        """
+        layout = self._layout()
+        prefills, decodes = self._able(request, apart_from)
+        n_tokens = len(request.token_ids)
+        n_pages = layout.blocks_for(n_tokens)
+        may_grow = layout.blocks_for(n_tokens + request.stopping.max_new_tokens - 1) > n_pages
+        job = PlacementRequest(
+            request.request_id,
+            n_tokens,
+            n_pages + may_grow,
+            layout.block_size,
+            layout.block_bytes,
+        )
+        avoided = self._avoided.get(original_request_id(request.request_id), ())
+        prefixes = self._index.longest_prefix(request.block_hashes)
+        prefixes = {kvstore: n for kvstore, n in prefixes.items() if kvstore not in avoided}
+        candidates = self._cluster.decodes.candidates(
+            [info for info in decodes if info.worker_id not in not_to_ask]
+            if not_to_ask
+            else decodes,
+            job.n_pages,
+        )
+        placement = place(
+            self._config.placement,
+            job,
+            self._cluster.prefill_candidates(prefills, now),
+            candidates,
+            prefixes,
+            self._cluster.transfers,
+            self._costs,
+            threshold=self._config.kvcache_balancing_threshold,
+            seed=self._config.seed,
+        )
+        if self._config.placement not in LEAST_TTFT:
+            return placement, job
+        if groups := self._cluster.groups:
+            source = placement.chosen.source
+            placement = prefer_group(
+                placement,
+                job,
+                groups,
+                self._costs,
+                n_active=0 if source is None else self._cluster.transfers.get(source, 0),
+                least_gain=self._config.group_least_gain,
+            )
+        return self._at_decode(placement, job, request, candidates, prefixes), job
+
+    def takers(
+        self,
+        request: Request,
+        not_to_ask: Collection[WorkerId],
+        *,
+        apart_from: Collection[WorkerId] = (),
+    ) -> frozenset[WorkerId]:
+        """Decode workers that `place` would choose among if they all had room.
+
+        Raises:
+            TooLong: see `place`.
+        """
+        _, decodes = self._able(request, apart_from)
+        return frozenset(info.worker_id for info in decodes).difference(not_to_ask)
+
+    def can_keep_apart(self, request: Request, others: Collection[WorkerId]) -> bool:
+        """Whether a prefill and a decode worker could take a request that are not `others`.
+
+        Raises:
+            TooLong: see `place`.
+        """
+        return all(self._able(request, others))
+
+    def _able(
+        self, request: Request, apart_from: Collection[WorkerId]
+    ) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
+        """The prefill and decode workers that could take a request, without these others; and
+        without those it avoids, unless that leaves none."""
+        prefills, decodes = able_workers(
+            request,
+            self._cluster.crew("prefill"),
+            self._cluster.crew("decode"),
+            self._layout().block_size,
+        )
+        if apart_from:
+            prefills = [info for info in prefills if info.worker_id not in apart_from]
+            decodes = [info for info in decodes if info.worker_id not in apart_from]
+        if avoided := self._avoided.get(original_request_id(request.request_id)):
+            return _others(prefills, avoided), _others(decodes, avoided)
+        return prefills, decodes
+
+    def _layout(self) -> KvLayout:
+        layout = self._cluster.layout
+        assert layout is not None, "prefill and decode workers join with a layout"
+        return layout
+
+    def _at_decode(
+        self,
+        placement: Placement,
+        job: PlacementRequest,
+        request: Request,
+        candidates: Sequence[DecodeCandidate],
+        prefixes: Mapping[WorkerId, int],
+    ) -> Placement:
+        """Let a decode worker prefill by itself if one can and that is better."""
+        local_tokens = self._cluster.local_tokens
+        if not local_tokens or placement.decode is None:
+            return placement
+        longest = min(max(prefixes.values(), default=0), job.max_cached_blocks)
+        n_computed = job.n_tokens - longest * job.block_size
+        if n_computed > local_tokens:
+            return placement
+        return prefer_local_prefill(
+            placement,
+            job,
+            self._cluster.decodes.with_terms(candidates),
+            prefixes,
+            self._cluster.transfers,
+            self._costs,
+            lambda decode: self._slos.tbt_s(request, decode),
+        )
+
+    def sources(self, placement: Placement, request: Request) -> list[WorkerId]:
+        """Where its prefill worker may read the cached prefix, nearest first; perhaps nowhere.
+
+        All hold as much of it as placement counts on: that of a block is held with those before
+        it. The one that placement chose is the first of those equally near.
+        """
+        chosen = placement.chosen
+        reader = self._cluster.get(chosen.worker_id)
+        if chosen.source is None or reader is None:
+            return []
+        avoided = self._avoided.get(original_request_id(request.request_id), ())
+        held = self._index.holders(request.block_hashes[chosen.n_blocks - 1])
+        transfers = self._cluster.transfers
+        ranked: list[tuple[bool, bool, int, WorkerId]] = []
+        for kvstore in (chosen.source, *islice(held, MAX_LOOKED_AT)):
+            info = self._cluster.get(kvstore)
+            is_second = kvstore == chosen.source and bool(ranked)
+            if info is None or is_second or kvstore in avoided:
+                continue
+            n_active = transfers.get(kvstore, 0)
+            ranked.append((info.host != reader.host, kvstore != chosen.source, n_active, kvstore))
+        return [kvstore for *_, kvstore in sorted(ranked)[: 1 + MAX_REPLICAS]]
+
+    def store_for(self, request_id: RequestId, chosen: Estimate) -> WorkerId | None:
+        """The kvstore that a live worker is to keep this request's blocks in.
+
+        A decode worker has none of its own: it keeps them where it has the others from.
+        """
+        if isinstance(chosen, LocalPrefillEstimate):
+            home = chosen.home
+            home = home if home is not None and home in self._cluster else None
+        else:
+            home = self._cluster.home_of(chosen.worker_id)
+        return None if home in self._avoided.get(original_request_id(request_id), ()) else home
+
+    def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
+        """Correct the predictions by what a prefill took; it still is in its worker's queue."""
+        chosen = placement.chosen
+        if isinstance(chosen, GroupEstimate | LocalPrefillEstimate):
+            return  # what its stages took, or a prompt's share of a step, is not told
+        info = self._cluster.get(chosen.worker_id)
+        # Computing and being busy are both at least what this request alone takes: forward
+        # passes are shared, and bytes are on their way when the next one computes. Compute
+        # time includes waits for fetched layers too, which say nothing of computing.
+        if info is not None and info.prefill_cost is not None and done.fetch_s < done.compute_s / 2:
+            self._costs.observe_prefill(
+                chosen.worker_id,
+                info.prefill_cost,
+                len(request.token_ids),
+                done.n_cached,
+                min(
+                    done.compute_s,
+                    self._cluster.prefills.busy_s(chosen.worker_id, request.request_id, now),
+                ),
+            )
+        if done.fetched_from not in (None, chosen.source):
+            return  # another path, at a time when something was wrong
+        if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
+            others = max(0, self._cluster.transfers.get(chosen.source, 0) - 1)
+            self._costs.observe_transfer(
+                chosen.source, chosen.worker_id, done.fetched_bytes, done.fetch_s, others
+            )
+
+    def avoid(self, request_id: RequestId, worker_id: WorkerId) -> None:
+        """Tries at this client's request use another worker from now on, if there is one.
+
+        A kvstore is done without even if there is no other.
+        """
+        self._avoided.setdefault(original_request_id(request_id), set()).add(worker_id)
+        if len(self._avoided) > MAX_AVOIDED:
+            self._avoided.popitem(last=False)
+
+    def forget(self, request_id: RequestId) -> None:
+        """This client's request is over, all its tries."""
+        self._avoided.pop(original_request_id(request_id), None)
+
+
+def _others(workers: Sequence[WorkerInfo], avoided: Collection[WorkerId]) -> Sequence[WorkerInfo]:
+    """Those that need not be avoided; all of them if that leaves nobody."""
+    return [info for info in workers if info.worker_id not in avoided] or workers

@@ -1,0 +1,416 @@
+"""What a decode worker runs: landings that wait for their KV, and the continuous batch.
+
+    reserve ──▶ landing ──start──▶ running ──produced──▶ finished
+                   │  └─cancel in      │
+                   │    doubt─▶ aside  │
+                expire,            preempted,
+                cancel             cancel
+
+Pages belong to a request from `reserve` until it leaves, by whichever arrow. Numbers only:
+the forward passes are the engine's. The worker calls this between steps, never during one,
+since a page that is freed may be another request's a moment later. For the same reason the
+pages of a landing whose writer could not be stopped stay aside for as long as the caller
+thinks fit, at the most until the landing's deadline: from then on the writer may not write.
+
+Room to grow: a request is admitted only if, after its own pages are taken, one free page is
+left for each request held (itself included) that may still need one. So everybody can cross
+the next block border; beyond that the pool is overcommitted, and when it runs dry the request
+that started last gives its pages up, since the least work is lost with it.
+"""
+
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.sampling import Finish, Stopping
+from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
+
+
+class ReservationRefused(Exception):
+    """No pages are set aside for a request."""
+
+    def __init__(self, reason: str, *, retryable: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        #: True when it would fit at another time, False when it never does.
+        self.retryable = retryable
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One request's part of a step."""
+
+    request_id: RequestId
+    #: The newest token; its KV is to be computed, then the next token is chosen.
+    token: int
+    #: Index of `token` in prompt and output; the KV of all before it is in `pages`.
+    position: int
+    #: Block i of the request is in page ``pages[i]``; they cover `position`.
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStep:
+    """One forward pass over all running requests, the one that started first in front."""
+
+    rows: tuple[BatchRow, ...]
+    #: Requests that lost their pages; they are gone from the batch.
+    preempted: tuple[RequestId, ...]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What both kinds of request own."""
+
+    pages: list[int]
+    #: Pages that it needs if it runs to its longest.
+    max_pages: int
+    #: Tokens that landed: where new ones begin.
+    n_landed: int
+    stopping: Stopping
+
+    @property
+    def may_grow(self) -> bool:
+        return len(self.pages) < self.max_pages
+
+
+@dataclass(slots=True)
+class _Landing(_Held):
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Running(_Held):
+    token: int
+    #: New tokens so far, the first one (prefill's) included.
+    n_new: int
+    #: Its next token is being chosen still: it sits steps out until `produced`.
+    held: bool = False
+
+    @property
+    def position(self) -> int:
+        return self.n_landed + self.n_new - 1
+
+
+def finish_reason(stopping: Stopping, n_new: int, token: int) -> Finish:
+    """Whether a request is finished by its newest token.
+
+    Args:
+        stopping: the request's rules.
+        n_new: new tokens, this one included; the first one of a request is 1.
+        token: the newest one.
+
+    Returns:
+        "stop" for a stop token that counts, "length" when no more may come, else "".
+    """
+    if n_new >= stopping.min_new_tokens and token in stopping.stop_token_ids:
+        return "stop"
+    return "length" if n_new >= stopping.max_new_tokens else ""
+
+
+class DecodeBatch:
+    """Continuous batching: requests join and leave between steps, and grow page by page."""
+
+    def __init__(
+        self,
+        pages: PageAllocator,
+        *,
+        block_size: int,
+        max_running: int,
+        max_context: int,
+        landing_ttl_s: float,
+    ) -> None:
+        """An empty batch.
+
+        Args:
+            pages: the pool; pages that others hold are simply not free.
+            block_size: tokens per page.
+            max_running: requests at the most, landings included (each becomes a row).
+            max_context: tokens of prompt and output at the most.
+            landing_ttl_s: a landing not started so long after its reservation is discarded.
+        """
+        if min(block_size, max_running, max_context) < 1:
+            raise ValueError(
+                f"block_size {block_size}, max_running {max_running} and max_context "
+                f"{max_context} must be at least 1"
+            )
+        self._pages = pages
+        self._block_size = block_size
+        self._max_running = max_running
+        self._max_context = max_context
+        self._landing_ttl_s = landing_ttl_s
+        #: In order of reservation. Disjoint from `_running`.
+        self._landings: dict[RequestId, _Landing] = {}
+        #: In order of start.
+        self._running: dict[RequestId, _Running] = {}
+        #: Landings cancelled in doubt: nobody's any more, not yet free.
+        self._aside: list[_Landing] = []
+
+    @property
+    def n_running(self) -> int:
+        """Requests in the next step, if none is preempted."""
+        return len(self._running)
+
+    @property
+    def n_reserved(self) -> int:
+        """Landings that wait for their start."""
+        return len(self._landings)
+
+    @property
+    def pages_landing(self) -> int:
+        """Pages of landings that wait for their start."""
+        return sum(len(landing.pages) for landing in list(self._landings.values()))
+
+    @property
+    def pages_aside(self) -> int:
+        """Pages of landings cancelled in doubt; not yet free."""
+        return sum(len(landing.pages) for landing in list(self._aside))
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the next step attends to, over all running requests."""
+        return sum(row.position + 1 for row in [*self._running.values()])
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds."""
+        return self._pages.n_free
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._running or request_id in self._landings
+
+    def request_ids(self) -> list[RequestId]:
+        """All requests here, landings and running ones."""
+        return [*self._landings, *self._running]
+
+    def is_running(self, request_id: RequestId) -> bool:
+        """Whether a request is in the next step, if it is not preempted."""
+        return request_id in self._running
+
+    def n_landed(self, request_id: RequestId) -> int | None:
+        """Tokens of a landing that waits for its start; None when there is none."""
+        landing = self._landings.get(request_id)
+        return None if landing is None else landing.n_landed
+
+    def reserve(
+        self, request_id: RequestId, n_tokens: int, stopping: Stopping, now: float
+    ) -> list[int]:
+        """Set pages aside for the KV of `n_tokens` tokens, until `landing_ttl_s` from now.
+
+        Raises:
+            Refusal: it can never fit (not retryable), or not now (retryable).
+            ValueError: the request is here already, or has no tokens.
+        """
+        if request_id in self:
+            raise ValueError(f"request {request_id!r} is here already")
+        if n_tokens < 1:
+            raise ValueError(f"request {request_id!r} has {n_tokens} tokens; the least is 1")
+        max_pages = self._max_pages(n_tokens, stopping)
+        n_pages = self._pages_for(n_tokens)
+        n_held = len(self._running) + len(self._landings)
+        if n_held >= self._max_running:
+            raise ReservationRefused(
+                f"{n_held} requests are running or landing, {self._max_running} is the limit",
+                retryable=True,
+            )
+        growing = sum(held.may_grow for held in (*self._running.values(), *self._landings.values()))
+        headroom = growing + (n_pages < max_pages)
+        if n_pages + headroom > self._pages.n_free:
+            raise ReservationRefused(
+                f"{n_pages} pages wanted and {headroom} to be left for growing, "
+                f"{self._pages.n_free} of {self._pages.n_pages} are free",
+                retryable=True,
+            )
+        pages = self._pages.allocate(n_pages)
+        self._landings[request_id] = _Landing(
+            pages, max_pages, n_tokens, stopping, now + self._landing_ttl_s
+        )
+        return list(pages)
+
+    def start(self, request_id: RequestId, first_token: int, now: float) -> None:
+        """The KV has landed: the request is in the next step.
+
+        Raises:
+            KeyError: no such landing, or its deadline has passed (it is freed then).
+            ValueError: its first token was its last one too; the landing stays.
+        """
+        landing = self._landings.get(request_id)
+        if landing is None:
+            raise KeyError(f"no landing is held for request {request_id!r}")
+        if landing.stopping.max_new_tokens < 2:
+            raise ValueError(f"request {request_id!r} has max_new_tokens 1: nothing to decode")
+        del self._landings[request_id]
+        if landing.deadline_s <= now:
+            self._pages.release(landing.pages)
+            raise KeyError(f"the landing of request {request_id!r} ran out before its start")
+        self._running[request_id] = _Running(
+            landing.pages,
+            landing.max_pages,
+            landing.n_landed,
+            landing.stopping,
+            token=first_token,
+            n_new=1,
+        )
+
+    def next_step(self) -> BatchStep:
+        """Give every row the page that its newest token needs, and say what to compute.
+
+        The oldest rows are served first. When no page is free, the youngest running request
+        is preempted, perhaps the very one that asks. The oldest is never preempted: if
+        landings hold all else, it sits this step out until they start or run out.
+        """
+        rows: list[BatchRow] = []
+        preempted: list[RequestId] = []
+        for request_id in list(self._running):
+            if request_id not in self._running:
+                break  # preempted for an older one, as are all after it
+            if self._running[request_id].held:
+                continue
+            if self._grow(request_id, preempted):
+                running = self._running[request_id]
+                rows.append(
+                    BatchRow(request_id, running.token, running.position, tuple(running.pages))
+                )
+        return BatchStep(tuple(rows), tuple(preempted))
+
+    def hold(self, request_id: RequestId) -> None:
+        """Leave a request out of steps until its next token, which is late, is `produced`.
+
+        Raises:
+            KeyError: the request is not running.
+        """
+        self._running[request_id].held = True
+
+    def produced(self, request_id: RequestId, token: int) -> Finish:
+        """A step chose this request's next token. A finished request leaves and frees all.
+
+        Returns:
+            "" while it goes on, else "stop" or "length".
+
+        Raises:
+            KeyError: the request is not running.
+        """
+        running = self._running[request_id]
+        running.token = token
+        running.n_new += 1
+        running.held = False
+        finish = finish_reason(running.stopping, running.n_new, token)
+        if finish:
+            self._pages.release(self._running.pop(request_id).pages)
+        return finish
+
+    @property
+    def quiet_steps(self) -> int:
+        """Steps in a row in which no request needs a page or runs into its length.
+
+        For drivers that know the tokens beforehand (a simulator): what so many steps do to
+        the batch, `skip` does at once.
+        """
+        size = self._block_size
+        return min(
+            (
+                min(
+                    len(r.pages) * size - r.position,
+                    r.stopping.max_new_tokens - r.n_new - 1,
+                )
+                for r in self._running.values()
+            ),
+            default=0,
+        )
+
+    def skip(self, n_steps: int) -> None:
+        """All running requests got `n_steps` tokens, none of which ended any of them.
+
+        Raises:
+            ValueError: more than `quiet_steps`.
+        """
+        if n_steps > self.quiet_steps:
+            raise ValueError(f"{n_steps} steps to skip, {self.quiet_steps} are quiet")
+        for running in self._running.values():
+            running.n_new += n_steps
+
+    def cancel(self, request_id: RequestId, *, aside_until_s: float | None = None) -> bool:
+        """Let go of a request, wherever it is; whether it was here.
+
+        Args:
+            request_id: of a landing or a running request.
+            aside_until_s: a landing may still be written to: keep its pages aside until
+                then, or until its own deadline if that is sooner. A running request has
+                landed, so its pages are free at once.
+        """
+        if (running := self._running.pop(request_id, None)) is not None:
+            self._pages.release(running.pages)
+        elif (landing := self._landings.pop(request_id, None)) is None:
+            return False
+        elif aside_until_s is not None:
+            landing.deadline_s = min(landing.deadline_s, aside_until_s)
+            self._aside.append(landing)
+        else:
+            self._pages.release(landing.pages)
+        return True
+
+    def expire(self, now: float) -> list[RequestId]:
+        """Free the landings whose deadline has passed, and name those not cancelled before."""
+        for landing in [landing for landing in self._aside if landing.deadline_s <= now]:
+            self._aside.remove(landing)
+            self._pages.release(landing.pages)
+        late = [rid for rid, landing in self._landings.items() if landing.deadline_s <= now]
+        for request_id in late:
+            self.cancel(request_id)
+        return late
+
+    def check(self) -> None:
+        """Audit: every page has one owner, and every row's context is covered so far."""
+        self._pages.check()
+        assert not self._running.keys() & self._landings.keys()
+        assert len(self._running) + len(self._landings) <= self._max_running
+        held = [*self._running.values(), *self._landings.values(), *self._aside]
+        pages = [page for one in held for page in one.pages]
+        assert len(set(pages)) == len(pages), "a page belongs to two requests"
+        assert all(self._pages.n_holders(page) == 1 for page in pages)
+        assert len(pages) + self._pages.n_free <= self._pages.n_pages
+        for one in held:
+            assert self._pages_for(one.n_landed) <= len(one.pages) <= one.max_pages
+        for running in self._running.values():
+            assert running.n_new < running.stopping.max_new_tokens
+            assert running.position <= len(running.pages) * self._block_size
+
+    def _grow(self, request_id: RequestId, preempted: list[RequestId]) -> bool:
+        """Make a row's pages cover its position; whether they do."""
+        running = self._running[request_id]
+        while running.position >= len(running.pages) * self._block_size:
+            try:
+                running.pages += self._pages.allocate(1)
+            except OutOfPages:
+                oldest, youngest = next(iter(self._running)), next(reversed(self._running))
+                if youngest == oldest:
+                    return False
+                self._pages.release(self._running.pop(youngest).pages)
+                preempted.append(youngest)
+                if youngest == request_id:
+                    return False
+        return True
+
+    def _max_pages(self, n_tokens: int, stopping: Stopping) -> int:
+        """Pages of the longest that it may become: the last token's KV is never needed.
+
+        Raises:
+            Refusal: not retryable, over the model's context or the whole pool.
+        """
+        longest = n_tokens + stopping.max_new_tokens
+        if longest > self._max_context:
+            raise ReservationRefused(
+                f"{n_tokens} tokens and {stopping.max_new_tokens} new ones are {longest}, "
+                f"max_context is {self._max_context}",
+                retryable=False,
+            )
+        max_pages = self._pages_for(longest - 1)
+        if max_pages > self._pages.n_pages:
+            raise ReservationRefused(
+                f"{n_tokens} tokens and {stopping.max_new_tokens} new ones need {max_pages} "
+                f"pages of {self._block_size} tokens, the pool has {self._pages.n_pages}",
+                retryable=False,
+            )
+        return max_pages
+
+    def _pages_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self._block_size)

@@ -1,0 +1,1 @@
+"""Know which kvstore holds which blocks; copy hot prefixes, and the blocks of draining nodes."""

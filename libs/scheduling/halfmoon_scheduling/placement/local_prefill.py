@@ -1,0 +1,132 @@
+"""Conditional disaggregation: a short rest of a prompt is prefilled where it is decoded.
+
+A prompt of which nearly all is cached needs one small forward pass. Sent through the prefill
+pool it waits there and its KV is written twice over the network; put into one of the decode
+worker's steps it makes that step longer for everybody in it. Mooncake inlines it if it needs no
+chunking and keeps the time between tokens (arXiv 2407.00079, section 5.1); here it must also
+be the faster way. Decode workers say in their records whether they can, and up to which rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import PrefillCost
+from halfmoon_scheduling.placement.placement_policy import (
+    DecodeCandidate,
+    Estimate,
+    Placement,
+    PlacementRequest,
+)
+from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_prefill_s
+
+
+class LocalPrefillCandidate(msgspec.Struct, frozen=True, gc=False):
+    """A decode worker that may prefill, with all that is promised to it."""
+
+    worker_id: WorkerId
+    prefill_cost: PrefillCost
+    #: Tokens that it computes in one step at the most.
+    max_tokens: int
+    #: Predicted seconds of its steps as it is; 0 when it has no requests.
+    step_s: float
+    #: Seconds of the steps that prompts sent here before will take.
+    queue_s: float
+    #: The least limit of all its requests, seconds; infinite without one.
+    tbt_slo_s: float
+
+
+class LocalPrefillEstimate(Estimate, frozen=True, gc=False):
+    """The row of a decode worker that prefills: `prefill_s` is its whole step."""
+
+    #: The longest wait between tokens that this brings to others, and what they are promised.
+    stalled_step_s: float
+    tbt_slo_s: float
+    #: The prefill worker, or first stage of a group, that would do it otherwise.
+    instead_of: WorkerId
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """Nobody of the prefill pool."""
+        return ()
+
+    @property
+    def pool_worker(self) -> WorkerId:
+        """The prefill worker that would do it otherwise."""
+        return self.instead_of
+
+
+def prefer_local_prefill(
+    placement: Placement,
+    job: PlacementRequest,
+    candidates: Sequence[tuple[DecodeCandidate, LocalPrefillCandidate]],
+    prefixes: Mapping[WorkerId, int],
+    active_transfers: Mapping[WorkerId, int],
+    costs: CostModel,
+    tbt_slo_s: Callable[[WorkerId], float | None],
+) -> Placement:
+    """The placement at a decode worker that prefills by itself if that is better.
+
+    That is when the rest fits one of its steps, the first token comes sooner than by way of the
+    prefill pool, and neither that step nor those after it take longer than anybody there is
+    promised.
+
+    Args:
+        placement: the best way through the prefill pool, with a decode worker.
+        job: the request.
+        candidates: decode workers that may prefill; those without room are passed by.
+        prefixes: blocks of its prefix that each kvstore holds.
+        active_transfers: transfers under way at each kvstore.
+        costs: predictions.
+        tbt_slo_s: the request's own limit at a worker, seconds; None: no limit.
+    """
+    most = job.max_cached_blocks
+    source = min(
+        (kvstore for kvstore, n in prefixes.items() if min(n, most) > 0),
+        key=lambda k: (-min(prefixes[k], most), active_transfers.get(k, 0), k),
+        default=None,
+    )
+    n_blocks = 0 if source is None else min(prefixes[source], most)
+    n_cached = n_blocks * job.block_size
+    n_active = 0 if source is None else active_transfers.get(source, 0)
+    rows: list[tuple[LocalPrefillEstimate, float]] = []
+    for decode, terms in candidates:
+        if decode.free_pages < job.n_pages or job.n_tokens - n_cached > terms.max_tokens:
+            continue
+        tbt_s = decode.step_s + decode.per_token_s * job.n_tokens
+        stalled_s = terms.step_s + unscaled_prefill_s(terms.prefill_cost, job.n_tokens, n_cached)
+        own_s = tbt_slo_s(terms.worker_id)
+        if stalled_s > terms.tbt_slo_s or tbt_s > terms.tbt_slo_s:
+            continue
+        if own_s is not None and tbt_s > own_s:
+            continue
+        transfer_s = 0.0
+        if source is not None:
+            n_bytes = n_blocks * job.block_bytes
+            transfer_s = costs.transfer_s(source, terms.worker_id, n_bytes, n_active)
+        queue_s = terms.queue_s + terms.step_s / 2  # half of the step under way, on average
+        row = LocalPrefillEstimate(
+            terms.worker_id,
+            source or placement.chosen.home,
+            0,
+            source,
+            n_blocks,
+            n_blocks,
+            queue_s,
+            transfer_s,
+            stalled_s,
+            queue_s + transfer_s + stalled_s,
+            stalled_s,
+            terms.tbt_slo_s,
+            placement.chosen.worker_id,
+        )
+        rows.append((row, tbt_s))
+    best = min(rows, key=lambda r: (r[0].ttft_s, r[0].worker_id), default=None)
+    if best is None:
+        return placement
+    estimates = (*placement.estimates, *(row for row, _ in rows))
+    row, tbt_s = best
+    if row.ttft_s < placement.ttft_s:
+        return Placement(row, row.worker_id, tbt_s, estimates)
+    return Placement(placement.chosen, placement.decode, placement.tbt_s, estimates)

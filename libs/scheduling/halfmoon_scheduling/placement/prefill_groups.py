@@ -1,0 +1,162 @@
+"""Groups of prefill workers as a choice beside single ones: long prompts take a group.
+
+Workers say in their records which stage of which group they are. A group is there when all
+its stages are, and take work; its members take prompts by themselves as well. It keeps all of
+them busy for one prompt, so it must bring the first token sooner by a factor: what is gained
+by a little would be paid by those who come next.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import PrefillCost, WorkerInfo
+from halfmoon_scheduling.placement.placement_policy import Estimate, Placement, PlacementRequest
+from halfmoon_scheduling.prediction.cost_model import CostModel
+from halfmoon_scheduling.prediction.pipeline_latency import stage_ends_s
+
+
+class PrefillGroup(msgspec.Struct, frozen=True):
+    """Live prefill workers that hold the layers in stages."""
+
+    name: str
+    #: One per stage, in their order.
+    members: tuple[WorkerId, ...]
+    #: Of the whole model, at the slowest of them.
+    cost: PrefillCost
+    chunk_tokens: int
+    hop_s: float
+
+
+class GroupEstimate(Estimate, frozen=True, gc=False):
+    """A row of the table for a group; `worker_id` is its first stage."""
+
+    group: str
+    members: tuple[WorkerId, ...]
+    #: Seconds from the first pass on for which each member is busy with it.
+    stage_s: tuple[float, ...]
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """All who compute and write."""
+        return self.members
+
+
+def complete_groups(workers: Iterable[WorkerInfo]) -> tuple[PrefillGroup, ...]:
+    """The groups all of whose stages are among these workers, by their names.
+
+    Several workers may state one stage: the first id has it, the others stand in for it.
+    """
+    stages: dict[tuple[str, int], dict[int, WorkerInfo]] = {}
+    for info in sorted(workers, key=lambda info: info.worker_id):
+        if info.stage is not None:
+            members = stages.setdefault((info.stage.group, info.stage.n_stages), {})
+            members.setdefault(info.stage.index, info)
+    groups = []
+    for (name, n_stages), members in sorted(stages.items()):
+        # The count is a worker's word: nothing may be as large as it says.
+        if (
+            n_stages < 2
+            or len(members) != n_stages
+            or not 0 <= min(members) <= max(members) < n_stages
+        ):
+            continue
+        infos = [members[index] for index in range(n_stages)]
+        costs = [info.prefill_cost or PrefillCost() for info in infos]
+        declared = [info.stage for info in infos if info.stage is not None]
+        groups.append(
+            PrefillGroup(
+                name,
+                tuple(info.worker_id for info in infos),
+                PrefillCost(
+                    max(cost.c0_s for cost in costs),
+                    max(cost.c1_s for cost in costs),
+                    max(cost.c2_s for cost in costs),
+                ),
+                min(stage.chunk_tokens for stage in declared),
+                max(stage.hop_s for stage in declared),
+            )
+        )
+    return tuple(groups)
+
+
+def prefer_group(
+    placement: Placement,
+    job: PlacementRequest,
+    groups: Sequence[PrefillGroup],
+    costs: CostModel,
+    *,
+    n_active: int,
+    least_gain: float,
+) -> Placement:
+    """The placement at a group if that is better by a factor, with the groups' rows.
+
+    A group takes the prefix that its first stage would take. Each stage reads the part of it
+    that belongs to its layers, all from where it is: what would be local to one worker goes to
+    the other stages over the network.
+
+    Args:
+        placement: the best single worker, and the table it was chosen from.
+        job: the request.
+        groups: those that are there; one with a member that is not in the table is left out.
+        costs: predictions.
+        n_active: transfers under way at the kvstore that a prefix would come from.
+        least_gain: how many times as long the single worker must take.
+    """
+    n_computed = job.n_tokens - placement.chosen.n_blocks * job.block_size
+    groups = [group for group in groups if n_computed > group.chunk_tokens]
+    if not groups:
+        return placement
+    singles = {row.worker_id: row for row in placement.estimates}
+    rows = tuple(
+        _estimate(job, group, [singles[member] for member in group.members], costs, n_active)
+        for group in groups
+        if all(member in singles for member in group.members)
+    )
+    best = min(rows, key=lambda row: (row.ttft_s, row.queue_s, row.worker_id), default=None)
+    chosen: Estimate = placement.chosen
+    if best is not None and chosen.ttft_s >= least_gain * best.ttft_s:
+        chosen = best
+    return Placement(chosen, placement.decode, placement.tbt_s, (*placement.estimates, *rows))
+
+
+def _estimate(
+    job: PlacementRequest,
+    group: PrefillGroup,
+    members: Sequence[Estimate],
+    costs: CostModel,
+    n_active: int,
+) -> GroupEstimate:
+    head, n_stages = members[0], len(members)
+    transfer_s = head.transfer_s
+    if head.source is not None and not head.transfer_blocks:
+        n_bytes = head.n_blocks * job.block_bytes * (n_stages - 1) // n_stages
+        transfer_s = costs.transfer_s(head.source, group.members[1], n_bytes, n_active)
+    ends_s = stage_ends_s(
+        group.cost,
+        job.n_tokens,
+        head.n_blocks * job.block_size,
+        n_stages=n_stages,
+        chunk_tokens=group.chunk_tokens,
+        hop_s=group.hop_s,
+    )
+    slowest = max(costs.scale(member) for member in group.members)
+    stage_s = tuple(slowest * seconds for seconds in ends_s)
+    # A chunk needs all stages, so the prompt begins when the busiest member is free.
+    queue_s = max(member.queue_s for member in members)
+    return GroupEstimate(
+        head.worker_id,
+        head.home,
+        head.local_blocks,
+        head.source,
+        head.n_blocks,
+        head.transfer_blocks,
+        queue_s,
+        transfer_s,
+        stage_s[-1],
+        queue_s + transfer_s + stage_s[-1],
+        group.name,
+        group.members,
+        stage_s,
+    )

@@ -1,0 +1,89 @@
+"""What is too long for whom: limits that no waiting removes."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_scheduling.events import Request
+
+
+class NoWorkerFits(Exception):
+    """No worker can ever take the request; the text names the number and the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCapacity:
+    """Workers of one role, and what each of them takes: at the least one of them no more."""
+
+    workers: tuple[WorkerInfo, ...]
+    #: Tokens of prompt and output, and pages; a limit of 0 at a worker is no limit.
+    max_context: float
+    n_blocks: float
+
+    @classmethod
+    def of(cls, workers: Iterable[WorkerInfo]) -> "RoleCapacity":
+        """These workers; perhaps none."""
+        crew = tuple(workers)
+        return cls(
+            crew,
+            min((_limit(info.max_context) for info in crew), default=inf),
+            min((_limit(info.n_blocks) for info in crew), default=inf),
+        )
+
+
+def able_workers(
+    request: Request, prefills: RoleCapacity, decodes: RoleCapacity, block_size: int
+) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
+    """Those prefill and decode workers that could take the request if they were idle.
+
+    A decode worker must hold prompt and output, save the last token's KV, which nothing
+    needs. A limit of 0 (a prefill worker's pages, a model's context) is no limit. Most
+    requests fit everywhere, which takes four comparisons.
+
+    Args:
+        request: with its whole prompt and the tokens it may add.
+        prefills: prefill workers, at least one.
+        decodes: decode workers, at least one.
+        block_size: tokens per page.
+
+    Raises:
+        TooLong: one of the two lists would be empty.
+    """
+    n_tokens, n_new = len(request.token_ids), request.stopping.max_new_tokens
+    prompt_pages = -(-n_tokens // block_size)
+    all_pages = -(-(n_tokens + n_new - 1) // block_size)
+    if (
+        n_tokens + n_new <= min(prefills.max_context, decodes.max_context)
+        and prompt_pages <= prefills.n_blocks
+        and all_pages <= decodes.n_blocks
+    ):
+        return prefills.workers, decodes.workers
+    able: list[list[WorkerInfo]] = []
+    for role, crew in (("prefill", prefills), ("decode", decodes)):
+        within = [i for i in crew.workers if n_tokens + n_new <= _limit(i.max_context)]
+        if not within:
+            limit = max(info.max_context for info in crew.workers)
+            raise NoWorkerFits(
+                f"{n_tokens} tokens and up to {n_new} new ones are {n_tokens + n_new}; "
+                f"the longest context of any {role} worker is {limit} tokens"
+            )
+        able.append(within)
+    able_prefills = [info for info in able[0] if prompt_pages <= _limit(info.n_blocks)]
+    if not able_prefills:
+        raise NoWorkerFits(
+            f"{n_tokens} tokens need {prompt_pages} pages of {block_size} tokens; the largest "
+            f"prefill worker has {max(info.n_blocks for info in prefills.workers)}"
+        )
+    able_decodes = [info for info in able[1] if all_pages <= info.n_blocks]
+    if not able_decodes:
+        raise NoWorkerFits(
+            f"{n_tokens} tokens and up to {n_new} new ones need {all_pages} pages of "
+            f"{block_size} tokens; the largest decode worker has "
+            f"{max(info.n_blocks for info in decodes.workers)}"
+        )
+    return able_prefills, able_decodes
+
+
+def _limit(stated: int) -> float:
+    return stated or inf

@@ -1,0 +1,170 @@
+"""How long things will take: predictions from profiles, corrected by what was seen.
+
+Formulas are those of the design, section 5; the profiles (`PrefillCost`, `DecodeCost`) come
+from the workers. Only seconds and bytes live here, nothing about who is chosen.
+"""
+
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
+
+#: Share that one observation has in the running mean.
+ALPHA = 0.2
+#: The same for prefills, which share forward passes: one may take no time and the next twice
+#: its own.
+PREFILL_ALPHA = 0.1
+#: A correction outside these says that the profile is wrong, not that the worker is slow;
+#: following it further would let one odd observation decide for long.
+MIN_SCALE, MAX_SCALE = 0.1, 10.0
+#: Bytes per second of a path nobody has used yet: a busy 10 Gb/s link.
+PRIOR_BANDWIDTH = 1e9
+#: Transfers of less say more about latency than about bandwidth.
+MIN_OBSERVED_BYTES = 64 * 1024
+
+
+def unscaled_prefill_s(cost: PrefillCost, n_tokens: int, n_cached: int) -> float:
+    """c0 + c1·(n-p) + c2·(n²-p²), seconds on an idle worker."""
+    computed = n_tokens - n_cached
+    return cost.c0_s + cost.c1_s * computed + cost.c2_s * computed * (n_tokens + n_cached)
+
+
+def unscaled_step_s(cost: DecodeCost, n_requests: float, context_tokens: float) -> float:
+    """d0 + d1·requests + d2·context, seconds of one decode step; expectations may be fractions."""
+    return cost.d0_s + cost.d1_s * n_requests + cost.d2_s * context_tokens
+
+
+@dataclass(slots=True)
+class ExponentialMean:
+    """An exponentially weighted mean that starts from a prior."""
+
+    value: float
+
+    def observe(self, value: float) -> None:
+        """Let one more value count."""
+        self.value += ALPHA * (value - self.value)
+
+
+@dataclass(slots=True)
+class _Correction:
+    """Observed over predicted seconds, as the quotient of two running means.
+
+    Not the mean of quotients, in which a short forward pass would count as much as a long one.
+    """
+
+    alpha: float
+    observed_s: float
+    predicted_s: float
+    #: The quotient, within `MIN_SCALE` and `MAX_SCALE`.
+    value: float = 1.0
+
+    def observe(self, observed_s: float, predicted_s: float) -> None:
+        # One odd observation may not decide for long.
+        observed_s = min(observed_s, MAX_SCALE * predicted_s)
+        self.observed_s += self.alpha * (observed_s - self.observed_s)
+        self.predicted_s += self.alpha * (predicted_s - self.predicted_s)
+        self.value = min(MAX_SCALE, max(MIN_SCALE, self.observed_s / self.predicted_s))
+
+
+class CostModel:
+    """Predictions in seconds, per worker and per path of a transfer."""
+
+    def __init__(self, *, prior_bandwidth: float = PRIOR_BANDWIDTH) -> None:
+        """A model that has seen nothing.
+
+        Args:
+            prior_bandwidth: bytes per second of a source that nobody has read from.
+        """
+        self._prior_bandwidth = prior_bandwidth
+        self._scales: dict[WorkerId, _Correction] = {}
+        #: Bytes per second that one transfer alone would have, by source, and by source and
+        #: reader.
+        self._sources: dict[WorkerId, ExponentialMean] = {}
+        self._paths: dict[tuple[WorkerId, WorkerId], ExponentialMean] = {}
+
+    def prefill_s(self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int) -> float:
+        """Seconds of prefilling `n_tokens` tokens of which `n_cached` are cached."""
+        # `unscaled_prefill_s` and `scale`, written out: every placement asks for every worker.
+        computed = n_tokens - n_cached
+        seconds = cost.c0_s + cost.c1_s * computed + cost.c2_s * computed * (n_tokens + n_cached)
+        mean = self._scales.get(worker)
+        return seconds if mean is None else mean.value * seconds
+
+    def scale(self, worker: WorkerId) -> float:
+        """How many times as long as by its profile a worker takes."""
+        mean = self._scales.get(worker)
+        return 1.0 if mean is None else mean.value
+
+    def observe_prefill(
+        self, worker: WorkerId, cost: PrefillCost, n_tokens: int, n_cached: int, seconds: float
+    ) -> None:
+        """A prefill kept its worker busy for so many seconds; 0 if it shared all of its
+        forward passes with others, which these seconds were counted for."""
+        predicted_s = unscaled_prefill_s(cost, n_tokens, n_cached)
+        self._observe(worker, seconds, predicted_s, PREFILL_ALPHA)
+
+    def step_s(
+        self, worker: WorkerId, cost: DecodeCost, n_requests: float, context_tokens: float
+    ) -> float:
+        """Seconds of a decode step over so many requests and so much context."""
+        seconds = cost.d0_s + cost.d1_s * n_requests + cost.d2_s * context_tokens
+        mean = self._scales.get(worker)
+        return seconds if mean is None else mean.value * seconds
+
+    def per_token_s(self, worker: WorkerId, cost: DecodeCost) -> float:
+        """Seconds that each token of context adds to a decode step."""
+        mean = self._scales.get(worker)
+        return cost.d2_s if mean is None else mean.value * cost.d2_s
+
+    def observe_step(
+        self,
+        worker: WorkerId,
+        cost: DecodeCost,
+        n_requests: int,
+        context_tokens: int,
+        seconds: float,
+    ) -> None:
+        """Recent steps took so many seconds each."""
+        if seconds > 0:
+            predicted_s = unscaled_step_s(cost, n_requests, context_tokens)
+            self._observe(worker, seconds, predicted_s, ALPHA)
+
+    def transfer_s(self, source: WorkerId, reader: WorkerId, n_bytes: int, n_active: int) -> float:
+        """Seconds until `reader` has `n_bytes` from a source that has `n_active` other
+        transfers: they share what the source can send."""
+        mean = self._paths.get((source, reader)) or self._sources.get(source)
+        bandwidth = self._prior_bandwidth if mean is None else mean.value
+        return n_bytes / bandwidth * (1 + n_active)
+
+    def observe_transfer(
+        self, source: WorkerId, reader: WorkerId, n_bytes: int, seconds: float, n_active: int
+    ) -> None:
+        """A read of `n_bytes` beside `n_active` others took so many seconds."""
+        if n_bytes >= MIN_OBSERVED_BYTES and seconds > 0:
+            alone = n_bytes / seconds * (1 + n_active)
+            prior = self.bandwidth(source, reader)
+            self._sources.setdefault(source, ExponentialMean(self._prior_bandwidth)).observe(alone)
+            self._paths.setdefault((source, reader), ExponentialMean(prior)).observe(alone)
+
+    def bandwidth(self, source: WorkerId, reader: WorkerId) -> float:
+        """Bytes per second that one transfer alone has on this path: as seen there, else as
+        seen from this source, else the prior."""
+        mean = self._paths.get((source, reader)) or self._sources.get(source)
+        return self._prior_bandwidth if mean is None else mean.value
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is gone; another start of it may run on another machine."""
+        self._scales.pop(worker, None)
+        self._sources.pop(worker, None)
+        self._paths = {path: mean for path, mean in self._paths.items() if worker not in path}
+
+    def check(self) -> None:
+        """Audit: corrections are clamped, bandwidths are positive."""
+        assert all(MIN_SCALE <= mean.value <= MAX_SCALE for mean in self._scales.values())
+        assert all(mean.value > 0 for mean in (*self._sources.values(), *self._paths.values()))
+        assert all(source in self._sources for source, _ in self._paths)
+
+    def _observe(self, worker: WorkerId, seconds: float, predicted_s: float, alpha: float) -> None:
+        if predicted_s > 0:
+            new = _Correction(alpha, predicted_s, predicted_s)
+            self._scales.setdefault(worker, new).observe(seconds, predicted_s)

@@ -1,0 +1,233 @@
+"""What a prefill worker computes next: requests in order, cut into chunks.
+
+Numbers only: the tokens, fetches and forward passes are the worker's. A request that waits
+for cached blocks is pushed with ``ready=False`` and keeps its place while others pass it.
+
+The largest priority goes first, then the earlier arrival; a request that is partly computed
+pauses between two passes for one of a larger priority. Nobody starves: who was overtaken by
+more than so many tokens of later requests goes before all others from then on.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import RequestId
+
+#: Passes' worth of tokens that a request lets later ones of larger priority compute before it.
+OVERTAKEN_PASSES = 32
+#: Before every priority: of those who were overtaken for long enough.
+_LONG_OVERTAKEN = float("-inf")
+
+
+class QueueFull(Exception):
+    """As many requests are queued as may be; the text names the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """A run of one request's tokens to compute in one forward pass."""
+
+    request_id: RequestId
+    #: Index of the first token; the KV of all before it is there.
+    start: int
+    n_tokens: int
+    #: Whether the request's tokens end with it: the next token is then chosen.
+    last: bool
+
+    @property
+    def stop(self) -> int:
+        """Index after the last token."""
+        return self.start + self.n_tokens
+
+
+@dataclass(slots=True)
+class _Entry:
+    n_tokens: int
+    #: Tokens before this one are cached or computed. Always less than `n_tokens`.
+    position: int
+    ready: bool
+    #: Its place: priority, negated, and a count of arrivals.
+    rank: tuple[float, int]
+    started: bool = False
+    #: Tokens computed for later ones since it came, because their priority is larger.
+    overtaken_tokens: int = 0
+
+
+class PrefillQueue:
+    """Requests by priority and arrival, packed into batches of a bounded number of tokens."""
+
+    def __init__(self, *, chunk_tokens: int, max_requests: int) -> None:
+        """An empty queue.
+
+        Args:
+            chunk_tokens: tokens of one batch at the most.
+            max_requests: requests held at the most.
+
+        Raises:
+            ValueError: one of them is less than 1.
+        """
+        if chunk_tokens < 1 or max_requests < 1:
+            raise ValueError(
+                f"chunk_tokens is {chunk_tokens}, max_requests {max_requests}; the least is 1"
+            )
+        self.chunk_tokens = chunk_tokens
+        self.max_requests = max_requests
+        #: In order of arrival; a dict keeps it.
+        self._entries: dict[RequestId, _Entry] = {}
+        #: In the order of their turns: ranks of exactly `_entries`, sorted.
+        self._order: list[tuple[tuple[float, int], RequestId]] = []
+        self._max_overtaken_tokens = OVERTAKEN_PASSES * chunk_tokens
+        self._n_pushed = 0
+        self._queued_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._entries
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens still to compute, of all requests here."""
+        return self._queued_tokens
+
+    def in_order(self) -> Iterator[RequestId]:
+        """All requests here, by whose turn it is; nothing may change meanwhile."""
+        return (request_id for _, request_id in self._order)
+
+    def push(
+        self,
+        request_id: RequestId,
+        *,
+        n_tokens: int,
+        n_cached: int,
+        ready: bool = True,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request behind those of at least its priority.
+
+        Args:
+            request_id: not here yet.
+            n_tokens: all its tokens.
+            n_cached: the first so many need no computing; at least one token does.
+            ready: False when it must wait for `ready(request_id)`.
+            priority: the largest goes first.
+
+        Raises:
+            QueueFull: `max_requests` are here.
+            ValueError: it is here already, or `n_cached` leaves nothing to compute.
+        """
+        if request_id in self._entries:
+            raise ValueError(f"request {request_id!r} is queued already")
+        _require_something_to_compute(request_id, n_tokens, n_cached)
+        if len(self._entries) >= self.max_requests:
+            raise QueueFull(f"{self.max_requests} requests are queued, which is the limit")
+        self._n_pushed += 1
+        rank = (float(-priority), self._n_pushed)
+        self._entries[request_id] = _Entry(n_tokens, n_cached, ready, rank)
+        insort(self._order, (rank, request_id))
+        self._queued_tokens += n_tokens - n_cached
+
+    def ready(self, request_id: RequestId) -> bool:
+        """Its cached blocks are at hand: it may be computed. Whether it is still here."""
+        if (entry := self._entries.get(request_id)) is None:
+            return False
+        entry.ready = True
+        return True
+
+    def rebase(self, request_id: RequestId, n_cached: int) -> bool:
+        """Another number of its tokens is cached than was thought. Whether it is still here.
+
+        Raises:
+            ValueError: some of it is computed already, or nothing would be left to compute.
+        """
+        if (entry := self._entries.get(request_id)) is None:
+            return False
+        if entry.started:
+            raise ValueError(f"request {request_id!r} is partly computed, up to {entry.position}")
+        _require_something_to_compute(request_id, entry.n_tokens, n_cached)
+        self._queued_tokens += entry.position - n_cached
+        entry.position = n_cached
+        return True
+
+    def remove(self, request_id: RequestId) -> bool:
+        """Take a request out, wherever it is; whether it was here."""
+        if (entry := self._entries.pop(request_id, None)) is None:
+            return False
+        self._leave(request_id, entry)
+        self._queued_tokens -= entry.n_tokens - entry.position
+        return True
+
+    def next_batch(self) -> list[PrefillChunk]:
+        """The chunks to compute next, at most `chunk_tokens` tokens; empty when none may.
+
+        The first ready request takes what it can, the following ones what is left. Changes
+        nothing: until `advance` or `push`, the same answer comes again.
+        """
+        chunks: list[PrefillChunk] = []
+        room = self.chunk_tokens
+        for _, request_id in self._order:
+            if room == 0:
+                break
+            entry = self._entries[request_id]
+            if not entry.ready:
+                continue
+            n_left = entry.n_tokens - entry.position
+            n_tokens = min(n_left, room)
+            chunks.append(PrefillChunk(request_id, entry.position, n_tokens, n_tokens == n_left))
+            room -= n_tokens
+        return chunks
+
+    def advance(self, chunks: Sequence[PrefillChunk]) -> None:
+        """These chunks are computed; a request whose last one is leaves the queue.
+
+        Chunks of requests that were removed meanwhile are ignored, as are those that do not
+        start where their request stands.
+        """
+        for chunk in chunks:
+            entry = self._entries.get(chunk.request_id)
+            if entry is None or entry.position != chunk.start or chunk.stop > entry.n_tokens:
+                continue
+            entry.position += chunk.n_tokens
+            entry.started = True
+            self._queued_tokens -= chunk.n_tokens
+            self._count_overtaken(entry, chunk.n_tokens)
+            if entry.position == entry.n_tokens:
+                del self._entries[chunk.request_id]
+                self._leave(chunk.request_id, entry)
+
+    def _count_overtaken(self, winner: _Entry, n_tokens: int) -> None:
+        """So many tokens were computed of `winner`, which others that came earlier let pass."""
+        for request_id, entry in self._entries.items():
+            if entry is winner:
+                return
+            if entry.rank < winner.rank:
+                continue
+            entry.overtaken_tokens += n_tokens
+            if entry.overtaken_tokens >= self._max_overtaken_tokens:
+                self._leave(request_id, entry)
+                entry.rank = (_LONG_OVERTAKEN, entry.rank[1])
+                insort(self._order, (entry.rank, request_id))
+
+    def _leave(self, request_id: RequestId, entry: _Entry) -> None:
+        """Take it out of the order."""
+        del self._order[bisect_left(self._order, (entry.rank, request_id))]
+
+    def check(self) -> None:
+        """Audit: bounds and sums."""
+        assert len(self._entries) <= self.max_requests
+        for request_id, entry in self._entries.items():
+            assert 0 <= entry.position < entry.n_tokens, f"{request_id} has nothing to compute"
+            assert entry.ready or not entry.started, f"{request_id} ran before it was ready"
+        assert self._order == sorted((e.rank, r) for r, e in self._entries.items())
+        left = sum(entry.n_tokens - entry.position for entry in self._entries.values())
+        assert left == self._queued_tokens, "queued tokens are miscounted"
+
+
+def _require_something_to_compute(request_id: RequestId, n_tokens: int, n_cached: int) -> None:
+    if not 0 <= n_cached < n_tokens:
+        raise ValueError(
+            f"request {request_id!r} has {n_tokens} tokens of which {n_cached} are cached; "
+            "at least one must be computed"
+        )

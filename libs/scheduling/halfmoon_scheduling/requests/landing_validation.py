@@ -1,0 +1,28 @@
+"""Whether a landing that a decode worker names can hold a request's KV."""
+
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import DecodeReserved
+
+
+def landing_fault(reserved: DecodeReserved, n_tokens: int, layout: KvLayout | None) -> str:
+    """What is wrong with a landing; empty when nothing is.
+
+    A prefill worker would refuse it for ever, and the client would get an error for what another
+    decode worker can do.
+
+    Args:
+        reserved: the answer to a reservation.
+        n_tokens: tokens whose KV is to land.
+        layout: of the cluster.
+    """
+    landing = reserved.landing
+    if layout is not None and landing.layout != layout:
+        return "its layout is not the cluster's"
+    needed = landing.layout.blocks_for(n_tokens)
+    pages = landing.pages[:needed]
+    if len(set(pages)) < needed:
+        return f"{n_tokens} tokens need {needed} pages, it has {len(set(pages))}"
+    end = (max(pages) + 1) * landing.layout.block_bytes
+    if min(pages) < 0 or end > landing.region.length:
+        return f"its pages end at byte {end}, its region has {landing.region.length}"
+    return "" if reserved.expires_s > 0 else "it is held for no time"

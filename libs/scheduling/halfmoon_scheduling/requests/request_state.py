@@ -1,0 +1,139 @@
+"""One request as the conductor tracks it: its phase, its workers, its deadline.
+
+    deferred ─▶ waiting ──▶ reserving ──▶ prefilling ──▶ decoding ──▶ over
+                   ▲            │              │
+                   └──refused───┘              └── given up: stopping ──▶ over
+
+With admission `lookahead` a request may stand between prefilling and decoding for a while:
+landed, see `door`.
+
+A request begins in the first of these phases that has something to do for it.
+
+A request that is given up while prefill writes into its landing leaves a `stopping.Stopping`:
+decode may free the pages only when prefill says that it writes no more.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import PrefillDone
+from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.placement.placement_policy import Placement
+
+DecisionOutcome = Literal["placed", "deferred", "refused", "refused_late"]
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    #: Admission holds it back: decode is too busy for the moment. Nothing is held anywhere.
+    DEFERRED = "deferred"
+    #: No decode worker has room; nothing is held anywhere.
+    WAITING = "waiting"
+    #: Workers were lost under it, and all others try such requests; nothing is held anywhere.
+    QUARANTINED = "quarantined"
+    #: A decode worker was asked for pages.
+    RESERVING = "reserving"
+    #: Pages are held, a prefill worker computes and writes.
+    PREFILLING = "prefilling"
+    #: Prefill is done and its KV has landed; decode is too busy for the moment.
+    LANDED = "landed"
+    #: The first token is out, a decode worker goes on.
+    DECODING = "decoding"
+
+
+#: Phases in which nothing is held at any worker.
+UNPLACED = (Phase.DEFERRED, Phase.WAITING, Phase.QUARANTINED)
+#: Phases in which the prefill worker is no more needed.
+PREFILLED = (Phase.LANDED, Phase.DECODING)
+
+
+@dataclass(slots=True)
+class RequestState:
+    """A request that is not over."""
+
+    request: Request
+    #: Counts arrivals; the order of everything that is done for several requests.
+    sequence: int
+    arrived_s: float
+    #: Set by `Deadlines` alone; infinite while decoding.
+    deadline_s: float = float("inf")
+    phase: Phase = Phase.WAITING
+    #: Set in every phase but those of `UNPLACED`, with a decode worker.
+    placement: Placement | None = None
+    #: When its first token is predicted; set with the placement.
+    first_token_s: float = 0.0
+    #: When its decode worker was asked for pages.
+    asked_s: float = 0.0
+    #: When the pages held for it fall to decode again, unless it goes on.
+    landing_ends_s: float = float("inf")
+    #: What prefill said; set in phase LANDED.
+    landed: PrefillDone | None = None
+    #: Decode workers that refused it since it last waited.
+    refused_by: set[WorkerId] = field(default_factory=set)
+    #: Decode workers that did not answer. They are not asked again under this id: the answer
+    #: to the first question would be taken for one to the second, and name freed pages.
+    silent: set[WorkerId] = field(default_factory=set)
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id of this try."""
+        return self.request.request_id
+
+    @property
+    def rank(self) -> tuple[int, int, RequestId]:
+        """Its place among those that wait: by priority, then by arrival."""
+        return -self.request.priority, self.sequence, self.request_id
+
+    @property
+    def prefill(self) -> WorkerId | None:
+        """The prefill worker, if it has one."""
+        return self.placement.prefill if self.placement else None
+
+    @property
+    def writers(self) -> tuple[WorkerId, ...]:
+        """The prefill worker and those that compute further stages with it; none when the
+        decode worker prefills by itself."""
+        return self.placement.chosen.workers if self.placement else ()
+
+    @property
+    def decode(self) -> WorkerId | None:
+        """The decode worker, if it has one."""
+        return self.placement.decode if self.placement else None
+
+    def is_computed_at(self, worker_id: WorkerId) -> bool:
+        """Whether a worker computes it now, as far as can be told from here: what waits in a
+        prefill worker's queue counts too, what only has pages at a decode worker does not."""
+        if self.phase is Phase.PREFILLING:
+            return worker_id in (self.writers or (self.decode,))
+        return self.phase is Phase.DECODING and worker_id == self.decode
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether workers were lost under it, and it has not shown since that it is harmless."""
+        return bool(self.request.casualties)
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether earlier tries were made: the client may have tokens already."""
+        return self.request.attempt > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided about a request, and from what: kept to explain it."""
+
+    request_id: RequestId
+    attempt: int
+    at_s: float
+    #: The choice, with every candidate's estimates.
+    placement: Placement
+    #: "refused_late": after its prefill, which was in vain.
+    outcome: DecisionOutcome = "placed"
+    #: Predicted times over their limits, as admission saw them.
+    prefill_load: float = 0.0
+    decode_load: float = 0.0
+    #: Why it was not placed.
+    reason: str = ""

@@ -1,0 +1,1 @@
+"""Keep blocks in memory over disk as one cache: write-back, promotion and leases."""

@@ -1,0 +1,109 @@
+"""What a simulated cluster consists of: one frozen object, every field with its unit."""
+
+import msgspec
+
+from halfmoon_protocol.messages import Stage
+from halfmoon_simulator.costs.cost_file import CostFile
+
+_AT_LEAST_1 = (
+    "n_prefill",
+    "n_decode",
+    "block_tokens",
+    "chunk_tokens",
+    "group_size",
+    "group_chunk_tokens",
+    "max_new_tokens",
+)
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many workers of which settings.
+
+    Names and meanings are those of the live services' settings; where the default differs it
+    is because a live default suits a laptop, or guards against faults that are not modelled.
+    """
+
+    n_prefill: int = 8
+    n_decode: int = 8
+    #: One kvstore on the host of each of the first so many prefill workers; None: on all.
+    n_kvstore: int | None = None
+    #: Tokens per block, page and slot.
+    block_tokens: int = 512
+    #: Tokens of one prefill pass at the most.
+    chunk_tokens: int = 8192
+    #: Prefill workers that compute long prompts together, in stages; 1: each by itself. Those
+    #: left over when they are counted off are in no group.
+    group_size: int = 1
+    #: Tokens of a chunk that goes through a group's stages, at the most.
+    group_chunk_tokens: int = 2048
+    #: Longest uncached rest of a prompt that decode workers prefill in a step; 0: none.
+    local_prefill_tokens: int = 0
+    #: Requests held by a prefill worker at the most.
+    max_requests: int = 100_000
+    #: Requests in a decode batch at the most, landings included.
+    max_running: int = 256
+    #: New tokens that clients allow at the most; the true number is known to the engine alone.
+    max_new_tokens: int = 2048
+    #: Pages of a worker and slots of a kvstore; None: what the cost file's memory holds.
+    n_pages: int | None = None
+    n_slots: int | None = None
+    eviction: str = "lru"
+    high_watermark: float = 0.95
+    low_watermark: float = 0.90
+    #: Seconds; leases are taken to be renewed, and nobody to be slow without being lost.
+    lease_ttl_s: float = 1e9
+    reservation_ttl_s: float = 1e9
+    landing_ttl_s: float = 1e9
+    quarantine_s: float = 2.0
+    #: Seconds from a worker's leaving to its being back in another role.
+    role_change_s: float = 30.0
+    #: Seconds between a worker's reports of its load (live: 0.1).
+    report_s: float = 0.5
+    #: Seconds between looks at deadlines (live: 0.05).
+    tick_s: float = 1.0
+    #: Seconds between samples of the timeline.
+    sample_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check counts.
+
+        Raises:
+            ValueError: naming the field, the value and what is allowed.
+        """
+        for name in _AT_LEAST_1:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, it is at least 1")
+        if self.n_kvstore is not None and not 0 <= self.n_kvstore <= self.n_prefill:
+            raise ValueError(
+                f"n_kvstore is {self.n_kvstore}; kvstores stand on prefill hosts, of which there"
+                f" are {self.n_prefill}"
+            )
+        for name in ("report_s", "tick_s", "sample_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be more than 0")
+
+    def stage(self, index: int, costs: CostFile) -> Stage | None:
+        """What the prefill worker of this number does in a group."""
+        group, stage = divmod(index, self.group_size)
+        if self.group_size == 1 or (group + 1) * self.group_size > self.n_prefill:
+            return None
+        n_bytes = self.group_chunk_tokens * costs.activation_bytes
+        return Stage(
+            f"group-{group}",
+            stage,
+            self.group_size,
+            chunk_tokens=self.group_chunk_tokens,
+            hop_s=n_bytes / costs.network_bytes_per_s,
+        )
+
+    def pages(self, costs: CostFile) -> int:
+        """Pages of one worker."""
+        if self.n_pages is not None:
+            return self.n_pages
+        return max(1, costs.device_kv_bytes // costs.layout(self.block_tokens).block_bytes)
+
+    def slots(self, costs: CostFile) -> int:
+        """Slots of one kvstore."""
+        if self.n_slots is not None:
+            return self.n_slots
+        return max(1, costs.host_kv_bytes // costs.layout(self.block_tokens).block_bytes)

@@ -1,0 +1,342 @@
+"""A group's way with one prompt in the simulated world: chunks through the stages.
+
+    StartPrefill ─▶ stage 0 ─▶ lease, room ─▶ a part at every stage ─▶ PrefillDone by stage 0
+                               part: pages ─▶ fetch ┬─▶ chunks ─▶ landing, put
+                                         activations┘
+
+Each stage holds, fetches and writes the KV of its layers: its share of the bytes. A part takes
+its turn in its worker's queue by arrival; until its first chunk is there, younger prompts pass;
+from then on it holds the worker, also while it waits for the next chunk.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
+from halfmoon_protocol.messages import PrefillDone, PrefillFailed, PrefillStopped, StartPrefill
+from halfmoon_simulator.cluster.network_model import NetworkModel, SimTransfer
+from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
+from halfmoon_simulator.costs.cost_file import CostFile
+
+if TYPE_CHECKING:
+    from halfmoon_simulator.cluster.sim_prefill import SimPrefill
+
+
+@dataclass(eq=False, slots=True)
+class PipelinePart:
+    """One stage's share of one prompt."""
+
+    prompt: "PipelinePrompt"
+    worker: "SimPrefill"
+    stage: int
+    #: Its place among all that this worker was given.
+    number: int
+    #: Tokens computed here, and those whose activations have come.
+    position: int = 0
+    arrived: int = 0
+    pages: list[int] = field(default_factory=list)
+    #: Its first chunk is computed, or being so.
+    begun: bool = False
+    #: Whether a pass of it is under way, and whether its arithmetic is over.
+    in_pass: bool = False
+    computed: bool = False
+    #: Where that pass ends.
+    stop: int = 0
+    fetch: SimTransfer | None = None
+    landing: SimTransfer | None = None
+    put: SimTransfer | None = None
+
+    @property
+    def all_computed(self) -> bool:
+        """Whether every chunk has left this stage."""
+        return self.position == self.prompt.n_tokens
+
+    @property
+    def may_run(self) -> bool:
+        """Whether there is a chunk to compute here now."""
+        return bool(self.pages) and not self.in_pass and self.arrived > self.position
+
+
+class PipelinePrompt:
+    """One prompt at a group; what its members share."""
+
+    def __init__(
+        self,
+        start: StartPrefill,
+        workers: "Sequence[SimPrefill]",
+        *,
+        chunk_tokens: int,
+        costs: CostFile,
+        wires: NetworkModel,
+        kvstores: Callable[[WorkerId], SimKvstore | None],
+        host_of: Callable[[str], str],
+        now: Callable[[], float],
+        ends: Callable[[RequestId], bool],
+    ) -> None:
+        """A prompt that has just come; it begins when stage 0 has pages.
+
+        Args:
+            start: what the conductor said.
+            workers: the members, in order of their stages; all alive.
+            chunk_tokens: tokens of a chunk at the most.
+            costs: times.
+            wires: moves bytes.
+            kvstores: a live kvstore by name.
+            host_of: the host of a worker.
+            now: the clock, seconds.
+            ends: whether a request is over with its first token.
+        """
+        self.start = start
+        self.n_tokens = len(start.token_ids)
+        self.n_cached = 0
+        self.chunk_tokens = chunk_tokens
+        self.parts = [
+            PipelinePart(self, worker, stage, worker.next_number())
+            for stage, worker in enumerate(workers)
+        ]
+        self.layout = workers[0].layout
+        self._costs = costs
+        self._wires = wires
+        self._kvstores = kvstores
+        self._host_of = host_of
+        self._now = now
+        self._ends = ends
+        self._arrived_s = now()
+        self._computing_since_s = -1.0
+        self._computed_s = -1.0
+        self._fetch_s = 0.0
+        self._n_put = 0
+        self.source: SimKvstore | None = None
+        self.home: SimKvstore | None = None
+        self.answered = False
+        #: Over: by the end, a failure or a cancellation.
+        self.over = False
+        self._say_stopped = False
+
+    # -- what the workers ask ----------------------------------------------------------------
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id of this try."""
+        return self.start.request_id
+
+    @property
+    def _head(self) -> "SimPrefill":
+        return self.parts[0].worker
+
+    @property
+    def n_pages(self) -> int:
+        """Pages of one stage: they hold its layers alone."""
+        return -(-self.layout.blocks_for(self.n_tokens) // len(self.parts))
+
+    def seconds(self, part: PipelinePart, stop: int) -> float:
+        """Seconds of a stage's next chunk."""
+        once_s = self._costs.prefill.c0_s - self._costs.pass_s
+        chunk_s = self._costs.chunk_s(part.position, stop, first=False)
+        first = part.stage == 0 and not part.begun
+        return (self._costs.pass_s + chunk_s) / len(self.parts) + (once_s if first else 0.0)
+
+    def left_s(self, part: PipelinePart) -> float:
+        """Predicted seconds that a stage has yet to compute."""
+        if part.all_computed:
+            return 0.0
+        return self._costs.prefill_s(self.n_tokens, part.position) / len(self.parts)
+
+    # -- a prompt's way ----------------------------------------------------------------------
+
+    def has_pages(self, part: PipelinePart) -> None:
+        """A stage has room. Stage 0 begins; it finds out what is cached for all of them."""
+        if part.stage == 0:
+            self._lease()
+            self._make_room()
+            for each in self.parts:
+                each.position = each.arrived = self.n_cached
+                self._fetch(each)
+            part.arrived = self.n_tokens
+
+    def _lease(self) -> None:
+        cached, size = self.start.cached, self.layout.block_size
+        kvstore = None if cached is None else self._kvstores(cached.kvstore.worker_id)
+        if cached is None or kvstore is None:
+            return
+        n_blocks = min(cached.n_blocks, (self.n_tokens - 1) // size)
+        hashes = self.start.block_hashes[:n_blocks]
+        n_found = kvstore.lease(self._head.worker_id, self._ticket, hashes) if hashes else 0
+        if n_found:
+            self.source, self.n_cached = kvstore, n_found * size
+
+    def _make_room(self) -> None:
+        start, size = self.start, self.layout.block_size
+        if start.store_in is None or not start.block_hashes:
+            return
+        home = self._kvstores(start.store_in.worker_id)
+        is_source = start.cached is not None and start.cached.kvstore == start.store_in
+        first = self.n_cached // size if is_source else 0
+        hashes = start.block_hashes[first:]
+        parent = start.block_hashes[first - 1] if first else None
+        if home is None or not hashes:
+            return
+        n_put = home.reserve(self._put_owner, self._ticket, hashes, parent)
+        if n_put is not None:
+            self.home, self._n_put = home, n_put
+
+    def _fetch(self, part: PipelinePart) -> None:
+        if self.source is None:
+            return
+        began_s = self._now()
+
+        def fetched() -> None:
+            self._fetch_s = max(self._fetch_s, self._now() - began_s)
+            part.worker.staging.end_pass()
+
+        part.fetch = self._move(self.source.host, part, self.n_cached, fetched)
+
+    def begun(self, part: PipelinePart) -> None:
+        """A stage computes its first chunk: its KV is on the wire from now on."""
+        part.begun = True
+        if part.stage == 0:
+            self._computing_since_s = self._now()
+        size = self.layout.block_size
+        n_landing = self.layout.blocks_for(self.n_tokens) * size
+        decode = self._host_of(self.start.landing.region.segment)
+        part.landing = self._move(part.worker.host, part, n_landing, self._settle, to=decode)
+        if self.home is not None and self._n_put:
+            n_put = self._n_put * size
+            part.put = self._move(part.worker.host, part, n_put, self._keep, to=self.home.host)
+
+    def _move(
+        self, source: str, part: PipelinePart, n_tokens: int, done: Callable[[], None], to: str = ""
+    ) -> SimTransfer:
+        """Bytes of one stage's layers, from a host to another one (or to the stage's own)."""
+        n_bytes = n_tokens * self.layout.token_bytes // len(self.parts)
+        return self._wires.start(source, to or part.worker.host, n_bytes, done)
+
+    def computed(self, part: PipelinePart, stop: int) -> None:
+        """A chunk has left a stage: its activations go to the next one."""
+        n_tokens = stop - part.position
+        part.position = stop
+        if part.stage + 1 < len(self.parts):
+            self._hand_on(part, self.parts[part.stage + 1], stop, n_tokens)
+        elif part.all_computed:
+            self._computed_s = self._now()
+        self._settle()
+
+    def _hand_on(self, part: PipelinePart, to: PipelinePart, stop: int, n_tokens: int) -> None:
+        def arrived() -> None:
+            if not self.over:
+                to.arrived = max(to.arrived, stop)
+                to.worker.next_pass()
+
+        n_bytes = n_tokens * self._costs.activation_bytes
+        self._wires.start(part.worker.host, to.worker.host, n_bytes, arrived)
+
+    def _settle(self) -> None:
+        """All computed and all landed: say so."""
+        if self.answered or self.over or self._computed_s < 0:
+            return
+        if any(part.landing is None or not part.landing.over for part in self.parts):
+            return
+        self.answered = True
+        self._head.cached_tokens += self.n_cached
+        self._release_source()
+        ends = self._ends(self.request_id)
+        self._head.say(
+            PrefillDone(
+                request_id=self.request_id,
+                first_token=int(ends),
+                finish="stop" if ends else "",
+                n_cached=self.n_cached,
+                queue_s=self._computing_since_s - self._arrived_s,
+                compute_s=self._computed_s - self._computing_since_s,
+                drain_s=self._now() - self._computed_s,
+                fetched_bytes=self.n_cached * self.layout.token_bytes,
+                fetch_s=self._fetch_s,
+            )
+        )
+        self._keep()
+
+    def _keep(self) -> None:
+        """Serve the new blocks once every stage has written its part, and free the pages."""
+        if not self.answered or self.over:
+            return
+        if any(part.put is not None and not part.put.over for part in self.parts):
+            return
+        if self.home is not None:
+            self.home.commit(self._put_owner, self._ticket, self._n_put)
+            self.home = None
+        self._end()
+
+    # -- other ends --------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Compute no more; stage 0 says so when no stage is in a pass of it."""
+        self._say_stopped = True
+        self._end()
+        self.passes_over()
+
+    def passes_over(self) -> None:
+        """A stage may have ended its last pass."""
+        if self._say_stopped and not any(
+            part.in_pass and not part.worker.dead for part in self.parts
+        ):
+            self._say_stopped = False
+            if self._head.dead:
+                return
+            self._head.say(PrefillStopped(request_id=self.request_id))
+
+    def kvstore_lost(self, kvstore: SimKvstore) -> None:
+        """Who reads from it fails, who writes to it does without."""
+        if self.home is kvstore:
+            self.home = None
+            for part in self.parts:
+                if part.put is not None:
+                    self._wires.cancel(part.put)
+                    part.put = None
+            self._keep()
+        fetching = any(part.fetch is not None and not part.fetch.over for part in self.parts)
+        if self.source is kvstore and fetching and not self.over:
+            self.source = None
+            self._end()
+            self._head.say(
+                PrefillFailed(
+                    request_id=self.request_id,
+                    reason=f"{kvstore.worker_id} is lost",
+                    retryable=True,
+                    culprit=kvstore.worker_id,
+                )
+            )
+
+    def member_lost(self) -> None:
+        """A member is gone. The others compute no more; the conductor hears of it by itself."""
+        self._end()
+        self.passes_over()
+
+    def _end(self) -> None:
+        """Let go of everything; parts in a pass are let go of after it."""
+        if self.over:
+            return
+        self.over = True
+        self._release_source()
+        if self.home is not None:
+            self.home.revoke(self._put_owner, self._ticket)
+            self.home = None
+        for part in self.parts:
+            for transfer in (part.fetch, part.landing, part.put):
+                if transfer is not None:
+                    self._wires.cancel(transfer)
+            part.worker.staging.drop(part)
+            part.worker.staging.end_pass()  # if it only waited for its fetch
+
+    def _release_source(self) -> None:
+        if self.source is not None:
+            self.source.release(self._head.worker_id, self._ticket)
+            self.source = None
+
+    @property
+    def _ticket(self) -> Ticket:
+        return Ticket(self.request_id)
+
+    @property
+    def _put_owner(self) -> str:
+        return f"{self._head.worker_id} put"

@@ -1,0 +1,428 @@
+"""A decode worker of the simulated world: the live one's `DecodeBatch`, a modelled engine.
+
+No event per token: as long as no request finishes, needs a page or joins, steps differ only in
+how much context they read, so a run of them is advanced at once. Step i (from 0) of a run over
+b requests with c tokens of context takes
+
+    a + i·g        with a = d0 + d1·b + d2·c, g = d2·b
+
+Whatever changes the batch waits for the end of the step under way, as it does live.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    Cancel,
+    DecodeFailed,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
+    ReserveDecode,
+    StartDecode,
+    StartPrefill,
+)
+from halfmoon_protocol.regions import Landing, Region
+from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
+from halfmoon_simulator.cluster.event_queue import EventQueue
+from halfmoon_simulator.cluster.network_model import NetworkModel
+from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
+from halfmoon_simulator.cluster.sim_local_prefill import SimLocalPrefills, SimLocalPrompt
+from halfmoon_simulator.cluster.sim_prefill import FIRST_TOKEN_ID, STOP_TOKEN_ID
+from halfmoon_simulator.costs.cost_file import CostFile
+from halfmoon_simulator.results.token_intervals import TokenIntervals
+
+#: Weight of the newest step in the smoothed step time, as live.
+_STEP_WEIGHT = 0.2
+#: Seconds until a batch that can't step looks again, as live.
+_RETRY_S = 0.1
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    """A running request."""
+
+    #: Tokens that will have come when it is over, the first one included.
+    n_output: int
+    n_new: int
+    #: Where its intervals begin in the worker's log, and what the first one has before it.
+    log_start: int
+    gap_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """Steps under way."""
+
+    began_s: float
+    n_steps: int
+    first_step_s: float
+    growth_s: float
+    #: The one step of a run in which somebody finishes or needs a page; None: nobody does.
+    step: BatchStep | None
+    #: Requests in it, and tokens of context at its start.
+    n_requests: int
+    context_tokens: int
+    #: A prompt that is prefilled in it; it has one step then.
+    local: SimLocalPrompt | None = None
+
+    def after_s(self, n_steps: int) -> float:
+        """Seconds from its start to the end of its first `n_steps` steps."""
+        return n_steps * self.first_step_s + self.growth_s * n_steps * (n_steps - 1) / 2
+
+    def steps_over(self, seconds: float) -> int:
+        """Steps that have ended so long after its start."""
+        n = min(self.n_steps, int(seconds / self.first_step_s))
+        if self.growth_s > 0:
+            half = self.growth_s / 2
+            b = self.first_step_s - half
+            n = min(n, int((math.sqrt(b * b + 4 * half * seconds) - b) / (2 * half)) + 1)
+        while n > 0 and self.after_s(n) > seconds:
+            n -= 1
+        return n
+
+
+class SimDecode:
+    """One decode worker."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        host: str,
+        spec: ClusterSpec,
+        costs: CostFile,
+        agenda: EventQueue,
+        wires: NetworkModel,
+        kvstores: Callable[[WorkerId], SimKvstore | None],
+        n_output: Callable[[RequestId], int],
+        answer: Callable[[WorkerId, AnyMessage], None],
+        finished: Callable[[RequestId, TokenIntervals], None],
+        interrupted: Callable[[RequestId, int, TokenIntervals], None],
+    ) -> None:
+        """An idle worker.
+
+        Args:
+            worker_id: its name.
+            host: where it runs.
+            spec: sizes.
+            costs: times.
+            agenda: the clock.
+            wires: moves bytes.
+            kvstores: a live kvstore by name.
+            n_output: tokens that this try of a request will get in all.
+            answer: says something to the conductor.
+            finished: a request got its last token.
+            interrupted: a request lost its pages after so many tokens of this try.
+        """
+        self.worker_id = worker_id
+        self.host = host
+        self.dead = False
+        self.layout: KvLayout = costs.layout(spec.block_tokens)
+        self.pages = PageAllocator(spec.pages(costs))
+        self.batch = DecodeBatch(
+            self.pages,
+            block_size=spec.block_tokens,
+            max_running=spec.max_running,
+            max_context=costs.max_context,
+            landing_ttl_s=spec.landing_ttl_s,
+        )
+        self._spec = spec
+        self._costs = costs
+        self._agenda = agenda
+        self._n_output = n_output
+        self._answer = answer
+        self._finished = finished
+        self._interrupted = interrupted
+        size = self.pages.n_pages * self.layout.block_bytes
+        self._region = Region(segment=worker_id, generation=1, key=bytes(16), length=size)
+        self._generations: dict[RequestId, _Generation] = {}
+        #: What it prefills by itself.
+        self.local = SimLocalPrefills(
+            worker_id, host, self.layout, agenda, wires, kvstores, n_output, answer, self._cut
+        )
+        self._run: _Run | None = None
+        #: Counts runs; an end that was foreseen for an earlier plan is void.
+        self._version = 0
+        #: What came during a step and takes effect at its end.
+        self._starts: list[tuple[StartDecode, float]] = []
+        self._cancels: list[RequestId] = []
+        #: All runs so far: steps, and the mean seconds of one.
+        self._log: list[tuple[int, float]] = []
+        self._step_s = 0.0
+        self.busy_s = 0.0
+        self.n_steps = 0
+
+    # -- what the world asks -----------------------------------------------------------------
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step over what is running now; 0 when nothing is."""
+        n = self.batch.n_running
+        return self._costs.step_s(n, self._context_tokens) if n else 0.0
+
+    @property
+    def _context_tokens(self) -> int:
+        run, context = self._run, self.batch.context_tokens
+        if run is None or run.step is not None:
+            return context
+        return context + run.n_requests * run.steps_over(self._agenda.now - run.began_s)
+
+    @property
+    def _smoothed_step_s(self) -> float:
+        """What a worker has measured so far, the steps of a run that goes on included."""
+        run = self._run
+        if run is None:
+            return self._step_s
+        n_steps = run.steps_over(self._agenda.now - run.began_s)
+        return self._smoothed(run.after_s(n_steps) / n_steps, n_steps) if n_steps else self._step_s
+
+    def _smoothed(self, mean_s: float, n_steps: int) -> float:
+        """The running mean after so many further steps of such a length."""
+        weight = 1 - (1 - _STEP_WEIGHT) ** n_steps if self._step_s else 1.0
+        return self._step_s + (mean_s - self._step_s) * weight
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is here, nor pages kept for one."""
+        return not (self.batch.n_running or self.batch.n_reserved or self._starts)
+
+    def load(self) -> DecodeLoad:
+        """What it reports."""
+        return DecodeLoad(
+            n_running=self.batch.n_running,
+            n_reserved=self.batch.n_reserved,
+            context_tokens=self._context_tokens,
+            free_pages=self.batch.free_pages,
+            n_pages=self.pages.n_pages,
+            step_s=self._smoothed_step_s,
+        )
+
+    def receive(self, message: AnyMessage) -> None:
+        """A conductor's message."""
+        match message:
+            case ReserveDecode():
+                self._on_reserve(message)
+            case StartDecode():
+                self._on_start(message)
+            case StartPrefill():
+                self.local.begin(message)
+            case Cancel():
+                self._on_cancel(message)
+            case _:
+                raise AssertionError(f"{self.worker_id} got {message!r}")
+
+    def die(self) -> None:
+        """The process is gone; its clients keep what they have."""
+        self.dead = True
+        self.local.die()
+        run = self._run
+        over = 0
+        if run is not None and run.step is None:
+            over = run.steps_over(self._agenda.now - run.began_s)
+            self._log_run(run, over)
+        for request_id, generation in self._generations.items():
+            generation.n_new += over
+            self._interrupted(request_id, generation.n_new, self._intervals(generation))
+
+    def expire(self) -> None:
+        """Give back what rested long enough, and landings that nobody started."""
+        for request_id in self.batch.expire(self._agenda.now):
+            self.local.cancel(request_id)
+            failed = DecodeFailed(
+                request_id=request_id,
+                reason="its KV did not land before the deadline",
+                retryable=True,
+            )
+            self._answer(self.worker_id, failed)
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def _on_reserve(self, wanted: ReserveDecode) -> None:
+        request_id = wanted.request_id
+        try:
+            pages = self.batch.reserve(
+                request_id, wanted.n_tokens, wanted.stopping, self._agenda.now
+            )
+        except ReservationRefused as refusal:
+            refused = DecodeRefused(
+                request_id=request_id, reason=refusal.reason, retryable=refusal.retryable
+            )
+            self._answer(self.worker_id, refused)
+            return
+        reserved = DecodeReserved(
+            request_id=request_id,
+            landing=Landing(self._region, tuple(pages), self.layout),
+            expires_s=self._spec.landing_ttl_s,
+        )
+        self._answer(self.worker_id, reserved)
+
+    def _on_start(self, start: StartDecode) -> None:
+        self._starts.append((start, self._agenda.now))
+        self._cut()
+
+    def _on_cancel(self, cancel: Cancel) -> None:
+        request_id = cancel.request_id
+        in_step = self._run is not None and self._run.local is not None
+        if request_id in self._generations or (in_step and request_id in self.local):
+            self._cancels.append(request_id)
+            self._cut()
+            return
+        self._starts = [entry for entry in self._starts if entry[0].request_id != request_id]
+        self.local.cancel(request_id)
+        aside_s = self._agenda.now + self._spec.quarantine_s if cancel.landing_in_doubt else None
+        self.batch.cancel(request_id, aside_until_s=aside_s)
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        """Let the run end with the step under way; without a run, begin one."""
+        run = self._run
+        if run is None:
+            self._begin()
+            return
+        elapsed_s = self._agenda.now - run.began_s
+        n_steps = run.steps_over(elapsed_s)
+        if run.after_s(n_steps) < elapsed_s or n_steps == 0:
+            n_steps += 1
+        if n_steps < run.n_steps:
+            run.n_steps = n_steps
+            self._plan_end(run)
+
+    def _plan_end(self, run: _Run) -> None:
+        self._version += 1
+        end_s = run.began_s + run.after_s(run.n_steps)
+        self._agenda.at(end_s, self._on_run_end, self._version)
+
+    def _begin(self) -> None:
+        """At the border between two steps: who comes, who goes, and what is next."""
+        self._border()
+        if (prompt := self.local.take()) is not None:
+            self._begin_with(prompt)
+            return
+        n_requests = self.batch.n_running
+        if not n_requests:
+            return
+        least_left = min(g.n_output - g.n_new for g in self._generations.values())
+        n_steps = min(self.batch.quiet_steps, least_left - 1)
+        step = None
+        if n_steps < 1:
+            n_steps = 1
+            step = self.batch.next_step()
+            for request_id in step.preempted:
+                self._preempt(request_id)
+            if not step.rows:
+                self._version += 1
+                self._agenda.after(_RETRY_S, self._on_retry, self._version)
+                return
+            n_requests = len(step.rows)
+        context = self.batch.context_tokens
+        self._run = _Run(
+            self._agenda.now,
+            n_steps,
+            self._costs.step_s(n_requests, context),
+            self._costs.context_step_s(n_requests) * n_requests,
+            step,
+            n_requests,
+            context,
+        )
+        self._plan_end(self._run)
+
+    def _begin_with(self, prompt: SimLocalPrompt) -> None:
+        """A step with a prompt in it: one pass, so that its fixed part is taken once."""
+        step = self.batch.next_step() if self.batch.n_running else BatchStep((), ())
+        for request_id in step.preempted:
+            self._preempt(request_id)
+        n_requests, context = len(step.rows), self.batch.context_tokens
+        seconds = self._costs.prefill_s(prompt.n_tokens, prompt.n_cached)
+        if n_requests:
+            seconds += self._costs.step_s(n_requests, context) - self._costs.pass_s
+        self._run = _Run(self._agenda.now, 1, seconds, 0.0, step, n_requests, context, prompt)
+        self._plan_end(self._run)
+
+    def _border(self) -> None:
+        for request_id in self._cancels:
+            if self._generations.pop(request_id, None) is not None or request_id in self.local:
+                self.local.cancel(request_id)
+                self.batch.cancel(request_id)
+        self._cancels.clear()
+        starts, self._starts = self._starts, []
+        for start, since_s in starts:
+            request_id = start.request_id
+            try:
+                self.batch.start(request_id, start.first_token, self._agenda.now)
+            except KeyError as error:
+                failed = DecodeFailed(
+                    request_id=request_id, reason=str(error.args[0]), retryable=True
+                )
+                self._answer(self.worker_id, failed)
+                continue
+            gap_s = self._agenda.now - since_s + 2 * self._costs.message_s  # there and back
+            self._generations[request_id] = _Generation(
+                self._n_output(request_id), 1, len(self._log), gap_s
+            )
+
+    def _on_retry(self, version: int) -> None:
+        if version == self._version and not self.dead and self._run is None:
+            self._begin()
+
+    def _on_run_end(self, version: int) -> None:
+        if version != self._version or self.dead:
+            return
+        run = self._run
+        assert run is not None
+        self._run = None
+        self._log_run(run, run.n_steps)
+        if run.step is None:
+            self.batch.skip(run.n_steps)
+            for generation in self._generations.values():
+                generation.n_new += run.n_steps
+        else:
+            self._produce(run.step)
+        if run.local is not None:
+            self.local.computed(run.local)
+        self._begin()
+
+    def _produce(self, step: BatchStep) -> None:
+        """One token for each request of the step; the engine's model ends those that are over."""
+        for row in step.rows:
+            generation = self._generations[row.request_id]
+            generation.n_new += 1
+            over = generation.n_new >= generation.n_output
+            if self.batch.produced(row.request_id, STOP_TOKEN_ID if over else FIRST_TOKEN_ID):
+                del self._generations[row.request_id]
+                self._finished(row.request_id, self._intervals(generation))
+
+    def _preempt(self, request_id: RequestId) -> None:
+        generation = self._generations.pop(request_id)
+        self._interrupted(request_id, generation.n_new, self._intervals(generation))
+        failed = DecodeFailed(
+            request_id=request_id,
+            reason="preempted: no page is free for its next token",
+            retryable=True,
+        )
+        self._answer(self.worker_id, failed)
+
+    def _log_run(self, run: _Run, n_steps: int) -> None:
+        if not n_steps:
+            return
+        mean_s = run.after_s(n_steps) / n_steps
+        self._log.append((n_steps, mean_s))
+        if run.local is None:  # what decoding takes, without what it did besides
+            self._step_s = self._smoothed(mean_s, n_steps)
+        self.busy_s += mean_s * n_steps
+        self.n_steps += n_steps
+
+    def _intervals(self, generation: _Generation) -> TokenIntervals:
+        """What a request's client saw between its tokens."""
+        return TokenIntervals.after_gap(generation.gap_s, self._log[generation.log_start :])
+
+    def check(self) -> None:
+        """Audit: the batch, and that all that runs is known."""
+        self.batch.check()
+        assert len(self._generations) == self.batch.n_running

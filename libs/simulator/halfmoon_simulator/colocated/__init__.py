@@ -1,0 +1,1 @@
+"""Simulate the baseline: prefill and decode on one instance."""

@@ -1,0 +1,1 @@
+"""Record what a run leaves: requests, samples, summaries, reports and plots."""

@@ -1,0 +1,1 @@
+"""Make the requests of a run: read traces, generate workloads."""

@@ -1,0 +1,313 @@
+"""A client of a kvstore, for tests and benchmarks: puts blocks, gets them back, and looks.
+
+A block's bytes follow from its hash, so whoever reads one knows what must be in it. Beside it,
+the same tiers without bytes and without waiting, to compare with.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import xxhash
+
+from halfmoon_metadata.store_interface import MetadataStore
+from halfmoon_protocol.ids import BlockHash, Ticket
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import (
+    BlocksCommitted,
+    BlocksLeased,
+    BlocksReplicated,
+    BlocksReserved,
+    BlocksSnapshot,
+    CommitBlocks,
+    KvstoreAddress,
+    KvstoreRefused,
+    LeaseBlocks,
+    Message,
+    Place,
+    ReleaseLease,
+    ReplicateBlocks,
+    ReserveBlocks,
+    SnapshotBlocks,
+    VerifyBlocks,
+    WorkerInfo,
+)
+from halfmoon_protocol.regions import Region
+from halfmoon_runtime.channels.network import Network, WorkerLink
+from halfmoon_scheduling.cache.block_cache import BlockCache, CacheFull
+from halfmoon_scheduling.tiers.disk_map import DiskMap
+from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, WriteBack
+from halfmoon_scheduling.tiers.tier_limits import TierLimits
+from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.interface import Piece
+
+#: Blocks of 4 KiB, one page of a disk.
+SMALL_LAYOUT = KvLayout(
+    model="m", n_layers=1, n_kv_heads=1, head_dim=32, dtype="float32", block_size=16
+)
+_ANSWER_S = 60.0
+
+
+class WrongBytes(Exception):
+    """A block that was leased has other bytes than were put, and nothing shows it."""
+
+    def __init__(self, block: BlockHash, what: str) -> None:
+        super().__init__(f"{what} of block {block.hex()}")
+        self.block = block
+
+
+class DamagedBytes(WrongBytes):
+    """A block that was leased has other bytes than its checksum says: its reader notices."""
+
+
+def prompt_blocks(name: int, n_blocks: int) -> list[BlockHash]:
+    """The blocks of a prompt that shares none with those of other names."""
+    return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
+
+
+def block_content(block: BlockHash, n_bytes: int) -> bytes:
+    """The bytes of a block, by its hash."""
+    start = xxhash.xxh3_128_digest(block)
+    return (start * (n_bytes // len(start) + 1))[:n_bytes]
+
+
+class BlockClient:
+    """One kvstore, as one client; a context manager. Questions are asked one after another."""
+
+    def __init__(
+        self, link: WorkerLink, transfer: TransferEngine, layout: KvLayout = SMALL_LAYOUT
+    ) -> None:
+        self._link = link
+        self._transfer = transfer
+        self.layout = layout
+        self._tickets = itertools.count(1)
+        #: Room for as many blocks as are read or written at once.
+        self._n_room = 64
+        self._room = transfer.allocate(self._n_room * layout.block_bytes)
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    async def dial(
+        cls, network: Network, store: MetadataStore, info: WorkerInfo, name: str,
+        layout: KvLayout = SMALL_LAYOUT, backends: Sequence[str] = ("shm", "tcp"),
+    ) -> Self:  # fmt: skip
+        """Connect to a kvstore by its record."""
+        link = await network.dial(info.commands)
+        transfer = TransferEngine.open(name, metadata=store, backends=backends)
+        client = cls(link, transfer, layout)
+        client._stack.push_async_callback(link.close)
+        client._stack.callback(transfer.close)
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        await self._stack.aclose()
+
+    async def ask(self, question: Message) -> Message:
+        """A question and its answer.
+
+        Raises:
+            PeerUnreachable: the kvstore is gone.
+            TimeoutError: it does not answer.
+        """
+        await self._link.send(question)
+        wanted = getattr(question, "ticket", None)
+        async with asyncio.timeout(_ANSWER_S):
+            while True:
+                answer = await self._link.receive()
+                if isinstance(answer, Message) and getattr(answer, "ticket", None) == wanted:
+                    return answer
+
+    async def tell(self, message: Message) -> None:
+        """Say something that is not answered."""
+        await self._link.send(message)
+
+    async def put(
+        self, hashes: Sequence[BlockHash], parent: BlockHash | None = None, n_tries: int = 1000
+    ) -> int:
+        """Store these; refused, or taken in part, it tries again when told to.
+
+        Returns:
+            How many were written; the others were there.
+        """
+        written = 0
+        tokens = (0,) * len(hashes) * self.layout.block_size
+        for _ in range(n_tries):
+            ticket = self._ticket()
+            answer = await self.ask(
+                ReserveBlocks(ticket, self.layout, tuple(hashes), parent, tokens)
+            )
+            if isinstance(answer, KvstoreRefused):
+                if not answer.retry_after_s:
+                    raise ValueError(answer.reason)
+                await asyncio.sleep(min(answer.retry_after_s, 0.05))
+                continue
+            assert isinstance(answer, BlocksReserved)
+            checksums = [
+                checksum
+                for start in range(0, len(answer.places), self._n_room)
+                for checksum in await self._write(
+                    answer.region, answer.places[start : start + self._n_room]
+                )
+            ]
+            committed = await self.ask(CommitBlocks(ticket, tuple(checksums)))
+            assert isinstance(committed, BlocksCommitted), committed
+            written += len(answer.places)
+            if not answer.not_stored:
+                return written
+            await asyncio.sleep(0.01)
+        raise TimeoutError(f"{len(hashes)} blocks not stored in {n_tries} tries")
+
+    async def get(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Lease, read and verify the longest prefix that is there; which blocks it is.
+
+        Raises:
+            WrongBytes: a block is not what was put; `DamagedBytes` if its checksum says so.
+        """
+        ticket = self._ticket()
+        answer = await self.ask(LeaseBlocks(ticket, self.layout, tuple(hashes)))
+        assert isinstance(answer, BlocksLeased), answer
+        size = self.layout.block_bytes
+        try:
+            for start in range(0, len(answer.places), self._n_room):
+                places = answer.places[start : start + self._n_room]
+                pieces = [
+                    Piece(self._room.region, i * size, answer.region, place.offset, size)
+                    for i, place in enumerate(places)
+                ]
+                await self._transfer.submit("read", pieces)
+                for i, place in enumerate(places):
+                    view = self._room.view[i * size : (i + 1) * size]
+                    if xxhash.xxh3_64_intdigest(view) != place.checksum:
+                        raise DamagedBytes(place.hash, "checksum")
+                    if view != block_content(place.hash, size):
+                        raise WrongBytes(place.hash, "content")
+        finally:
+            if answer.places:
+                await self._link.send(ReleaseLease(ticket))
+        return [place.hash for place in answer.places]
+
+    async def leave(self, hashes: Sequence[BlockHash]) -> None:
+        """Lease these, and never say that the lease is over."""
+        await self.ask(LeaseBlocks(self._ticket(), self.layout, tuple(hashes)))
+
+    async def promise(self, hashes: Sequence[BlockHash], parent: BlockHash | None = None) -> None:
+        """Reserve room for these, and never write them."""
+        tokens = (0,) * len(hashes) * self.layout.block_size
+        await self.ask(ReserveBlocks(self._ticket(), self.layout, tuple(hashes), parent, tokens))
+
+    async def damage(self, hashes: Sequence[BlockHash]) -> None:
+        """Write over the bytes of stored blocks, as a client does that wakes up too late."""
+        ticket = self._ticket()
+        answer = await self.ask(LeaseBlocks(ticket, self.layout, tuple(hashes)))
+        assert isinstance(answer, BlocksLeased), answer
+        size = self.layout.block_bytes
+        self._room.view[:size] = b"\xff" * size
+        pieces = [
+            Piece(self._room.region, 0, answer.region, place.offset, size)
+            for place in answer.places
+        ]
+        if pieces:
+            await self._transfer.submit("write", pieces)
+        await self._link.send(ReleaseLease(ticket))
+
+    async def report(self, hashes: Sequence[BlockHash]) -> None:
+        """Say that these were found damaged."""
+        await self.tell(VerifyBlocks(hashes=tuple(hashes)))
+
+    async def copy(self, source: WorkerInfo, hashes: Sequence[BlockHash]) -> int:
+        """Have this kvstore copy these from another one; how many of the first are here then.
+
+        Raises:
+            ValueError: it refuses; the text says why.
+        """
+        address = KvstoreAddress(source.worker_id, source.generation, source.commands)
+        tokens = (0,) * len(hashes) * self.layout.block_size
+        answer = await self.ask(
+            ReplicateBlocks(self._ticket(), address, self.layout, tuple(hashes), None, tokens)
+        )
+        if isinstance(answer, BlocksReplicated):
+            return answer.n_blocks
+        assert isinstance(answer, KvstoreRefused), answer
+        raise ValueError(answer.reason)
+
+    async def stored(self) -> set[BlockHash]:
+        """All blocks that the kvstore says it has."""
+        answer = await self.ask(SnapshotBlocks())
+        assert isinstance(answer, BlocksSnapshot), answer
+        return set(answer.hashes)
+
+    async def _write(self, region: Region, places: Sequence[Place]) -> list[int]:
+        """Write blocks to their places; their checksums."""
+        size, checksums, pieces = self.layout.block_bytes, [], []
+        for i, place in enumerate(places):
+            view = self._room.view[i * size : (i + 1) * size]
+            view[:] = block_content(place.hash, size)
+            checksums.append(xxhash.xxh3_64_intdigest(view))
+            pieces.append(Piece(self._room.region, i * size, region, place.offset, size))
+        await self._transfer.submit("write", pieces)
+        return checksums
+
+    def _ticket(self) -> Ticket:
+        return Ticket(str(next(self._tickets)))
+
+
+class InstantTiers:
+    """A kvstore's decisions alone: whatever its tiers want done is done at once."""
+
+    def __init__(self, n_memory: int, n_disk: int, policy: str = "lru") -> None:
+        """Empty, with the watermarks and limits that a node has by default."""
+        limits = TierLimits(max_queued=1 << 20)
+        self.tiers = TieredCache(
+            BlockCache(n_memory, policy=policy), DiskMap(n_disk, policy=policy), limits
+        )
+        self._n = 0
+
+    def get(self, hashes: Sequence[BlockHash]) -> int:
+        """Lease and release; the length of the prefix that is in either tier."""
+        self._n += 1
+        ticket = Ticket(str(self._n))
+        before = self.tiers.counts.misses
+        self.tiers.lease("client", ticket, hashes, 0.0)
+        self._carry()
+        self.tiers.release("client", ticket, 0.0)
+        self._carry()
+        return len(hashes) - (self.tiers.counts.misses - before)
+
+    def put(self, hashes: Sequence[BlockHash], parent: BlockHash | None = None) -> None:
+        """Store these, in as many parts as it takes."""
+        while True:
+            self._n += 1
+            ticket = Ticket(str(self._n))
+            try:
+                reserved = self.tiers.reserve("client", ticket, hashes, parent, 0.0)
+            except CacheFull:
+                self._carry()
+                continue
+            self._carry()
+            self.tiers.commit("client", ticket, [0] * len(reserved.places), 0.0)
+            self._carry()
+            if not reserved.places:
+                return
+
+    def _carry(self) -> None:
+        while commands := self.tiers.commands():
+            for command in commands:
+                match command:
+                    case WriteBack(record=record):
+                        self.tiers.written(record.hash, "ok", 0.0)
+                    case Promote(record=record):
+                        self.tiers.promoted(record.hash, "ok", 0.0)
+                    case Erase(disk_slot=slot):
+                        self.tiers.erased(slot)
+                    case _:
+                        pass

@@ -1,0 +1,162 @@
+"""For tests of the front: a gateway without workers, and the front behind a real socket."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import uvicorn
+from starlette.types import ASGIApp
+
+from halfmoon_conductor.generation.gateway_interface import (
+    Finish,
+    GenerationRequest,
+    ModelCard,
+    TokenEvent,
+)
+from halfmoon_conductor.http_server.bounded_http import HttpLimits, bounded_http
+from halfmoon_protocol.logprobs import TokenScore
+
+
+@asynccontextmanager
+async def serve_app(
+    app: ASGIApp, limits: HttpLimits | None = None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve an app as a conductor does, on a free port of 127.0.0.1; host and port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    http = bounded_http(limits or HttpLimits())
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, http=http, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = True
+        await running
+
+
+class ScriptedGateway:
+    """Answers every request with the same tokens, as far as the request's stopping lets it.
+
+    Args:
+        script: tokens to say; said again from the start when a request wants more.
+        model: None for a cluster that no worker has joined.
+        missing: roles that nobody fills.
+        n_cached: what the first event says of the prompt.
+        refusal: raised instead of the first token.
+        failure: raised after `n_before_failure` tokens.
+        n_before_pause: after so many tokens nothing comes until `resume` is set.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[int] = (65,),
+        *,
+        model: ModelCard | None,
+        missing: Sequence[str] = (),
+        n_cached: int = 0,
+        refusal: Exception | None = None,
+        failure: Exception | None = None,
+        n_before_failure: int = 2,
+        n_before_pause: int | None = None,
+    ) -> None:
+        self.script = script
+        self.card = model
+        self.roles_missing = missing
+        self.n_cached = n_cached
+        self.refusal = refusal
+        self.failure = failure
+        self.n_before_failure = n_before_failure
+        self.n_before_pause = n_before_pause
+        self.resume = asyncio.Event()
+        #: Break the contract: end after the first token without a finish.
+        self.falls_silent = False
+        #: What the first event says of its stages.
+        self.stages: dict[str, float] | None = None
+        #: All requests so far.
+        self.requests: list[GenerationRequest] = []
+        #: Ids of those that are being generated.
+        self.live: set[str] = set()
+        #: Ids of those that were closed before their last token.
+        self.cancelled: list[str] = []
+        #: Held, so that only whoever closes them ends them, and no garbage collection.
+        self._kept: list[AsyncGenerator[TokenEvent, None]] = []
+        #: Tokens said so far, over all requests.
+        self.n_said = 0
+
+    @property
+    def model(self) -> ModelCard | None:
+        """The model of the script."""
+        return self.card
+
+    def ready(self) -> bool:
+        """Whether no role is missing."""
+        return not self.roles_missing
+
+    def missing(self) -> Sequence[str]:
+        """The roles that nobody fills."""
+        return self.roles_missing
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Say the script, with the endings that workers would give it."""
+        self.requests.append(request)
+        events = self._say(request)
+        self._kept.append(events)
+        return events
+
+    async def _say(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.live.add(request.request_id)
+        finish: Finish = ""
+        try:
+            for index in range(request.stopping.max_new_tokens):
+                if index == self.n_before_pause:
+                    await self.resume.wait()
+                if self.failure is not None and index == self.n_before_failure:
+                    raise self.failure
+                token = self.script[index % len(self.script)]
+                finish = _finish(request, token, index + 1)
+                self.n_said += 1
+                event = _event(request, token, finish, self.n_cached, first=index == 0)
+                yield event if index else msgspec.structs.replace(event, stages=self.stages)
+                if finish or self.falls_silent:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.live.discard(request.request_id)
+            if not finish and self.failure is None:
+                self.cancelled.append(request.request_id)
+
+
+def _event(
+    request: GenerationRequest, token: int, finish: Finish, n_cached: int, *, first: bool
+) -> TokenEvent:
+    """One token, with the scores that the request asks for."""
+    asked, n_prompt = request.sampling, len(request.prompt_token_ids)
+    return TokenEvent(
+        token,
+        finish,
+        n_cached if first else 0,
+        None if asked.logprobs is None else scripted_score(token, asked.logprobs),
+        ()
+        if asked.prompt_logprobs is None or not first
+        else tuple(scripted_score(request.prompt_token_ids[i], 1) for i in range(1, n_prompt)),
+    )
+
+
+def scripted_score(token: int, n_top: int) -> TokenScore:
+    """What the scripted gateway says of a token."""
+    top = tuple((other, -0.5 * rank) for rank, other in enumerate(range(70, 70 + n_top), 1))
+    return TokenScore(-float(token) / 8, 1 + token, top)
+
+
+def _finish(request: GenerationRequest, token: int, n_new: int) -> Finish:
+    stopping = request.stopping
+    if token in stopping.stop_token_ids and n_new > stopping.min_new_tokens:
+        return "stop"
+    return "length" if n_new == stopping.max_new_tokens else ""

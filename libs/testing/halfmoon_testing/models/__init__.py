@@ -1,0 +1,1 @@
+"""Make tiny models, tokenizers, model folders and grammars for tests."""

@@ -1,0 +1,75 @@
+"""A P2P client in a process of its own, for tests and benchmarks: order it about, kill it.
+
+Run as a program with a segment name, a metadata URL and backends, it answers each line on its
+standard input with one line of JSON, and ends at the end of its input:
+
+    publish NAME SIZE     one buffer, filled with `testing.pattern`
+    get NAME              fetches it, compares it with the pattern, and serves it
+    list PREFIX
+"""
+
+import sys
+
+import msgspec
+
+from halfmoon_metadata import open_store
+from halfmoon_testing.child_process import ChildProcess
+from halfmoon_testing.segment_process import segment_pattern
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.p2p.object_getter import GetReport
+from halfmoon_transfer.p2p.p2p_store import P2PStore
+from halfmoon_transfer.regions.byte_ops import checksum
+
+
+class GetAnswer(msgspec.Struct, frozen=True):
+    """The answer to a get."""
+
+    report: GetReport
+    #: Whether the bytes are those of the pattern.
+    right: bool
+
+
+class P2PProcess(ChildProcess):
+    """The parent's handle; a context manager that ends the process."""
+
+    def __init__(self, segment: str, metadata_url: str, backends: str = "tcp") -> None:
+        """Start it; it is ready when it has answered something."""
+        super().__init__(__name__, segment, metadata_url, backends)
+
+    def got(self) -> GetAnswer:
+        """The answer to a get."""
+        return msgspec.json.decode(self.answer(), type=GetAnswer)
+
+
+def run_p2p_client(segment: str, metadata_url: str, backends: str) -> None:
+    """The child's program."""
+    metadata = open_store(metadata_url)
+    with (
+        TransferEngine.open(segment, metadata=metadata, backends=backends.split(",")) as engine,
+        P2PStore(engine, metadata) as store,
+    ):
+        for line in sys.stdin:
+            print(msgspec.json.encode(_obey(engine, store, line.split())).decode(), flush=True)
+
+
+def _obey(engine: TransferEngine, store: P2PStore, words: list[str]) -> object:
+    match words:
+        case ["publish", name, size]:
+            memory = engine.allocate(int(size))
+            memory.view[:] = segment_pattern(int(size))
+            return store.publish(name, [memory]).publication
+        case ["get", name]:
+            (n_bytes,) = store.lookup(name).sizes
+            memory = engine.allocate(n_bytes)
+            report = store.get_replica(name, [memory])
+            # By checksum: comparing memory views would hold up who reads from us.
+            right = checksum(memory.view) == checksum(memoryview(segment_pattern(n_bytes)))
+            return GetAnswer(report, right)
+        case ["list", *prefix]:
+            return store.list(*prefix)
+        case _:
+            return f"unknown command {words}"
+
+
+if __name__ == "__main__":
+    run_p2p_client(*sys.argv[1:])

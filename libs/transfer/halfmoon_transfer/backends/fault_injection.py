@@ -1,0 +1,238 @@
+"""Bad luck on purpose: a wrapper that delays, drops and damages what a backend carries.
+
+It ships with the product: run a cluster through it and see that nothing but time is lost.
+What happens to a slice depends on the seed, the number of its transfer, its own number and
+how often it was tried, and on nothing else: the same program meets the same faults, however
+its threads are scheduled. (When several threads submit, the transfers' numbers depend on who
+comes first.)
+
+A dropped slice is lost either on the way there, or with its acknowledgement on the way back
+(then it has been applied). A damaged slice has one byte turned over in flight, so the wrapper
+asks for checksums even where no wire is crossed.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from halfmoon_transfer.backends.backend_interface import (
+    Backend,
+    BackendGauges,
+    CarryRequest,
+    same_outcome_for_all,
+)
+from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.planning.transfer_plan import OutcomeKind, Slice, SliceOutcome
+
+_POLL_S = 0.02
+
+
+class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much bad luck. Rates are per slice and try, from 0 to 1."""
+
+    seed: int = 0
+    #: Added to every batch.
+    delay_s: float = 0.0
+    drop_rate: float = 0.0
+    corrupt_rate: float = 0.0
+    #: After so many slices the path is dead for good; None: never.
+    fail_after_n: int | None = None
+    #: Nothing gets through.
+    partitioned: bool = False
+
+
+class FaultInjection:
+    """A backend's name and its bad luck; given to `TransferEngine.open` in place of the name.
+
+    `plan` and `rails` may be changed at any time, also while transfers are going on.
+    """
+
+    def __init__(
+        self, inner: str, plan: FaultPlan, rails: Mapping[str, FaultPlan] | None = None
+    ) -> None:
+        """Describe the bad luck.
+
+        Args:
+            inner: the backend's name.
+            plan: what happens whatever the rail.
+            rails: what happens besides on single rails, by the address that is dialled.
+        """
+        self.inner = inner
+        self.plan = plan
+        self.rails = dict(rails or {})
+
+    def partition(self, rail: str | None = None) -> None:
+        """Let nothing through, or nothing over one rail."""
+        self._set_partitioned(rail, True)
+
+    def heal(self, rail: str | None = None) -> None:
+        """End a partition."""
+        self._set_partitioned(rail, False)
+
+    def _set_partitioned(self, rail: str | None, partitioned: bool) -> None:
+        if rail is None:
+            self.plan = msgspec.structs.replace(self.plan, partitioned=partitioned)
+        else:
+            plan = self.rails.get(rail, FaultPlan())
+            self.rails[rail] = msgspec.structs.replace(plan, partitioned=partitioned)
+
+    def wrap(self, inner: Backend) -> Backend:
+        """The backend with these faults around it."""
+        return FaultyBackend(inner, self)
+
+
+class FaultyBackend:
+    """Carries through another backend, less what the faults say."""
+
+    def __init__(self, inner: Backend, faults: FaultInjection) -> None:
+        self.name = f"faults({inner.name})"
+        self.slice_bytes = inner.slice_bytes
+        self._inner = inner
+        self._faults = faults
+        #: Slices so far, by rail; all of them under "".
+        self._n_slices: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """The inner one's: peers don't know about our bad luck."""
+        return self._inner.endpoints
+
+    def reaches(self, peer: SegmentDescriptor) -> bool:
+        """As the inner one."""
+        return self._inner.reaches(peer)
+
+    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+        """Some of the batch, some of it damaged."""
+        errand = msgspec.structs.replace(errand, on_rail=self._on_rail)
+        return self._carry(errand, "", self._faults.plan, self._inner.carry)
+
+    def notify(self, errand: CarryRequest) -> SliceOutcome:
+        """Perhaps; a damaged one is one that did not arrive."""
+        errand = msgspec.structs.replace(errand, on_rail=self._on_rail)
+        return self._notify(errand, "", self._faults.plan, self._inner.notify)
+
+    def _on_rail(
+        self,
+        rail: str,
+        errand: CarryRequest,
+        carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
+    ) -> Sequence[SliceOutcome]:
+        plan = self._faults.rails.get(rail)
+        if plan is None:
+            return carry(errand)
+        if errand.batch.notice is not None:
+            return [self._notify(errand, rail, plan, lambda each: carry(each)[0])]
+        return self._carry(errand, rail, plan, carry)
+
+    def _carry(
+        self,
+        errand: CarryRequest,
+        rail: str,
+        plan: FaultPlan,
+        carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
+    ) -> Sequence[SliceOutcome]:
+        _wait(errand, plan.delay_s)
+        if plan.partitioned:
+            return same_outcome_for_all(errand.batch, OutcomeKind.LOST, "partitioned")
+        kept: list[int] = []
+        outcomes = same_outcome_for_all(errand.batch, OutcomeKind.LOST, "dropped")
+        unacknowledged: set[int] = set()
+        damage: dict[int, int] = {}
+        for index, each in enumerate(errand.batch.slices):
+            if self._is_dead(plan, rail):
+                outcomes[index] = SliceOutcome(
+                    OutcomeKind.LOST, f"dead after {plan.fail_after_n} slices"
+                )
+                continue
+            dice = _dice(plan.seed, errand.batch.transfer, each)
+            if dice.random() < plan.drop_rate:
+                if dice.random() < 0.5:
+                    continue
+                unacknowledged.add(index)
+            elif dice.random() < plan.corrupt_rate:
+                damage[len(kept)] = dice.randrange(each.length)
+            elif index in errand.damage:
+                damage[len(kept)] = errand.damage[index]
+            kept.append(index)
+        if kept:
+            carried = carry(_part(errand, kept, damage))
+            for index, outcome in zip(kept, carried, strict=True):
+                if index not in unacknowledged:
+                    outcomes[index] = outcome
+        return outcomes
+
+    def _notify(
+        self,
+        errand: CarryRequest,
+        rail: str,
+        plan: FaultPlan,
+        notify: Callable[[CarryRequest], SliceOutcome],
+    ) -> SliceOutcome:
+        _wait(errand, plan.delay_s)
+        if plan.partitioned:
+            return SliceOutcome(OutcomeKind.LOST, "partitioned")
+        if self._is_dead(plan, rail):
+            return SliceOutcome(OutcomeKind.LOST, f"dead after {plan.fail_after_n} slices")
+        dice = _dice(plan.seed, errand.batch.transfer, errand.batch.slices[0])
+        if dice.random() < plan.drop_rate + plan.corrupt_rate:
+            if dice.random() < 0.5:
+                notify(errand)
+            return SliceOutcome(OutcomeKind.LOST, "dropped")
+        return notify(errand)
+
+    def _is_dead(self, plan: FaultPlan, rail: str) -> bool:
+        with self._lock:
+            self._n_slices[rail] += 1
+            return plan.fail_after_n is not None and self._n_slices[rail] > plan.fail_after_n
+
+    def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
+        """None while partitioned."""
+        return None if self._faults.plan.partitioned else self._inner.view(peer, key)
+
+    def revoke(self, key: bytes) -> None:
+        """As the inner one."""
+        self._inner.revoke(key)
+
+    def evict(self, key: bytes) -> None:
+        """As the inner one."""
+        self._inner.evict(key)
+
+    def forget(self, segment: str) -> None:
+        """As the inner one."""
+        self._inner.forget(segment)
+
+    def gauges(self) -> BackendGauges:
+        """The inner one's."""
+        return self._inner.gauges()
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self._inner.close()
+
+
+def _dice(seed: int, transfer: int, each: Slice) -> random.Random:
+    return random.Random(f"{seed}/{transfer}/{each.number}/{each.tries}")
+
+
+def _part(errand: CarryRequest, kept: Sequence[int], damage: dict[int, int]) -> CarryRequest:
+    """The errand with only these slices, some to be damaged."""
+    slices = tuple(errand.batch.slices[index] for index in kept)
+    return msgspec.structs.replace(
+        errand,
+        batch=msgspec.structs.replace(errand.batch, slices=slices),
+        local=tuple(errand.local[index] for index in kept),
+        verify=True,
+        damage=damage,
+    )
+
+
+def _wait(errand: CarryRequest, seconds: float) -> None:
+    """Sleep, but not beyond the transfer's end."""
+    until = time.monotonic() + seconds
+    while not errand.stop.stopped and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _POLL_S))

@@ -1,0 +1,166 @@
+"""Connections to peers: dialled, bound to an epoch, kept while unused."""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from halfmoon_transfer.backends.addresses import split_address
+from halfmoon_transfer.backends.mooncake import mooncake_handshake, mooncake_peers
+from halfmoon_transfer.backends.mooncake.mooncake_frames import MooncakeFrameError
+from halfmoon_transfer.backends.mooncake.mooncake_lane import AddressRefused, MooncakeLane, dial
+from halfmoon_transfer.backends.mooncake.mooncake_records import SegmentRecord
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from halfmoon_transfer.threads.stop_signal import StopSignal
+
+#: How often a peer's regions may change while we try to reach it.
+MAX_BINDS = 5
+T = TypeVar("T")
+
+
+class StaleSegment(Exception):
+    """Another start of the segment answers; the text says which."""
+
+
+class MooncakeLanePool:
+    """All connections that one engine has dialled. Safe from any thread."""
+
+    def __init__(
+        self, own_record: Callable[[], SegmentRecord], *, connect_timeout_s: float, max_idle: int
+    ) -> None:
+        self._own_record = own_record
+        self._connect_timeout_s = connect_timeout_s
+        self._max_idle = max_idle
+        self._lock = threading.Lock()
+        #: Connections that nobody uses now, with whom they lead to; the oldest first.
+        self._idle: list[tuple[SegmentDescriptor, MooncakeLane]] = []
+        self._n_busy = 0
+
+    @property
+    def n_connections(self) -> int:
+        """Connections open now."""
+        with self._lock:
+            return len(self._idle) + self._n_busy
+
+    def take(self, peer: SegmentDescriptor, stop: StopSignal, *, fresh: bool) -> MooncakeLane:
+        """An idle connection to this peer, or with `fresh` a new one; for one thread's use.
+
+        Raises:
+            Stale: another start of this segment answers.
+            ValueError: what answers is not what we look for.
+            OSError: nobody answers.
+        """
+        with self._lock:
+            self._n_busy += 1
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == peer and not fresh:
+                    return self._idle.pop(index)[1]
+        # None to this start of the peer, or not to be trusted: neither are the others.
+        self.drop_idle(peer.name)
+        try:
+            return (
+                self._bind(peer, stop)
+                if mooncake_peers.is_halfmoon(peer)
+                else self._dial(peer, stop)
+            )
+        except BaseException:
+            with self._lock:
+                self._n_busy -= 1
+            raise
+
+    def _dial(self, peer: SegmentDescriptor, stop: StopSignal) -> MooncakeLane:
+        stop.doing = f"connecting to {mooncake_peers.describe_peer(peer)}"
+        name, endpoint = mooncake_peers.data_endpoint(peer)
+        host, port = split_address(endpoint.address, 0)
+        lane = MooncakeLane(
+            dial(host, port, self._connect_timeout_s, stop), mooncake_peers.VERSIONS[name]
+        )
+        if not mooncake_peers.is_halfmoon(peer):
+            lane.ready()
+        return lane
+
+    def _bind(self, peer: SegmentDescriptor, stop: StopSignal) -> MooncakeLane:
+        """A connection to one of our own engines, and what its buffers are."""
+        host, port = split_address(peer.endpoints["mooncake"].address, 0)
+        for _ in range(MAX_BINDS):
+            record = self.ask(
+                host,
+                port,
+                stop,
+                lambda sock: mooncake_handshake.exchange_records(sock, self._own_record()),
+            )
+            mark = record.halfmoon
+            if mark is None:
+                raise MooncakeFrameError("it is a Mooncake engine, and not the segment that it was")
+            if mark.generation != peer.generation:
+                raise StaleSegment(f"it is of generation {mark.generation} now")
+            if mark.segment != peer.name:
+                raise MooncakeFrameError(f"this is segment {mark.segment:.200}")
+            lane = self._dial(peer, stop)
+            try:
+                with stop.kicking(lane.kick):
+                    lane.bind(_epoch(mark.epoch))
+                lane.ready()
+            except AddressRefused:
+                # A region was taken back between the two questions.
+                lane.close()
+                continue
+            except BaseException:
+                lane.close()
+                raise
+            lane.buffers = {
+                each.halfmoon.key_hash: each for each in record.buffers if each.halfmoon is not None
+            }
+            return lane
+        raise MooncakeFrameError("its regions keep changing")
+
+    def put_back(self, peer: SegmentDescriptor, lane: MooncakeLane) -> None:
+        """Keep a connection for the next one."""
+        with self._lock:
+            self._n_busy -= 1
+            self._idle.append((peer, lane))
+            surplus = self._idle[: max(0, len(self._idle) - self._max_idle)]
+            del self._idle[: len(surplus)]
+        for _, old in surplus:
+            old.close()
+
+    def discard(self, lane: MooncakeLane) -> None:
+        """Close a connection that was taken."""
+        with self._lock:
+            self._n_busy -= 1
+        lane.close()
+
+    def drop_idle(self, segment: str) -> None:
+        """Close the unused ones to this peer."""
+        with self._lock:
+            dropped = [lane for peer, lane in self._idle if peer.name == segment]
+            self._idle = [(peer, lane) for peer, lane in self._idle if peer.name != segment]
+        for lane in dropped:
+            lane.close()
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, lane in idle:
+            lane.close()
+
+    def ask(self, host: str, port: int, stop: StopSignal, ask: Callable[[socket.socket], T]) -> T:
+        """One handshake; a peer that says nothing is no better than one that does not accept.
+
+        Raises:
+            OSError: nobody answers, and whatever `ask` raises.
+        """
+        sock = dial(host, port, self._connect_timeout_s, stop)
+        with sock, stop.kicking(MooncakeLane(sock, 2).kick):
+            return ask(sock)
+
+
+def _epoch(text: str) -> int:
+    try:
+        epoch = int(text, 16)
+    except ValueError:
+        epoch = -1
+    if not 0 <= epoch < 2**64:
+        raise MooncakeFrameError(f"an epoch of {text!r:.100}")
+    return epoch

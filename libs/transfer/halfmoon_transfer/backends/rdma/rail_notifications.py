@@ -1,0 +1,94 @@
+"""A notification over a rail: written into the owner's slot, announced, answered.
+
+    initiator                                       owner
+    body -> WRITE_WITH_IMM (its length) ----------> slot, and a completion: `OwnerEnd.arrived`
+            its own completion <------------------- (the device's acknowledgement)
+    answer <---------------- side channel --------- put into the inbox, or refused:
+    `NotificationResult`
+
+Only the answer counts as delivered. A rail that fails before it has come is fenced, which the
+owner answers after all that has arrived; a notice that was not among it goes over another rail,
+with the same id: it is one and the same to the inbox. A link is used by one thread, which waits
+for the answer, so each end has one slot.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from halfmoon_transfer.backends.backend_interface import CarryRequest, refusal_outcome
+from halfmoon_transfer.backends.rdma.link import RdmaLink
+from halfmoon_transfer.backends.rdma.rail_health import RailFailed
+from halfmoon_transfer.backends.rdma.rdma_handshake import (
+    SLOT_BYTES,
+    U63,
+    HandshakeError,
+    NotificationResult,
+)
+from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
+from halfmoon_transfer.planning.transfer_plan import OutcomeKind, OutgoingNotification, SliceOutcome
+
+
+class NotificationBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What lies in the slot, as MessagePack."""
+
+    generation: U63
+    id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    sender: str
+    message: Annotated[bytes, msgspec.Meta(max_length=MAX_NOTIFICATION_BYTES)]
+
+
+_bodies: msgspec.msgpack.Decoder[NotificationBody] = msgspec.msgpack.Decoder(NotificationBody)
+
+
+def encode(generation: int, notice: OutgoingNotification) -> bytes:
+    """The bytes for the slot; they may be more than it has."""
+    return msgspec.msgpack.encode(
+        NotificationBody(generation, notice.id, notice.sender, notice.message)
+    )
+
+
+def decode(body: bytes) -> tuple[int, OutgoingNotification]:
+    """The generation that is meant, and what it is told.
+
+    Raises:
+        HandshakeError: it is no notice.
+    """
+    try:
+        found = _bodies.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HandshakeError(f"not a notice: {error}") from None
+    return found.generation, OutgoingNotification(found.id, found.sender, found.message)
+
+
+def deliver_notification(link: RdmaLink, errand: CarryRequest) -> SliceOutcome:
+    """Over the first rail that works.
+
+    Raises:
+        PeerGone: the side channel broke; whether it was delivered is unknown.
+        VerbsError: a device failed, likewise.
+    """
+    batch = errand.batch
+    assert batch.notice is not None
+    body = encode(batch.peer.generation, batch.notice)
+    if len(body) > SLOT_BYTES:
+        return SliceOutcome(
+            OutcomeKind.UNUSABLE, f"a notice of {len(body)} bytes; rdma takes {SLOT_BYTES}"
+        )
+    missing = "no rail of this peer works"
+    for rail in link.rails:
+        if errand.stop.stopped:
+            return SliceOutcome(OutcomeKind.LOST, "stopped")
+        if not link.health.usable(rail.pair):
+            continue
+        noted: NotificationResult | None = None
+        try:
+            if not rail.connected:
+                link.connect(rail)
+            noted = link.announce(rail, batch.notice.id, body)
+        except RailFailed as failed:
+            missing = f"{rail.pair} failed: {failed}"
+            link.health.on_failed(rail.pair, link.peer, str(failed))
+        if noted is not None:
+            return refusal_outcome(batch, batch.slices[0], noted.status, noted.detail)
+    return SliceOutcome(OutcomeKind.LOST, missing)

@@ -1,0 +1,179 @@
+"""Whole buffers in and out of blocking sockets, in as few system calls as can be."""
+
+import socket
+from collections.abc import Sequence
+
+#: Buffers per system call that every kernel takes (IOV_MAX).
+_MAX_BUFFERS = 1024
+
+
+class SocketClosed(ConnectionError):
+    """The other side hung up; `clean` when nothing of the wanted bytes had come."""
+
+    def __init__(self, *, clean: bool) -> None:
+        super().__init__("the peer hung up" if clean else "the peer hung up in the middle")
+        self.clean = clean
+
+
+#: Bytes that a `ReadAhead` reads ahead: the head of any request that our side makes, or one for
+#: a few slices with a small slice or two.
+_AHEAD_BYTES = 16 * 1024
+#: Socket buffers towards a peer on this host; see `tune`.
+_LOCAL_BUFFER_BYTES = 256 * 1024
+
+
+def tune_socket(sock: socket.socket) -> None:
+    """Send at once, and notice within about two minutes that the other host is gone.
+
+    Towards a peer on this host the buffers are kept small: there is no distance to bridge,
+    and bytes that wait in a buffer of megabytes have left the cache when they are taken out.
+    Towards other hosts the kernel finds the right size.
+    """
+    if _is_local(sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOCAL_BUFFER_BYTES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+def _is_local(sock: socket.socket) -> bool:
+    """Whether both ends have one address; no for a peer that has hung up already."""
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:
+        return False
+
+
+def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send all of these, in order.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    left = [memoryview(buffer) for buffer in buffers]
+    first = 0
+    while first < len(left):
+        n_sent = sock.sendmsg(left[first : first + _MAX_BUFFERS])
+        first = _advance(left, first, n_sent)
+
+
+def receive_into(sock: socket.socket, buffers: Sequence[memoryview]) -> None:
+    """Fill all of these, in order.
+
+    Raises:
+        Closed: the peer hung up before.
+        OSError: the connection broke.
+    """
+    left = list(buffers)
+    first = 0
+    any_received = False
+    while first < len(left):
+        if first == len(left) - 1:
+            n_received = sock.recv_into(left[first], 0, socket.MSG_WAITALL)
+        else:
+            window = left[first : first + _MAX_BUFFERS]
+            n_received = sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
+        if n_received == 0:
+            raise SocketClosed(clean=not any_received)
+        any_received = True
+        first = _advance(left, first, n_received)
+
+
+def receive(sock: socket.socket, n_bytes: int) -> memoryview:
+    """Exactly so many bytes; the caller has checked that it is not too many.
+
+    Raises:
+        Closed: the peer hung up before.
+        OSError: the connection broke.
+    """
+    buffer = memoryview(bytearray(n_bytes))
+    if n_bytes:
+        receive_into(sock, [buffer])
+    return buffer
+
+
+class ReadAhead:
+    """Reads a connection a little ahead, so that a small frame costs one system call."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._ahead = memoryview(bytearray(_AHEAD_BYTES))
+        #: What was read and not taken yet is `_ahead[_start:_end]`.
+        self._start = 0
+        self._end = 0
+
+    @property
+    def state(self) -> tuple[memoryview, int, int]:
+        """What is ahead, as memory, start and end, for `native` to read on from there."""
+        return self._ahead, self._start, self._end
+
+    def resume(self, start: int, end: int) -> None:
+        """`native` has read up to here."""
+        self._start, self._end = start, end
+
+    def wait(self) -> bool:
+        """Wait until something is there; False when the peer hung up instead.
+
+        Raises:
+            BlockingIOError: the socket's own timeout passed.
+            OSError: the connection broke.
+        """
+        if self._start == self._end:
+            self._start = 0
+            self._end = self._socket.recv_into(self._ahead)
+        return self._end > 0
+
+    def take(self, n_bytes: int) -> memoryview:
+        """Exactly so many bytes; the caller has checked that it is not too many.
+
+        Raises:
+            Closed: the peer hung up before.
+            OSError: the connection broke.
+        """
+        if self._end - self._start < n_bytes <= _AHEAD_BYTES:
+            self._read_until(n_bytes)
+        taken = memoryview(bytearray(n_bytes))
+        if n_bytes:
+            self.fill([taken])
+        return taken
+
+    def fill(self, buffers: Sequence[memoryview]) -> None:
+        """Fill all of these, in order.
+
+        Raises:
+            Closed: the peer hung up before.
+            OSError: the connection broke.
+        """
+        for index, buffer in enumerate(buffers):
+            n_ahead = self._end - self._start
+            if n_ahead < len(buffer):
+                buffer[:n_ahead] = self._ahead[self._start : self._end]
+                self._start = self._end = 0
+                receive_into(self._socket, [buffer[n_ahead:], *buffers[index + 1 :]])
+                return
+            buffer[:] = self._ahead[self._start : self._start + len(buffer)]
+            self._start += len(buffer)
+
+    def _read_until(self, n_bytes: int) -> None:
+        """Have at least so many bytes ahead, which have room there."""
+        n_ahead = self._end - self._start
+        self._ahead[:n_ahead] = bytes(self._ahead[self._start : self._end])
+        self._start, self._end = 0, n_ahead
+        while self._end < n_bytes:
+            n_received = self._socket.recv_into(self._ahead[self._end :])
+            if n_received == 0:
+                raise SocketClosed(clean=self._end == 0)
+            self._end += n_received
+
+
+def _advance(left: list[memoryview], first: int, n_done: int) -> int:
+    """Step over what is done; the index of the first buffer that is not."""
+    while first < len(left) and n_done >= len(left[first]):
+        n_done -= len(left[first])
+        first += 1
+    if n_done:
+        left[first] = left[first][n_done:]
+    return first

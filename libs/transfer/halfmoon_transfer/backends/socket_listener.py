@@ -1,0 +1,150 @@
+"""A listening socket and a thread per accepted connection, for every backend that dials.
+
+Here connections are accepted, bounded, given patience and ended. What is said on them, and by
+whom, is the business of the function that serves them.
+"""
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from halfmoon_transfer.backends.socket_io import tune_socket
+
+_log = logging.getLogger(__name__)
+#: Out of descriptors, accepting fails at once and again: don't spin.
+_ACCEPT_PAUSE_S = 0.1
+
+
+class SocketListener:
+    """Listens at `bind`:`port`; accepts from `start` on, and until `close`.
+
+    Args:
+        serve: called in a thread of its own with each connection, which is closed after it.
+            May raise `malformed`, what it calls bytes that make no sense (they are counted),
+            and OSError.
+        farewell: what is sent, if it can be without waiting, to who comes when
+            `max_connections` are open; given the reason.
+        stall_timeout_s: after so long without a byte, reading and writing give up with
+            BlockingIOError. The kernel's own timeouts, so that one call can still wait for a
+            whole buffer.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[socket.socket], None],
+        *,
+        malformed: type[Exception],
+        farewell: Callable[[str], bytes] | None = None,
+        bind: str,
+        port: int,
+        label: str,
+        max_connections: int,
+        stall_timeout_s: float,
+    ) -> None:
+        self.n_malformed = 0
+        self._serve = serve
+        self._malformed = malformed
+        self._farewell = farewell
+        self._label = label
+        self._max_connections = max_connections
+        seconds = int(stall_timeout_s)
+        self._patience = struct.pack("@ll", seconds, int((stall_timeout_s - seconds) * 1e6))
+        #: Open connections and the threads that serve them.
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        self._socket = socket.create_server((bind, port), family=family, backlog=128)
+        self.port = int(self._socket.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, name=f"{label}-accept", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept; those who dialled since it was made have waited."""
+        self._thread.start()
+
+    @property
+    def n_connections(self) -> int:
+        """Connections open now."""
+        return len(self._connections)
+
+    def hang_up(self, sock: socket.socket) -> None:
+        """Wake the thread that serves this connection; nothing if it has ended."""
+        with self._lock:
+            if sock in self._connections:
+                _shut(sock)
+
+    def close(self) -> None:
+        """Stop listening, hang up on everybody, and wait until they are no longer served."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._connections.values())
+            for sock in self._connections:
+                _shut(sock)
+        # Closing alone would not wake the thread that waits in accept.
+        _shut(self._socket)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._socket.close()
+        for thread in threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError as error:
+                if self._closed:
+                    return
+                _log.warning("%s: a peer could not connect: %s", self._label, error)
+                time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            with self._lock:
+                if self._closed:
+                    sock.close()
+                    return
+                if len(self._connections) >= self._max_connections:
+                    reason = f"{len(self._connections)} connections are open, the limit"
+                    self._turn_away(sock, reason)
+                    continue
+                thread = threading.Thread(
+                    target=self._run, args=(sock,), name=f"{self._label}-serve", daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system allows no more threads
+                    self._turn_away(sock, str(error))
+                else:
+                    self._connections[sock] = thread
+
+    def _turn_away(self, sock: socket.socket, reason: str) -> None:
+        """Say that there is no room; a line so short needs no thread of its own."""
+        _log.warning("%s: a peer was turned away: %s", self._label, reason)
+        with sock, contextlib.suppress(OSError):
+            if self._farewell is not None:
+                sock.send(self._farewell(reason), socket.MSG_DONTWAIT)
+
+    def _run(self, sock: socket.socket) -> None:
+        try:
+            tune_socket(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, self._patience)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._patience)
+            self._serve(sock)
+        except self._malformed as error:
+            with self._lock:
+                self.n_malformed += 1
+            _log.warning("%s: hanging up on a peer: %s", self._label, error)
+        except OSError as error:
+            _log.debug("%s: a connection ended: %s", self._label, error)
+        finally:
+            with self._lock:
+                del self._connections[sock]
+                sock.close()
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

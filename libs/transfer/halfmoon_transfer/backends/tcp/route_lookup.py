@@ -1,0 +1,33 @@
+"""Over which network card the way to an address leads, as the kernel would go."""
+
+import fcntl
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915
+
+
+def nic_towards(host: str) -> str:
+    """The interface's name; "" when there is no way, or only the kernel knows (IPv6)."""
+    try:
+        # Connecting a datagram socket sends nothing; it makes the kernel choose.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            own = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                if _address_of(probe, name) == own:
+                    return name
+            # Any 127.x.y.z is the loopback card's, though it has one address only.
+            return "lo" if own[0] == 127 else ""
+    except OSError:
+        return ""
+
+
+def _address_of(sock: socket.socket, card: str) -> bytes:
+    request = struct.pack("32s", card.encode())
+    try:
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+    except OSError:
+        return b""
+    address: bytes = struct.unpack_from("20x4s", answer)[0]
+    return address

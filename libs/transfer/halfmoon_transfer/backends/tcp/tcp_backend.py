@@ -1,0 +1,392 @@
+"""TCP between any two hosts that can dial each other.
+
+Connections are kept and used again, at most as many per peer as batches are carried at once.
+A connection that breaks takes its unanswered slices with it (they are lost, and tried again);
+the other idle ones to that peer are thrown away too, as they may be as dead.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import cast
+
+from halfmoon_transfer.backends.addresses import advertised_address, split_address
+from halfmoon_transfer.backends.backend_interface import (
+    BackendGauges,
+    CarryRequest,
+    EngineContext,
+    same_outcome_for_all,
+)
+from halfmoon_transfer.backends.socket_io import tune_socket
+from halfmoon_transfer.backends.tcp import native
+from halfmoon_transfer.backends.tcp.abandoned_connections import AbandonedConnections
+from halfmoon_transfer.backends.tcp.dial_gate import DialFailed, DialGate
+from halfmoon_transfer.backends.tcp.lane import Lane, LaneRefused, LaneUntrusted
+from halfmoon_transfer.backends.tcp.tcp_frames import MAX_SLICE_BYTES, TcpFrameError, TcpHello
+from halfmoon_transfer.backends.tcp.tcp_server import TcpServer
+from halfmoon_transfer.backends.tcp.tcp_sessions import TcpSessions
+from halfmoon_transfer.interface import Op, Piece
+from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor, rail_name
+from halfmoon_transfer.planning.transfer_plan import OutcomeKind, SliceOutcome
+from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher
+from halfmoon_transfer.threads.stop_signal import StopSignal
+
+
+class TcpBackend:
+    """Both sides of TCP."""
+
+    name = "tcp"
+
+    def __init__(self, home: EngineContext) -> None:
+        settings = home.settings
+        self.slice_bytes = min(settings.slice_bytes, MAX_SLICE_BYTES)
+        self._checksums = settings.checksums
+        self._key = settings.cluster_key
+        self._origin = home.name, home.generation
+        self._connect_timeout_s = settings.connect_timeout_s
+        self._max_idle = settings.max_idle_connections
+        self._spin_s = settings.spin_s
+        self._lanes = settings.lanes
+        self._label = f"halfmoon-transfer-{home.name}-{self.name}"
+        self._unsettled = AbandonedConnections()
+        self._gate = DialGate()
+        #: One per address that we listen at, and what peers dial for it.
+        self._servers: list[TcpServer] = []
+        self._endpoints: dict[str, Endpoint] = {}
+        self._use_native = settings.native and not native.missing
+        self._native = (
+            native.NativeServer(home.regions, settings.spin_s) if self._use_native else None
+        )
+        sessions = TcpSessions()
+        with ExitStack() as undo:
+            for index, (bind, advertise) in enumerate([(home.bind, home.advertise), *home.more]):
+                server = TcpServer(
+                    home.regions,
+                    home.inbox,
+                    sessions=sessions,
+                    key=settings.cluster_key,
+                    bind=bind,
+                    port=home.port,
+                    label=f"halfmoon-transfer-{home.name}-{rail_name(self.name, index)}",
+                    max_connections=settings.max_connections,
+                    stall_timeout_s=settings.stall_timeout_s,
+                    native=self._native,
+                )
+                undo.callback(server.close)
+                self._servers.append(server)
+                self._endpoints[rail_name(self.name, index)] = advertised_address(
+                    bind, server.port, advertise
+                )
+            undo.pop_all()
+        self._lock = threading.Lock()
+        #: Connections that nobody uses now, with whom they lead to; the oldest first.
+        self._idle: list[tuple[SegmentDescriptor, Lane]] = []
+        self._n_busy = 0
+        #: Connections that are hurried over now; at most `lanes`.
+        self._hurried: set[Lane] = set()
+        #: Ends those that are overdue; made when first needed.
+        self._watch: DeadlineWatcher[Lane] | None = None
+        self._closed = False
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """Where peers dial."""
+        return self._endpoints
+
+    def reaches(self, peer: SegmentDescriptor) -> bool:
+        """Whether the peer listens."""
+        return self.name in peer.endpoints
+
+    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+        """Move a batch over one connection."""
+
+        def move(lane: Lane, outcomes: list[SliceOutcome | None]) -> None:
+            lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
+
+        return self._over_a_lane(errand, move)
+
+    def notify(self, errand: CarryRequest) -> SliceOutcome:
+        """Deliver the notice over one connection."""
+
+        def deliver(lane: Lane, outcomes: list[SliceOutcome | None]) -> None:
+            outcomes[0] = lane.notify(errand)
+
+        return self._over_a_lane(errand, deliver)[0]
+
+    def _over_a_lane(
+        self, errand: CarryRequest, use: Callable[[Lane, list[SliceOutcome | None]], None]
+    ) -> Sequence[SliceOutcome]:
+        """Take a connection, use it, and see what remains of it."""
+        where = _where(errand.peer)
+        try:
+            lane = self._take(errand.peer, errand.stop)
+        except LaneUntrusted as untrusted:
+            return same_outcome_for_all(
+                errand.batch, OutcomeKind.UNTRUSTED, f"{where}: {untrusted}"
+            )
+        except LaneRefused as refused:
+            stale = refused.own.generation != errand.peer.generation
+            reason = f"{where}: {refused}"
+            return same_outcome_for_all(
+                errand.batch, OutcomeKind.STALE if stale else OutcomeKind.LOST, reason
+            )
+        except DialFailed as error:
+            return same_outcome_for_all(errand.batch, OutcomeKind.UNREACHABLE, f"{where}: {error}")
+        except (OSError, TcpFrameError, ValueError) as error:
+            return same_outcome_for_all(errand.batch, OutcomeKind.LOST, f"{where}: {error}")
+        errand.stop.doing = f"waiting for {where}"
+        return self._use(errand, lane, use)
+
+    def hurry(
+        self,
+        peer: SegmentDescriptor,
+        op: Op,
+        pieces: Sequence[Piece],
+        local: tuple[memoryview, ...],
+        deadline: float,
+    ) -> bool:
+        """Move a few pieces over a connection that is idle now."""
+        lane = self._take_idle(peer, deadline)
+        if lane is None:
+            return False
+        fine = intact = False
+        try:
+            fine = lane.hurry(
+                peer, op, pieces, local, checksums=self._checksums, spin_s=self._spin_s
+            )
+            intact = True
+        except (OSError, TcpFrameError):
+            self._drop_idle(lambda known: known == peer)
+        finally:
+            assert self._watch is not None
+            self._watch.forget(lane)
+            with self._lock:
+                self._hurried.discard(lane)
+            if intact and lane.in_time:
+                self._put_back(peer, lane)
+            else:
+                self._give_up(peer, op, lane)
+        return fine
+
+    def _use(
+        self,
+        errand: CarryRequest,
+        lane: Lane,
+        use: Callable[[Lane, list[SliceOutcome | None]], None],
+    ) -> Sequence[SliceOutcome]:
+        """Use a connection that was taken, and see what remains of it."""
+        outcomes: list[SliceOutcome | None] = [None] * len(errand.batch.slices)
+        broken = ""
+        reused = lane.used
+        try:
+            with errand.stop.kicking(lane.kick):
+                use(lane, outcomes)
+        except (OSError, TcpFrameError) as error:
+            broken = f"{_where(errand.peer)}: {error}"
+        except BaseException:
+            self._give_up(errand.peer, errand.batch.op, lane)
+            raise
+        if broken or errand.stop.stopped:
+            self._give_up(errand.peer, errand.batch.op, lane)
+            if reused:
+                self._drop_idle(lambda peer: peer == errand.peer)
+        else:
+            self._put_back(errand.peer, lane)
+            if None not in outcomes:
+                return cast(list[SliceOutcome], outcomes)
+        missing = SliceOutcome(OutcomeKind.LOST, broken or "stopped")
+        return [outcome or missing for outcome in outcomes]
+
+    def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
+        """There is none over a wire."""
+        return None
+
+    def revoke(self, key: bytes) -> None:
+        """Accesses look at its key each time; those of the extension are waited for here."""
+        if self._native is not None:
+            self._native.revoke(key)
+
+    def evict(self, key: bytes) -> None:
+        """Cut the connections that access the region now."""
+        for server in self._servers:
+            server.evict(key)
+
+    def forget(self, segment: str) -> None:
+        """Close idle connections to this peer."""
+        self._gate.forget(segment)
+        self._drop_idle(lambda peer: peer.name == segment)
+
+    def probe(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
+        """Dial this peer; the connection takes the place of idle ones, which may be dead.
+
+        Raises:
+            OSError: nobody answers.
+            FrameError: not in our framing.
+            Refusal: the peer does not want us.
+        """
+        with self._lock:
+            self._n_busy += 1
+        try:
+            lane = self._dial(peer, stop)
+        except BaseException:
+            with self._lock:
+                self._n_busy -= 1
+            raise
+        self._gate.forget(peer.name)
+        self._drop_idle(lambda known: known == peer)
+        self._put_back(peer, lane)
+
+    def gauges(self) -> BackendGauges:
+        """Connections of both sides."""
+        with self._lock:
+            n_dialled = len(self._idle) + self._n_busy
+        return BackendGauges(
+            n_connections=n_dialled + sum(server.n_connections for server in self._servers),
+            n_malformed=sum(server.n_malformed for server in self._servers),
+        )
+
+    def close(self) -> None:
+        """Hang up on everybody and stop listening."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for lane in self._hurried:
+                lane.end()
+            watch = self._watch
+        if watch is not None:
+            watch.close()
+        for _, lane in idle:
+            lane.close()
+        for server in self._servers:
+            server.close()
+        if self._native is not None:
+            self._native.close()
+
+    def _take(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
+        """An idle connection to this peer, or a new one."""
+        # While an earlier write is unsettled nothing may overtake it: a new connection ends it.
+        unsettled = self._unsettled.of(peer)
+        with self._lock:
+            self._n_busy += 1
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == peer and not unsettled:
+                    return self._idle.pop(index)[1]
+        # None to this start of the peer: what there is leads to an earlier one.
+        self._drop_idle(
+            lambda known: known.name == peer.name and known.generation != peer.generation
+        )
+        place = peer.name, peer.generation, peer.endpoints[self.name].address
+        try:
+            return self._gate.through(place, stop, lambda: self._dial(peer, stop))
+        except BaseException:
+            with self._lock:
+                self._n_busy -= 1
+            raise
+
+    def _take_idle(self, peer: SegmentDescriptor, deadline: float) -> Lane | None:
+        """An idle connection to hurry over, if nothing speaks against it."""
+        if self._unsettled.any and self._unsettled.of(peer):
+            return None
+        with self._lock:
+            if self._closed or len(self._hurried) >= self._lanes:
+                return None
+            for index in reversed(range(len(self._idle))):
+                if self._idle[index][0] == peer:
+                    lane = self._idle.pop(index)[1]
+                    break
+            else:
+                return None
+            self._n_busy += 1
+            self._hurried.add(lane)
+            if self._watch is None:
+                self._watch = DeadlineWatcher(f"{self._label}-hurry", Lane.end)
+        lane.deadline = deadline
+        self._watch.watch(lane)
+        return lane
+
+    def _dial(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
+        host, port = split_address(peer.endpoints[self.name].address, 0)
+        stop.doing = f"connecting to {_where(peer)}"
+        patience = min(self._connect_timeout_s, stop.remaining_s())
+        sock = connect_any(host, port, time.monotonic() + patience, stop)
+        lane = Lane(sock, self._unsettled.next_number(), use_native=self._use_native)
+        over = self._unsettled.of(peer)
+        hello = TcpHello(
+            peer.name,
+            peer.generation,
+            session=self._unsettled.session,
+            number=lane.number,
+            over=over,
+            origin=self._origin[0],
+            origin_generation=self._origin[1],
+        )
+        try:
+            # Whoever accepts a connection and says nothing is no better than who doesn't accept.
+            with stop.kicking(lane.kick):
+                lane.greet(hello, self._key)
+            self._unsettled.settle(peer, over)
+            sock.settimeout(None)
+            tune_socket(sock)
+        except BaseException:
+            lane.close()
+            raise
+        return lane
+
+    def _put_back(self, peer: SegmentDescriptor, lane: Lane) -> None:
+        with self._lock:
+            self._n_busy -= 1
+            self._idle.append((peer, lane))
+            surplus = self._idle[
+                : max(0, len(self._idle) - (0 if self._closed else self._max_idle))
+            ]
+            del self._idle[: len(surplus)]
+        for _, old in surplus:
+            old.close()
+
+    def _give_up(self, peer: SegmentDescriptor, op: Op, lane: Lane) -> None:
+        """Hang up in the middle of something."""
+        if op == "write":
+            self._unsettled.add(peer, lane.number)
+        with self._lock:
+            self._n_busy -= 1
+        lane.close()
+
+    def _drop_idle(self, unwanted: Callable[[SegmentDescriptor], bool]) -> None:
+        with self._lock:
+            dropped = [lane for peer, lane in self._idle if unwanted(peer)]
+            self._idle = [(peer, lane) for peer, lane in self._idle if not unwanted(peer)]
+        for lane in dropped:
+            lane.close()
+
+
+def _where(peer: SegmentDescriptor) -> str:
+    endpoint = peer.endpoints["tcp"]
+    return f"segment {peer.name} at {endpoint.address} ({endpoint.origin})"
+
+
+def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
+    """Dial the host's addresses in turn; the socket keeps the patience that is left.
+
+    Raises:
+        OSError: none of them answers.
+    """
+    error: OSError = ConnectionError(f"{host!r} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        left = until - time.monotonic()
+        if left <= 0 or stop.stopped:
+            break
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(left)
+        try:
+            with stop.kicking(Lane(sock).kick):
+                sock.connect(address)
+        except OSError as failed:
+            sock.close()
+            error = failed
+        else:
+            return sock
+    raise error

@@ -1,0 +1,347 @@
+"""The owner's side of TCP: what is said on each accepted connection.
+
+A connection that sends what is not our framing is told so and closed; it can't have written
+anything outside a region, as every slice is bounds-checked before its bytes are read.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from halfmoon_transfer.backends.socket_io import ReadAhead, SocketClosed, send_all
+from halfmoon_transfer.backends.socket_listener import SocketListener
+from halfmoon_transfer.backends.tcp import tcp_frames
+from halfmoon_transfer.backends.tcp.native import NativeServer
+from halfmoon_transfer.backends.tcp.tcp_frames import (
+    SliceReply,
+    TcpFrameError,
+    TcpHello,
+    TcpProof,
+    TcpRequest,
+)
+from halfmoon_transfer.backends.tcp.tcp_sessions import TcpSessions
+from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
+from halfmoon_transfer.notification_queue import NotificationQueue
+from halfmoon_transfer.regions.byte_ops import checksum
+from halfmoon_transfer.regions.region_table import (
+    AccessRefused,
+    AccessStatus,
+    RegionSpan,
+    RegionTable,
+)
+
+_log = logging.getLogger(__name__)
+_SCRAP_BYTES = 64 * 1024
+#: How long a peer that made no sense may take to hear why.
+_LINGER_S = 0.2
+
+
+class TcpServer:
+    """Serves one segment's regions at `bind`:`port`."""
+
+    def __init__(
+        self,
+        regions: RegionTable,
+        inbox: NotificationQueue,
+        *,
+        sessions: TcpSessions,
+        key: ClusterKey | None,
+        bind: str,
+        port: int,
+        label: str,
+        max_connections: int,
+        stall_timeout_s: float,
+        native: NativeServer | None = None,
+    ) -> None:
+        self._native = native
+        self._regions = regions
+        self._inbox = inbox
+        self._sessions = sessions
+        self._key = key
+        #: Connections being served.
+        self._connections: set[_Connection] = set()
+        self._lock = threading.Lock()
+        self._listener = SocketListener(
+            self._serve,
+            malformed=TcpFrameError,
+            farewell=self._farewell,
+            bind=bind,
+            port=port,
+            label=label,
+            max_connections=max_connections,
+            stall_timeout_s=stall_timeout_s,
+        )
+        self.port = self._listener.port
+        self._listener.start()
+
+    @property
+    def n_connections(self) -> int:
+        """Connections open now."""
+        return self._listener.n_connections
+
+    @property
+    def n_malformed(self) -> int:
+        """Connections ended for what was said on them."""
+        return self._listener.n_malformed
+
+    def evict(self, key: bytes) -> None:
+        """Close the connections that access this region now."""
+        with self._lock:
+            for connection in self._connections:
+                if key in connection.accessing:
+                    connection.hang_up()
+
+    def close(self) -> None:
+        """Stop listening and hang up on everybody."""
+        self._listener.close()
+
+    def _farewell(self, reason: str) -> bytes:
+        return tcp_frames.encode_hello(
+            TcpHello(self._regions.segment, self._regions.generation, reason)
+        )
+
+    def _serve(self, sock: socket.socket) -> None:
+        connection = _Connection(
+            sock, self._regions, self._inbox, self._sessions, self._key, self._native
+        )
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            connection.serve()
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.leave()
+
+
+class _Connection:
+    """One accepted connection, served by one thread."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        regions: RegionTable,
+        inbox: NotificationQueue,
+        sessions: TcpSessions,
+        key: ClusterKey | None,
+        native: NativeServer | None,
+    ) -> None:
+        self._native = native
+        self._socket = sock
+        self._ahead = ReadAhead(sock)
+        self._regions = regions
+        self._inbox = inbox
+        self._sessions = sessions
+        self._key = key
+        #: Who it says it is, once greeted.
+        self._greeted: TcpHello | None = None
+        #: Keys of the regions that the current request accesses.
+        self.accessing: frozenset[bytes] = frozenset()
+        self._scrap = memoryview(bytearray(0))
+
+    def hang_up(self) -> None:
+        """Wake the thread that serves it, from another one; the socket is closed after that."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def leave(self) -> None:
+        """Nothing is read from it any more."""
+        if self._greeted is not None:
+            self._sessions.leave(self._greeted.session, self._greeted.number)
+
+    def serve(self) -> None:
+        """Greet, then answer requests until the peer hangs up.
+
+        Raises:
+            FrameError: the peer sent something else.
+            OSError: the connection broke, or stalled in the middle of a frame.
+        """
+        try:
+            if not self._greet():
+                return
+            while (header := self._next_header()) is not None:
+                rest = self._ahead.take(tcp_frames.request_rest_bytes(header))
+                request = tcp_frames.decode_request(header, rest)
+                if request.op == tcp_frames.NOTIFY:
+                    self._note(request)
+                else:
+                    self._answer(request)
+        except TcpFrameError as error:
+            self._complain(str(error))
+            raise
+
+    def _complain(self, text: str) -> None:
+        """Say what was wrong; closing at once on unread bytes would take the words back."""
+        until = time.monotonic() + _LINGER_S
+        with contextlib.suppress(OSError):
+            self._socket.send(tcp_frames.encode_failure(text), socket.MSG_DONTWAIT)
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left := until - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(_SCRAP_BYTES):
+                    return
+
+    def _greet(self) -> bool:
+        header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
+        asked = bytes(self._ahead.take(tcp_frames.hello_bytes(header)))
+        hello = tcp_frames.decode_hello(asked)
+        own = TcpHello(
+            self._regions.segment,
+            self._regions.generation,
+            self._unwanted(hello),
+            nonce=b"" if self._key is None else make_nonce(),
+        )
+        if self._key is None and not own.refused:
+            own = msgspec.structs.replace(own, refused=self._enter(hello))
+        answer = tcp_frames.encode_hello(own)
+        send_all(self._socket, [answer])
+        if self._key is None or own.refused:
+            return not own.refused
+        verdict = self._examine(self._key, hello, asked, answer[tcp_frames.HELLO_HEADER_BYTES :])
+        send_all(self._socket, [tcp_frames.encode_proof(verdict)])
+        return not verdict.refused
+
+    def _unwanted(self, hello: TcpHello) -> str:
+        """Why the peer is refused for what it said first; empty if it isn't."""
+        regions = self._regions
+        if self._key is not None and not hello.nonce:
+            _log.warning("%s: refused, it has no cluster key", self._who(hello))
+            return key_mismatch_hint("there", "here")
+        if (hello.segment, hello.generation) != (regions.segment, regions.generation):
+            return (
+                f"this is segment {regions.segment}, generation {regions.generation}, "
+                f"not {hello.segment:.200}, generation {hello.generation}"
+            )
+        return ""
+
+    def _examine(self, key: ClusterKey, hello: TcpHello, asked: bytes, answered: bytes) -> TcpProof:
+        """Hear the peer's proof and answer with our own, if it deserves one."""
+        header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
+        theirs = tcp_frames.decode_proof(self._ahead.take(tcp_frames.proof_bytes(header)))
+        if not key.accepts(theirs.proof, ProverRole.INITIATOR, asked, answered):
+            _log.warning("%s: refused, it has another cluster key", self._who(hello))
+            return TcpProof(refused="another cluster key is set there than here")
+        ours = key.prove(ProverRole.OWNER, asked, answered)
+        return TcpProof(ours, self._enter(hello))
+
+    def _enter(self, hello: TcpHello) -> str:
+        """Take the connection's place among the peer's own; why that can't be."""
+        if hello.over and not self._sessions.end(hello.session, hello.over):
+            return "an earlier connection of yours has not ended yet"
+        if hello.session:
+            self._greeted = hello
+            self._sessions.enter(hello.session, hello.number, self.hang_up)
+        return ""
+
+    def _who(self, hello: TcpHello) -> str:
+        return f"segment {hello.origin:.200} at {self._socket.getpeername()[0]}"
+
+    def _next_header(self) -> memoryview | None:
+        """The next request's header; None when the peer has hung up in between."""
+        if self._native is not None:
+            self._native.serve(self._socket, self._ahead)
+        while True:
+            try:
+                # Idling between requests is fine, for as long as the peer likes.
+                if not self._ahead.wait():
+                    return None
+            except BlockingIOError:
+                continue
+            try:
+                return self._ahead.take(tcp_frames.HEADER_BYTES)
+            except SocketClosed as closed:
+                raise TcpFrameError("the peer hung up in the middle of a header") from closed
+
+    def _answer(self, request: TcpRequest) -> None:
+        self.accessing = frozenset(each.key for each in request.slices)
+        write = request.op == tcp_frames.WRITE
+        spans = [(each.key, each.offset, each.length) for each in request.slices]
+        with self._regions.lease_batch(request.generation, spans, write=write) as views:
+            if write:
+                self._take(request, views)
+            else:
+                self._give(request, views)
+        if self._native is not None:
+            self._native.show(self.accessing)
+        self.accessing = frozenset()
+
+    def _note(self, request: TcpRequest) -> None:
+        """Put a notice into the inbox and say so."""
+        (asked,) = request.slices
+        notice = tcp_frames.decode_notification(asked, self._ahead.take(asked.length))
+        answer = _FINE
+        try:
+            self._inbox.deliver(request.generation, notice)
+        except AccessRefused as refused:
+            answer = _refused(refused)
+        send_all(
+            self._socket, [tcp_frames.encode_reply(tcp_frames.NOTIFY, request.number, [answer])]
+        )
+
+    def _take(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
+        """Read the slices' bytes into place, check them, acknowledge."""
+        buffers: list[memoryview] = []
+        for each, view in zip(request.slices, views, strict=True):
+            if isinstance(view, AccessRefused):
+                buffers.extend(self._scraps(each.length))
+            else:
+                buffers.append(view)
+        self._ahead.fill(buffers)
+        if request.checksums:
+            for index, (each, view) in enumerate(zip(request.slices, views, strict=True)):
+                if not isinstance(view, AccessRefused) and checksum(view) != each.checksum:
+                    views[index] = AccessRefused(AccessStatus.CHECKSUM_MISMATCH)
+        if self._regions.has_files:
+            _settle(self._regions.store, request, views)
+        answers = [_refused(view) if isinstance(view, AccessRefused) else _FINE for view in views]
+        send_all(self._socket, [tcp_frames.encode_reply(tcp_frames.WRITE, request.number, answers)])
+
+    def _give(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
+        """Send the slices' bytes from where they are."""
+        if self._regions.has_files:
+            _settle(self._regions.load, request, views)
+        answers = [
+            _refused(view)
+            if isinstance(view, AccessRefused)
+            else SliceReply(AccessStatus.OK, checksum(view))
+            if request.checksums
+            else _FINE
+            for view in views
+        ]
+        given = [view for view in views if not isinstance(view, AccessRefused)]
+        head = tcp_frames.encode_reply(tcp_frames.READ, request.number, answers)
+        send_all(self._socket, [head, *given])
+
+    def _scraps(self, n_bytes: int) -> list[memoryview]:
+        """Room to read bytes into that nobody wants: the same piece again and again."""
+        if not self._scrap:
+            self._scrap = memoryview(bytearray(_SCRAP_BYTES))
+        whole, part = divmod(n_bytes, _SCRAP_BYTES)
+        return [self._scrap] * whole + ([self._scrap[:part]] if part else [])
+
+
+_FINE = SliceReply(AccessStatus.OK)
+
+
+def _refused(refused: AccessRefused) -> SliceReply:
+    return SliceReply(refused.status, refused.detail)
+
+
+def _settle(
+    settle: Callable[[Mapping[int, RegionSpan]], dict[int, AccessRefused]],
+    request: TcpRequest,
+    views: list[memoryview | AccessRefused],
+) -> None:
+    """See that files give, or take, the bytes of the slices that are fine so far."""
+    spots = {
+        index: RegionSpan(each.key, each.offset, view)
+        for index, (each, view) in enumerate(zip(request.slices, views, strict=True))
+        if not isinstance(view, AccessRefused)
+    }
+    for index, refused in settle(spots).items():
+        views[index] = refused

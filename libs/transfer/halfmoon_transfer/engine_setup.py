@@ -1,0 +1,116 @@
+"""What an engine is built from, in order: its home, its backends, its descriptor for peers."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halfmoon_transfer.backends import open_backend
+from halfmoon_transfer.backends.backend_interface import Backend, BackendUnavailable, EngineContext
+from halfmoon_transfer.devices.device_table import DeviceTable
+from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
+from halfmoon_transfer.notification_queue import NotificationQueue
+from halfmoon_transfer.planning.topology import Topology
+from halfmoon_transfer.regions.region_table import RegionTable
+from halfmoon_transfer.settings import TransferSettings
+
+if TYPE_CHECKING:
+    from halfmoon_transfer.backends.fault_injection import FaultInjection
+
+_log = logging.getLogger(__name__)
+
+
+def make_context(
+    name: str,
+    generation: int,
+    *,
+    bind: str | Sequence[str],
+    port: int,
+    advertise: str | Sequence[str] | None,
+    host_id: str | None,
+    topology: Topology | None,
+    settings: TransferSettings,
+) -> EngineContext:
+    """What the backends share; see `TransferEngine.open` for the arguments.
+
+    Raises:
+        ValueError: the addresses to listen at and those to advertise don't match.
+    """
+    (bind, advertise), *more = _addresses(bind, advertise)
+    regions = RegionTable(name, generation)
+    return EngineContext(
+        name=name,
+        generation=generation,
+        host_id=host_id or read_host_id(),
+        bind=bind,
+        port=port,
+        advertise=advertise,
+        more=tuple(more),
+        topology=topology,
+        regions=regions,
+        devices=DeviceTable(regions, settings),
+        inbox=NotificationQueue(name, generation, settings.max_notifications),
+        settings=settings,
+    )
+
+
+def open_backends(
+    choices: Sequence["str | FaultInjection"], home: EngineContext, undo: ExitStack
+) -> dict[str, Backend]:
+    """Open them in order, by name; without those that may be left out and can't be had.
+
+    Args:
+        choices: names, or `FaultInjection` around one; a question mark says "if this machine can".
+        home: what they belong to.
+        undo: gets their closing, for when a later one fails.
+
+    Raises:
+        ValueError: no backend of this name, or settings that it can't use.
+        Unavailable: this machine lacks what one needs.
+        OSError: one can't listen.
+    """
+    opened: dict[str, Backend] = {}
+    for choice in choices:
+        required = choice.removesuffix("?") if isinstance(choice, str) else choice
+        try:
+            backend = open_backend(required, home)
+        except BackendUnavailable as error:
+            if choice == required:
+                raise
+            _log.debug("%s is left out: %s", choice, error)
+            continue
+        undo.callback(backend.close)
+        opened[backend.name] = backend
+    return opened
+
+
+def make_descriptor(home: EngineContext, backends: Iterable[Backend]) -> SegmentDescriptor:
+    """What peers need to know of an engine that has these backends."""
+    endpoints: dict[str, Endpoint] = {}
+    for backend in backends:
+        endpoints |= backend.endpoints
+    return SegmentDescriptor(home.name, home.generation, home.host_id, endpoints)
+
+
+def read_host_id() -> str:
+    """What processes that can pass each other file descriptors have in common.
+
+    The kernel's boot and the network namespace: abstract Unix sockets live in the latter.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def _addresses(
+    bind: str | Sequence[str], advertise: str | Sequence[str] | None
+) -> list[tuple[str, str | None]]:
+    """Each address to listen at, with what to advertise for it."""
+    binds = [bind] if isinstance(bind, str) else list(bind)
+    told: Sequence[str | None] = [advertise] if isinstance(advertise, str) else advertise or ()
+    if not binds or len(told) not in (0, len(binds)):
+        raise ValueError(
+            f"{len(binds)} addresses to listen at and {len(told)} to advertise: at least one, "
+            "and as many of these as of those"
+        )
+    return list(zip(binds, told or [None] * len(binds), strict=True))

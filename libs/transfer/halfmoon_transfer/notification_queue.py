@@ -1,0 +1,122 @@
+"""The messages that peers left for this engine: bounded, each once, in the order they came.
+
+Whoever sends a notification and hears no answer sends it again, perhaps over another path. Its
+id says that it is the same one: it is taken for delivered and not queued a second time.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from halfmoon_transfer.interface import Notification, TransferError
+from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
+from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+
+#: Ids remembered. One is sent again only while its transfer lives, so this is a matter of how
+#: many others can come meanwhile.
+_MAX_IDS = 65_536
+
+
+class NotificationQueue:
+    """What came for one segment. All methods are safe from any thread."""
+
+    def __init__(self, segment: str, generation: int, capacity: int) -> None:
+        self._segment = segment
+        self._generation = generation
+        self._capacity = capacity
+        #: Delivered and not taken; at most `capacity`.
+        self._queue: deque[Notification] = deque()
+        #: Ids of what was delivered, the latest last.
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        #: Called once each, at the next arrival or at the end.
+        self._wakers: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def deliver(self, generation: int, notice: OutgoingNotification) -> None:
+        """Queue a message, unless it was queued before.
+
+        Raises:
+            Refused: it is meant for another start of this segment, or there is no room.
+        """
+        with self._changed:
+            if generation != self._generation or self._closed:
+                raise AccessRefused(AccessStatus.OTHER_GENERATION, self._generation)
+            if notice.id in self._seen:
+                return
+            if len(self._queue) >= self._capacity:
+                raise AccessRefused(AccessStatus.NO_ROOM, self._capacity)
+            self._seen[notice.id] = None
+            if len(self._seen) > _MAX_IDS:
+                self._seen.popitem(last=False)
+            self._queue.append(Notification(notice.sender, notice.message))
+            self._wake()
+
+    def take(self, timeout_s: float | None) -> Notification | None:
+        """The oldest message; None when none came in time. Blocks; None waits for ever.
+
+        Raises:
+            TransferError: the engine is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed, timeout_s)
+            return self._pop()
+
+    async def wait(self, timeout_s: float | None) -> Notification | None:
+        """Like `take`, from asyncio. Nothing is lost when the waiter is cancelled."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        loop = asyncio.get_running_loop()
+        while True:
+            arrived = asyncio.Event()
+
+            def wake(arrived: asyncio.Event = arrived) -> None:
+                # A loop that was closed meanwhile raises: nobody waits there any more.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(arrived.set)
+
+            with self._changed:
+                left = None if deadline is None else deadline - time.monotonic()
+                if self._queue or self._closed or (left is not None and left <= 0):
+                    return self._pop()
+                self._wakers.append(wake)
+            try:
+                # Not `wait_for`, which (until Python 3.12) loses a cancellation that comes
+                # together with the arrival.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await arrived.wait()
+            finally:
+                with self._changed:
+                    if wake in self._wakers:
+                        self._wakers.remove(wake)
+
+    def close(self) -> None:
+        """Wake all who wait; they are told that the engine is closed."""
+        with self._changed:
+            self._closed = True
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        for waker in self._wakers:
+            waker()
+        self._wakers.clear()
+
+    def _pop(self) -> Notification | None:
+        if self._queue:
+            return self._queue.popleft()
+        if self._closed:
+            raise TransferError(f"the transfer engine of segment {self._segment} is closed")
+        return None
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        with self._changed:
+            assert len(self._queue) <= self._capacity
+            assert len(self._seen) <= _MAX_IDS

@@ -1,0 +1,487 @@
+"""What to do next in one transfer: cut it, choose paths, try again, finish exactly once.
+
+Pure: facts come in (`on_resolved`, `on_carried`, `stop`), commands come out, and nothing
+here knows a socket, a thread or a clock. A transfer's pieces are merged where they touch and
+cut into *slices*, the unit of retry. Slices travel in *batches*, each to one peer over one
+path. A path is a backend that reaches the peer; they are tried in order.
+
+A slice is in one place at a time:
+
+    waiting (its peer is being resolved) -> in flight (in one batch) -> applied
+         ^                                      |
+         +---- its peer may have moved ---------+---- tried again, here or on the next path
+
+A transfer may leave a notice with its peers: once all slices are applied, one more batch goes to
+each, with the notice instead of bytes. It is tried again over the same paths as slices are.
+
+The transfer ends when all that is done, or, once one has failed for good or the caller
+has stopped it, when no batch is in flight any more: from then on its memory is left alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+import msgspec
+
+from halfmoon_protocol.regions import Region
+from halfmoon_transfer.interface import (
+    Corrupted,
+    Lost,
+    Op,
+    Piece,
+    Rejected,
+    TransferError,
+    Untrusted,
+)
+
+#: How often one transfer may look a peer up: once, and once more when it may have moved.
+_MAX_RESOLVES = 2
+
+
+class PeerKey(msgspec.Struct, frozen=True):
+    """One start of one segment."""
+
+    segment: str
+    generation: int
+
+
+class TransferPath(msgspec.Struct, frozen=True):
+    """A backend that reaches a peer, and the size of slices that suits it."""
+
+    name: str
+    slice_bytes: int
+    #: Ways of the same kind that the backend has; what is large is spread over them.
+    n_rails: int = 1
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """A run of bytes that is moved, tried again and acknowledged as one."""
+
+    #: Counts the slices of a transfer.
+    number: int
+    local: Region
+    local_offset: int
+    remote: Region
+    remote_offset: int
+    length: int
+    #: Index into the peer's paths.
+    path: int = 0
+    #: Tries so far on this path, and on all paths.
+    path_tries: int = 0
+    tries: int = 0
+
+
+class OutcomeKind(Enum):
+    """What became of a slice in one try."""
+
+    #: The far side acknowledged it (a write), or its bytes are here and right (a read).
+    APPLIED = "applied"
+    #: The path failed; whether the far side applied it is unknown.
+    LOST = "lost"
+    #: The peer can't be reached over this path at all; nothing was sent.
+    UNREACHABLE = "unreachable"
+    #: The bytes arrived with another checksum.
+    CORRUPTED = "corrupted"
+    #: The owner refuses; no path will change that.
+    REJECTED = "rejected"
+    #: This path can't reach this region, another may.
+    UNUSABLE = "unusable"
+    #: The peer is of another generation than its cached descriptor says.
+    STALE = "stale"
+    #: Whoever is at that address has another cluster key, or none.
+    UNTRUSTED = "untrusted"
+
+
+class SliceOutcome(msgspec.Struct, frozen=True):
+    """The fate of one slice in one try, with the reason in words."""
+
+    fate: OutcomeKind
+    reason: str = ""
+
+
+APPLIED = SliceOutcome(OutcomeKind.APPLIED)
+
+
+class OutgoingNotification(msgspec.Struct, frozen=True):
+    """A message for a peer; sent again with the same id, it is the same one."""
+
+    id: bytes
+    #: The segment that it is from.
+    sender: str
+    message: bytes
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Slices for one peer over one path, carried by one thread."""
+
+    #: Unique in its transfer.
+    number: int
+    #: Number of the transfer in its engine.
+    transfer: int
+    op: Op
+    peer: PeerKey
+    path: str
+    slices: tuple[Slice, ...]
+    #: To be delivered in place of bytes: `slices` is then one, of length 0.
+    notice: OutgoingNotification | None = None
+
+
+class ResolvePeer(msgspec.Struct, frozen=True):
+    """Find out how this peer is reached; with `fresh`, don't trust what is cached."""
+
+    peer: PeerKey
+    fresh: bool
+
+
+class CarryBatch(msgspec.Struct, frozen=True):
+    """Move this batch; its outcomes come back to `on_carried`."""
+
+    batch: Batch
+
+
+class FinishTransfer(msgspec.Struct, frozen=True):
+    """The transfer is over: well, or with this error. The last command, given once."""
+
+    error: TransferError | None
+
+
+PlanCommand = ResolvePeer | CarryBatch | FinishTransfer
+
+
+class PlanLimits(msgspec.Struct, frozen=True):
+    """Bounds of a plan; see `TransferSettings`."""
+
+    batch_bytes: int
+    batch_slices: int
+    tries_per_path: int
+
+
+class _Failures:
+    """What went wrong with one path to one peer."""
+
+    def __init__(self) -> None:
+        self.n_tries = 0
+        self.slices: set[int] = set()
+        self.last = SliceOutcome(OutcomeKind.LOST)
+
+    def add(self, each: Slice, outcome: SliceOutcome) -> None:
+        """A slice failed."""
+        self.n_tries = max(self.n_tries, each.path_tries + 1)
+        self.slices.add(each.number)
+        self.last = outcome
+
+    def __str__(self) -> str:
+        tries = f"failed {self.n_tries} times" if self.n_tries > 1 else "failed"
+        slices = f" for {len(self.slices)} slices" if len(self.slices) > 1 else ""
+        return f"{tries}{slices}, last: {self.last.reason}"
+
+
+class _Peer:
+    """What a plan knows of one peer."""
+
+    def __init__(self) -> None:
+        self.paths: tuple[TransferPath, ...] = ()
+        self.n_resolves = 0
+        #: Slices that wait for the answer to a `ResolvePeer`.
+        self.waiting: list[Slice] = []
+        #: By path: what went wrong with it.
+        self.failures: dict[str, _Failures] = {}
+        #: By path: why it does not reach the peer. It is not tried again.
+        self.unreachable: dict[str, SliceOutcome] = {}
+        #: Slices that are not applied.
+        self.n_left = 0
+        #: What failed last.
+        self.last = OutcomeKind.LOST
+
+
+class TransferPlan:
+    """The state of one transfer."""
+
+    def __init__(
+        self,
+        number: int,
+        op: Op,
+        pieces: Sequence[Piece],
+        limits: PlanLimits,
+        notice: OutgoingNotification | None = None,
+    ) -> None:
+        self.number = number
+        self.op: Op = op
+        self.limits = limits
+        #: Not cut yet: pieces by peer until its paths are known.
+        self._uncut: dict[PeerKey, list[Piece]] = {}
+        for piece in merge_pieces(pieces):
+            key = PeerKey(piece.remote.segment, piece.remote.generation)
+            self._uncut.setdefault(key, []).append(piece)
+        if notice is not None:
+            # Also those with nothing to move are told.
+            for piece in pieces:
+                self._uncut.setdefault(PeerKey(piece.remote.segment, piece.remote.generation), [])
+        self._peers = {key: _Peer() for key in self._uncut}
+        self.notice = notice
+        #: Whether all bytes are applied and what is carried now are notices.
+        self._notifying = False
+        self.n_bytes = sum(piece.length for piece in pieces)
+        self.applied_bytes = 0
+        self.n_retries = 0
+        self.paths_used: list[str] = []
+        #: Batches given out and not back, by number.
+        self._in_flight: dict[int, Batch] = {}
+        self._n_slices = 0
+        self._n_batches = 0
+        self._error: TransferError | None = None
+        self.finished = False
+
+    def begin(self) -> list[PlanCommand]:
+        """The first commands; none if it was stopped before."""
+        if self.finished:
+            return []
+        for peer in self._peers.values():
+            peer.n_resolves = 1
+        return [*(ResolvePeer(key, fresh=False) for key in self._peers), *self._finish()]
+
+    def on_resolved(
+        self, key: PeerKey, paths: tuple[TransferPath, ...], *, moved: bool
+    ) -> list[PlanCommand]:
+        """The peer is reached over these paths, best first; `moved` since last resolved."""
+        if self._error is not None:
+            return []
+        peer = self._peers[key]
+        if not paths and peer.n_resolves < _MAX_RESOLVES:
+            peer.n_resolves += 1
+            return [ResolvePeer(key, fresh=True)]
+        if not paths:
+            return self._fail(Lost(f"segment {key.segment} offers no path that is enabled here"))
+        peer.paths = paths
+        if key in self._uncut:
+            ready = list(self._cut(self._uncut.pop(key), paths[0].slice_bytes))
+            peer.n_left = len(ready)
+        elif moved:
+            peer.unreachable.clear()
+            ready = [msgspec.structs.replace(each, path=0, path_tries=0) for each in peer.waiting]
+        else:
+            return self._fail(self._give_up(key))
+        peer.waiting = []
+        return self._carry(key, ready) + self._finish()
+
+    def on_unresolved(self, key: PeerKey, error: TransferError) -> list[PlanCommand]:
+        """The peer can't be found, or is of another generation."""
+        del key
+        return [] if self._error is not None else self._fail(error)
+
+    def on_carried(self, number: int, outcomes: Sequence[SliceOutcome]) -> list[PlanCommand]:
+        """A batch is back, with one outcome per slice. Only the first answer counts."""
+        batch = self._in_flight.pop(number, None)
+        if batch is None:
+            return []
+        if all(outcome is APPLIED for outcome in outcomes):
+            self.applied_bytes += sum(each.length for each in batch.slices)
+            self._peers[batch.peer].n_left -= len(batch.slices)
+            if batch.notice is None and batch.path not in self.paths_used:
+                self.paths_used.append(batch.path)
+            return self._finish()
+        peer = self._peers[batch.peer]
+        again: list[Slice] = []
+        for each, outcome in zip(batch.slices, outcomes, strict=True):
+            if outcome.fate is OutcomeKind.APPLIED:
+                self.applied_bytes += each.length
+                peer.n_left -= 1
+                if batch.notice is None and batch.path not in self.paths_used:
+                    self.paths_used.append(batch.path)
+                continue
+            peer.failures.setdefault(batch.path, _Failures()).add(each, outcome)
+            if outcome.fate is OutcomeKind.UNREACHABLE:
+                peer.unreachable[batch.path] = outcome
+            peer.last = outcome.fate
+            if self._error is None:
+                self._on_failed(batch.peer, each, outcome, again)
+        if self._error is not None:
+            return self._finish()
+        commands = self._carry(batch.peer, again)
+        if peer.waiting and peer.n_resolves < _MAX_RESOLVES:
+            peer.n_resolves += 1
+            commands.append(ResolvePeer(batch.peer, fresh=True))
+        return commands + self._finish()
+
+    def stop(self, error: TransferError) -> list[PlanCommand]:
+        """End with this error as soon as nothing is in flight, unless it ends anyway."""
+        return [] if self._error is not None or self.finished else self._fail(error)
+
+    @property
+    def n_peers(self) -> int:
+        """Starts of segments that it moves bytes to or from."""
+        return len(self._peers)
+
+    @property
+    def failing(self) -> bool:
+        """Whether it will end in an error, or has."""
+        return self._error is not None
+
+    def unreachable(self, batch: Batch) -> SliceOutcome | None:
+        """Why there is no use in carrying a batch that was given out, if there is none."""
+        return self._peers[batch.peer].unreachable.get(batch.path)
+
+    def last_failure(self) -> str:
+        """What went wrong so far, in words; empty if nothing did."""
+        return "; ".join(
+            f"{path} {self._failure(peer, path)}"
+            for peer in self._peers.values()
+            for path in peer.failures
+        )
+
+    def _failure(self, peer: _Peer, path: str) -> str:
+        unreachable = peer.unreachable.get(path)
+        if unreachable is None:
+            return str(peer.failures[path])
+        return f"does not reach it, with {peer.n_left} slices to move: {unreachable.reason}"
+
+    def _on_failed(
+        self, key: PeerKey, each: Slice, outcome: SliceOutcome, again: list[Slice]
+    ) -> None:
+        """Decide about one slice: into `again`, into `waiting`, or the transfer's end."""
+        peer = self._peers[key]
+        if outcome.fate is OutcomeKind.REJECTED:
+            self._error = Rejected(outcome.reason)
+            return
+        if outcome.fate in (OutcomeKind.STALE, OutcomeKind.UNTRUSTED):
+            self._wait_for_new_address(key, each)
+            return
+        path, tries = each.path, each.path_tries + 1
+        is_over = outcome.fate in (OutcomeKind.UNUSABLE, OutcomeKind.UNREACHABLE)
+        if is_over or tries >= self.limits.tries_per_path:
+            path, tries = path + 1, 0
+        while path < len(peer.paths) and peer.paths[path].name in peer.unreachable:
+            path, tries = path + 1, 0
+        each = msgspec.structs.replace(each, path=path, path_tries=tries, tries=each.tries + 1)
+        if path == len(peer.paths):
+            self._wait_for_new_address(key, each)
+        else:
+            if outcome.fate is not OutcomeKind.UNUSABLE:
+                self.n_retries += 1
+            again.append(each)
+
+    def _wait_for_new_address(self, key: PeerKey, each: Slice) -> None:
+        """No path is left: perhaps the peer moved. Asked once, then it is over."""
+        peer = self._peers[key]
+        # While a second answer is awaited (slices wait), more may join them.
+        if peer.n_resolves < _MAX_RESOLVES or peer.waiting:
+            peer.waiting.append(each)
+        else:
+            self._error = self._give_up(key)
+
+    def _give_up(self, key: PeerKey) -> TransferError:
+        text = f"{self.op} at segment {key.segment}: {self.last_failure()}"
+        match self._peers[key].last:
+            case OutcomeKind.STALE:
+                return Rejected(text)
+            case OutcomeKind.CORRUPTED:
+                return Corrupted(text)
+            case OutcomeKind.UNTRUSTED:
+                return Untrusted(text)
+            case _:
+                return Lost(text)
+
+    def _fail(self, error: TransferError) -> list[PlanCommand]:
+        self._error = error
+        return self._finish()
+
+    def _finish(self) -> list[PlanCommand]:
+        if self.finished or self._in_flight:
+            return []
+        unfinished = self._uncut or any(peer.waiting for peer in self._peers.values())
+        if self._error is None and unfinished:
+            return []
+        if self._error is None and self.notice is not None and not self._notifying:
+            return self._notify()
+        self.finished = True
+        return [FinishTransfer(self._error)]
+
+    def _notify(self) -> list[PlanCommand]:
+        """Everything is applied: tell the peers, the last thing that is done."""
+        self._notifying = True
+        commands: list[PlanCommand] = []
+        for key in self._peers:
+            nowhere = Region(key.segment, key.generation, b"", 0)
+            self._peers[key].n_left += 1
+            commands += self._carry(key, [Slice(self._n_slices, nowhere, 0, nowhere, 0, 0)])
+            self._n_slices += 1
+        return commands
+
+    def _cut(self, pieces: Sequence[Piece], slice_bytes: int) -> Iterator[Slice]:
+        for piece in pieces:
+            for start in range(0, piece.length, slice_bytes):
+                yield Slice(
+                    self._n_slices,
+                    piece.local,
+                    piece.local_offset + start,
+                    piece.remote,
+                    piece.remote_offset + start,
+                    min(slice_bytes, piece.length - start),
+                )
+                self._n_slices += 1
+
+    def _carry(self, key: PeerKey, slices: Sequence[Slice]) -> list[PlanCommand]:
+        """Pack slices into batches, by path and in order."""
+        paths = self._peers[key].paths
+        commands: list[PlanCommand] = []
+        for index in sorted({each.path for each in slices}):
+            group: list[Slice] = []
+            n_bytes = 0
+            chosen = [each for each in slices if each.path == index]
+            # Filled up to an equal share of each rail, so that none of them idles.
+            share = -(-sum(each.length for each in chosen) // paths[index].n_rails)
+            limit = min(self.limits.batch_bytes, max(share, paths[index].slice_bytes))
+            for each in chosen:
+                over = n_bytes + each.length > limit
+                if group and (over or len(group) == self.limits.batch_slices):
+                    commands.append(self._batch(key, paths[index].name, group))
+                    group, n_bytes = [], 0
+                group.append(each)
+                n_bytes += each.length
+            commands.append(self._batch(key, paths[index].name, group))
+        return commands
+
+    def _batch(self, key: PeerKey, path: str, slices: Sequence[Slice]) -> CarryBatch:
+        notice = self.notice if self._notifying else None
+        batch = Batch(self._n_batches, self.number, self.op, key, path, tuple(slices), notice)
+        self._n_batches += 1
+        self._in_flight[batch.number] = batch
+        return CarryBatch(batch)
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        flying = [each for batch in self._in_flight.values() for each in batch.slices]
+        waiting = [each for peer in self._peers.values() for each in peer.waiting]
+        numbers = [each.number for each in flying + waiting]
+        assert len(set(numbers)) == len(numbers), "a slice is in two places"
+        for peer in self._peers.values():
+            assert peer.n_resolves <= _MAX_RESOLVES
+        if self._error is None:
+            uncut = sum(piece.length for pieces in self._uncut.values() for piece in pieces)
+            left = sum(each.length for each in flying + waiting) + uncut
+            assert self.applied_bytes + left == self.n_bytes, "bytes were lost or counted twice"
+        if self.finished:
+            assert not self._in_flight
+            assert self._error is not None or self.applied_bytes == self.n_bytes
+
+
+def merge_pieces(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces with empty ones left out and neighbours that touch on both sides joined."""
+    last: Piece | None = None
+    for piece in pieces:
+        if piece.length == 0:
+            continue
+        if (
+            last is not None
+            and piece.local_offset == last.local_offset + last.length
+            and piece.remote_offset == last.remote_offset + last.length
+            and piece.local == last.local
+            and piece.remote == last.remote
+        ):
+            last = msgspec.structs.replace(last, length=last.length + piece.length)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last

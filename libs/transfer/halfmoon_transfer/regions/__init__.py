@@ -1,0 +1,1 @@
+"""Register memory of this process: table, keys and bounds, files behind regions."""

@@ -1,0 +1,1 @@
+"""Help threads that know nothing of transfers."""

@@ -1,0 +1,1 @@
+"""Run one submitted request: check it, route it, carry it by its plan, count it."""

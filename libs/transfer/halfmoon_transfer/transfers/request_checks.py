@@ -1,0 +1,111 @@
+"""What callers ask for, checked as far as that can be done without asking a peer.
+
+Pure: it looks at the pieces and at this engine's regions, and moves nothing.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+from halfmoon_protocol.regions import KEY_BYTES, Region
+from halfmoon_transfer.backends.backend_interface import EngineContext
+from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES, Op, Piece, Rejected
+from halfmoon_transfer.planning.transfer_plan import Batch, OutgoingNotification, PeerKey, Slice
+from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus, RegionExtent
+
+#: What offsets and generations on a wire can be.
+_MAX_REGION_BYTES = 2**63 - 1
+_GENERATIONS = range(2**63)
+
+
+def make_notification(pieces: Sequence[Piece], message: bytes, sender: str) -> OutgoingNotification:
+    """A new notice for the peers of these pieces.
+
+    Raises:
+        ValueError: it is too long, or for nobody.
+    """
+    if len(message) > MAX_NOTIFICATION_BYTES or not pieces:
+        raise ValueError(
+            f"a notification of {len(message)} bytes about {len(pieces)} pieces: at most "
+            f"{MAX_NOTIFICATION_BYTES} bytes, and at least one piece to say for whom"
+        )
+    return OutgoingNotification(secrets.token_bytes(KEY_BYTES), sender, bytes(message))
+
+
+def check_request(op: Op, pieces: Sequence[Piece], home: EngineContext) -> Rejected | None:
+    """What is wrong with a request, or None."""
+    # By identity: a scatter list names the same few regions again and again.
+    fine: set[int] = set()
+    extents: dict[int, RegionExtent] = {}
+    for piece in pieces:
+        for side, region, offset in (
+            ("local", piece.local, piece.local_offset),
+            ("remote", piece.remote, piece.remote_offset),
+        ):
+            if id(region) not in fine:
+                if len(region.key) != KEY_BYTES or region.generation not in _GENERATIONS:
+                    return Rejected(
+                        f"the {side} region of a {op} can't be one: generation "
+                        f"{region.generation}, a key of {len(region.key)} bytes"
+                    )
+                if region.length > _MAX_REGION_BYTES:
+                    return Rejected(f"the {side} region of a {op} has {region.length} bytes")
+                fine.add(id(region))
+            if offset < 0 or piece.length < 0 or offset + piece.length > region.length:
+                return Rejected(
+                    f"{op} of {piece.length} bytes at {side} offset {offset} of a region "
+                    f"of segment {region.segment}, which has {region.length} bytes"
+                )
+        extent = extents.get(id(piece.local))
+        if extent is None:
+            try:
+                extent = extents[id(piece.local)] = home.regions.local(piece.local)
+            except AccessRefused as refused:
+                return _not_local(op, piece.local, refused, home)
+        if piece.local_offset + piece.length > extent.length:
+            return Rejected(f"the local region of a {op} has {extent.length} bytes only")
+        if op == "read" and not extent.writable:
+            return Rejected("the local region of a read is read-only memory")
+    return None
+
+
+def as_single_batch(op: Op, pieces: Sequence[Piece], path: str, max_bytes: int) -> Batch | None:
+    """These pieces as one batch, uncut; None if they are none, too many or for several peers."""
+    n_bytes = 0
+    for piece in pieces:
+        n_bytes += piece.length
+    if not 0 < n_bytes <= max_bytes:
+        return None
+    first = pieces[0].remote
+    peer = PeerKey(first.segment, first.generation)
+    slices = []
+    for number, piece in enumerate(pieces):
+        remote = piece.remote
+        if remote is not first and (remote.segment, remote.generation) != (
+            peer.segment,
+            peer.generation,
+        ):
+            return None
+        slices.append(
+            Slice(
+                number,
+                piece.local,
+                piece.local_offset,
+                remote,
+                piece.remote_offset,
+                piece.length,
+            )
+        )
+    return Batch(0, -1, op, peer, path, tuple(slices))
+
+
+def _not_local(op: Op, region: Region, refused: AccessRefused, home: EngineContext) -> Rejected:
+    if refused.status is AccessStatus.NOT_SHAREABLE:
+        return Rejected(
+            f"the local region of a {op} is a file; a file is the remote side "
+            "of its owner's transfers, memory the local one"
+        )
+    return Rejected(
+        f"the local region of a {op} is of segment {region.segment}, "
+        f"generation {region.generation}, and not registered at segment "
+        f"{home.name}, generation {home.generation}: register it first"
+    )

@@ -1,0 +1,195 @@
+"""The transfers that are live: admitted, performed command by command, ended.
+
+    start -> Plan -> Resolve -> Ways.known_paths, or a courier's look-up -> Plan -> …
+                  -> Carry   -> a courier's Ways.carry -> outcomes       -> Plan -> …
+                  -> Finish  -> the waiters
+
+Which peer, path and try comes next is the plan's matter; here is which thread does it.
+"""
+
+import itertools
+import threading
+from collections.abc import Sequence
+
+from halfmoon_transfer.backends.backend_interface import EngineContext
+from halfmoon_transfer.interface import Cancelled, Op, Overloaded, Piece, TransferError
+from halfmoon_transfer.planning.transfer_plan import (
+    Batch,
+    CarryBatch,
+    FinishTransfer,
+    OutgoingNotification,
+    PeerKey,
+    PlanCommand,
+    PlanLimits,
+    ResolvePeer,
+    TransferPlan,
+)
+from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher
+from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool
+from halfmoon_transfer.transfers.live_transfer import LiveTransfer
+from halfmoon_transfer.transfers.path_router import PathRouter
+from halfmoon_transfer.transfers.request_checks import check_request
+from halfmoon_transfer.transfers.transfer_stats import TransferCounters, applied_bytes
+
+
+class TransferManager:
+    """Those of one engine. All methods are safe from any thread."""
+
+    def __init__(self, home: EngineContext, ways: PathRouter, tally: TransferCounters) -> None:
+        """Make the threads.
+
+        Args:
+            home: its name, regions and settings.
+            ways: how batches are carried.
+            tally: counts what ends.
+        """
+        settings = home.settings
+        self._home = home
+        self._ways = ways
+        self._tally = tally
+        self._limits = PlanLimits(
+            settings.batch_bytes, settings.batch_slices, settings.tries_per_path
+        )
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        #: Submitted and not done.
+        self._live: set[LiveTransfer] = set()
+        self._all_done = threading.Condition(self._lock)
+        self._refusing = False
+        label = f"halfmoon-transfer-{home.name}"
+        self._couriers = FairThreadPool(label, threads=settings.threads, lanes=settings.lanes)
+        self._deadlines: DeadlineWatcher[LiveTransfer] = DeadlineWatcher(
+            f"{label}-deadlines", _on_overdue
+        )
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def start(
+        self,
+        op: Op,
+        pieces: Sequence[Piece],
+        deadline_s: float,
+        notice: OutgoingNotification | None,
+        carrier: int | None = None,
+    ) -> LiveTransfer:
+        """Start a transfer, or hand it out failed if it can't be one.
+
+        Args:
+            op: which way the bytes go.
+            pieces: what to move.
+            deadline_s: seconds from now to the end, at the latest.
+            notice: for each peer, after the bytes.
+            carrier: the thread that is going to wait for it, and may carry meanwhile.
+        """
+        plan = TransferPlan(next(self._numbers), op, pieces, self._limits, notice)
+        transfer = LiveTransfer(
+            plan, deadline_s=deadline_s, perform=self._perform, on_cancel=_on_cancel
+        )
+        error = self._admit(transfer) or check_request(op, pieces, self._home)
+        if error is not None:
+            transfer.stop(error)
+            return transfer
+        # With several peers it would keep the others waiting for the first.
+        transfer.carrier = carrier if plan.n_peers == 1 else None
+        self._deadlines.watch(transfer)
+        transfer.begin()
+        return transfer
+
+    def _admit(self, transfer: LiveTransfer) -> TransferError | None:
+        with self._lock:
+            n_live = len(self._live)
+            self._live.add(transfer)
+            if self._refusing:
+                return Cancelled(f"the transfer engine of segment {self._home.name} is closed")
+        if n_live >= self._home.settings.max_live:
+            return Overloaded(f"{n_live} transfers are live, the limit; wait for some to end")
+        return None
+
+    def _perform(self, transfer: LiveTransfer, command: PlanCommand) -> None:
+        match command:
+            case ResolvePeer(peer=peer, fresh=fresh):
+                paths = self._ways.known_paths(peer, fresh=fresh)
+                if paths is not None:
+                    transfer.on_resolved(peer, paths, moved=False)
+                else:
+                    self._couriers.post(
+                        peer.segment, lambda: self._look_up(transfer, peer, fresh=fresh)
+                    )
+            case CarryBatch(batch=batch):
+                self._dispatch(transfer, batch)
+            case FinishTransfer(error=error):
+                self._finish(transfer, error)
+
+    def _look_up(self, transfer: LiveTransfer, peer: PeerKey, *, fresh: bool) -> None:
+        try:
+            paths, moved = self._ways.look_up_paths(peer, fresh=fresh)
+        except TransferError as error:
+            transfer.on_unresolved(peer, error)
+        else:
+            transfer.on_resolved(peer, paths, moved=moved)
+
+    def _dispatch(self, transfer: LiveTransfer, batch: Batch) -> None:
+        """Have a batch carried: by this thread, if that is worth it, or by a courier."""
+
+        def job() -> None:
+            if transfer.take(batch.number):
+                unreachable = transfer.unreachable(batch)
+                outcomes = (
+                    self._ways.carry(batch, transfer.stop_signal)
+                    if unreachable is None
+                    else [unreachable] * len(batch.slices)
+                )
+                self._tally.on_carried(batch.path, batch.op, applied_bytes(batch, outcomes))
+                transfer.on_carried(batch.number, outcomes)
+
+        here = transfer.carrier == threading.get_ident() and transfer.is_last_queued(batch)
+        if here:
+            # One only: what comes after it, tries of slices again, is posted.
+            transfer.carrier = None
+        if not (here and self._couriers.run_here(batch.peer.segment, job)):
+            self._couriers.post(batch.peer.segment, job)
+
+    def _finish(self, transfer: LiveTransfer, error: TransferError | None) -> None:
+        plan = transfer.plan
+        self._deadlines.forget(transfer)
+        if error is None:
+            self._tally.on_done(plan.op, plan.n_bytes, plan.n_retries)
+        else:
+            self._tally.on_failed(plan.n_retries)
+        with self._lock:
+            self._live.discard(transfer)
+            if not self._live:
+                self._all_done.notify_all()
+        transfer.finish(error)
+
+    def refuse(self) -> bool:
+        """Take no more; False if that was so already."""
+        with self._lock:
+            refused, self._refusing = self._refusing, True
+        return not refused
+
+    def close(self) -> None:
+        """End those that are live with `Cancelled`, and the threads; after `refuse`."""
+        with self._lock:
+            live = list(self._live)
+        for transfer in live:
+            transfer.stop(Cancelled(f"the transfer engine of segment {self._home.name} was closed"))
+        with self._all_done:
+            self._all_done.wait_for(lambda: not self._live)
+        self._couriers.close()
+        self._deadlines.close()
+
+    def check(self) -> None:
+        """Assert what must hold between calls."""
+        self._couriers.check()
+        with self._lock:
+            assert not any(transfer.done() for transfer in self._live), "done and still live"
+
+
+def _on_cancel(transfer: LiveTransfer) -> None:
+    transfer.stop(Cancelled(f"{transfer.plan.op} of {transfer.plan.n_bytes} bytes, cancelled"))
+
+
+def _on_overdue(transfer: LiveTransfer) -> None:
+    transfer.stop(transfer.timeout_error())

@@ -1,0 +1,138 @@
+"""What clients of Anthropic's Messages API may ask: its shapes, as far as they are of text."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor.api.anthropic.anthropic_tools import (
+    AnthropicToolChoice,
+    AnthropicTools,
+    AnthropicTurn,
+    Blocks,
+    join_text_blocks,
+)
+from halfmoon_conductor.api.openai.openai_requests import ChatMessage, ChatRequest
+from halfmoon_conductor.api.request_fields import (
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_ID,
+    MAX_TURNS,
+    ApiModel,
+    IgnoredValues,
+    Salt,
+    StopString,
+    Text,
+    Variables,
+)
+from halfmoon_conductor.api.tool_fields import check_tool_choice
+
+
+class AnthropicMetadata(ApiModel):
+    """About the request."""
+
+    user_id: Text | None = Field(None, description="A label; changes nothing.")
+
+
+class CountTokensRequest(ApiModel):
+    """A conversation, whose tokens are to be counted."""
+
+    model: Text = Field(description="The name of the model served, as /v1/models has it.")
+    messages: list[AnthropicTurn] = Field(min_length=1, max_length=MAX_TURNS, fail_fast=True)
+    system: Blocks | None = None
+    chat_template_kwargs: Variables | None = Field(
+        None, description="vLLM's: more names for the model's chat template."
+    )
+
+    tools: AnthropicTools | None = Field(None, description="What the model may call.")
+    tool_choice: AnthropicToolChoice | None = Field(None, description="Default auto.")
+
+    thinking: Annotated[Any, IgnoredValues({"type": "disabled"})] = None
+    mcp_servers: Annotated[Any, IgnoredValues([])] = None
+    context_management: Annotated[Any, IgnoredValues()] = None
+    output_config: Annotated[Any, IgnoredValues({})] = None
+    cache_control: Annotated[Any, IgnoredValues()] = None
+
+    @model_validator(mode="after")
+    def _ends_with_the_user(self) -> "CountTokensRequest":
+        if self.messages[-1].role != "user":
+            raise PydanticCustomError(
+                "contradiction",
+                "the last message must be the user's; going on with one of the assistant's is not "
+                "supported",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_called(self) -> "CountTokensRequest":
+        if (n := sum(len(turn.as_chat()) for turn in self.messages)) > MAX_TURNS:
+            raise PydanticCustomError(
+                "contradiction",
+                "the results of calls and the turns are {n} in all, over the {most} that one "
+                "request may have",
+                {"n": n, "most": MAX_TURNS},
+            )
+        fields = self._tool_fields()
+        check_tool_choice(fields["tools"] or (), fields["tool_choice"])
+        return self
+
+    def as_chat(self) -> ChatRequest:
+        """The conversation as a chat, the system's words first."""
+        return ChatRequest(**self._chat_fields())
+
+    def _chat_fields(self) -> dict[str, Any]:
+        messages = [message for turn in self.messages for message in turn.as_chat()]
+        if self.system is not None:
+            messages.insert(0, ChatMessage(role="system", content=join_text_blocks(self.system)))
+        return {
+            "model": self.model,
+            "messages": messages,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            **self._tool_fields(),
+        }
+
+    def _tool_fields(self) -> dict[str, Any]:
+        choice = self.tool_choice
+        return {
+            "tools": None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            "tool_choice": None if choice is None else choice.as_chat(),
+            "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        }
+
+
+class MessagesRequest(CountTokensRequest):
+    """Answer a conversation."""
+
+    max_tokens: int = Field(ge=1, le=MAX_TOKEN_ID)
+    stop_sequences: list[StopString] | None = Field(
+        None, max_length=MAX_STOP_STRINGS, fail_fast=True
+    )
+    temperature: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=MAX_TOKEN_ID)
+    stream: bool | None = None
+    metadata: AnthropicMetadata | None = None
+    cache_salt: Salt | None = Field(
+        None, description="Halfmoon's own: share cached prefixes only with the same salt."
+    )
+
+    service_tier: Annotated[Any, IgnoredValues("auto", "standard_only")] = None
+    container: Annotated[Any, IgnoredValues()] = None
+    inference_geo: Annotated[Any, IgnoredValues()] = None
+    ec_transfer_params: Annotated[Any, IgnoredValues()] = None
+    kv_transfer_params: Annotated[Any, IgnoredValues()] = None
+    mm_payload: Annotated[Any, IgnoredValues("tensors")] = None
+    return_mm_kwargs: Annotated[Any, IgnoredValues(True)] = None
+    vllm_xargs: Annotated[Any, IgnoredValues({})] = None
+    watermarking: Annotated[Any, IgnoredValues(False)] = None
+
+    def as_chat(self) -> ChatRequest:
+        """The same wishes as a chat completion."""
+        return ChatRequest(
+            **self._chat_fields(),
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            cache_salt=self.cache_salt,
+        )

@@ -1,0 +1,212 @@
+"""An answer in the shapes of Anthropic's Messages API: whole, or as its named events."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from halfmoon_conductor.api import sse
+from halfmoon_conductor.generation.output_processor import OutputPiece, OutputProcessor
+from halfmoon_conductor.http_server import error_responses
+from halfmoon_conductor.tools.tool_call_bodies import ParsedCall, parse_complete_members
+from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class AnthropicUsage(BaseModel):
+    """What a message cost; `input_tokens` are those that were not cached."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+
+
+class TextContent(BaseModel):
+    """Words of the answer."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolUse(BaseModel):
+    """A call."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextContent | ToolUse
+
+
+class AnthropicMessage(BaseModel):
+    """The model's turn."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(BaseModel):
+    """Tokens of a conversation."""
+
+    input_tokens: int
+
+
+class MessagesSerializer:
+    """Writes one answer.
+
+    Args:
+        model: its name as the client wrote it.
+    """
+
+    #: Texts are quickly written.
+    is_long = False
+
+    def __init__(self, answer: OutputProcessor, model: str) -> None:
+        self.answer = answer
+        self.model = model
+        self._text = ToolCallStream(answer.order.calling)
+
+    async def whole(self) -> AnthropicMessage:
+        """All of it, once it is complete."""
+        parts: list[TextOrCall] = []
+        async with aclosing(self.answer.pieces()) as pieces:
+            async for piece in pieces:
+                parts += self._text.feed(piece)
+                last = piece
+        content = [_block(part) for part in join_adjacent_text(parts) or [""]]
+        reason, sequence = self._stop_of(last)
+        return self._message(content, reason, sequence)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; the first is there as soon as the first token is."""
+        last: OutputPiece | None = None
+        blocks = _Blocks()
+        async with aclosing(self.answer.pieces()) as pieces:
+            async for piece in pieces:
+                if last is None:
+                    message = self._message([], None, None).model_dump()
+                    yield _event("message_start", message=message)
+                    if not self._text.may_call:
+                        for event in blocks.words(""):
+                            yield event
+                    yield _event("ping")
+                last = piece
+                for part in self._text.feed(piece):
+                    for event in blocks.add(part):
+                        yield event
+        assert last is not None, "an answer has a piece"
+        for event in blocks.end():
+            yield event
+        reason, sequence = self._stop_of(last)
+        yield _event(
+            "message_delta",
+            delta={"stop_reason": reason, "stop_sequence": sequence},
+            usage=self._usage().model_dump(),
+        )
+        yield _event("message_stop")
+
+    def _stop_of(self, last: OutputPiece) -> tuple[StopReason, str | None]:
+        if last.stop_string is not None:
+            return "stop_sequence", last.stop_string
+        if last.finish == "length":
+            return "max_tokens", None
+        return ("tool_use" if self._text.n_calls else "end_turn"), None
+
+    def _message(
+        self, content: list[ContentBlock], reason: StopReason | None, sequence: str | None
+    ) -> AnthropicMessage:
+        return AnthropicMessage(
+            id=f"msg_{self.answer.order.id.rpartition('-')[2]}",
+            type="message",
+            role="assistant",
+            model=self.model,
+            content=content,
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> AnthropicUsage:
+        n_cached = self.answer.n_cached
+        return AnthropicUsage(
+            input_tokens=self.answer.order.n_prompt - n_cached,
+            output_tokens=self.answer.n_generated,
+            cache_read_input_tokens=n_cached,
+            cache_creation_input_tokens=0,
+        )
+
+
+def anthropic_error_event(error: Exception) -> bytes:
+    """The last event of a stream that began and could not be finished."""
+    body = error_responses.anthropic_body(error_responses.to_client_error(error))
+    return sse.format_named_event("error", body.model_dump_json())
+
+
+class _Blocks:
+    """The content of a stream: one block after the other, each opened, filled and closed."""
+
+    def __init__(self) -> None:
+        self._n_begun = 0
+        #: Whether a block of words is open.
+        self._in_words = False
+
+    def add(self, part: TextOrCall) -> Iterator[bytes]:
+        """Words, or a call, which is a block of its own."""
+        if isinstance(part, str):
+            yield from self.words(part)
+            return
+        yield from self._close()
+        use = _block(part)
+        assert isinstance(use, ToolUse), "a call becomes one"
+        yield self._open({**use.model_dump(), "input": {}})
+        yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+        yield _event("content_block_stop", index=self._n_begun - 1)
+
+    def words(self, text: str) -> Iterator[bytes]:
+        """More of a block of words, which is begun if none is open."""
+        if not self._in_words:
+            self._in_words = True
+            yield self._open({"type": "text", "text": ""})
+        if text:
+            yield self._delta({"type": "text_delta", "text": text})
+
+    def end(self) -> Iterator[bytes]:
+        """Close what is open; an answer of nothing has an empty block."""
+        if not self._n_begun:
+            yield from self.words("")
+        yield from self._close()
+
+    def _open(self, block: dict[str, Any]) -> bytes:
+        self._n_begun += 1
+        return _event("content_block_start", index=self._n_begun - 1, content_block=block)
+
+    def _delta(self, delta: dict[str, str]) -> bytes:
+        return _event("content_block_delta", index=self._n_begun - 1, delta=delta)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._in_words:
+            self._in_words = False
+            yield _event("content_block_stop", index=self._n_begun - 1)
+
+
+def _block(part: TextOrCall) -> ContentBlock:
+    if isinstance(part, ParsedCall):
+        name, given = part.name, parse_complete_members(part.arguments)
+        return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=name, input=given)
+    return TextContent(type="text", text=part)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse.format_named_event(kind, sse.to_json_line({"type": kind, **fields}))

@@ -1,0 +1,1 @@
+"""Completions and chat completions: request models, response objects, serializers."""

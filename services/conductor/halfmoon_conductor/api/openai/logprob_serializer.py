@@ -1,0 +1,111 @@
+"""Scores of tokens in the shapes in which OpenAI and vLLM tell log probabilities."""
+
+from collections.abc import Sequence
+
+from halfmoon_conductor.api.openai.openai_objects import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from halfmoon_conductor.text.tokenizer import Tokenizer
+from halfmoon_protocol.logprobs import TokenScore
+
+#: Told for a token that is impossible: JSON has no infinity. As OpenAI and vLLM have it.
+LEAST_LOGPROB = -9999.0
+
+#: A token with its score; without one where nothing comes before it.
+Scored = tuple[int, TokenScore | None]
+
+
+class LogprobSerializer:
+    """Writes log probabilities.
+
+    Args:
+        tokenizer: the model's; it says how tokens look.
+        as_token_ids: write ``token_id:7`` instead, which tells apart tokens that look alike.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._as_token_ids = as_token_ids
+
+    def completion(self, tokens: Sequence[Scored], offset: int = 0) -> CompletionLogprobs:
+        """Of a completion.
+
+        Args:
+            tokens: in order.
+            offset: characters of the text before them.
+        """
+        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token, score in tokens:
+            name = self._name(token)
+            told.tokens.append(name)
+            told.text_offset.append(offset)
+            offset += len(self._text(token))
+            if score is None:
+                told.token_logprobs.append(None)
+                told.top_logprobs.append(None)
+                continue
+            told.token_logprobs.append(_finite(score.logprob))
+            top: dict[str, float] = {}
+            for other, logprob in (*score.top, (token, score.logprob)):
+                # Of tokens that look alike, the likeliest one is told.
+                top.setdefault(self._name(other), _finite(logprob))
+            told.top_logprobs.append(top)
+        return told
+
+    def n_characters(self, tokens: Sequence[Scored]) -> int:
+        """How far `text_offset` goes on over these tokens."""
+        return sum(len(self._text(token)) for token, _ in tokens)
+
+    def chat(self, tokens: Sequence[Scored]) -> ChatLogprobs:
+        """Of a chat completion."""
+        content = [
+            TokenLogprob(
+                **self._candidate(token, score.logprob).model_dump(),
+                top_logprobs=[self._candidate(other, logprob) for other, logprob in score.top],
+            )
+            for token, score in tokens
+            if score is not None
+        ]
+        return ChatLogprobs(content=content, refusal=None)
+
+    def prompt(self, tokens: Sequence[Scored]) -> PromptLogprobs:
+        """Of a prompt, in vLLM's shape."""
+        places: PromptLogprobs = []
+        for token, score in tokens:
+            if score is None:
+                places.append(None)
+                continue
+            ranked = {token: (score.logprob, score.rank)} | {
+                other: (logprob, rank) for rank, (other, logprob) in enumerate(score.top, 1)
+            }
+            places.append(
+                {
+                    each: PromptLogprob(
+                        logprob=_finite(logprob), rank=rank, decoded_token=self._text(each)
+                    )
+                    for each, (logprob, rank) in ranked.items()
+                }
+            )
+        return places
+
+    def _candidate(self, token: int, logprob: float) -> TopLogprob:
+        return TopLogprob(
+            token=self._name(token),
+            logprob=_finite(logprob),
+            bytes=list(self._tokenizer.token_bytes(token)),
+        )
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._as_token_ids else self._text(token)
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,296 @@
+"""What clients of OpenAI's Responses API may ask, as far as it is of text and keeps no state."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from halfmoon_conductor.api.label_fields import (
+    Include,
+    Label,
+    Metadata,
+    ObfuscationOptions,
+    Options,
+    Reasoning,
+    Word,
+)
+from halfmoon_conductor.api.openai.openai_requests import ChatMessage, ChatRequest
+from halfmoon_conductor.api.request_fields import (
+    MAX_PARTS,
+    MAX_TOKEN_ID,
+    MAX_TURNS,
+    ApiModel,
+    IgnoredValues,
+    Parts,
+    Salt,
+    Text,
+    Variables,
+    form_discriminator,
+    text_or_list_form,
+)
+from halfmoon_conductor.api.responses.responses_tools import (
+    FunctionCallItem,
+    FunctionChoice,
+    FunctionChoiceByName,
+    FunctionTools,
+    group_calls_into_turns,
+)
+from halfmoon_conductor.api.sampling_fields import SamplingFields
+from halfmoon_conductor.api.structured_fields import (
+    JsonSchema,
+    ObjectFormat,
+    SchemaFormat,
+    StructuredOutputs,
+    TextFormat,
+    check_format_type,
+    format_kind,
+)
+from halfmoon_conductor.api.tool_fields import check_tool_choice
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def _only_text(kind: Any) -> Any:
+    if kind in _TEXT_PARTS:
+        return kind
+    raise PydanticCustomError(
+        "not_supported", "is not supported; only input_text and output_text are", {}
+    )
+
+
+def _only_messages(kind: Any) -> Any:
+    if kind in (None, "message"):
+        return kind
+    raise PydanticCustomError(
+        "not_supported",
+        "is not supported; only message, function_call and function_call_output are",
+        {},
+    )
+
+
+class InputText(ApiModel):
+    """A part of a content; an answer's may be handed back just as it came."""
+
+    type: Annotated[
+        Any,
+        AfterValidator(_only_text),
+        WithJsonSchema({"type": "string", "enum": list(_TEXT_PARTS)}),
+    ]
+    text: Text
+
+    annotations: Annotated[Any, IgnoredValues([])] = None
+    logprobs: Annotated[Any, IgnoredValues([])] = None
+
+
+class InputMessage(ApiModel):
+    """One turn."""
+
+    type: Annotated[
+        Any, AfterValidator(_only_messages), WithJsonSchema({"enum": [None, "message"]})
+    ] = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[Text, Tag("text")] | Annotated[list[InputText], Parts, Tag("list")],
+        form_discriminator("must be a string or a list of text parts", text_or_list_form),
+    ]
+    id: Text | None = None
+    status: Text | None = None
+    phase: Annotated[Any, IgnoredValues()] = None
+
+    def as_chat(self) -> ChatMessage:
+        """The turn of a chat."""
+        return ChatMessage(role=self.role, content=_joined(self.content))
+
+
+class FunctionOutput(ApiModel):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Annotated[
+        Annotated[Text, Tag("text")]
+        | Annotated[list[InputText], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
+        form_discriminator("must be a string or a list of text parts", text_or_list_form),
+    ]
+    id: Text | None = None
+    name: Text | None = None
+    status: Text | None = None
+
+    caller: Annotated[Any, IgnoredValues()] = None
+    namespace: Annotated[Any, IgnoredValues()] = None
+
+    def as_chat(self) -> ChatMessage:
+        """The turn of a chat."""
+        return ChatMessage(role="tool", tool_call_id=self.call_id, content=_joined(self.output))
+
+
+def _item_form(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ("function_call", "function_call_output") else "message"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutput, Tag("function_call_output")],
+    Discriminator(_item_form),
+]
+
+
+def _joined(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class NamedSchema(JsonSchema):
+    """A schema, whose wrapping this API leaves out."""
+
+    type: Literal["json_schema"]
+
+    def as_chat(self) -> SchemaFormat:
+        """Wrapped, as chat completions have it."""
+        schema = JsonSchema(name=self.name, schema=self.schema_)
+        return SchemaFormat(type="json_schema", json_schema=schema)
+
+
+class TextConfig(ApiModel):
+    """What the answer's text must be."""
+
+    format: (
+        Annotated[
+            Annotated[TextFormat, Tag("text")]
+            | Annotated[ObjectFormat, Tag("json_object")]
+            | Annotated[NamedSchema, Tag("json_schema")],
+            form_discriminator("must be an object with a type", format_kind),
+            BeforeValidator(check_format_type),
+        ]
+        | None
+    ) = None
+    verbosity: Word | None = Field(None, description="Changes nothing: models have no such switch.")
+
+    def as_chat(self) -> TextFormat | ObjectFormat | SchemaFormat | None:
+        """The same as chat completions ask for it."""
+        return self.format.as_chat() if isinstance(self.format, NamedSchema) else self.format
+
+
+class _ChatOfResponse(ChatRequest):
+    """A chat whose client speaks this API."""
+
+    format_field: ClassVar[str] = "text"
+
+
+class ResponsesRequest(SamplingFields):
+    """Answer an input."""
+
+    model: Text = Field(description="The name of the model served, as /v1/models has it.")
+    input: Annotated[
+        Annotated[Text, Tag("text")]
+        | Annotated[
+            list[Item], Field(min_length=1, max_length=MAX_TURNS, fail_fast=True), Tag("list")
+        ],
+        form_discriminator(
+            "must be a string or a list of messages, calls and their outputs", text_or_list_form
+        ),
+    ]
+    instructions: Text | None = Field(None, description="A system message before the input.")
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    text: TextConfig | None = Field(None, description="Any text, a JSON object, JSON of a schema.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="As in vLLM's chats.")
+    chat_template_kwargs: Variables | None = Field(
+        None, description="More names for the model's chat template."
+    )
+    tools: FunctionTools | None = Field(None, description="Functions that the model may call.")
+    tool_choice: FunctionChoice | None = Field(None, description="Default auto.")
+    parallel_tool_calls: bool | None = Field(None, description="Default true; false: one call.")
+    stream: bool | None = None
+    user: Label | None = Field(None, description="A label; changes nothing.")
+    safety_identifier: Label | None = Field(None, description="A label; changes nothing.")
+    session_id: Label | None = Field(None, description="A label; changes nothing.")
+    prompt_cache_key: Label | None = Field(None, description="Taken and not needed.")
+    prompt_cache_retention: Word | None = Field(None, description="Taken and not needed.")
+    prompt_cache_options: Options | None = Field(None, description="Taken and not needed.")
+    metadata: Metadata | None = Field(None, description="Labels, which the answer repeats.")
+    store: bool | None = Field(None, description="Changes nothing: nothing is stored.")
+    service_tier: Word | None = Field(None, description="Changes nothing: there is one tier.")
+    chat_id: Label | None = Field(None, description="A label; changes nothing.")
+    include: Include | None = Field(None, description="Only what no answer here has.")
+    reasoning: Reasoning | None = Field(None, description="Its effort: see reasoning_effort.")
+    stream_options: ObfuscationOptions | None = None
+    cache_salt: Salt | None = Field(
+        None, description="Share cached prefixes only with the same salt."
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31, description="Lower goes first among requests that wait."
+    )
+
+    background: Annotated[Any, IgnoredValues(False)] = None
+    conversation: Annotated[Any, IgnoredValues()] = None
+    context_management: Annotated[Any, IgnoredValues()] = None
+    ec_transfer_params: Annotated[Any, IgnoredValues()] = None
+    enable_response_messages: Annotated[Any, IgnoredValues(False)] = None
+    include_reasoning: Annotated[Any, IgnoredValues(True)] = None
+    include_stop_str_in_output: Annotated[Any, IgnoredValues(False)] = None
+    kv_transfer_params: Annotated[Any, IgnoredValues()] = None
+    max_tool_calls: Annotated[Any, IgnoredValues()] = None
+    media_io_kwargs: Annotated[Any, IgnoredValues({})] = None
+    mm_payload: Annotated[Any, IgnoredValues("tensors")] = None
+    mm_processor_kwargs: Annotated[Any, IgnoredValues({})] = None
+    previous_input_messages: Annotated[Any, IgnoredValues([])] = None
+    previous_response_id: Annotated[Any, IgnoredValues()] = None
+    prompt: Annotated[Any, IgnoredValues()] = None
+    request_id: Annotated[Any, IgnoredValues()] = None
+    return_mm_kwargs: Annotated[Any, IgnoredValues(True)] = None
+    skip_special_tokens: Annotated[Any, IgnoredValues(True)] = None
+    top_logprobs: Annotated[Any, IgnoredValues(0)] = None
+    truncation: Annotated[Any, IgnoredValues("disabled")] = None
+    vllm_xargs: Annotated[Any, IgnoredValues({})] = None
+    watermarking: Annotated[Any, IgnoredValues(False)] = None
+
+    @model_validator(mode="after")
+    def _can_be_called(self) -> Self:
+        fields = self._tool_fields()
+        check_tool_choice(fields["tools"] or (), fields["tool_choice"])
+        return self
+
+    def as_chat(self) -> ChatRequest:
+        """The same wishes as a chat completion."""
+        turns = (
+            [ChatMessage(role="user", content=self.input)]
+            if isinstance(self.input, str)
+            else group_calls_into_turns(
+                [
+                    item if isinstance(item, FunctionCallItem) else item.as_chat()
+                    for item in self.input
+                ]
+            )
+        )
+        if self.instructions is not None:
+            turns = [ChatMessage(role="system", content=self.instructions), *turns]
+        return _ChatOfResponse(
+            model=self.model,
+            messages=[*turns],
+            **self._tool_fields(),
+            max_tokens=self.max_output_tokens,
+            response_format=None if self.text is None else self.text.as_chat(),
+            structured_outputs=self.structured_outputs,
+            chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            **self.sampling_fields(),
+        )
+
+    def _tool_fields(self) -> dict[str, Any]:
+        choice = self.tool_choice
+        return {
+            "tools": None if self.tools is None else [tool.as_chat() for tool in self.tools],
+            "tool_choice": choice.as_chat() if isinstance(choice, FunctionChoiceByName) else choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }

@@ -1,0 +1,363 @@
+"""An answer in the shapes of OpenAI's Responses API: whole, or as its typed events."""
+
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from halfmoon_conductor.api import sse
+from halfmoon_conductor.api.openai.openai_objects import PromptTokensDetails
+from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest, TextConfig
+from halfmoon_conductor.generation.gateway_interface import Finish
+from halfmoon_conductor.generation.output_processor import OutputProcessor
+from halfmoon_conductor.http_server import error_responses
+from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
+from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete"]
+#: What an answer repeats of each function.
+_TOLD = {"type", "name", "description", "parameters", "strict"}
+
+
+class OutputText(BaseModel):
+    """A part of the answer."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class OutputMessage(BaseModel):
+    """The model's turn."""
+
+    type: Literal["message"]
+    id: str
+    status: ResponseStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class FunctionCall(BaseModel):
+    """A call of the model's; its arguments are a JSON object's text."""
+
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ResponseStatus
+
+
+OutputItem = OutputMessage | FunctionCall
+
+
+class IncompleteDetails(BaseModel):
+    """Why the answer ends where it does."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class OutputTokensDetails(BaseModel):
+    """Of what kind the tokens are."""
+
+    reasoning_tokens: int
+
+
+class ResponsesUsage(BaseModel):
+    """What a response cost, in tokens."""
+
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    """The answer, with what was asked."""
+
+    id: str
+    object: Literal["response"]
+    background: bool
+    created_at: int
+    status: ResponseStatus
+    error: None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    prompt_cache_retention: str | None
+    reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponsesUsage | None
+    user: str | None
+
+
+class ResponsesSerializer:
+    """Writes one answer.
+
+    Args:
+        body: what the client asked for.
+    """
+
+    #: Texts are quickly written.
+    is_long = False
+
+    def __init__(self, answer: OutputProcessor, body: ResponsesRequest) -> None:
+        self.answer = answer
+        self._body = body
+        self._name = answer.order.id.rpartition("-")[2]
+        self._id = f"resp_{self._name}"
+        self._text = ToolCallStream(answer.order.calling)
+        self._sequence = itertools.count()
+
+    async def whole(self) -> ResponseObject:
+        """All of it, once it is complete."""
+        parts: list[TextOrCall] = []
+        finish: Finish = ""
+        async with aclosing(self.answer.pieces()) as pieces:
+            async for piece in pieces:
+                parts += self._text.feed(piece)
+                finish = piece.finish
+        items = _Items(self._name, _unheard)
+        for part in join_adjacent_text(parts):
+            for _ in items.add(part):
+                pass
+        status = self._status_of(finish)
+        for _ in items.end(status):
+            pass
+        return self._response(status, items.done)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; the first is there as soon as the first token is."""
+        finish: Finish = ""
+        begun = False
+        items = _Items(self._name, self._event)
+        async with aclosing(self.answer.pieces()) as pieces:
+            async for piece in pieces:
+                if not begun:
+                    begun = True
+                    response = self._response("in_progress", None).model_dump()
+                    yield self._event("response.created", response=response)
+                    yield self._event("response.in_progress", response=response)
+                    if not self._text.may_call:
+                        for event in items.words(""):
+                            yield event
+                finish = piece.finish
+                for part in self._text.feed(piece):
+                    for event in items.add(part):
+                        yield event
+        status = self._status_of(finish)
+        for event in items.end(status):
+            yield event
+        response = self._response(status, items.done).model_dump()
+        yield self._event(f"response.{status}", response=response)
+
+    def error_event(self, error: Exception) -> bytes:
+        """The last event of a stream that began and could not be finished."""
+        told = error_responses.to_client_error(error)
+        return self._event(
+            "error",
+            code=told.code or told.kind,
+            message=told.message,
+            param=told.param,
+            # Clients look for this in any event before they look at its type.
+            error=error_responses.openai_body(told).error.model_dump(),
+        )
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = {"type": kind, "sequence_number": next(self._sequence), **fields}
+        return sse.format_named_event(kind, sse.to_json_line(data))
+
+    def _response(
+        self, status: ResponseStatus, output: Sequence[OutputItem] | None
+    ) -> ResponseObject:
+        """With an output, it is over; without one it has just begun."""
+        body = self._body
+        return ResponseObject(
+            id=self._id,
+            object="response",
+            background=False,
+            created_at=self.answer.created,
+            status=status,
+            error=None,
+            incomplete_details=IncompleteDetails(reason="max_output_tokens")
+            if status == "incomplete"
+            else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=body.model,
+            output=list(output or ()),
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=None,
+            prompt_cache_key=body.prompt_cache_key,
+            prompt_cache_retention=body.prompt_cache_retention,
+            reasoning=_reasoning(body),
+            safety_identifier=body.safety_identifier,
+            service_tier="default",
+            store=False,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            text=_text_config(body.text),
+            tool_choice=_choice_of(body),
+            tools=[tool.model_dump(include=_TOLD) for tool in body.tools or ()],
+            top_p=1.0 if body.top_p is None else body.top_p,
+            truncation="disabled",
+            usage=None if output is None else self._usage(),
+            user=body.user,
+        )
+
+    def _status_of(self, finish: Finish) -> ResponseStatus:
+        cut = finish == "length" or self._text.cut_in_call
+        return "incomplete" if cut else "completed"
+
+    def _usage(self) -> ResponsesUsage:
+        n_prompt, n_generated = self.answer.order.n_prompt, self.answer.n_generated
+        return ResponsesUsage(
+            input_tokens=n_prompt,
+            input_tokens_details=PromptTokensDetails(cached_tokens=self.answer.n_cached),
+            output_tokens=n_generated,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+            total_tokens=n_prompt + n_generated,
+        )
+
+
+def _text_config(asked: TextConfig | None) -> dict[str, Any]:
+    told = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
+    return {"format": {"type": "text"}, **told}
+
+
+def _reasoning(body: ResponsesRequest) -> dict[str, str | None]:
+    asked = body.reasoning
+    return {
+        "effort": None if asked is None else asked.effort,
+        "summary": None if asked is None else asked.summary,
+    }
+
+
+def _choice_of(body: ResponsesRequest) -> str | dict[str, str]:
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    return {"type": choice.type, "name": choice.name}
+
+
+class _Items:
+    """The output: one item after the other, each with the events that tell of it.
+
+    Args:
+        name: what the answer's ids are made of.
+        event: writes one.
+    """
+
+    def __init__(self, name: str, event: Callable[..., bytes]) -> None:
+        self._name = name
+        self._event = event
+        #: Those that are over.
+        self.done: list[OutputItem] = []
+        #: Words of the message that is open; None: none is.
+        self._words: list[str] | None = None
+
+    def add(self, part: TextOrCall) -> Iterator[bytes]:
+        """Words, or a call, which is an item of its own."""
+        if isinstance(part, str):
+            yield from self.words(part)
+        else:
+            yield from self._close("completed")
+            yield from self._call(part)
+
+    def words(self, text: str) -> Iterator[bytes]:
+        """More of a message, which is begun if none is open."""
+        if self._words is None:
+            self._words = []
+            item = self._message("in_progress", None).model_dump()
+            yield self._event("response.output_item.added", output_index=len(self.done), item=item)
+            part = _output_text("").model_dump()
+            yield self._event("response.content_part.added", **self._place, part=part)
+        if text:
+            self._words.append(text)
+            yield self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def end(self, status: ResponseStatus) -> Iterator[bytes]:
+        """Close what is open; an answer of nothing has an empty message."""
+        if not self.done:
+            yield from self.words("")
+        yield from self._close(status)
+
+    def _call(self, call: ParsedCall) -> Iterator[bytes]:
+        item = FunctionCall(
+            type="function_call",
+            id=f"fc_{uuid4().hex}",
+            call_id=f"call_{uuid4().hex}",
+            name=call.name,
+            arguments=call.arguments,
+            status="completed" if call.whole else "incomplete",
+        )
+        at = {"output_index": len(self.done)}
+        begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
+        yield self._event("response.output_item.added", **at, item=begun.model_dump())
+        at_call = {**at, "item_id": item.id}
+        yield self._event("response.function_call_arguments.delta", **at_call, delta=item.arguments)
+        yield self._event(
+            "response.function_call_arguments.done",
+            **at_call,
+            name=item.name,
+            arguments=item.arguments,
+        )
+        yield self._event("response.output_item.done", **at, item=item.model_dump())
+        self.done.append(item)
+
+    def _close(self, status: ResponseStatus) -> Iterator[bytes]:
+        if self._words is None:
+            return
+        text = "".join(self._words)
+        item = self._message(status, text)
+        yield self._event("response.output_text.done", **self._place, text=text, logprobs=[])
+        part = item.content[0].model_dump()
+        yield self._event("response.content_part.done", **self._place, part=part)
+        yield self._event(
+            "response.output_item.done", output_index=len(self.done), item=item.model_dump()
+        )
+        self._words = None
+        self.done.append(item)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """Of the open message's text."""
+        return {"item_id": self._message_id, "output_index": len(self.done), "content_index": 0}
+
+    @property
+    def _message_id(self) -> str:
+        return f"msg_{self._name}_{len(self.done)}" if self.done else f"msg_{self._name}"
+
+    def _message(self, status: ResponseStatus, text: str | None) -> OutputMessage:
+        content = [] if text is None else [_output_text(text)]
+        return OutputMessage(
+            type="message", id=self._message_id, status=status, role="assistant", content=content
+        )
+
+
+def _unheard(kind: str, **fields: Any) -> bytes:
+    """No event: nobody listens to a whole answer's making."""
+    return b""
+
+
+def _output_text(text: str) -> OutputText:
+    return OutputText(type="output_text", text=text, annotations=[], logprobs=[])

@@ -1,0 +1,129 @@
+"""Tools as OpenAI's Responses API has them: functions, calls handed back, and what they gave."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, model_validator
+
+from halfmoon_conductor.api.openai.openai_requests import CallingMessage, ChatMessage
+from halfmoon_conductor.api.request_fields import (
+    MAX_CHOICES,
+    ApiModel,
+    IgnoredValues,
+    Text,
+    form_discriminator,
+    reject_unknown_fields,
+)
+from halfmoon_conductor.api.tool_fields import (
+    CalledTool,
+    Name,
+    NamedTool,
+    Tool,
+    object_text,
+    reject_other_types,
+)
+
+
+class FunctionTool(ApiModel):
+    """Something that the model may call."""
+
+    type: Literal["function"]
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, JsonValue] | None = Field(None, description="A JSON schema.")
+    strict: bool | None = Field(
+        None, description="Whatever the choice: its arguments keep to the schema."
+    )
+
+    allowed_callers: Annotated[Any, IgnoredValues()] = None
+    async_: Annotated[Any, IgnoredValues(False)] = Field(None, alias="async")
+    defer_loading: Annotated[Any, IgnoredValues(False)] = None
+    output_schema: Annotated[Any, IgnoredValues()] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        reject_other_types(("function",), body, "functions of your own are")
+        return reject_unknown_fields(cls, body)
+
+    def as_chat(self) -> Tool:
+        """As chat completions have it."""
+        return Tool.of(self.name, self.description, self.parameters, self.strict)
+
+
+class FunctionChoiceByName(ApiModel):
+    """The one to call."""
+
+    type: Literal["function"]
+    name: Name
+
+    def as_chat(self) -> NamedTool:
+        """As chat completions have it."""
+        return NamedTool.of(self.name)
+
+
+def _choice_form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "word"
+    return "one" if isinstance(value, dict | FunctionChoiceByName) else None
+
+
+def _known_choice(value: Any) -> Any:
+    return reject_other_types(("function",), value, "a function's name is")
+
+
+FunctionTools = Annotated[list[FunctionTool], Field(max_length=MAX_CHOICES, fail_fast=True)]
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[FunctionChoiceByName, Tag("one")],
+    form_discriminator(
+        "must be none, auto, required, or an object that names a function", _choice_form
+    ),
+    BeforeValidator(_known_choice),
+]
+
+
+class FunctionCallItem(ApiModel):
+    """A call of an earlier answer, handed back."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Name
+    arguments: Annotated[Text, AfterValidator(object_text)] = Field(
+        description="A JSON object, as its text."
+    )
+    id: Text | None = None
+    status: Text | None = None
+
+    async_: Annotated[Any, IgnoredValues(False)] = Field(None, alias="async")
+    caller: Annotated[Any, IgnoredValues()] = None
+    namespace: Annotated[Any, IgnoredValues()] = None
+
+    def as_call(self) -> CalledTool:
+        """As chat completions have it."""
+        return CalledTool.of(self.call_id, self.name, self.arguments)
+
+
+def group_calls_into_turns(
+    messages: Sequence[ChatMessage | FunctionCallItem],
+) -> list[ChatMessage | CallingMessage]:
+    """A conversation whose calls are in the turns that made them.
+
+    Calls one after the other are one turn of the assistant's, with the words before them.
+    """
+    turns: list[ChatMessage | CallingMessage] = []
+    for message in messages:
+        if isinstance(message, ChatMessage):
+            turns.append(message)
+            continue
+        last = turns[-1] if turns else None
+        if isinstance(last, CallingMessage):
+            calls = [*last.tool_calls, message.as_call()]
+            turns[-1] = last.model_copy(update={"tool_calls": calls})
+        elif last is not None and last.role == "assistant":
+            turns[-1] = CallingMessage(
+                role="assistant", content=last.content, tool_calls=[message.as_call()]
+            )
+        else:
+            turns.append(CallingMessage(role="assistant", tool_calls=[message.as_call()]))
+    return turns

@@ -1,0 +1,1 @@
+"""An engine request to tokens, and tokens to pieces of an answer."""

@@ -1,0 +1,290 @@
+"""Clients' requests on their way through the core: tries, tokens, endings.
+
+A request is tried under an id of its own each time (`retry_id`), so that tokens of a try that
+was given up can't reach the client. Tokens delivered are kept: the next try's prompt is the
+client's prompt and those tokens, and its answer goes on from there.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from halfmoon_conductor.errors import (
+    ApiError,
+    ContextLengthExceeded,
+    GenerationFailed,
+    HarmfulRequest,
+    InvalidRequest,
+    ServerOverloaded,
+    ServiceUnavailable,
+)
+from halfmoon_conductor.generation.gateway_interface import (
+    Finish,
+    GenerationRequest,
+    ModelCard,
+    TokenEvent,
+)
+from halfmoon_conductor.observability.metrics.ttft_stages import TtftRecorder, TtftTimestamps
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.logprobs import TokenScore
+from halfmoon_protocol.messages import PrefillDone
+from halfmoon_scheduling.commands import Fail, Reject, Resubmit
+from halfmoon_scheduling.events import (
+    Casualty,
+    Request,
+    RequestArrived,
+    RequestCancelled,
+    RequestProgressed,
+)
+
+log = structlog.get_logger()
+
+_UNAVAILABLE_RETRY_S = 1.0
+#: Tokens of one try that show that a request does no harm: prefill's one and decode's first.
+_HARMLESS_TOKENS = 2
+
+
+@dataclass
+class _Stream:
+    """One client's request."""
+
+    request: GenerationRequest
+    #: What the client will be given, in order; the bound is `max_new_tokens` and one error.
+    out: asyncio.Queue[TokenEvent | ApiError] = field(default_factory=asyncio.Queue)
+    attempt: int = 0
+    #: Tokens handed to `out` so far.
+    tokens: list[int] = field(default_factory=list)
+    #: How many of them there were when the try under way began.
+    n_before: int = 0
+    #: Scores that came with a prefill whose token has yet to be delivered.
+    first_score: TokenScore | None = None
+    prompt_scores: tuple[TokenScore, ...] = ()
+    #: Tries in a row before this one that brought none.
+    fruitless: int = 0
+    #: Workers lost under tries since decode last produced a token of it.
+    casualties: tuple[Casualty, ...] = ()
+    #: Whether the last token or an error is in `out`.
+    over: bool = False
+    #: Its way to its first token.
+    moments: TtftTimestamps = field(default_factory=TtftTimestamps)
+
+    @property
+    def current(self) -> RequestId:
+        """The id of the try under way."""
+        first = RequestId(self.request.request_id)
+        return first if self.attempt <= 1 else retry_id(first, self.attempt)
+
+    def end(self, error: ApiError) -> None:
+        """Nothing more will come but this."""
+        if not self.over:
+            self.over = True
+            self.out.put_nowait(error)
+
+
+class CoreGateway:
+    """Implement `Gateway` (see `gateway_interface`) over the scheduling core."""
+
+    def __init__(self, shell: Shell, *, served_model_name: str = "") -> None:
+        self._shell = shell
+        self._name = served_model_name
+        self._created = int(time.time())
+        #: By the client's request id, `origin` of every try's id.
+        self._streams: dict[str, _Stream] = {}
+        shell.watch(TtftRecorder(self._moments).watch)
+
+    @property
+    def model(self) -> ModelCard | None:
+        """The model served; None until a worker has joined and said."""
+        cluster = self._shell.core.cluster
+        if cluster.layout is None:
+            return None
+        return ModelCard(
+            name=self._name or cluster.model,
+            max_context=max(worker.max_context for worker in cluster.workers()),
+            created=self._created,
+        )
+
+    def ready(self) -> bool:
+        """Whether at least one prefill and one decode worker are alive."""
+        return not self.missing()
+
+    def missing(self) -> Sequence[str]:
+        """The roles that nobody alive fills."""
+        cluster = self._shell.core.cluster
+        return [role for role in ("prefill", "decode") if not cluster.accepting(role)]
+
+    @property
+    def n_live(self) -> int:
+        """Requests of clients that are not over."""
+        return len(self._streams)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        """See `generation.Gateway.generate`."""
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id} is in use")
+        stream = _Stream(request)
+        self._streams[request.request_id] = stream
+        try:
+            self._try(stream)
+            while True:
+                item = await stream.out.get()
+                if isinstance(item, ApiError):
+                    raise item
+                yield item
+                if item.finish:
+                    return
+        finally:
+            del self._streams[request.request_id]
+            if not stream.over:
+                stream.over = True
+                self._shell.post(RequestCancelled(stream.current))
+
+    # -- what the shell asks -----------------------------------------------------------------
+
+    def note_scores(self, done: PrefillDone) -> None:
+        """Keep a prefill's scores until its token is delivered: they skip the core."""
+        stream = self._streams.get(original_request_id(done.request_id))
+        if stream is not None and stream.current == done.request_id:
+            stream.first_score, stream.prompt_scores = done.score, done.prompt_scores
+
+    def deliver(
+        self,
+        request_id: RequestId,
+        token: int,
+        finish: str,
+        n_cached: int = 0,
+        score: TokenScore | None = None,
+    ) -> bool:
+        """Hand a token to the client; whether anybody still waits for it."""
+        stream = self._streams.get(original_request_id(request_id))
+        if stream is None or stream.over or stream.current != request_id:
+            return False
+        stream.tokens.append(token)
+        if stream.casualties and len(stream.tokens) - stream.n_before == _HARMLESS_TOKENS:
+            stream.casualties = ()
+            self._shell.post(RequestProgressed(request_id))
+        ending: Finish = msgspec.convert(finish, Finish) if finish else ""
+        stream.over = bool(ending)
+        # Only with the first token: what a later try finds cached is no saving of the client's.
+        first = len(stream.tokens) == 1
+        told, prompt_scores = (n_cached, stream.prompt_scores) if first else (0, ())
+        if score is None:
+            score, stream.first_score = stream.first_score, None
+        stages = stream.moments.stages() if first else None
+        stream.out.put_nowait(TokenEvent(token, ending, told, score, prompt_scores, stages))
+        return True
+
+    def n_left(self, request_id: RequestId) -> int:
+        """Tokens that the client may still get; 0 when it is gone or the try is over."""
+        stream = self._streams.get(original_request_id(request_id))
+        if stream is None or stream.over or stream.current != request_id:
+            return 0
+        return stream.request.stopping.max_new_tokens - len(stream.tokens)
+
+    def n_produced(self, request_id: RequestId) -> int:
+        """Tokens that this try has delivered; 0 when its client is gone."""
+        stream = self._streams.get(original_request_id(request_id))
+        if stream is None or stream.current != request_id:
+            return 0
+        return len(stream.tokens) - stream.n_before
+
+    def reject(self, command: Reject) -> None:
+        """Refuse a request, or, once tokens are out, end it with an error."""
+        stream = self._streams.get(original_request_id(command.request_id))
+        if stream is None or stream.current != command.request_id:
+            return
+        if stream.tokens:
+            stream.end(GenerationFailed(command.reason))
+            return
+        match command.kind:
+            case "overloaded":
+                stream.end(ServerOverloaded(command.reason, command.retry_after_s))
+            case "unavailable":
+                stream.end(ServiceUnavailable(command.reason, command.retry_after_s))
+            case "too_long":
+                stream.end(ContextLengthExceeded(command.reason))
+
+    def resubmit(self, command: Resubmit) -> None:
+        """Start the next try, with what was delivered so far."""
+        stream = self._streams.get(original_request_id(command.request_id))
+        if stream is None or stream.over or stream.current != command.request_id:
+            return
+        casualty = command.casualty
+        if casualty is not None and casualty not in stream.casualties:
+            stream.casualties = (*stream.casualties, casualty)
+        self._try(stream)
+
+    def fail(self, command: Fail) -> None:
+        """End a request with an error: the client's if the request is invalid, else ours."""
+        stream = self._streams.get(original_request_id(command.request_id))
+        if stream is None or stream.current != command.request_id:
+            return
+        if command.casualties:
+            log.error(
+                "harmful_request",
+                request_id=stream.request.request_id,
+                tenant=stream.request.tenant,
+                workers=[casualty.worker_id for casualty in command.casualties],
+            )
+            stream.end(HarmfulRequest(command.reason))
+        elif command.invalid:
+            stream.end(InvalidRequest(command.reason))
+        else:
+            stream.end(GenerationFailed(command.reason))
+
+    def _moments(self, request_id: RequestId) -> TtftTimestamps | None:
+        stream = self._streams.get(original_request_id(request_id))
+        return stream.moments if stream is not None and stream.current == request_id else None
+
+    # -- tries -------------------------------------------------------------------------------
+
+    def _try(self, stream: _Stream) -> None:
+        layout = self._shell.core.cluster.layout
+        if layout is None:
+            if stream.tokens:
+                stream.end(GenerationFailed("no worker is left to go on with it"))
+            else:
+                stream.end(ServiceUnavailable("no worker is there", _UNAVAILABLE_RETRY_S))
+            return
+        if stream.attempt:
+            stream.fruitless = 0 if len(stream.tokens) > stream.n_before else stream.fruitless + 1
+        stream.attempt += 1
+        stream.n_before = len(stream.tokens)
+        self._shell.post(RequestArrived(_request_of(stream, layout)))
+
+
+def _request_of(stream: _Stream, layout: KvLayout) -> Request:
+    """The try under way, as the core sees it: what was delivered is part of the prompt."""
+    asked = stream.request
+    token_ids = (*asked.prompt_token_ids, *stream.tokens)
+    n_out = len(stream.tokens)
+    return Request(
+        request_id=stream.current,
+        token_ids=token_ids,
+        n_prompt=len(asked.prompt_token_ids),
+        block_hashes=tuple(
+            block_hashes(
+                token_ids, model=layout.model, salt=asked.salt, block_size=layout.block_size
+            )
+        ),
+        sampling=asked.sampling,
+        stopping=msgspec.structs.replace(
+            asked.stopping,
+            max_new_tokens=asked.stopping.max_new_tokens - n_out,
+            min_new_tokens=max(0, asked.stopping.min_new_tokens - n_out),
+        ),
+        attempt=stream.attempt,
+        fruitless=stream.fruitless,
+        casualties=stream.casualties,
+        ttft_slo_s=asked.ttft_slo_s,
+        tbt_slo_s=asked.tbt_slo_s,
+        tenant=asked.tenant,
+        priority=asked.priority,
+    )

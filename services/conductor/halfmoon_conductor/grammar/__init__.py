@@ -1,0 +1,1 @@
+"""Structured output: fields to one grammar, checked in child processes."""

@@ -1,0 +1,121 @@
+"""What an answer must be, from the fields that clients know to one grammar for the workers.
+
+The grammar is Lark text (see `halfmoon_protocol.sampling.Sampling.grammar`). Here it is put
+together, within limits of size and depth; `grammar_checker` compiles it before anything is spent.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+import msgspec
+
+from halfmoon_conductor.grammar.schema_depth import check_depth
+from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS
+
+#: Of a grammar that a client wrote itself.
+MAX_CLIENT_GRAMMAR_CHARACTERS = 3_000
+MAX_SCHEMA_REFERENCES = 128
+#: Between the parts of JSON a model may indent, and not go on with blanks for ever.
+_BLANKS = "[ \\n\\t]{0,16}"
+
+
+class RequestedGrammar(msgspec.Struct, frozen=True):
+    """A grammar, and the field of the request that asks for it."""
+
+    grammar: str
+    param: str
+    #: Whether the client wrote it: Lark or GBNF, which is to be made Lark.
+    own: bool = False
+
+
+def grammar_of_any_object() -> str:
+    """Some JSON object."""
+    return grammar_of_schema({"type": "object"})
+
+
+def grammar_of_schema(schema: dict[str, Any]) -> str:
+    """JSON of a schema."""
+    return f"start: {schema_rule(schema)}"
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """A schema from its text.
+
+    Raises:
+        ValueError: it is no JSON object, or too long, whatever blanks are in it.
+    """
+    if len(text) > (most := 4 * MAX_GRAMMAR_CHARACTERS):
+        raise ValueError(
+            f"the schema has {len(text)} characters, over the {most} that one may have"
+        )
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise ValueError("the schema is nested too deep") from None
+    if not isinstance(schema, dict):
+        raise ValueError("the schema is not a JSON object")
+    return schema
+
+
+def schema_rule(schema: dict[str, Any]) -> str:
+    """The same as a part of a rule.
+
+    Raises:
+        ValueError: too many references, too deep, or a number that JSON has not.
+    """
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict):
+        raise ValueError("x-guidance of the schema is not an object")
+    options = {"whitespace_pattern": _BLANKS, **options}
+    try:
+        # Escaped to ASCII, so that half of a surrogate pair is the library's to refuse.
+        text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
+    except RecursionError:
+        raise ValueError("the schema is nested too deep") from None
+    if (n_references := text.count('"$ref"')) > MAX_SCHEMA_REFERENCES:
+        raise ValueError(
+            f"the schema has {n_references} references, over the {MAX_SCHEMA_REFERENCES} that it "
+            "may have; write some of them out"
+        )
+    check_depth(schema)
+    return f"%json {text}"
+
+
+def grammar_of_regex(pattern: str) -> str:
+    """A whole text that matches, anchored or not.
+
+    Raises:
+        ValueError: it is longer than any grammar may be.
+    """
+    if len(pattern) > MAX_GRAMMAR_CHARACTERS:
+        raise ValueError(
+            f"the pattern has {len(pattern)} characters, over the {MAX_GRAMMAR_CHARACTERS} "
+            "that one may have"
+        )
+    return f"start: /{llguidance.regex_to_lark(pattern, '')}/"
+
+
+def grammar_of_choices(choices: Sequence[str]) -> str:
+    """One of these texts."""
+    return "start: " + " | ".join(quote_literal(choice) for choice in choices)
+
+
+def quote_literal(text: str) -> str:
+    """A text as it stands, as a part of a rule."""
+    return json.dumps(text)
+
+
+def check_client_grammar(text: str) -> str:
+    """A client's grammar as it is, Lark or GBNF.
+
+    Raises:
+        ValueError: too long.
+    """
+    if len(text) > MAX_CLIENT_GRAMMAR_CHARACTERS:
+        raise ValueError(
+            f"the grammar has {len(text)} characters, over the {MAX_CLIENT_GRAMMAR_CHARACTERS} "
+            "that one may have"
+        )
+    return text

@@ -1,0 +1,1 @@
+"""Serve HTTP up to a route: bounded connections, keys and limits, bodies, error responses."""

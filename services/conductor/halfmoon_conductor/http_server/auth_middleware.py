@@ -1,0 +1,249 @@
+"""Who gets in: API keys, and limits on how often and how many at once.
+
+In front of all routes that cost something. A request without a valid key is refused before
+its body is read. A place is taken when the body is here, and given back when the client is gone,
+whatever is being done for it.
+
+`/debug` shows requests of all tenants: where there are tenants it needs the
+key of one that is an operator, and is neither counted nor limited. `/health`, `/ready`,
+`/metrics`, the schema and what workers use stay open: they are for the network that the cluster
+is in. So is the page at `/`, which has nothing in it but what it asks of the others.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from halfmoon_conductor.errors import (
+    ApiError,
+    InvalidKey,
+    NotPermitted,
+    RateLimited,
+    ServerOverloaded,
+)
+from halfmoon_conductor.http_server import error_responses
+from halfmoon_conductor.http_server.body_receiver import BodyReceiver, ReceivedBody, replay_body
+from halfmoon_conductor.http_server.disconnect import unless_client_gone
+from halfmoon_conductor.http_server.token_bucket import TokenBucket
+from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, RejectionReason
+from halfmoon_conductor.tenants import Tenant, Tenants, salt_of
+
+#: What needs a key; all below these too.
+_GUARDED = ("/v1", "/tokenize", "/detokenize")
+#: What needs an operator's, likewise.
+_FOR_OPERATORS = ("/debug",)
+#: Nobody knows when one of many requests will end; soon is likely.
+_RETRY_WHEN_FULL_S = 1.0
+_SCOPE_KEY = "halfmoon.caller"
+
+
+class Principal:
+    """Who asks: a tenant with what it has used, or anybody where there are no tenants."""
+
+    def __init__(self, tenant: Tenant | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tenant = tenant
+        self.n_running = 0
+        self._clock = clock
+        self._requests = _bucket(tenant.requests_per_minute if tenant else None)
+        self._tokens = _bucket(tenant.tokens_per_minute if tenant else None)
+
+    @property
+    def name(self) -> str:
+        """Empty for anybody."""
+        return self.tenant.name if self.tenant else ""
+
+    def salt(self, cache_salt: str | None) -> str:
+        """What enters the block hashes of this caller's requests."""
+        return salt_of(self.name, cache_salt or "")
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """While one of its requests is answered.
+
+        Raises:
+            RateLimited: it asks too often, or too much at once.
+        """
+        limit = self.tenant.max_concurrent if self.tenant else None
+        if limit is not None and self.n_running >= limit:
+            raise RateLimited(
+                f"{self.name} has {self.n_running} requests here, and may have {limit} at once.",
+                _RETRY_WHEN_FULL_S,
+            )
+        self._take(self._requests, 1, "requests")
+        self.n_running += 1
+        try:
+            yield
+        finally:
+            self.n_running -= 1
+
+    def admit(self, n_tokens: int) -> None:
+        """Charge a prompt before it is computed.
+
+        Raises:
+            RateLimited: this minute's tokens are used up.
+        """
+        self._take(self._tokens, n_tokens, "tokens")
+
+    def spend(self, n_tokens: int) -> None:
+        """Charge tokens that were generated; nobody knew how many there would be."""
+        if self._tokens is not None:
+            self._tokens.take(n_tokens, self._clock())
+
+    def _take(self, bucket: TokenBucket | None, n: int, unit: str) -> None:
+        if bucket is None:
+            return
+        now_s = self._clock()
+        if (wait_s := bucket.wait_s(n, now_s)) > 0:
+            raise RateLimited(
+                f"{self.name} has used up its {unit} per minute; {n} more may be had in "
+                f"{wait_s:.1f} s.",
+                wait_s,
+            )
+        bucket.take(n, now_s)
+
+
+class ConcurrencyLimit:
+    """How many guarded requests are being answered, of all callers, and may be at once."""
+
+    def __init__(self, most: int) -> None:
+        self.n_running = 0
+        self._most = most
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """While one of them is answered.
+
+        Raises:
+            Overloaded: there are as many as may be.
+        """
+        if self.n_running >= self._most:
+            raise ServerOverloaded(
+                f"{self.n_running} requests are being answered, the most that are taken at once.",
+                _RETRY_WHEN_FULL_S,
+            )
+        self.n_running += 1
+        try:
+            yield
+        finally:
+            self.n_running -= 1
+
+
+class AuthMiddleware:
+    """The layer around an app that lets callers in.
+
+    Args:
+        app: what is inside.
+        tenants: None where anybody may ask.
+        load: counts who is inside.
+        bodies: those that are being read.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tenants: Tenants | None,
+        load: ConcurrencyLimit,
+        metrics: HttpMetrics,
+        bodies: BodyReceiver,
+    ) -> None:
+        self._app = app
+        self._bodies = bodies
+        self._metrics = metrics
+        self._tenants = tenants
+        self._load = load
+        #: What each tenant has used, by name; "" is anybody.
+        self._callers: dict[str, Principal] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] == "http" and _is_below(_FOR_OPERATORS, scope["path"]):
+            await self._serve_operator(scope, receive, send)
+            return
+        if scope["type"] != "http" or not is_guarded(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        body = self._bodies.opened()
+        with ExitStack() as stack:
+            stack.callback(body.release)
+            try:
+                caller = self._identify(Headers(scope=scope))
+                await body.read(receive)
+                stack.enter_context(caller.entered())
+                stack.enter_context(self._load.entered())
+            except ApiError as error:
+                self._metrics.turned_away(_why(error, body))
+                response = error_responses.error_response(error, scope["path"])
+                if not body.is_read and not isinstance(error, InvalidKey):
+                    response.headers["connection"] = "close"
+                await response(scope, receive, send)
+                return
+            if caller.name:
+                stack.enter_context(structlog.contextvars.bound_contextvars(tenant=caller.name))
+            scope[_SCOPE_KEY] = caller
+            await unless_client_gone(receive, self._serve(scope, receive, send, body))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: ReceivedBody) -> None:
+        await self._app(scope, replay_body(scope, body, receive), send)
+
+    async def _serve_operator(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            tenant = self._identify(Headers(scope=scope)).tenant
+            if tenant is not None and not tenant.operator:
+                raise NotPermitted(
+                    f"This is for operators, and {tenant.name} is none: see 'operator' in the "
+                    "file of tenants."
+                )
+        except ApiError as error:
+            response = error_responses.error_response(error, scope["path"])
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _identify(self, headers: Headers) -> Principal:
+        if self._tenants is None:
+            return self._callers.setdefault("", Principal(None))
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients send theirs in a header of its own.
+        key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not key:
+            raise InvalidKey(
+                "An API key is needed here: send the header 'Authorization: Bearer <key>'."
+            )
+        tenant = self._tenants.of(key)
+        if tenant is None:
+            raise InvalidKey("This API key is none that is valid here.")
+        return self._callers.setdefault(tenant.name, Principal(tenant))
+
+
+def principal_of(scope: Scope) -> Principal:
+    """Who sent the request of this scope, which came through the door."""
+    caller = scope[_SCOPE_KEY]
+    assert isinstance(caller, Principal)
+    return caller
+
+
+def is_guarded(path: str) -> bool:
+    """Whether a path is one of the API's, rather than for probes and operators."""
+    return _is_below(_GUARDED, path)
+
+
+def _is_below(tops: tuple[str, ...], path: str) -> bool:
+    return any(path == each or path.startswith(f"{each}/") for each in tops)
+
+
+def _why(error: ApiError, body: ReceivedBody) -> RejectionReason:
+    """What is counted of a refusal here."""
+    if isinstance(error, InvalidKey):
+        return "invalid_key"
+    if not body.is_read:
+        return "body"
+    return "tenant_limit" if isinstance(error, RateLimited) else "concurrency"
+
+
+def _bucket(per_minute: float | None) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute)

@@ -1,0 +1,264 @@
+"""The HTTP/1.1 server's protocol, with bounds on what a connection may send before it is served.
+
+httptools collects a header for as long as it comes, and uvicorn every header, URL, chunk and
+pipelined request. Here each is counted while it arrives. What is too much is answered and the
+connection closed, before an app hears of it:
+
+    connection ──first byte──► head ──blank line──► body ──last byte──► served, next head
+        └── 408 after `head_timeout_s` ──┘ 431, 414      └── 413: too many chunks
+
+What a body says, how long it may be and how fast it must come is not looked at here: see
+`bodies`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, ClassVar, cast
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from halfmoon_conductor.errors import (
+    ApiError,
+    BodyTooLarge,
+    HeadTooLarge,
+    InvalidRequest,
+    RequestTimedOut,
+    ServerOverloaded,
+    UrlTooLong,
+)
+from halfmoon_conductor.http_server import error_responses
+
+#: Bytes around a chunk of a body: its length in hex, and two line ends.
+_CHUNK_OVERHEAD = 20
+#: What is read of a body whose request has its answer already, so that its connection may stay.
+_UNREAD_BYTES = 64 * 1024
+_RETRY_S = 1.0
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a connection may send."""
+
+    #: Request line and headers together, trailers of a chunked body included.
+    max_head_bytes: int = 64 * 1024
+    max_headers: int = 128
+    max_url_bytes: int = 8 * 1024
+    #: Pieces of one body.
+    max_chunks: int = 65_536
+    #: Requests sent ahead, before the one before them has its answer.
+    max_pipelined: int = 8
+    max_connections: int = 16_384
+    #: From the connection, or the first byte of a later request, to the end of its headers.
+    head_timeout_s: float = 20.0
+    #: A client that still sends when it is refused gets so long to read why.
+    linger_s: float = 2.0
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection; `bounded_http` makes the class for given limits."""
+
+    limits: ClassVar[HttpLimits] = HttpLimits()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        #: Whether the connection is closing, and what still arrives is thrown away.
+        self._deaf = False
+        #: Of the message that is being read: raw bytes, bytes of body, and headers and their
+        #: bytes. Bytes that came in one piece with the message's first ones are not in the first.
+        self._n_raw = self._n_body = self._n_chunks = self._n_headers = self._n_header_bytes = 0
+        self._is_in_head = self._is_incomplete = False
+        #: What is wrong with the message, known in a callback of the parser.
+        self._trouble: ApiError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        closable = cast(asyncio.Transport, _Lingering(transport, self._linger))
+        super().connection_made(closable)
+        self._set_timer()
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(
+                ServerOverloaded(
+                    f"{self.limits.max_connections} connections are open, the most that are taken.",
+                    _RETRY_S,
+                )
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._deaf = True
+        self._unset_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._deaf:
+            return
+        self._n_raw += len(data)
+        super().data_received(data)
+        n_around = self._n_raw - self._n_body
+        if n_around > self.limits.max_head_bytes + self._n_chunks * _CHUNK_OVERHEAD:
+            self._refuse(self._head_too_large())
+        elif self._is_in_head and self._timer is None:
+            self._set_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or what a callback below stopped at."""
+        self._refuse(self._trouble or InvalidRequest(msg))
+
+    # -- the parser's callbacks: one that raises ends the parsing, and `send_400_response` follows
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        if len(self.pipeline) >= self.limits.max_pipelined:
+            self._stop(InvalidRequest(f"Over {self.limits.max_pipelined} requests sent ahead."))
+        self._n_raw = self._n_body = self._n_chunks = self._n_headers = self._n_header_bytes = 0
+        self._is_in_head = self._is_incomplete = True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of its URL."""
+        if len(self.url) + len(url) > self.limits.max_url_bytes:
+            self._stop(
+                UrlTooLong(f"The URL is over {self.limits.max_url_bytes} bytes, the most taken.")
+            )
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A whole header, or a trailer after a chunked body."""
+        self._n_headers += 1
+        self._n_header_bytes += len(name) + len(value)
+        if self._n_headers > self.limits.max_headers:
+            self._stop(
+                HeadTooLarge(
+                    f"The request has over {self.limits.max_headers} headers, the most taken."
+                )
+            )
+        if self._n_header_bytes > self.limits.max_head_bytes:
+            self._stop(self._head_too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The app hears of the request now."""
+        self._is_in_head = False
+        self._unset_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body."""
+        self._n_body += len(body)
+        self._n_chunks += 1
+        if self._n_chunks > self.limits.max_chunks:
+            self._stop(
+                BodyTooLarge(f"The body has over {self.limits.max_chunks} pieces, the most taken.")
+            )
+        if self.cycle.response_complete and self._n_body > _UNREAD_BYTES:
+            self.transport.close()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """All of the request is here."""
+        self._is_incomplete = False
+        self._unset_timer()
+        super().on_message_complete()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """The request has its answer; the rest of its body must not take for ever."""
+        super().on_response_complete()
+        if self._is_incomplete and self._timer is None:
+            self._set_timer()
+
+    def _stop(self, trouble: ApiError) -> None:
+        self._trouble = trouble
+        raise _Stopped
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with this error and close; close only, where the answer would be another's."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        is_served = cycle is not None and not cycle.response_complete
+        if is_served and (self._is_in_head or self.pipeline or cycle.response_started):
+            self._is_incomplete = False  # nothing is said, so nothing can be lost
+            self.transport.close()
+            return
+        if is_served:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._is_incomplete = True  # more may be on its way
+        response = error_responses.error_response(error, "")
+        head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "connection: close"]
+        head += [f"{name}: {value}" for name, value in response.headers.items()]
+        self.transport.write("\r\n".join([*head, "\r\n"]).encode() + bytes(response.body))
+        self.transport.close()
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """Close, but not while the client sends: it would lose the answer before it reads it."""
+        if self._deaf:
+            return
+        self._deaf = True
+        self._unset_timer()
+        if not self._is_incomplete or not transport.can_write_eof():
+            transport.close()
+            return
+        transport.write_eof()
+        transport.resume_reading()
+        self._timer = self.loop.call_later(self.limits.linger_s, transport.close)
+
+    def _head_too_large(self) -> ApiError:
+        return HeadTooLarge(
+            f"The request's headers are over {self.limits.max_head_bytes} bytes, the most taken."
+        )
+
+    def _set_timer(self) -> None:
+        self._timer = self.loop.call_later(self.limits.head_timeout_s, self._on_timer)
+
+    def _unset_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self._is_in_head:
+            self.transport.close()
+            return
+        limit_s = self.limits.head_timeout_s
+        self._refuse(
+            RequestTimedOut(f"The request's headers were not complete after {limit_s:g} s.")
+        )
+
+
+class _Stopped(Exception):
+    """Ends the parser's work."""
+
+
+class _Lingering:
+    """A transport whose `close` is another one."""
+
+    def __init__(
+        self, transport: asyncio.Transport, close: Callable[[asyncio.Transport], None]
+    ) -> None:
+        self._transport = transport
+        self._close = close
+        self._is_closing = False
+        # Bound here: a token's way to its client is no longer than without this.
+        self.write = transport.write
+
+    def close(self) -> None:
+        """Close as it was said."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._close(self._transport)
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be."""
+        return self._is_closing or self._transport.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def bounded_http(limits: HttpLimits) -> type[asyncio.Protocol]:
+    """Make the class of connections that uvicorn is to use."""
+    return type("LimitedHttp", (BoundedHttp,), {"limits": limits})

@@ -1,0 +1,111 @@
+"""What every request passes first and every response last, whichever route it is for.
+
+It names the request (``X-Request-Id``), bounds its body, counts it, and has the last word when
+a route fails in a way that nobody foresaw.
+"""
+
+import re
+from uuid import uuid4
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from halfmoon_conductor.errors import ApiError
+from halfmoon_conductor.http_server import error_responses
+from halfmoon_conductor.http_server.auth_middleware import is_guarded
+from halfmoon_conductor.http_server.body_receiver import BodyReceiver, replay_body
+from halfmoon_conductor.http_server.disconnect import ClientGone
+from halfmoon_conductor.http_server.error_responses import CLIENT_GONE_STATUS
+from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
+
+#: A client's request id goes into logs and headers: short, and no spaces or controls.
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+#: Bodies that come with other methods are read by none of the routes outside the door.
+_WITH_BODIES = ("POST", "PUT", "PATCH")
+
+_log = structlog.get_logger(__name__)
+
+
+class RequestMiddleware:
+    """The outermost of our layers around an app.
+
+    Args:
+        app: what is inside.
+        bodies: bounds them: longer ones are refused with 413, unread where they say their length.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: HttpMetrics, bodies: BodyReceiver) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        offered = Headers(scope=scope).get("x-request-id", "")
+        request_id = offered if _REQUEST_ID.fullmatch(offered) else f"req-{uuid4().hex}"
+        with (
+            self._metrics.in_flight.track_inprogress(),
+            structlog.contextvars.bound_contextvars(http_request_id=request_id),
+        ):
+            await self._serve(scope, receive, _Reply(send, request_id))
+
+    async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
+        try:
+            self._bodies.refuse_announced(scope)
+            if scope["method"] in _WITH_BODIES and not is_guarded(scope["path"]):
+                await self._serve_unguarded(scope, receive, reply)
+            else:
+                await self._app(scope, receive, reply)
+        except ApiError as error:
+            if reply.status:
+                raise
+            response = error_responses.error_response(error, scope["path"])
+            # What was not read of it is not worth reading.
+            response.headers["connection"] = "close"
+            await response(scope, receive, reply)
+        except ClientGone:
+            _log.info("client gone in mid-stream" if reply.status else "client gone")
+            if not reply.status:
+                await Response(status_code=CLIENT_GONE_STATUS)(scope, receive, reply)
+        except Exception:
+            if reply.status:
+                raise  # the server closes the connection: the client sees a broken answer
+            _log.exception("internal error", path=scope["path"])
+            await error_responses.internal_error(scope["path"])(scope, receive, reply)
+        finally:
+            self._metrics.requests.labels(_route(scope), reply.status or "none").inc()
+            _log.debug("answered", route=_route(scope), status=reply.status)
+
+    async def _serve_unguarded(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
+        body = self._bodies.opened()
+        try:
+            await body.read(receive)
+            await self._app(scope, replay_body(scope, body, receive), reply)
+        finally:
+            body.release()
+
+
+class _Reply:
+    """A `send` that remembers the status, and names the request in the headers."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        #: 0 until the response has started.
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+        await self._send(message)
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern: a client's own paths would be labels without end."""
+    return getattr(scope.get("route"), "path", None) or "unmatched"

@@ -1,0 +1,137 @@
+"""Large bodies are read in child processes: bounded in time and memory, and ended at once when
+their client is gone. Where there are none, as in tests, a thread does it.
+"""
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from halfmoon_conductor.errors import RequestTooCostly, ServiceUnavailable
+from halfmoon_conductor.inputs.body_preparation import BodyPreparation
+from halfmoon_conductor.inputs.preparation_messages import (
+    PreparationJob,
+    PreparationOutcome,
+    PreparationRefused,
+    PreparedAnswer,
+    PreparedBody,
+    decode_outcome,
+    encode_job,
+)
+from halfmoon_sandbox import ChildPool, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
+
+#: Address space that one helper may use beyond what all share.
+MEMORY_BYTES = 1024 * 1024 * 1024
+#: Larger bodies leave one helper to those that are not.
+_LARGE_BYTES = 256 * 1024
+_MIB = 1024 * 1024
+_RETRY_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class PreparationBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor seconds that reading one body may take: ten times what ordinary text takes."""
+
+    base_s: float = 2.0
+    per_mib_s: float = 1.5
+    per_token_s: float = 1e-5
+
+    def of(self, job: PreparationJob) -> float:
+        """For this body: no more than a full context of ordinary text needs."""
+        by_bytes = self.per_mib_s * len(job.content) / _MIB
+        return self.base_s + min(by_bytes, self.per_token_s * job.card.max_context)
+
+
+class BodyPreparer(Protocol):
+    """Where large bodies are read."""
+
+    async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
+        """Read one. Cancelling ends the work.
+
+        Raises:
+            InvalidRequest: what is wrong with it.
+            TooCostly: it takes too much time or memory.
+            Unavailable: there is no helper.
+        """
+        ...
+
+
+class ThreadPreparer:
+    """Reads in this process: nothing is bounded, and nothing can be ended."""
+
+    def __init__(self, preparation: BodyPreparation) -> None:
+        self._preparation = preparation
+
+    async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
+        """See `BodyPreparer`."""
+        return _checked(await asyncio.to_thread(self._preparation.outcome, job))
+
+
+class ProcessPreparer:
+    """Reads in children of a sandbox, some at a time; `close` ends them.
+
+    Args:
+        sandbox: of `preparing.make_handler`.
+        n_helpers: at work at once, at least 2.
+        budget: of each body.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, n_helpers: int, budget: PreparationBudget | None = None
+    ) -> None:
+        self._pool = ChildPool(sandbox)
+        self._budget = budget or PreparationBudget()
+        self._places = asyncio.Semaphore(n_helpers)
+        self._large_places = asyncio.Semaphore(n_helpers - 1)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of helpers that have nothing to do; asks for them, and waits."""
+        return [child.pid for child, _ in self._pool.idle]
+
+    async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
+        """See `BodyPreparer`."""
+        if len(job.content) <= _LARGE_BYTES:
+            return await self._in_turn(job)
+        async with self._large_places:
+            return await self._in_turn(job)
+
+    def start(self) -> None:
+        """Begin to load what helpers are forked from, so that no request waits for that."""
+        self._pool.start()
+
+    def close(self) -> None:
+        """End all of them."""
+        self._pool.close()
+
+    async def _in_turn(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
+        async with self._places:
+            try:
+                content = await self._pool.call(
+                    encode_job(job),
+                    cpu_s=self._budget.of(job),
+                    # A large one takes memory from the system that its helper would keep.
+                    reuse=len(job.content) <= _LARGE_BYTES,
+                )
+            except LimitExceeded as error:
+                _log.warning("helper ended", limit=error.limit, n_bytes=len(job.content))
+                raise RequestTooCostly(
+                    f"This request takes more time or memory to read than one may: {error}. "
+                    "Shorten it, or send token ids."
+                ) from None
+            except HandlerFailed as error:
+                raise RuntimeError(f"a helper failed: {error}") from None
+            except ChildUnavailable as error:
+                _log.error("no helper", reason=str(error))
+                raise ServiceUnavailable(
+                    "No helper is there to read this request.", _RETRY_S
+                ) from None
+        return _checked(decode_outcome(content))
+
+
+def _checked(outcome: PreparationOutcome) -> PreparedBody | PreparedAnswer:
+    if isinstance(outcome, PreparationRefused):
+        raise outcome.error()
+    return outcome

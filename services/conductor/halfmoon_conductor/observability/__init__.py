@@ -1,0 +1,1 @@
+"""Measures, spans and recent history; no decision looks at any of it."""

@@ -1,0 +1,1 @@
+"""Prometheus metrics of the HTTP side and of the cluster."""

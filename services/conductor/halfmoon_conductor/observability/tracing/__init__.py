@@ -1,0 +1,1 @@
+"""Spans put around the parts of a conductor."""

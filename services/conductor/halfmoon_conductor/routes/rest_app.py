@@ -1,0 +1,261 @@
+"""The REST front: OpenAI's API over a gateway.
+
+Routes only: a request is read by `openai_requests`, made an order by `intake`, read as tokens
+by `answering` and written by `answer_shapes`; errors are `error_responses`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer
+from halfmoon_conductor.api.openai.openai_objects import (
+    AnthropicError,
+    ChatCompletion,
+    ErrorResponse,
+    Model,
+    ModelList,
+    TextCompletion,
+)
+from halfmoon_conductor.api.openai.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    SharedFields,
+)
+from halfmoon_conductor.api.openai.openai_serializers import ChatSerializer, CompletionSerializer
+from halfmoon_conductor.generation.gateway_interface import Gateway, ModelCard
+from halfmoon_conductor.generation.generation_handler import GenerationHandler, send_response
+from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
+from halfmoon_conductor.http_server import error_responses
+from halfmoon_conductor.http_server.auth_middleware import AuthMiddleware, ConcurrencyLimit
+from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceiver
+from halfmoon_conductor.http_server.request_context import RequestContextDependency
+from halfmoon_conductor.http_server.request_middleware import RequestMiddleware
+from halfmoon_conductor.inputs.body_preparation import BodyPreparation
+from halfmoon_conductor.inputs.body_preparers import BodyPreparer, ThreadPreparer
+from halfmoon_conductor.inputs.input_processor import InputProcessor
+from halfmoon_conductor.inputs.preparation_messages import read_body_of
+from halfmoon_conductor.observability.history.latency_history import LatencyHistory
+from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
+from halfmoon_conductor.observability.metrics.vllm_metric_names import VllmNamedMetrics
+from halfmoon_conductor.page.page_routes import page_routes
+from halfmoon_conductor.routes.generation_route import generation_route
+from halfmoon_conductor.routes.message_routes import messages_router, responses_router
+from halfmoon_conductor.routes.openapi_security import document_api_keys
+from halfmoon_conductor.routes.probe_routes import probes_router
+from halfmoon_conductor.routes.tokenize_routes import tokenizing_router
+from halfmoon_conductor.tenants import Tenants
+from halfmoon_conductor.text.tokenizer import Tokenizer
+from halfmoon_conductor.tools.tool_call_parser import ToolCallFormat
+
+
+class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the front accepts."""
+
+    bodies: BodyLimits = BodyLimits()
+    #: Requests being answered at once, streams included.
+    max_concurrent: int = 4096
+    #: Origins whose pages may call from a browser; none: no answer has CORS headers.
+    cors_origins: tuple[str, ...] = ()
+
+
+def create_app(
+    gateway: Gateway,
+    tokenizer: Tokenizer,
+    *,
+    registry: CollectorRegistry,
+    latencies: LatencyHistory | None = None,
+    limits: FrontLimits | None = None,
+    tenants: Tenants | None = None,
+    extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
+    tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
+    preparer: BodyPreparer | None = None,
+    grammars: GrammarChecker | None = None,
+) -> FastAPI:
+    """The app to serve. It owns nothing that must be closed.
+
+    Args:
+        gateway: where tokens come from.
+        tokenizer: the model's.
+        registry: where the front's metrics go, and what ``/metrics`` shows.
+        latencies: where latencies go besides, for operators.
+        limits: what is accepted.
+        tenants: who may ask; None: anybody.
+        extra_mounts: other apps, each at its path and below.
+        tool_call_parser: how the model writes calls; "auto": as its chat template shows.
+        preparer: reads long bodies; None: threads of this process do.
+        grammars: checks them; None: one is made when the first grammar comes.
+
+    Raises:
+        TokenizerUnavailable: the tokenizer's chat template is not valid.
+    """
+    metrics = HttpMetrics(registry, latencies)
+    shown = VllmNamedMetrics(registry, lambda: "" if gateway.model is None else gateway.model.name)
+    intake = InputProcessor(gateway, tokenizer, tool_call_parser, grammars)
+    preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
+    route_class = generation_route(intake, preparer)
+    front = GenerationHandler(gateway, tokenizer, intake, metrics)
+    app = FastAPI(
+        title="Halfmoon",
+        summary="The Mooncake serving system behind OpenAI's API",
+        version="0.1.0",
+        docs_url=None,  # these pages fetch scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    error_responses.install_error_handlers(app)
+    if tenants is not None:
+        document_api_keys(app)
+    limits = limits or FrontLimits()
+    # From the inside out.
+    load, bodies = ConcurrencyLimit(limits.max_concurrent), BodyReceiver(limits.bodies)
+    app.add_middleware(AuthMiddleware, tenants=tenants, load=load, metrics=metrics, bodies=bodies)
+    if limits.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=limits.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(RequestMiddleware, metrics=metrics, bodies=bodies)
+
+    def logprobs(body: SharedFields) -> LogprobSerializer:
+        return LogprobSerializer(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
+
+    async def create_completion(
+        body: CompletionRequest, request: Request, asker: RequestContextDependency
+    ) -> Response:
+        """Go on with a text."""
+        read = read_body_of(request.scope)
+        order = await intake.completion(body, asker, read.prepared)
+        shape = CompletionSerializer(front.answer(order, asker, read.began_s), body, logprobs(body))
+        return await send_response(shape, stream=bool(body.stream))
+
+    async def create_chat_completion(
+        body: ChatRequest, request: Request, asker: RequestContextDependency
+    ) -> Response:
+        """Answer a conversation."""
+        read = read_body_of(request.scope)
+        order = await intake.chat(body, asker, read.prepared)
+        shape = ChatSerializer(front.answer(order, asker, read.began_s), body, logprobs(body))
+        return await send_response(shape, stream=bool(body.stream))
+
+    for path, endpoint, answer in (
+        ("/v1/completions", create_completion, TextCompletion),
+        ("/v1/chat/completions", create_chat_completion, ChatCompletion),
+    ):
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            response_model=answer,
+            responses=_GENERATION_RESPONSES,
+            route_class_override=route_class,
+        )
+    app.include_router(responses_router(front, _GENERATION_RESPONSES, route_class))
+    app.include_router(
+        messages_router(
+            front,
+            _with_error(AnthropicError, _GENERATION_RESPONSES),
+            _with_error(AnthropicError, _errors(400, 401, 404, 413, 429, 503)),
+            route_class,
+        )
+    )
+    app.include_router(
+        tokenizing_router(intake, _errors(400, 401, 404, 413, 429, 503), route_class)
+    )
+
+    @app.get("/v1/models", responses=_errors(401, 429))
+    async def list_models() -> ModelList:
+        """The model served, once a worker has joined."""
+        card = gateway.model
+        return ModelList(object="list", data=[] if card is None else [_model(card)])
+
+    @app.get("/v1/models/{model:path}", responses=_errors(401, 404, 429, 503))
+    async def retrieve_model(model: str) -> Model:
+        """One model by its name, which may have slashes."""
+        return _model(intake.card(model))
+
+    app.include_router(probes_router(gateway, load, shown, app.version))
+
+    for route in page_routes():
+        app.router.routes.append(route)
+    for path, mounted in extra_mounts:
+        # A mount alone answers only below its path, as in /metadata/, not at /metadata.
+        app.router.routes.append(Route(path, _AsApp(mounted), include_in_schema=False))
+        app.router.routes.append(Mount(path, mounted))
+    return app
+
+
+def _model(card: ModelCard) -> Model:
+    return Model(
+        id=card.name,
+        object="model",
+        created=card.created,
+        owned_by="halfmoon",
+        max_model_len=card.max_context,
+    )
+
+
+class _AsApp:
+    """An object, which a route calls as an app where it would call a function as a handler."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+_ERROR_DESCRIPTIONS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "No API key, or none that is valid here.",
+    404: "Another model is served here.",
+    413: "The body is too large.",
+    429: "Refused so that others keep their latency, or because this tenant asks more than it "
+    "may; `Retry-After` says when to try again.",
+    500: "The generation, or the server, failed.",
+    503: "No prefill or no decode worker is alive; `Retry-After` says when to try again.",
+}
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorResponse, "description": _ERROR_DESCRIPTIONS[status]}
+        for status in statuses
+    }
+    responses["4XX"] = {"model": ErrorResponse, "description": "Any other error of the client's."}
+    return responses
+
+
+def _with_error(
+    model: type[BaseModel], responses: dict[int | str, dict[str, Any]]
+) -> dict[int | str, dict[str, Any]]:
+    """The same with errors of another shape."""
+    return {
+        status: {**each, "model": model} if "model" in each else each
+        for status, each in responses.items()
+    }
+
+
+_GENERATION_RESPONSES: dict[int | str, dict[str, Any]] = {
+    **_errors(*_ERROR_DESCRIPTIONS),
+    200: {
+        "description": "The answer; server-sent events with `stream: true`.",
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": 'data: {"object": "…", "choices": […]}\n\ndata: [DONE]\n\n',
+            }
+        },
+    },
+}

@@ -1,0 +1,1 @@
+"""Text and token ids: template, tokenizer, detokenizer, stop strings."""

@@ -1,0 +1,1 @@
+"""Around the scheduling core: its shell and the links to workers."""

@@ -1,0 +1,275 @@
+"""The conductor's links to all workers: who is there, what they say, what they are told.
+
+One task per member of the cluster dials it, says hello, and from then on reads everything it
+says; a second one writes what it is told, in order. A link that goes down makes the worker
+lost at once; while its lease lives, it is dialled again.
+"""
+
+import asyncio
+import itertools
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_metadata.store_interface import MetadataStore
+from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.kv_events import KvEventBatch
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    Cancel,
+    Hello,
+    Message,
+    PrefillDone,
+    TokensProduced,
+    Unwelcome,
+    Welcome,
+    WorkerInfo,
+)
+from halfmoon_runtime.channels.dropped_messages import record_drop
+from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
+from halfmoon_runtime.membership import MemberChanged, MemberGone, MemberJoined, watch_members
+from halfmoon_runtime.worker.message_loop import record_failure
+from halfmoon_scheduling.events import (
+    KvChanged,
+    MessageReceived,
+    RequestCancelled,
+    RequestFinished,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+
+log = structlog.get_logger()
+
+#: Messages to one worker that may wait to be sent; more, and it counts as lost.
+_OUTBOX = 10_000
+_REDIAL_S = 0.2
+_TICK_S = 0.05
+_POLL_S = 0.25
+#: Characters of a worker's reason that are kept: it goes into logs and answers.
+_MAX_REASON = 2000
+
+
+@dataclass
+class _Member:
+    """One worker, as long as its lease lives."""
+
+    info: WorkerInfo
+    task: asyncio.Task[None] | None = None
+    #: What it is to be told; None while the link is down.
+    outbox: asyncio.Queue[Message] | None = None
+    #: Whether the core knows it.
+    joined: bool = False
+    #: Why it is not used; empty when it is.
+    refused: str = ""
+    #: Number of the newest step whose tokens came over the present link; 0: none, or unnumbered.
+    step: int = 0
+
+
+@dataclass
+class WorkerLinks:
+    """Implements `shell.Workers`."""
+
+    network: Network
+    store: MetadataStore
+    conductor_id: ConductorId
+    shell: Shell
+    gateway: CoreGateway
+    metrics: ClusterMetrics
+    _members: dict[WorkerId, _Member] = field(default_factory=dict, init=False)
+    _sessions: "itertools.count[int]" = field(
+        default_factory=lambda: itertools.count(1), init=False
+    )
+    #: Kvstores with blocks of another layout that were logged, each with what differs.
+    _unused: dict[WorkerId, str] = field(default_factory=dict, init=False)
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            async for change in watch_members(self.store, interval_s=_POLL_S):
+                match change:
+                    case MemberJoined(info=info):
+                        self._add(info, tasks)
+                    case MemberChanged(info=info):
+                        member = self._members.get(info.worker_id)
+                        if member is None or member.info.generation != info.generation:
+                            self._add(info, tasks)
+                    case MemberGone(worker_id=worker_id, generation=generation):
+                        self._remove(worker_id, generation)
+
+    def send(self, worker_id: WorkerId, message: Message) -> None:
+        """Queue a message; that it can't be sent comes back as `WorkerLost`."""
+        member = self._members.get(worker_id)
+        if member is None or member.outbox is None:
+            self.shell.post(WorkerLost(worker_id, "there is no link to it"))
+            return
+        try:
+            member.outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            self._lose(member, f"{_OUTBOX} messages wait to be sent to it")
+
+    def refuse(self, worker_id: WorkerId, reason: str) -> None:
+        """Tell a worker that it can't be used, and hang up."""
+        member = self._members.get(worker_id)
+        if member is None:
+            return
+        member.refused = reason
+        member.joined = False
+        if member.outbox is not None:
+            with suppress(asyncio.QueueFull):
+                member.outbox.put_nowait(Unwelcome(reason=reason))
+
+    def refusals(self) -> dict[WorkerId, str]:
+        """Workers that are there and not used, each with the reason."""
+        return {worker_id: m.refused for worker_id, m in self._members.items() if m.refused}
+
+    def refused(self) -> list[WorkerInfo]:
+        """Those workers' records."""
+        return [member.info for member in self._members.values() if member.refused]
+
+    # -- membership --------------------------------------------------------------------------
+
+    def _add(self, info: WorkerInfo, tasks: asyncio.TaskGroup) -> None:
+        self._remove(info.worker_id, None)
+        member = _Member(info)
+        self._members[info.worker_id] = member
+        member.task = tasks.create_task(self._follow(member), name=f"link {info.worker_id}")
+
+    def _remove(self, worker_id: WorkerId, generation: int | None) -> None:
+        """Forget a member; with a generation, only if it is that one."""
+        member = self._members.get(worker_id)
+        if member is None or generation not in (None, member.info.generation):
+            return
+        del self._members[worker_id]
+        if member.task is not None:
+            member.task.cancel()
+        self._lose(member, "its lease is over")
+
+    def _lose(self, member: _Member, reason: str) -> None:
+        member.outbox = None
+        if member.joined:
+            member.joined = False
+            log.warning("worker_lost", worker_id=member.info.worker_id, reason=reason)
+            self.shell.post(WorkerLost(member.info.worker_id, reason))
+
+    # -- one worker --------------------------------------------------------------------------
+
+    async def _follow(self, member: _Member) -> None:
+        """Keep a link to this worker while its lease lives."""
+        while not member.refused:
+            link = await self.network.dial(member.info.commands, member.info.events)
+            outbox: asyncio.Queue[Message] = asyncio.Queue(_OUTBOX)
+            member.outbox, member.step = outbox, 0
+            outbox.put_nowait(Hello(conductor_id=self.conductor_id, session=next(self._sessions)))
+            writer = asyncio.create_task(self._write(member, link, outbox))
+            try:
+                while True:
+                    message = await link.receive()
+                    try:
+                        self._on_message(member, message)
+                    except Exception:  # a mistake of ours: it costs this message
+                        record_failure(message, member.info.worker_id)
+            except PeerUnreachable as error:
+                self._lose(member, str(error))
+            finally:
+                writer.cancel()
+                await link.close()
+            await asyncio.sleep(_REDIAL_S)
+
+    async def _write(
+        self, member: _Member, link: WorkerLink, outbox: asyncio.Queue[Message]
+    ) -> None:
+        try:
+            while True:
+                await link.send(await outbox.get())
+        except PeerUnreachable as error:
+            # Gone, or there and taking nothing: either way it did not hear what it was told.
+            if member.outbox is outbox:
+                self._lose(member, str(error))
+            await link.close()  # which ends the reader too
+
+    def _on_message(self, member: _Member, message: AnyMessage | KvEventBatch) -> None:
+        worker_id = member.info.worker_id
+        if member.refused:
+            return
+        match message:
+            case TokensProduced():
+                self._on_tokens(member, message)
+            case Welcome(worker=info) if info.worker_id == worker_id:
+                member.info = info
+                if not member.joined:
+                    log.info("worker_joined", worker_id=worker_id, role=info.role)
+                member.joined = True
+                self.shell.post(WorkerJoined(info))
+                self._note_unused()
+            case Welcome(worker=info):
+                record_drop(
+                    "foreign", member.info.commands, f"{worker_id} speaks for {info.worker_id}"
+                )
+            case PrefillDone():
+                self.metrics.on_prefill_done(worker_id, message)
+                if message.score is not None or message.prompt_scores:
+                    if self.shell.core.prefill_of(message.request_id) == worker_id:
+                        self.gateway.note_scores(message)
+                    # The core decides nothing by them.
+                    message = msgspec.structs.replace(message, score=None, prompt_scores=())
+                self.shell.post(MessageReceived(worker_id, message))
+            case KvEventBatch():
+                self.shell.post(KvChanged(worker_id, message))
+            case _:
+                self.shell.post(MessageReceived(worker_id, _short(message)))
+
+    def _on_tokens(self, member: _Member, message: TokensProduced) -> None:
+        """Tokens skip the core; that a request is finished does not."""
+        worker_id, core = member.info.worker_id, self.shell.core
+        if 0 < message.step <= member.step:
+            record_drop("duplicate", member.info.commands, f"step {message.step} of {worker_id}")
+            return
+        member.step = message.step
+        scores = dict(message.scores)
+        for produced in message.produced:
+            if core.decodes_at(produced.request_id) != worker_id:
+                # Of a try that is over; or it does not run there, and may not be freed either.
+                if core.holds_at(produced.request_id) != worker_id:
+                    self.send(worker_id, Cancel(request_id=produced.request_id))
+                continue
+            # A worker that goes on past the last token is stopped, whatever it says.
+            runs_on = not produced.finish and self.gateway.n_left(produced.request_id) == 1
+            wanted = self.gateway.deliver(
+                produced.request_id,
+                produced.token,
+                "length" if runs_on else produced.finish,
+                score=scores.get(produced.request_id),
+            )
+            if produced.finish:
+                n_new = self.gateway.n_produced(produced.request_id)
+                self.shell.post(RequestFinished(produced.request_id, n_new))
+            elif runs_on or not wanted:
+                self.shell.post(RequestCancelled(produced.request_id))
+
+    def _note_unused(self) -> None:
+        """Name kvstores that hold blocks of another layout, each once."""
+        unused = self.shell.core.cluster.unused_kvstores
+        for worker_id, reason in unused.items():
+            if self._unused.get(worker_id) != reason:
+                log.error("kvstore_not_used", worker_id=worker_id, reason=reason)
+        self._unused = unused
+
+    async def _tick(self) -> None:
+        while True:
+            self.shell.post(Tick())
+            await asyncio.sleep(_TICK_S)
+
+
+def _short(message: AnyMessage) -> AnyMessage:
+    """A message whose reason, if it has one, is not endless."""
+    reason = getattr(message, "reason", "")
+    if len(reason) <= _MAX_REASON:
+        return message
+    return msgspec.structs.replace(message, reason=reason[:_MAX_REASON])

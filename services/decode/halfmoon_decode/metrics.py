@@ -1,0 +1,79 @@
+"""What a decode worker's metrics show."""
+
+from typing import Literal
+
+from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets, token_buckets
+from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
+from halfmoon_scheduling.decode.decode_batch import DecodeBatch
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+
+#: Refused pages; its KV did not land in time; it had to make room; its step failed.
+GiveUpReason = Literal["refused", "not_landed", "preempted", "step_failed"]
+
+
+class DecodeCounts:
+    """What happened since the start."""
+
+    def __init__(self) -> None:
+        self._step_s = FastHistogram(time_buckets(0.0005, 10.0))
+        self._n_rows = FastHistogram(token_buckets(1000))
+        self._n_tokens = 0
+        self._given_up: dict[GiveUpReason, int] = dict.fromkeys(
+            ("refused", "not_landed", "preempted", "step_failed"), 0
+        )
+
+    def step(self, took_s: float, n_rows: int) -> None:
+        """A forward pass with so many requests is over."""
+        self._step_s.observe(took_s)
+        self._n_rows.observe(n_rows)
+
+    def produced(self, n: int) -> None:
+        """So many tokens came out of a step."""
+        self._n_tokens += n
+
+    def gave_up(self, why: GiveUpReason) -> None:
+        """A request is not decoded here, or no more."""
+        self._given_up[why] += 1
+
+    def readings(self) -> MetricSnapshot:
+        """What the metrics show."""
+        return {
+            "halfmoon_decode_step_seconds": ("Forward passes of the batch.", self._step_s),
+            "halfmoon_decode_batch_requests": ("Requests in a forward pass.", self._n_rows),
+            "halfmoon_decode_tokens_total": (
+                "Tokens generated here; a request's first one is prefill's.",
+                self._n_tokens,
+            ),
+            "halfmoon_decode_given_up_total": (
+                "Requests that were refused pages, whose KV did not land in time, that had to"
+                " make room, or whose step failed.",
+                by_label("reason", self._given_up),
+            ),
+        }
+
+
+def batch_metrics(batch: DecodeBatch, pages: PageAllocator) -> MetricSnapshot:
+    """What the batch and its pool hold now; see `DecodeBatch` for what pages aside are."""
+    landing, aside = batch.pages_landing, batch.pages_aside
+    return {
+        "halfmoon_decode_requests": (
+            "Requests here, by what they do: running, or waiting for their KV to land.",
+            by_label("state", {"running": batch.n_running, "landing": batch.n_reserved}),
+        ),
+        "halfmoon_decode_context_tokens": (
+            "Tokens that the next step attends to.",
+            batch.context_tokens,
+        ),
+        "halfmoon_pages": (
+            "Pages of this worker's pool by state.",
+            by_label(
+                "state",
+                {
+                    "free": pages.n_free,
+                    "used": pages.n_pages - pages.n_free - landing - aside,
+                    "landing": landing,
+                    "aside": aside,
+                },
+            ),
+        ),
+    }

@@ -1,0 +1,192 @@
+"""A kvstore's HTTP for operators: what it holds, block by block and in all, and pins.
+
+    GET  /blocks?limit=N&after=HASH   hashes in their order, N at the most
+    GET  /blocks/{hash}               where a block is, how old, who reads it, its pin
+    GET  /segments                    memory and the files on disk: used, free, not usable
+    POST /pin                         {"hash": …, "kind": "soft" | "hard" | "none", "ttl_s": …}
+
+Hashes are hexadecimal. Content is never shown here: it moves by one-sided transfers.
+"""
+
+import heapq
+import time
+from typing import Annotated, Literal
+
+import msgspec
+
+from halfmoon_kvstore.worker import KvstoreWorker
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.observability.operator_http import (
+    OperatorHttp,
+    OperatorHttpError,
+    OperatorRequest,
+)
+from halfmoon_scheduling.cache.pins import PinRefused
+from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+
+_MAX_LISTED = 10_000
+
+
+class _PinBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hash: str
+    kind: Literal["soft", "hard", "none"]
+    #: Seconds from now; without it and `until` the pin ends when it is taken back.
+    ttl_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    #: Seconds since 1970, in place of `ttl_s`.
+    until: float | None = None
+
+
+class AdminApi:
+    """Answers for one node."""
+
+    def __init__(self, worker: KvstoreWorker, clock: Clock) -> None:
+        self._worker = worker
+        self._clock = clock
+
+    def register(self, http: OperatorHttp) -> None:
+        """Answer these questions there."""
+        http.add("GET", "/blocks", self.blocks)
+        http.add("GET", "/blocks/{hash}", self.block)
+        http.add("GET", "/segments", self.segments)
+        http.add("POST", "/pin", self.pin)
+
+    # -- blocks ------------------------------------------------------------------------------
+
+    async def blocks(self, question: OperatorRequest) -> object:
+        """Hashes in their order, so that a next page can begin `after` the last one."""
+        limit = _whole(question, "limit", 100, _MAX_LISTED)
+        after = _hash(question.query["after"], "after") if "after" in question.query else b""
+        tiers = self._worker.tiers
+        stored = [] if tiers is None else tiers.hashes()
+        page = heapq.nsmallest(limit, (block for block in stored if block > after))
+        return {"n_blocks": len(stored), "hashes": [block.hex() for block in page]}
+
+    async def block(self, question: OperatorRequest) -> object:
+        """One block."""
+        return self._look(_hash(question.parts["hash"], "hash"))
+
+    def _look(self, block: BlockHash) -> dict[str, object]:
+        stock, now = self._worker.stock, self._clock.now()
+        tiers, layout = stock.tiers, stock.layout
+        if tiers is None or layout is None or block not in tiers:
+            raise _not_found(block, self._worker)
+        parent, depth = tiers.place_in_prompt(block)
+        in_memory = tiers.memory.look(block)
+        return {
+            "hash": block.hex(),
+            "parent": None if parent is None else parent.hex(),
+            "depth": depth,
+            "tier": "memory" if in_memory else "disk",
+            "on_disk": block in tiers.disk,
+            "bytes": layout.block_bytes,
+            #: Since it came to memory; what is on the disk only has no age.
+            "age_s": None if in_memory is None else now - in_memory.stored_s,
+            "tenant": tiers.tenants.owner(block),
+            "leases": 0 if in_memory is None else in_memory.n_leases,
+            "pin": _pin_of(tiers, block, now),
+            "held": block in tiers.pins.held,
+            "worker_id": self._worker.info.worker_id,
+            "generation": self._worker.info.generation,
+        }
+
+    async def pin(self, question: OperatorRequest) -> object:
+        """Pin a block, or take its pin back; what is known of it then."""
+        try:
+            body = msgspec.json.decode(question.body, type=_PinBody)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise OperatorHttpError(400, f"the body is no pin: {error}") from None
+        if body.ttl_s is not None and body.until is not None:
+            raise OperatorHttpError(400, "give ttl_s or until, not both", param="until")
+        block, tiers = _hash(body.hash, "hash"), self._worker.tiers
+        if tiers is None or block not in tiers:
+            raise _not_found(block, self._worker)
+        ttl_s = float("inf") if body.ttl_s is None else body.ttl_s
+        if body.until is not None and (ttl_s := body.until - time.time()) <= 0:
+            raise OperatorHttpError(400, f"until is {-ttl_s:.0f} s ago", param="until")
+        if body.kind == "none":
+            tiers.unpin(block)
+        else:
+            try:
+                tiers.pin(block, body.kind, self._clock.now() + ttl_s)
+            except PinRefused as error:
+                raise OperatorHttpError(409, str(error), param="kind", code="pin_limit") from None
+        return self._look(block)
+
+    # -- in all ------------------------------------------------------------------------------
+
+    async def segments(self, question: OperatorRequest) -> object:
+        """Memory and files. Slots are equal, so no free one is too small: what can't be used is
+        what is left over beside them (`lost_bytes`), and `fragmentation` is its share."""
+        stock, info = self._worker.stock, self._worker.info
+        block_bytes = 0 if stock.layout is None else stock.layout.block_bytes
+        length, n_slots = stock.region.length, info.n_blocks
+        memory: dict[str, object] = {
+            "segment": stock.region.segment,
+            "bytes": length,
+            "n_slots": n_slots,
+            "lost_bytes": length - n_slots * block_bytes if n_slots else 0,
+            "fragmentation": (length - n_slots * block_bytes) / length if n_slots else 0.0,
+        }
+        pins = {"soft": 0, "hard": 0, "held": 0, "max_held": 0}
+        if (tiers := stock.tiers) is not None:
+            memory |= {
+                "used": tiers.memory.n_used,
+                "free": tiers.memory.n_slots - tiers.memory.n_used,
+                "stored": tiers.memory.n_stored,
+                "reserved": tiers.memory.n_reserved,
+                "leased": tiers.memory.n_leased,
+            }
+            pins = {
+                "soft": tiers.pins.n_soft,
+                "hard": tiers.pins.n_hard,
+                "held": tiers.pins.n_held,
+                "max_held": tiers.pins.max_held,
+            }
+        return {
+            "worker_id": info.worker_id,
+            "generation": info.generation,
+            "draining": info.draining,
+            "block_bytes": block_bytes,
+            "n_blocks": 0 if tiers is None else len(tiers.hashes()),
+            "memory": memory,
+            "disk": [] if stock.disk is None else stock.disk.looks(),
+            "disk_off": tiers is not None and tiers.disk_is_off,
+            "pins": pins,
+            "tenants": {} if tiers is None else _tenants(tiers),
+        }
+
+
+def _pin_of(tiers: TieredCache, block: BlockHash, now: float) -> dict[str, object] | None:
+    if (pin := tiers.pins.get(block)) is None:
+        return None
+    remaining_s = pin.until_s - now
+    return {"kind": pin.kind, "remaining_s": None if remaining_s == float("inf") else remaining_s}
+
+
+def _tenants(tiers: TieredCache) -> dict[str, object]:
+    return {
+        tenant: {"n_blocks": n_blocks, "quota_blocks": tiers.tenants.quota(tenant)}
+        for tenant, n_blocks in tiers.tenants.usage().items()
+    }
+
+
+def _not_found(block: BlockHash, worker: KvstoreWorker) -> OperatorHttpError:
+    name = worker.info.worker_id
+    return OperatorHttpError(404, f"block {block.hex()} is not at {name}", code="block_not_found")
+
+
+def _hash(text: str, param: str) -> BlockHash:
+    try:
+        return BlockHash(bytes.fromhex(text))
+    except ValueError:
+        raise OperatorHttpError(
+            400, f"{param} is {text[:80]!r}, not hexadecimal", param=param
+        ) from None
+
+
+def _whole(question: OperatorRequest, name: str, default: int, most: int) -> int:
+    text = question.query.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= most:
+        raise OperatorHttpError(400, f"{name} is {text[:80]!r}, not 1 to {most}", param=name)
+    return int(text)

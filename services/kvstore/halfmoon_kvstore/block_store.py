@@ -1,0 +1,325 @@
+"""The blocks of a kvstore node: what its tiers decide, and the bytes that this moves.
+
+`TieredCache` decides what is where; this shell owns the memory and the disk, and starts the I/O
+that the decisions ask for. What is to be said of it goes to the outbox.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import assert_never
+
+import structlog
+
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder
+from halfmoon_kvstore.disk_tier.slot_header import MAX_HASH_BYTES
+from halfmoon_kvstore.kv_event_builder import moved_events
+from halfmoon_kvstore.lease_spans import LeaseSpans
+from halfmoon_kvstore.outbox import Outbox
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.ids import Ticket
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import BlocksLeased, Place, ReserveBlocks, WorkerInfo
+from halfmoon_runtime.channels.network import PeerId
+from halfmoon_runtime.clock import Clock
+from halfmoon_scheduling.cache.block_cache import BlockCache
+from halfmoon_scheduling.cache.pins import Pins
+from halfmoon_scheduling.cache.tenant_quotas import TenantQuotas
+from halfmoon_scheduling.tiers.disk_map import DiskMap
+from halfmoon_scheduling.tiers.tier_commands import (
+    AnnounceBlocks,
+    AnswerLease,
+    Erase,
+    Promote,
+    WriteBack,
+)
+from halfmoon_scheduling.tiers.tier_limits import TierLimits
+from halfmoon_scheduling.tiers.tiered_cache import TieredCache
+from halfmoon_transfer.regions.region_table import Memory
+
+log = structlog.get_logger()
+
+#: Told of the layout, and of how many blocks fit into memory, once.
+OnLayoutAdopted = Callable[[KvLayout, int], Awaitable[None]]
+#: A worker of the cluster that says what its KV is; None: there is none, or it is not known.
+ModelWorkerLookup = Callable[[], Awaitable[WorkerInfo | None]]
+#: Blocks in memory at the most, and bytes of the smallest one: each costs some of this process.
+MAX_BLOCKS = 2**24
+MIN_BLOCK_BYTES = 512
+
+
+class BlockStore:
+    """Memory, a disk if there is one, and what decides over them."""
+
+    def __init__(
+        self,
+        name: str,
+        memory: Memory,
+        settings: KvstoreSettings,
+        clock: Clock,
+        outbox: Outbox,
+        adopted: OnLayoutAdopted,
+        disk: SegmentFolder | None = None,
+        traces: LeaseSpans | None = None,
+        model: ModelWorkerLookup | None = None,
+    ) -> None:
+        """Nothing is stored, and nothing read from the disk yet: see `remember`.
+
+        Args:
+            name: the node's, in refusals.
+            memory: for blocks.
+            settings: the node's.
+            clock: what time it is.
+            outbox: for answers to leases and for events.
+            adopted: hears what a block is, once that is known.
+            disk: for blocks that leave memory; None: they are dropped.
+            traces: hears of answers to leases.
+            model: a worker whose KV the first put must be of, if there is one; None: the first
+                put may be of anything.
+        """
+        self._model = model
+        self.name = name
+        self.memory = memory
+        self.region = memory.region
+        self.disk = disk
+        self._settings = settings
+        self._clock = clock
+        self._outbox = outbox
+        self._adopted = adopted
+        self._traces = traces or LeaseSpans()
+        self.limits = TierLimits(
+            promotion_wait_s=settings.promotion_wait_s, read_ahead=settings.read_ahead
+        )
+        #: None until the first put (or what is on the disk) says what a block is; fixed from
+        #: then on, as is `layout`.
+        self.tiers: TieredCache | None = None
+        self.layout: KvLayout | None = None
+        #: Held while the disk is opened for a layout.
+        self._adopting = asyncio.Lock()
+        #: Set when a write has ended and none is left to do.
+        self._all_saved = asyncio.Event()
+        #: Parent of all I/O, while the node serves.
+        self._tasks: asyncio.TaskGroup | None = None
+        self._threads = ThreadPoolExecutor(
+            self.limits.max_writing + self.limits.max_promoting, thread_name_prefix="disk"
+        )
+
+    def use(self, tasks: asyncio.TaskGroup) -> None:
+        """Start I/O as children of this group."""
+        self._tasks = tasks
+
+    async def close(self) -> None:
+        """Wait for I/O: threads can't be cancelled, and use memory and files closed next."""
+        await asyncio.to_thread(self._threads.shutdown)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of blocks that fit without others being given up; none before a disk's."""
+        if self.tiers is None or self.layout is None:
+            return self.region.length
+        return self.tiers.n_room * self.layout.block_bytes
+
+    # -- beginning ---------------------------------------------------------------------------
+
+    async def remember(self) -> None:
+        """Serve what an earlier start left on the disk."""
+        if self.disk is not None and (layout := self.disk.layout()) is not None:
+            try:
+                await self._adopt(layout)
+                await self._require_the_models(layout)
+            except LayoutMismatch as error:
+                log.error("blocks_of_another_layout", reason=f"{error}{self.how_to_start_anew()}")
+            except ValueError as error:
+                log.warning("disk_not_used", reason=str(error))
+
+    async def tiers_for(self, put: ReserveBlocks, *, tokens_unknown: bool = False) -> TieredCache:
+        """The cache, made at the first put: only then is known how large a block is.
+
+        Raises:
+            LayoutMismatch: `put` is of another layout than the first one was, or, if it is the
+                first, than the KV of the cluster's workers.
+            ValueError: the put contradicts itself, or not even one block fits.
+        """
+        layout = put.layout
+        if len(put.token_ids) != len(put.hashes) * layout.block_size and not tokens_unknown:
+            raise ValueError(
+                f"{len(put.token_ids)} token ids for {len(put.hashes)} blocks"
+                f" of {layout.block_size}"
+            )
+        if len(set(put.hashes)) < len(put.hashes) or put.parent in put.hashes:
+            raise ValueError("a block is named twice: each is the child of the one before")
+        longest = max((len(block) for block in (*put.hashes, put.parent or b"")), default=0)
+        if longest > MAX_HASH_BYTES:
+            raise ValueError(f"a block hash of {longest} bytes, at most {MAX_HASH_BYTES} are kept")
+        if self.tiers is not None and self.layout is not None:
+            try:
+                self.layout.require_same(layout, self.name, "the writer")
+            except LayoutMismatch as error:
+                raise LayoutMismatch(f"{error}{self.how_to_start_anew()}") from None
+            return self.tiers
+        async with self._adopting:
+            if self.tiers is None:
+                await self._require_the_models(layout)
+                return await self._adopt(layout)
+        return await self.tiers_for(put, tokens_unknown=tokens_unknown)  # somebody was quicker
+
+    async def _require_the_models(self, layout: KvLayout) -> None:
+        """Blocks of something else would shut out the model's for as long as this node runs.
+
+        Raises:
+            LayoutMismatch: with the values of both.
+        """
+        worker = None if self._model is None else await self._model()
+        if worker is None or worker.layout is None:
+            return
+        try:
+            worker.layout.require_same(layout, worker.worker_id, f"the first put to {self.name}")
+        except LayoutMismatch as error:
+            raise LayoutMismatch(
+                f"{error}; {self.name} keeps KV of the model that the cluster serves, in blocks of"
+                f" {worker.layout.block_bytes} bytes"
+            ) from None
+
+    async def _adopt(self, layout: KvLayout) -> TieredCache:
+        n_slots = self.region.length // layout.block_bytes
+        if layout.block_bytes < MIN_BLOCK_BYTES or n_slots > MAX_BLOCKS:
+            raise ValueError(
+                f"blocks of {layout.block_bytes} bytes, of which {n_slots} would fit into"
+                f" {self.name}: at least {MIN_BLOCK_BYTES} bytes, at most {MAX_BLOCKS} blocks"
+            )
+        if n_slots == 0:
+            raise ValueError(
+                f"a block of {layout.block_bytes} bytes does not fit into the"
+                f" {self.region.length} bytes of {self.name}: raise its capacity"
+            )
+        settings = self._settings
+        memory = BlockCache(
+            n_slots,
+            policy=settings.eviction,
+            high_watermark=settings.high_watermark,
+            low_watermark=settings.low_watermark,
+            reservation_ttl_s=settings.reservation_ttl_s,
+            lease_ttl_s=settings.lease_ttl_s,
+            pins=Pins(max_held=int(settings.hard_pin_share * n_slots)),
+        )
+        if self.disk is not None:
+            await asyncio.to_thread(self.disk.open, layout)
+        n_disk_slots = 0 if self.disk is None else self.disk.n_slots
+        quotas = TenantQuotas(
+            {
+                tenant: n_bytes // layout.block_bytes
+                for tenant, n_bytes in settings.tenant_quotas_bytes.items()
+            }
+        )
+        disk_map = DiskMap(n_disk_slots, policy=settings.eviction)
+        tiers = TieredCache(memory, disk_map, self.limits, quotas)
+        if self.disk is not None:
+            await asyncio.to_thread(lambda disk: tiers.restore(disk.blocks()), self.disk)
+        self.tiers, self.layout = tiers, layout
+        log.info(
+            "layout_adopted",
+            n_blocks=n_slots,
+            block_bytes=layout.block_bytes,
+            n_disk_blocks=n_disk_slots,
+            n_found=len(tiers.disk),
+            direct=self.disk is not None and self.disk.direct,
+        )
+        await self._adopted(layout, n_slots)
+        return self.tiers
+
+    def how_to_start_anew(self) -> str:
+        """The end of an error about layouts."""
+        if self.disk is None:
+            return ""
+        return f"; blocks of an earlier layout are in {self.disk.path}: remove it to start anew"
+
+    # -- what the tiers want done ------------------------------------------------------------
+
+    def heed(self) -> None:
+        """Start what the tiers want done; what they say goes to the outbox."""
+        if self.tiers is None:
+            return
+        assert self.layout is not None, "there are tiers without a layout"
+        size = self.layout.block_bytes
+        for command in self.tiers.commands():
+            match command:
+                case AnswerLease(owner=owner, ticket=ticket, places=found, n_from_disk=n_from_disk):
+                    places = tuple(Place(b.hash, b.slot * size, b.checksum) for b in found)
+                    self.answer_lease(peer_of(owner), ticket, places, n_from_disk)
+                case AnnounceBlocks():
+                    self._outbox.tell(moved_events(command, self.layout.block_size))
+                case WriteBack() | Promote():
+                    start = command.memory_slot * size
+                    self._start(self.tiers, command, self.memory.view[start : start + size])
+                case Erase():
+                    self._start(self.tiers, command, memoryview(b""))
+                case _:
+                    raise AssertionError(f"a command that nobody does: {command}")
+
+    def answer_lease(
+        self, peer: PeerId, ticket: Ticket, places: tuple[Place, ...] = (), n_from_disk: int = 0
+    ) -> None:
+        """Say what is held under a lease."""
+        leased = BlocksLeased(
+            ticket=ticket,
+            region=self.region,
+            places=places,
+            expires_s=self._settings.lease_ttl_s,
+            n_from_disk=n_from_disk,
+        )
+        self._outbox.answer(peer, leased)
+        self._traces.answered(peer, leased, self._clock.now())
+
+    async def save_all(self, limit_s: float) -> None:
+        """Write to the disk what only memory has, for so long at the most."""
+        if (tiers := self.tiers) is None:
+            return
+        self._all_saved.clear()
+        tiers.save_all(self._clock.now())
+        self.heed()
+        log.info("saving", n_blocks=tiers.n_to_save)
+        try:
+            async with asyncio.timeout(limit_s):
+                if tiers.n_to_save:
+                    await self._all_saved.wait()
+        except TimeoutError:
+            log.warning("blocks_not_saved", n_blocks=tiers.n_to_save, after_s=limit_s)
+
+    def _start(
+        self, tiers: TieredCache, command: WriteBack | Promote | Erase, view: memoryview
+    ) -> None:
+        assert self._tasks is not None, "I/O is wanted outside of serve"
+        self._tasks.create_task(self._carry(tiers, command, view))
+
+    async def _carry(
+        self, tiers: TieredCache, command: WriteBack | Promote | Erase, view: memoryview
+    ) -> None:
+        """Do I/O in a thread; how it went is an event for the tiers."""
+        assert self.disk is not None, "I/O is wanted without a disk"
+        loop = asyncio.get_running_loop()
+        outcome = await loop.run_in_executor(self._threads, self.disk.perform, command, view)
+        now = self._clock.now()
+        match command:
+            case WriteBack(record=record):
+                tiers.written(record.hash, outcome, now)
+            case Promote(record=record):
+                tiers.promoted(record.hash, outcome, now)
+            case Erase(disk_slot=slot):
+                tiers.erased(slot)
+            case _:
+                assert_never(command)
+        self.heed()
+        if not tiers.n_to_save:
+            self._all_saved.set()
+        await self._outbox.send()
+
+
+def owner_of(peer: PeerId) -> str:
+    """A caller as the tiers know it."""
+    return peer.hex()
+
+
+def peer_of(owner: str) -> PeerId:
+    """The caller whom the tiers know by this name."""
+    return PeerId(bytes.fromhex(owner))

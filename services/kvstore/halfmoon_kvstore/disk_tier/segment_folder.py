@@ -1,0 +1,266 @@
+"""A kvstore's disk: a folder of segment files, as one row of slots.
+
+    PATH/lock                 held by the process that uses the folder
+    PATH/segment-00000.kv …   see `segment`
+
+Only this process's bytes are here: what it reads is what it, or an earlier start of it, wrote.
+"""
+
+import fcntl
+import os
+import threading
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import structlog
+import xxhash
+
+from halfmoon_kvstore.disk_tier.segment_file import SegmentFile, SegmentRepair, scan_blocks
+from halfmoon_kvstore.disk_tier.slot_header import SlotEntry
+from halfmoon_kvstore.disk_tier.superblock import (
+    SegmentShape,
+    SegmentSuperblock,
+    read_superblock,
+    why_unreadable,
+)
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_scheduling.tiers.disk_map import DiskBlock
+from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
+from halfmoon_transfer.regions.file_region import FileShrunk
+
+log = structlog.get_logger()
+
+#: Bytes of a segment file, about, unless the disk or the blocks call for another size.
+_SEGMENT_BYTES = 256 * 1024 * 1024
+
+
+class SegmentFolderInUse(Exception):
+    """Another process holds the folder: the text names it."""
+
+
+class SegmentFolder:
+    """The slots of a folder. `perform` may run in several threads at once."""
+
+    def __init__(self, path: Path, n_bytes: int, generation: int) -> None:
+        """Take a folder, made if it is not there; `open` takes it into use.
+
+        Raises:
+            DiskInUse: another process has it.
+            OSError: it can't be made.
+        """
+        self.path = path
+        self._n_bytes = n_bytes
+        self._generation = generation
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_fd)
+            raise SegmentFolderInUse(
+                f"disk_path {path} is used by another process: give each kvstore its own"
+            ) from None
+        self._segments: list[SegmentFile] = []
+        #: Number of each segment's first slot.
+        self._starts: list[int] = []
+        #: Sequence number of the last write.
+        self._sequence = 0
+        self._lock = threading.Lock()
+
+    def layout(self) -> KvLayout | None:
+        """The layout of the blocks that are here from an earlier start, if there are any.
+
+        Where files differ, it is the one that most slots are for.
+        """
+        n_slots: Counter[KvLayout] = Counter()
+        for path in self._files():
+            if (front := _front(path)) is not None:
+                n_slots[front.shape.layout] += front.shape.n_slots
+        return max(n_slots, key=n_slots.__getitem__, default=None)
+
+    def open(self, layout: KvLayout) -> None:
+        """Take the segments into use: open those of this layout and size, make the others.
+
+        What is damaged of a file is mended, and what is lost is logged. A file system without
+        room for all of them gives room for fewer blocks, which is logged; perhaps for none.
+        """
+        n_segments, shape, old_shape = _shapes(layout, self._n_bytes)
+        for stale in self._files()[n_segments:]:
+            _log_lost(stale, "the disk is to have fewer files")
+            stale.unlink()
+        # One unreadable file among others of this layout is of it, too.
+        of_layout = any(
+            front.shape.layout == layout for path in self._files() if (front := _front(path))
+        )
+        reason = ""
+        for index in range(n_segments):
+            path = self._file(index)
+            front = _front(path)
+            if front is None and of_layout and _size(path) == old_shape.bytes_with(1):
+                front = SegmentSuperblock(old_shape, version=1)
+            if front is not None and front.shape not in (shape, old_shape):
+                _log_lost(path, f"it is of {front.shape}, and {shape} is wanted")
+                front = None
+            elif front is None and _size(path) is not None:
+                _log_lost(path, _why_unreadable(path))
+            try:
+                segment = SegmentFile(path, shape if front is None else front.shape, front)
+            except OSError as error:
+                reason = f"{path.name}: {error}"
+                continue
+            _log_mended(segment)
+            self._starts.append(self.n_slots)
+            self._segments.append(segment)
+        if reason:
+            log.error(
+                "disk_smaller_than_wanted",
+                path=str(self.path), reason=reason, n_segments=len(self._segments),
+                wanted=n_segments,
+            )  # fmt: skip
+
+    def blocks(self) -> Iterator[DiskBlock]:
+        """The blocks that are here, by their headers, in the order in which they were written."""
+        slots, sequences = array("I"), array("Q")
+        for start, segment in zip(self._starts, self._segments, strict=True):
+            for slot, sequence in segment.sequences():
+                slots.append(start + slot)
+                sequences.append(sequence)
+        self._sequence = max(sequences, default=0)
+        # One block at a time: there may be a million.
+        for i in sorted(range(len(slots)), key=sequences.__getitem__):
+            segment, within = self._locate(slots[i])
+            if (block := segment.block(within)) is not None:
+                yield DiskBlock(block.record, slots[i])
+
+    @property
+    def n_slots(self) -> int:
+        """Blocks that fit."""
+        return sum(segment.shape.n_slots for segment in self._segments)
+
+    @property
+    def direct(self) -> bool:
+        """Whether all segments go past the page cache."""
+        return bool(self._segments) and all(segment.direct for segment in self._segments)
+
+    def looks(self) -> list[dict[str, object]]:
+        """Each file: its slots, and the bytes that are in none or rounded up to pages."""
+        found: list[dict[str, object]] = []
+        for segment in self._segments:
+            shape = segment.shape
+            lost = shape.n_bytes - shape.n_slots * shape.layout.block_bytes
+            found.append(
+                {
+                    "file": segment.path.name,
+                    "bytes": shape.n_bytes,
+                    "n_slots": shape.n_slots,
+                    "used": segment.n_used,
+                    "free": shape.n_slots - segment.n_used,
+                    "lost_bytes": lost,
+                    "fragmentation": lost / shape.n_bytes,
+                    "direct": segment.direct,
+                }
+            )
+        return found
+
+    def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> TierOutcome:
+        """Move a block between its slot and `view`, its place in memory; or erase a slot.
+
+        Bytes are verified against their checksum in both directions: those that changed in
+        memory are not written, those that changed on the disk not served.
+        """
+        segment, slot = self._locate(command.disk_slot)
+        try:
+            match command:
+                case WriteBack(record=record):
+                    if xxhash.xxh3_64_intdigest(view) != record.checksum:
+                        return "corrupt"
+                    segment.write(SlotEntry(slot, record, self._next()), self._generation, view)
+                case Promote(record=record):
+                    segment.read(slot, view)
+                    if xxhash.xxh3_64_intdigest(view) != record.checksum:
+                        log.warning(
+                            "disk_block_damaged",
+                            path=str(segment.path), slot=slot, block=record.hash.hex(),
+                        )  # fmt: skip
+                        return "corrupt"
+                case Erase():
+                    segment.erase(slot)
+        except (OSError, FileShrunk) as error:
+            log.warning("disk_failed", path=str(segment.path), reason=str(error))
+            return "failed"
+        return "ok"
+
+    def close(self) -> None:
+        """Close all files and let go of the folder."""
+        for segment in self._segments:
+            segment.close()
+        os.close(self._lock_fd)
+
+    def _next(self) -> int:
+        with self._lock:
+            self._sequence += 1
+            return self._sequence
+
+    def _locate(self, slot: int) -> tuple[SegmentFile, int]:
+        index = bisect_right(self._starts, slot) - 1
+        return self._segments[index], slot - self._starts[index]
+
+    def _file(self, index: int) -> Path:
+        return self.path / f"segment-{index:05}.kv"
+
+    def _files(self) -> list[Path]:
+        """Those that are there, in order."""
+        return sorted(self.path.glob("segment-*.kv"))
+
+
+def _shapes(layout: KvLayout, n_bytes: int) -> tuple[int, SegmentShape, SegmentShape]:
+    """How many segments use so many bytes, none if not even one block fits; the shape of a new
+    one, and of one of version 1."""
+    n_segments = max(1, n_bytes // max(_SEGMENT_BYTES, 16 * layout.block_bytes))
+    shape = SegmentShape.fitting(layout, n_bytes // n_segments)
+    old_shape = SegmentShape.fitting(layout, n_bytes // n_segments, n_copies=1)
+    return (n_segments if shape.n_slots else 0), shape, old_shape
+
+
+def _front(path: Path) -> SegmentSuperblock | None:
+    try:
+        return read_superblock(path)
+    except OSError:
+        return None
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _why_unreadable(path: Path) -> str:
+    try:
+        return why_unreadable(path)
+    except OSError as error:
+        return str(error)
+
+
+def _log_lost(path: Path, reason: str) -> None:
+    """Say that a file's blocks are given up."""
+    log.warning(
+        "disk_segment_lost", path=str(path), reason=reason, n_blocks_lost=len(scan_blocks(path))
+    )
+
+
+def _log_mended(segment: SegmentFile) -> None:
+    """Say what was wrong with a file, if anything was."""
+    mended = segment.mended
+    if mended != SegmentRepair():
+        say = log.warning if mended != SegmentRepair(n_headers=mended.n_headers) else log.info
+        say(
+            "disk_segment_mended",
+            path=str(segment.path), n_blocks_found=segment.n_used, **msgspec.structs.asdict(mended),
+        )  # fmt: skip

@@ -1,0 +1,62 @@
+"""KV events of a kvstore: what it tells the world of its blocks, and of the tier they are in.
+
+A block is announced in one medium, the fastest it is in. On its way down or up it is removed
+from one and stored in the other, in this order, so that a listener who ignores media knows what
+is here, and one who counts them knows how fast it is.
+
+A kvstore learns a block's tokens when room for it is reserved and announces them when it is
+committed; after that it forgets them. Moves between tiers are told without tokens.
+"""
+
+from collections.abc import Sequence
+
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent
+from halfmoon_protocol.messages import ReserveBlocks
+from halfmoon_scheduling.tiers.tier_commands import AnnounceBlocks, Tier
+
+#: Names of the tiers in vLLM's format.
+MEDIA: dict[Tier, str] = {"memory": "CPU", "disk": "STORAGE"}
+
+
+def stored_events(put: ReserveBlocks, stored: Sequence[BlockHash]) -> list[BlockStored]:
+    """One event per contiguous run of `stored`, which are some of the blocks of `put`."""
+    size = put.layout.block_size
+    index = {block: i for i, block in enumerate(put.hashes)}
+    positions = sorted(index[block] for block in stored)
+    events: list[BlockStored] = []
+    start = 0
+    for i in range(1, len(positions) + 1):
+        if i < len(positions) and positions[i] == positions[i - 1] + 1:
+            continue
+        first, last = positions[start], positions[i - 1]
+        events.append(
+            BlockStored(
+                block_hashes=put.hashes[first : last + 1],
+                parent_block_hash=put.hashes[first - 1] if first else put.parent,
+                token_ids=put.token_ids[first * size : (last + 1) * size],
+                block_size=size,
+                medium=MEDIA["memory"],
+            )
+        )
+        start = i
+    return events
+
+
+def moved_events(move: AnnounceBlocks, block_size: int) -> list[KvEvent]:
+    """What left a tier, and what came to it, each with its parent."""
+    medium = MEDIA[move.tier]
+    events: list[KvEvent] = []
+    if move.left:
+        events.append(BlockRemoved(block_hashes=move.left, medium=medium))
+    events += [
+        BlockStored(
+            block_hashes=(record.hash,),
+            parent_block_hash=record.parent,
+            token_ids=(),
+            block_size=block_size,
+            medium=medium,
+        )
+        for record in move.came
+    ]
+    return events

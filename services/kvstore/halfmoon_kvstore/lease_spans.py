@@ -1,0 +1,49 @@
+"""The span of a lease at a kvstore: from the question to the answer, whatever the disk took."""
+
+from halfmoon_protocol.ids import Ticket
+from halfmoon_protocol.messages import BlocksLeased, LeaseBlocks
+from halfmoon_runtime.channels.network import PeerId
+from halfmoon_runtime.observability.tracing import Attributes, Span, Tracer
+
+
+class LeaseSpans:
+    """Those that wait for their answer and are sampled. Without a tracer nothing is kept."""
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
+        self._waiting: dict[tuple[PeerId, Ticket], Span] = {}
+
+    def asked(self, peer: PeerId, wanted: LeaseBlocks, now_s: float) -> None:
+        """Somebody wants a prefix held."""
+        if self._tracer is None or wanted.trace is None:
+            return
+        said: Attributes = {"halfmoon.blocks_asked": len(wanted.hashes)}
+        if span := self._tracer.join(wanted.trace, "lease", now_s, said):
+            self._waiting[peer, wanted.ticket] = span
+
+    def answered(self, peer: PeerId, leased: BlocksLeased, now_s: float) -> None:
+        """So much of it is."""
+        if span := self._waiting.pop((peer, leased.ticket), None):
+            span.set(
+                {
+                    "halfmoon.blocks": len(leased.places),
+                    "halfmoon.blocks_from_disk": leased.n_from_disk,
+                }
+            )
+            span.end(now_s)
+
+    def refused(self, peer: PeerId, ticket: Ticket, reason: str, now_s: float) -> None:
+        """It won't be."""
+        if span := self._waiting.pop((peer, ticket), None):
+            span.end(now_s, reason)
+
+    def given_up(self, peer: PeerId, ticket: Ticket, now_s: float) -> None:
+        """Who asked does not want it any more; nothing if it was answered before."""
+        if span := self._waiting.pop((peer, ticket), None):
+            span.event("given up", now_s)
+            span.end(now_s)
+
+    def lost(self, peer: PeerId, now_s: float) -> None:
+        """Who asked is gone."""
+        for key in [key for key in self._waiting if key[0] == peer]:
+            self._waiting.pop(key).end(now_s, "who asked is gone")

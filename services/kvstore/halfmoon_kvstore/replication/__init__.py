@@ -1,0 +1,1 @@
+"""Copy blocks of other kvstores into this one, on an order."""

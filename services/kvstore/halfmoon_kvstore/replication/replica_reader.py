@@ -1,0 +1,81 @@
+"""Blocks of other kvstores, read into this one's memory: a copy on a conductor's order.
+
+One at a time: copies go in the background of readers and writers, who share the same network.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import xxhash
+
+from halfmoon_protocol.messages import BlocksLeased, Place, ReplicateBlocks
+from halfmoon_runtime.kvstore_clients import KvstoreClients
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.interface import Corrupted, Piece
+from halfmoon_transfer.regions.region_table import Memory
+
+#: Seconds that one order's bytes may take; the lease is kept so long.
+_READ_S = 60.0
+
+
+class ReplicaReader:
+    """Reads from any kvstore into one memory."""
+
+    def __init__(self, kvstores: KvstoreClients, transfer: TransferEngine, memory: Memory) -> None:
+        self._kvstores = kvstores
+        self._transfer = transfer
+        self._memory = memory
+        self._turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a copy is under way."""
+        return self._turn.locked()
+
+    @asynccontextmanager
+    async def leased(self, order: ReplicateBlocks) -> AsyncIterator[BlocksLeased]:
+        """Hold the blocks of an order at their source, as many as it has, for a `with` block.
+
+        Raises:
+            KvstoreUnavailable: the source can't be reached, or refuses.
+        """
+        async with self._turn:
+            source = await self._kvstores.at(order.source)
+            lease = await source.lease(order.layout, order.hashes)
+            async with source.holding(lease):
+                try:
+                    yield lease
+                except Corrupted:
+                    await source.verify(order.hashes)
+                    raise
+
+    async def read(
+        self, lease: BlocksLeased, wanted: Sequence[tuple[Place, int]], block_bytes: int
+    ) -> list[int]:
+        """Read leased blocks to places in our memory, and verify them.
+
+        Args:
+            lease: on them, and kept.
+            wanted: each block's place at the source, and the byte in our memory to read it to.
+            block_bytes: of each.
+
+        Returns:
+            Their checksums.
+
+        Raises:
+            TransferError: they could not be read in time, or are not what was put.
+        """
+        pieces = [
+            Piece(self._memory.region, at, lease.region, place.offset, block_bytes)
+            for place, at in wanted
+        ]
+        await self._transfer.submit("read", pieces, deadline_s=_READ_S)
+        return await asyncio.to_thread(self._verify, wanted, block_bytes)
+
+    def _verify(self, wanted: Sequence[tuple[Place, int]], block_bytes: int) -> list[int]:
+        for place, at in wanted:
+            view = self._memory.view[at : at + block_bytes]
+            if xxhash.xxh3_64_intdigest(view) != place.checksum:
+                raise Corrupted(f"block {place.hash.hex()} is not what was put")
+        return [place.checksum for place, _ in wanted]

@@ -1,0 +1,99 @@
+"""Copies of another kvstore's blocks, made here on order: leased there, reserved here, read,
+verified, served. One order at a time; others are refused for the moment.
+"""
+
+from halfmoon_kvstore.block_store import BlockStore
+from halfmoon_kvstore.kv_event_builder import stored_events
+from halfmoon_kvstore.outbox import Outbox
+from halfmoon_kvstore.replication.replica_reader import ReplicaReader
+from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.messages import (
+    BlocksLeased,
+    BlocksReplicated,
+    KvstoreRefused,
+    ReplicateBlocks,
+    ReserveBlocks,
+)
+from halfmoon_runtime.channels.network import PeerId
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.kvstore_clients import KvstoreUnavailable
+from halfmoon_runtime.worker.message_loop import record_failure
+from halfmoon_scheduling.cache.block_cache import CacheError, CacheFull
+from halfmoon_transfer.interface import TransferError
+
+#: The owner of reservations for copies from other kvstores; no client has this name.
+_COPIES = "copies"
+_FOREVER_S = float("inf")
+#: Seconds that a conductor waits when a copy is under way already.
+_RETRY_S = 1.0
+
+
+class ReplicationHandler:
+    """Carries out orders to copy."""
+
+    def __init__(
+        self, copier: ReplicaReader, stock: BlockStore, outbox: Outbox, clock: Clock
+    ) -> None:
+        self._copier = copier
+        self._stock = stock
+        self._outbox = outbox
+        self._clock = clock
+
+    def refusal(self, order: ReplicateBlocks) -> KvstoreRefused | None:
+        """Why an order can't be begun now; None when it can."""
+        if not self._copier.busy:
+            return None
+        reason = f"{self._stock.name} copies other blocks just now"
+        return KvstoreRefused(ticket=order.ticket, reason=reason, retry_after_s=_RETRY_S)
+
+    async def replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
+        """Lease at the source, reserve here, read, verify, serve; or say why not."""
+        self._outbox.answer(peer, await self._outcome(peer, order))
+        await self._outbox.send()
+
+    async def _outcome(
+        self, peer: PeerId, order: ReplicateBlocks
+    ) -> BlocksReplicated | KvstoreRefused:
+        try:
+            async with self._copier.leased(order) as lease:
+                n_blocks = await self._copy(order, lease)
+        except CacheFull as error:
+            return KvstoreRefused(
+                ticket=order.ticket, reason=str(error), retry_after_s=error.retry_after_s
+            )
+        except (KvstoreUnavailable, TransferError, LayoutMismatch, CacheError, ValueError) as error:
+            return KvstoreRefused(ticket=order.ticket, reason=str(error))
+        except Exception as error:  # a mistake of ours: it costs this order, not the node
+            record_failure(order, peer.hex())
+            return KvstoreRefused(ticket=order.ticket, reason=f"the copy failed: {error!r}")
+        return BlocksReplicated(ticket=order.ticket, n_blocks=n_blocks)
+
+    async def _copy(self, order: ReplicateBlocks, lease: BlocksLeased) -> int:
+        """Copy what is leased; how many blocks of the order are here then, from its first."""
+        size, n = order.layout.block_bytes, len(lease.places)
+        put = ReserveBlocks(
+            ticket=order.ticket,
+            layout=order.layout,
+            hashes=order.hashes[:n],
+            parent=order.parent,
+            token_ids=order.token_ids[: n * order.layout.block_size],
+        )
+        tiers = await self._stock.tiers_for(put, tokens_unknown=not order.token_ids)
+        # It ends with the read, however long that takes: until then bytes come in.
+        reserved = tiers.reserve(
+            _COPIES, put.ticket, put.hashes, put.parent, self._clock.now(),
+            ttl_s=_FOREVER_S, tenant=order.tenant, within_quota=False,
+        )  # fmt: skip
+        self._stock.heed()
+        try:
+            places = {place.hash: place for place in lease.places}
+            wanted = [(places[block], slot * size) for block, slot in reserved.places]
+            checksums = await self._copier.read(lease, wanted, size) if wanted else []
+        except BaseException:
+            tiers.revoke(_COPIES, put.ticket)
+            raise
+        stored = tiers.commit(_COPIES, put.ticket, checksums, self._clock.now())
+        self._outbox.tell(stored_events(put, stored))
+        self._stock.heed()
+        missing = (i for i, block in enumerate(put.hashes) if block not in tiers)
+        return next(missing, len(put.hashes))

@@ -1,0 +1,1 @@
+"""Fetch cached prefixes from kvstores and keep new blocks there for reuse."""

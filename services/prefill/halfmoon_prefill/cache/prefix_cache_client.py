@@ -1,0 +1,242 @@
+"""A request's dealings with kvstores: blocks fetched under a lease, new ones kept for reuse.
+
+All of it is optional: without a kvstore everything is computed and nothing is kept. What is
+fetched is never trusted before `verify`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+import xxhash
+
+from halfmoon_prefill.cache.prefix_fetch import PrefixFetch
+from halfmoon_prefill.cache.replica_selector import ReplicaSelector
+from halfmoon_prefill.prefill_job import KvstoreReservation, PrefillJob
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.kvstore_clients import KvstoreUnavailable
+from halfmoon_transfer.engine import TransferEngine
+from halfmoon_transfer.interface import Transfer, TransferError
+from halfmoon_transfer.regions.region_table import Memory
+
+log = structlog.get_logger()
+
+#: Leases and reservations are renewed no more often than this, however short a kvstore makes them.
+_RENEW_S = 0.05
+
+
+class CorruptBlock(Exception):
+    """A fetched block's bytes are not those that were stored."""
+
+
+class PrefixCacheClient:
+    """Fetches, verifies and keeps blocks, between the kvstores and this worker's pool."""
+
+    def __init__(
+        self,
+        replicas: ReplicaSelector,
+        transfer: TransferEngine,
+        memory: Memory,
+        layout: KvLayout,
+        clock: Clock,
+        *,
+        patience_s: float,
+    ) -> None:
+        self._replicas = replicas
+        self._transfer = transfer
+        self._memory = memory
+        self._layout = layout
+        self._clock = clock
+        self._patience_s = patience_s
+
+    async def fetch(self, job: PrefillJob, most_tokens: int) -> None:
+        """Lease the job's cached prefix and start reading it, layer by layer.
+
+        Args:
+            job: holds its pages; gets `lease`, `loads` and `n_cached` if there is something.
+            most_tokens: no more than these may come from a cache.
+        """
+        cached = job.start.cached
+        if cached is None:
+            return
+        n_blocks = min(cached.n_blocks, most_tokens // self._layout.block_size)
+        hashes = job.start.block_hashes[:n_blocks]
+        if not hashes:
+            return
+        job.fetching_since_s = self._clock.now()
+        sources = [cached.kvstore, *cached.replicas]
+        job.lease = await self._replicas.lease(sources, hashes, job.start.trace)
+        job.leased_s = began_s = self._clock.now()
+        if job.lease is None:
+            self._replicas.reads["none"] += 1
+            return
+        job.holds.set()
+        job.n_cached = len(job.lease.places) * self._layout.block_size
+
+        def submit(layer: int) -> Transfer:
+            return self._transfer.submit(
+                "read",
+                job.load_pieces(self._memory.region, self._layout, layer),
+                deadline_s=max(job.write_until_s - self._clock.now(), 0.001),
+            )
+
+        async def take_over(error: TransferError, n_here: int) -> bool:
+            return await self._take_over(job, error, n_here)
+
+        read = PrefixFetch(self._layout.n_layers, submit, take_over, self._patience_s)
+        job.loads = read.layers
+        job.loads[-1].add_done_callback(
+            lambda _: setattr(job, "fetch_s", self._clock.now() - began_s)
+        )
+
+    async def _take_over(self, job: PrefillJob, error: TransferError, n_here: int) -> bool:
+        """Another replica of the blocks that are being read is leased instead."""
+        failed, cached = job.lease, job.start.cached
+        assert failed is not None and cached is not None, "blocks are read without a lease"
+        self._replicas.failed(failed.address, error)
+        hashes = tuple(place.hash for place in failed.places)
+        job.failed_sources.add(failed.address)
+        sources = (cached.kvstore, *cached.replicas)
+        others = [address for address in sources if address not in job.failed_sources]
+        lease = await self._replicas.lease(others, hashes, job.start.trace)
+        if lease is None:
+            return False
+        fits = len(lease.places) == len(hashes)
+        if not fits or (n_here and lease.checksums != failed.checksums):
+            await lease.kvstore.release(lease.ticket)
+            return False
+        log.info(
+            "another_replica_read",
+            request_id=job.request_id,
+            kvstore=lease.address.worker_id,
+            instead_of=failed.address.worker_id,
+            n_layers_here=n_here,
+        )
+        job.lease = lease
+        await failed.kvstore.release(failed.ticket)
+        return True
+
+    @asynccontextmanager
+    async def holding(self, job: PrefillJob) -> AsyncIterator[None]:
+        """Keep what the job holds at kvstores while the block runs.
+
+        A long prompt, or a long queue before it, outlasts a lease; and room that has run out may be
+        another's by the time that the job writes to it.
+        """
+        renewing = asyncio.create_task(self._renew_until_cancelled(job))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
+    async def _renew_until_cancelled(self, job: PrefillJob) -> None:
+        while True:
+            await job.holds.wait()
+            holds = [hold for hold in (job.lease, job.put) if hold is not None]
+            if not holds:
+                job.holds.clear()
+                continue
+            # What comes meanwhile is younger, and lasts longer than a lease.
+            await asyncio.sleep(max(_RENEW_S, min(hold.expires_s for hold in holds) / 3))
+            for hold in (job.lease, job.put):
+                if hold is not None:
+                    await hold.kvstore.renew(hold.ticket)
+
+    async def make_room(self, job: PrefillJob) -> None:
+        """Reserve room at the home kvstore for the blocks that it may not have."""
+        start = job.start
+        if start.store_in is None or not start.block_hashes:
+            return
+        size = self._layout.block_size
+        is_home = job.lease is not None and job.lease.address == start.store_in
+        first = job.n_cached // size if is_home else 0
+        hashes = start.block_hashes[first:]
+        if not hashes:
+            return
+        try:
+            kvstore = await self._replicas.client(start.store_in)
+            reserved = await kvstore.reserve(
+                self._layout,
+                hashes,
+                start.block_hashes[first - 1] if first else None,
+                start.token_ids[first * size : len(start.block_hashes) * size],
+                start.tenant,
+            )
+        except KvstoreUnavailable as error:
+            self._replicas.went_wrong(start.store_in, error)
+            log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
+            return
+        index = {block: i for i, block in enumerate(start.block_hashes)}
+        offsets = {index[place.hash]: place.offset for place in reserved.places}
+        job.put = KvstoreReservation(
+            kvstore, start.store_in, reserved.ticket, reserved.region, offsets, reserved.expires_s
+        )
+        job.holds.set()
+
+    async def verify(self, job: PrefillJob) -> None:
+        """All reads are over: check what came, and end the lease.
+
+        Raises:
+            BadBlock: some block is not what was stored.
+        """
+        if job.lease is None:
+            return
+        lease, cached = job.lease, job.start.cached
+        assert cached is not None, "a lease without a cached prefix"
+        found = await self._checksums(job.pages[: len(lease.places)])
+        pairs = zip(lease.places, found, strict=True)
+        if damaged := tuple(place.hash for place, sum_ in pairs if sum_ != place.checksum):
+            bad = CorruptBlock(
+                f"{len(damaged)} blocks of {lease.kvstore.name} are not what was stored"
+            )
+            self._replicas.failed(lease.address, bad)
+            await lease.kvstore.verify(damaged)
+            raise bad
+        self._replicas.answered(lease.address)
+        self._replicas.reads["first" if lease.address == cached.kvstore else "another"] += 1
+        self._replicas.blocks["disk"] += lease.n_from_disk
+        self._replicas.blocks["memory"] += len(lease.places) - lease.n_from_disk
+        job.fetched_from, job.n_from_disk = lease.address.worker_id, lease.n_from_disk
+        await self._release(job)
+
+    async def keep(self, job: PrefillJob) -> None:
+        """Commit the new blocks once they are written; the request does not depend on it."""
+        put = job.put
+        if put is None:
+            return
+        try:
+            for write in job.put_writes:
+                await write
+            written = [job.pages[block] for block in sorted(put.offsets)]
+            await put.kvstore.commit(put.ticket, await self._checksums(written))
+            job.put = None
+            self._replicas.answered(put.address)
+        except (TransferError, KvstoreUnavailable) as error:
+            self._replicas.went_wrong(put.address, error)
+            log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
+
+    async def give_back(self, job: PrefillJob) -> None:
+        """Let go of what is still held; no transfer of the job may be under way."""
+        await self._release(job)
+        if job.put is not None:
+            await job.put.kvstore.revoke(job.put.ticket)
+            job.put = None
+
+    async def _release(self, job: PrefillJob) -> None:
+        if job.lease is not None:
+            await job.lease.kvstore.release(job.lease.ticket)
+            job.lease = None
+
+    async def _checksums(self, pages: Sequence[int]) -> tuple[int, ...]:
+        """xxh3-64 of each page, in a thread: it reads all their bytes."""
+        size = self._layout.block_bytes
+        view = self._memory.view
+
+        def compute() -> tuple[int, ...]:
+            return tuple(
+                xxhash.xxh3_64_intdigest(view[page * size : (page + 1) * size]) for page in pages
+            )
+
+        return await asyncio.to_thread(compute)

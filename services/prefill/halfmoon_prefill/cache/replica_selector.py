@@ -1,0 +1,148 @@
+"""The kvstores as a prefill worker uses them: those that fail are left out for a while.
+
+`ReplicaHealth` decides who may be asked; here they are asked, and what came of it is told to it,
+to the log and to the metrics. A kvstore is well again only after bytes have come from it or
+gone to it: one that answers and does not deliver is of no use.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import structlog
+
+from halfmoon_prefill.prefill_job import KvstoreLease
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import KvstoreAddress
+from halfmoon_protocol.trace_context import TraceContext
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.kvstore_clients import (
+    KvstoreClient,
+    KvstoreClients,
+    KvstoreDeclined,
+    KvstoreUnavailable,
+)
+from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
+from halfmoon_scheduling.prefill.replica_health import ReplicaHealth
+
+log = structlog.get_logger()
+
+
+class KvstoreExcluded(KvstoreUnavailable):
+    """It was not asked: it failed of late, or somebody else is probing it."""
+
+
+class ReplicaSelector:
+    """All kvstores of one prefill worker."""
+
+    def __init__(self, kvstores: KvstoreClients, layout: KvLayout, clock: Clock) -> None:
+        self._kvstores = kvstores
+        self._layout = layout
+        self._clock = clock
+        self.health = ReplicaHealth()
+        #: Cached prefixes by how they were read.
+        self.reads: Counter[str] = Counter(first=0, another=0, none=0)
+        #: Blocks of those that were read, by the tier that had them when they were asked for.
+        self.blocks: Counter[str] = Counter(memory=0, disk=0)
+
+    async def client(self, address: KvstoreAddress) -> KvstoreClient:
+        """A kvstore, connected; if it had been left out, this is the probe.
+
+        Raises:
+            KvstoreUnavailable: it is left out, or can't be reached.
+        """
+        now = self._clock.now()
+        if not self.health.may_ask(address, now):
+            raise KvstoreExcluded(f"{address.worker_id} failed of late and is left out")
+        self.health.asked(address, now)
+        return await self._kvstores.at(address)
+
+    async def lease(
+        self,
+        sources: Sequence[KvstoreAddress],
+        hashes: tuple[BlockHash, ...],
+        trace: TraceContext | None = None,
+    ) -> KvstoreLease | None:
+        """The longest prefix of these blocks that one of the sources has, held there.
+
+        They are asked in their order until one has all. None if nobody has any.
+        """
+        best: KvstoreLease | None = None
+        for address in self.health.usable(sources, self._clock.now()):
+            lease = await self._lease_at(address, hashes, trace)
+            if lease is None:
+                continue
+            if best is None or len(lease.places) > len(best.places):
+                best, lease = lease, best
+            if lease is not None:
+                await lease.kvstore.release(lease.ticket)
+            if len(best.places) == len(hashes):
+                break
+        return best
+
+    async def _lease_at(
+        self,
+        address: KvstoreAddress,
+        hashes: tuple[BlockHash, ...],
+        trace: TraceContext | None,
+    ) -> KvstoreLease | None:
+        try:
+            kvstore = await self.client(address)
+            leased = await kvstore.lease(self._layout, hashes, trace)
+        except KvstoreUnavailable as error:
+            self.went_wrong(address, error)
+            log.info("cache_not_used", kvstore=address.worker_id, reason=str(error))
+            return None
+        if not leased.places:
+            self.answered(address)
+            return None
+        return KvstoreLease(
+            kvstore,
+            address,
+            leased.ticket,
+            leased.region,
+            leased.places,
+            leased.expires_s,
+            leased.n_from_disk,
+        )
+
+    def answered(self, address: KvstoreAddress) -> None:
+        """It gave or took what was asked, or said in time why not."""
+        if self.health.answered(address):
+            log.info("kvstore_well_again", kvstore=address.worker_id)
+
+    def failed(self, address: KvstoreAddress, reason: Exception) -> None:
+        """It did not answer, did not deliver, or gave wrong bytes."""
+        now = self._clock.now()
+        was_out = self.health.is_left_out(address, now)
+        for_s = self.health.failed(address, now)
+        if not was_out:  # several may be at it when it fails
+            log.warning(
+                "kvstore_left_out", kvstore=address.worker_id, for_s=for_s, reason=str(reason)
+            )
+
+    def went_wrong(self, address: KvstoreAddress, error: Exception) -> None:
+        """An exchange ended in this error: it declined, or failed."""
+        if isinstance(error, KvstoreDeclined):
+            self.answered(address)
+        elif not isinstance(error, KvstoreExcluded):
+            self.failed(address, error)
+
+    def readings(self) -> MetricSnapshot:
+        """What the metrics show."""
+        return {
+            "halfmoon_prefill_kvstores_left_out": (
+                "KvstoreClients that failed of late and are not asked for now.",
+                len(self.health.left_out(self._clock.now())),
+            ),
+            "halfmoon_prefill_cached_reads_total": (
+                "Cached prefixes read from the first replica that was asked, from another one"
+                " after it failed, and from none: computed instead.",
+                by_label("replica", self.reads),
+            ),
+            "halfmoon_prefill_cached_blocks_total": (
+                "Blocks of cached prefixes that were read, by the tier of the kvstore that had them"
+                " when they were asked for.",
+                by_label("tier", self.blocks),
+            ),
+        }

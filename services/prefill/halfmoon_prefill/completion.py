@@ -1,0 +1,34 @@
+"""The end of a request's bytes: all acknowledged and verified."""
+
+from halfmoon_prefill.cache.prefix_cache_client import CorruptBlock, PrefixCacheClient
+from halfmoon_prefill.prefill_job import PrefillJob, PrefillRefused
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_transfer.interface import TransferError
+
+
+async def await_completion(job: PrefillJob, caching: PrefixCacheClient) -> None:
+    """Wait for the landing's acknowledgements and verify what was fetched.
+
+    Raises:
+        Refused: some KV did not arrive, or did not arrive as it was stored.
+    """
+    decode = WorkerId(job.start.landing.region.segment)
+    try:
+        for load in job.loads:
+            await load
+        await caching.verify(job)
+    except (TransferError, CorruptBlock) as error:
+        # Read once more: another replica may have taken over.
+        source = job.lease.address.worker_id if job.lease else None
+        raise PrefillRefused(
+            f"cached blocks are of no use: {error}", retryable=True, culprit=source
+        ) from None
+    if job.failure is not None:
+        raise PrefillRefused(str(job.failure), retryable=True)
+    try:
+        for write in job.landing_writes:
+            await write
+    except TransferError as error:
+        raise PrefillRefused(
+            f"KV did not reach {decode}: {error}", retryable=True, culprit=decode
+        ) from None

@@ -1,0 +1,114 @@
+"""One forward pass of a prefill batch, with KV coming in and going out layer by layer.
+
+Runs in the forward thread. Before a layer's attention it waits for that layer of the cached
+blocks (the next layers load meanwhile); as soon as a layer's KV is in the pool it is handed to
+the transfer engine (Mooncake, arXiv 2407.00079, section 5.2). A request whose cached blocks
+fail to come is marked and runs on over what is in its pages: the others in the batch must not
+suffer, and its result is thrown away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run, TokenResult
+from halfmoon_prefill.prefill_job import ForwardPassRecord, PrefillJob
+from halfmoon_protocol.regions import Region
+from halfmoon_runtime.clock import Clock
+from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
+from halfmoon_transfer.interface import Op, Piece, Transfer
+
+
+class SubmitTransfer(Protocol):
+    """`TransferEngine.submit`."""
+
+    def __call__(self, op: Op, pieces: Sequence[Piece], deadline_s: float = ...) -> Transfer:
+        """Start a transfer; never waits for the network."""
+        ...
+
+
+@dataclass(frozen=True)
+class PrefillForward:
+    """Runs batches of chunks on an engine and streams their KV."""
+
+    engine: Engine
+    submit: SubmitTransfer
+    pool: Region
+    clock: Clock
+
+    def __call__(
+        self, batch: Sequence[tuple[PrefillJob, PrefillChunk]]
+    ) -> list[TokenResult | None]:
+        """Compute these chunks; one entry each: what was chosen where the chunk is the last."""
+        blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
+        began = self.clock.now()
+        waited = 0.0
+        for job, _ in batch:
+            job.computing_since_s = job.computing_since_s or began
+
+        def before_layer(layer: int) -> None:
+            nonlocal waited
+            since = self.clock.now()
+            for job, _ in batch:
+                if job.loads and job.failure is None:
+                    try:
+                        job.loads[layer].result()
+                    except Exception as error:  # whatever it is, it is this job's alone
+                        job.failure = error
+            waited += self.clock.now() - since
+
+        def after_layer(layer: int) -> None:
+            for (job, _), complete in zip(batch, blocks, strict=True):
+                if complete and job.failure is None:
+                    try:
+                        self._hand_on(job, layer, complete)
+                    except Exception as error:
+                        job.failure = error
+
+        tokens = self.engine.forward(
+            [self._run(job, chunk) for job, chunk in batch],
+            before_layer=before_layer,
+            after_layer=after_layer,
+        )
+        ended = self.clock.now()
+        for (job, chunk), complete in zip(batch, blocks, strict=True):
+            job.n_streamed = complete.stop
+            job.compute_s += ended - began
+            job.layers_wait_s += waited
+            if job.start.trace is not None:
+                job.passes.append(
+                    ForwardPassRecord(began, ended, chunk.start, chunk.stop, len(batch))
+                )
+        return tokens
+
+    def _hand_on(self, job: PrefillJob, layer: int, blocks: Sequence[int]) -> None:
+        layout = self.engine.layout
+        now = self.clock.now()
+        left_s = job.write_until_s - now
+        if left_s <= 0:
+            job.failure = TimeoutError("the landing's time ran out before its KV was computed")
+            return
+        job.landing_since_s = job.landing_since_s or now
+        landing = job.landing_pieces(self.pool, layout, layer, blocks)
+        job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
+        if put := job.put_pieces(self.pool, layout, layer, blocks):
+            job.put_writes.append(self.submit("write", put, deadline_s=left_s))
+
+    def _run(self, job: PrefillJob, chunk: PrefillChunk) -> Run:
+        start = job.start
+        draw = None
+        if chunk.last:
+            history = start.token_ids if start.sampling.needs_history else ()
+            draw = Draw(start.sampling, history, start.n_prompt, job.first_scores.extend)
+        tokens = start.token_ids[chunk.start : chunk.stop]
+        return Run(tokens, chunk.start, job.pages, draw, scoring=_scoring(job, chunk))
+
+
+def _scoring(job: PrefillJob, chunk: PrefillChunk) -> PromptScoring | None:
+    """Of the client's prompt only: tokens of an earlier try were scored when they were new."""
+    start = job.start
+    n_top = start.sampling.prompt_logprobs
+    targets = start.token_ids[chunk.start + 1 : min(chunk.stop + 1, start.n_prompt)]
+    if n_top is None or not targets:
+        return None
+    return PromptScoring(targets, n_top, job.prompt_scores.extend)

@@ -1,0 +1,62 @@
+"""What a prefill worker's metrics show."""
+
+from halfmoon_protocol.messages import PrefillDone, PrefillTimes
+from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets
+from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+
+_STAGES = ("queue", "fetch", "compute", "transfer")
+
+
+class PrefillCounts:
+    """What happened since the start."""
+
+    def __init__(self) -> None:
+        self._ended = {"done": 0, "failed": 0, "stopped": 0}
+        self._tokens = {"computed": 0, "cached": 0}
+        self._stages = {stage: FastHistogram(time_buckets(0.0001, 100.0)) for stage in _STAGES}
+
+    def done(self, done: PrefillDone, n_tokens: int) -> None:
+        """A prompt of so many tokens is prefilled."""
+        self.ended("done")
+        self._tokens["cached"] += done.n_cached
+        self._tokens["computed"] += n_tokens - done.n_cached
+        times = done.times
+        assert isinstance(times, PrefillTimes), "this worker says where its time went"
+        self._stages["queue"].observe(times.queue_s)
+        self._stages["fetch"].observe(times.fetch_s)
+        self._stages["compute"].observe(times.compute_s)
+        self._stages["transfer"].observe(times.transfer_s)
+
+    def ended(self, how: str) -> None:
+        """A request is over: done, failed or stopped."""
+        self._ended[how] += 1
+
+    def readings(self) -> MetricSnapshot:
+        """What the metrics show."""
+        return {
+            "halfmoon_prefill_requests_ended_total": (
+                "Prefills that ended: done, failed, or stopped by the conductor.",
+                by_label("result", self._ended),
+            ),
+            "halfmoon_prefill_tokens_total": (
+                "Tokens of prompts that were prefilled, by where their KV is from.",
+                by_label("source", self._tokens),
+            ),
+            "halfmoon_prefill_stage_seconds": (
+                "What requests waited for at this worker; a request's stages add up to its time"
+                " here.",
+                by_label("stage", self._stages),
+            ),
+        }
+
+
+def page_metrics(pages: PageAllocator) -> MetricSnapshot:
+    """The pool's."""
+    used = pages.n_pages - pages.n_free
+    return {
+        "halfmoon_pages": (
+            "Pages of this worker's pool by state.",
+            by_label("state", {"free": pages.n_free, "used": used}),
+        )
+    }

@@ -1,0 +1,113 @@
+"""Knowing all members before there are bytes for them, so that an outage need not be asked.
+
+How a peer is reached stands in the metadata server, and is remembered once it was read. Who is
+first asked for it when the server is away can't be reached, however well it is. Where containers
+come with new names all the time, those that left must be forgotten again.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import structlog
+
+from halfmoon_metadata.store_interface import MetadataError, MetadataStore
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.membership import list_members
+from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
+from halfmoon_transfer import TransferEngine, TransferError
+
+log = structlog.get_logger()
+
+#: Seconds between two looks at who is there, if they are few.
+REFRESH_S = 2.0
+#: And for each of many: all of them look at all, and their records, of some 2 kB, would be most of
+#: what the metadata server sends.
+REFRESH_S_PER_MEMBER = 0.1
+#: Seconds after which a peer that is no member any more is forgotten: longer than a member stays
+#: unseen while it starts again, or while the metadata server lost it.
+FORGET_AFTER_S = 300.0
+
+
+class PeerEndpointCache:
+    """Looks up each start of each other member soon after it has joined; forgets who is gone.
+
+    Each look is at all of them, not at those that are new: a member's record may come later than
+    its membership, and what could not be read is asked for again.
+
+    Args:
+        store: the metadata server; while it is away, what is known stays known.
+        transfer: what remembers how they are reached.
+        own: this worker.
+        look_s: seconds between two looks, more where there are many members.
+        forget_after_s: seconds after which one who is no member any more is forgotten, with the
+            connections to it. Only looks that the server answered count.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        transfer: TransferEngine,
+        own: WorkerId,
+        *,
+        look_s: float = REFRESH_S,
+        forget_after_s: float = FORGET_AFTER_S,
+    ) -> None:
+        self._store = store
+        self._transfer = transfer
+        self._own = own
+        self._look_s = look_s
+        self._forget_after_s = forget_after_s
+        self._seen_s: dict[WorkerId, float] = {}
+        self._n_looks = {"done": 0, "failed": 0}
+
+    async def keep(self) -> None:
+        """Look again and again; until cancelled."""
+        while True:
+            self._n_looks["done" if await self._look() else "failed"] += 1
+            await asyncio.sleep(self.pause_s())
+
+    def pause_s(self) -> float:
+        """Seconds until the next look."""
+        return max(self._look_s, REFRESH_S_PER_MEMBER * len(self._seen_s))
+
+    def readings(self) -> MetricSnapshot:
+        """What the metrics show."""
+        return {
+            "halfmoon_prefill_member_looks_total": (
+                "Looks at all members: done, or failed to learn of each how it is reached.",
+                by_label("result", self._n_looks),
+            )
+        }
+
+    async def _look(self) -> bool:
+        """Whether all are known now."""
+        try:
+            there = await list_members(self._store)
+        except MetadataError:
+            return False  # those who write to it say so
+        others = [info for worker_id, info in there.items() if worker_id != self._own]
+        return await asyncio.to_thread(self._meet_and_forget, others)
+
+    def _meet_and_forget(self, others: list[WorkerInfo]) -> bool:
+        """Whether all are known now. Blocks on the store, and on connections that are closed."""
+        now_s = time.monotonic()
+        self._seen_s.update((info.worker_id, now_s) for info in others)
+        gone = [w for w, at_s in self._seen_s.items() if now_s - at_s > self._forget_after_s]
+        for worker_id in gone:
+            self._transfer.release_peer(worker_id)
+            del self._seen_s[worker_id]
+            log.info("forgotten", worker_id=worker_id, reason="no member any more")
+        return self._meet(others)
+
+    def _meet(self, others: Iterable[WorkerInfo]) -> bool:
+        all_known = True
+        for info in others:
+            try:
+                self._transfer.meet(info.worker_id, info.generation)
+            except TransferError as error:
+                # Its record may come later than its membership, or it is just leaving.
+                log.debug("not_met", worker_id=info.worker_id, reason=str(error))
+                all_known = False
+        return all_known

@@ -1,0 +1,232 @@
+"""One request on a prefill worker: its pages, what comes in and what goes out.
+
+    pages of the request in this worker's pool, one block each:
+
+        [ cached blocks │ computed, full │ last one, perhaps partly filled ]
+          read from a     ──────────── written to the decode's landing ─────────────
+          kvstore         ── full ones also to the home kvstore ──
+
+Bytes move layer by layer. A block's layer is handed to the transfer engine as soon as it is
+complete in the pool: for a full block once its last token has run, for the last block once
+the prompt is over. It is never written again, so it may be read while later tokens run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.logprobs import TokenScore
+from halfmoon_protocol.messages import KvstoreAddress, Place, PrefillTimes, StartPrefill
+from halfmoon_protocol.regions import Region
+from halfmoon_runtime.channels.network import PeerId
+from halfmoon_runtime.kvstore_clients import KvstoreClient
+from halfmoon_transfer.interface import Piece, Transfer
+
+
+@dataclass(frozen=True)
+class KvstoreLease:
+    """Blocks that a kvstore holds still while they are read."""
+
+    kvstore: KvstoreClient
+    address: KvstoreAddress
+    ticket: Ticket
+    region: Region
+    places: tuple[Place, ...]
+    expires_s: float
+    #: Of the blocks, those that were not in the kvstore's memory when they were asked for.
+    n_from_disk: int = 0
+
+    @property
+    def checksums(self) -> tuple[int, ...]:
+        """Of the blocks, in prefix order."""
+        return tuple(place.checksum for place in self.places)
+
+
+@dataclass(frozen=True)
+class KvstoreReservation:
+    """Room at a kvstore for blocks of this request."""
+
+    kvstore: KvstoreClient
+    address: KvstoreAddress
+    ticket: Ticket
+    region: Region
+    #: Block index → where it goes; empty when all are stored there already.
+    offsets: dict[int, int]
+    #: Seconds until the room is given to others unless it is renewed.
+    expires_s: float
+
+
+@dataclass(frozen=True)
+class ForwardPassRecord:
+    """One forward pass over one chunk of it, with those of others."""
+
+    began_s: float
+    ended_s: float
+    start: int
+    stop: int
+    n_requests: int
+
+
+class PrefillRefused(Exception):
+    """This worker can't do the request, now or ever."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        retryable: bool,
+        culprit: WorkerId | None = None,
+        invalid: bool = False,
+    ) -> None:
+        """Make one.
+
+        Args:
+            reason: for the client.
+            retryable: whether another try may go better.
+            culprit: which other worker failed this one.
+            invalid: whether the request itself is at fault.
+        """
+        super().__init__(reason)
+        self.retryable = retryable
+        self.culprit = culprit
+        self.invalid = invalid
+
+
+@dataclass
+class PrefillJob:
+    """The state of one request; changed by the worker's event loop, read by the forward."""
+
+    start: StartPrefill
+    owner: PeerId
+    #: When the command came, and until when the landing may be written.
+    arrived_s: float
+    write_until_s: float
+    pages: list[int] = field(default_factory=list)
+    lease: KvstoreLease | None = None
+    put: KvstoreReservation | None = None
+    #: Set when one of these two came, until both are let go: what renews them waits for it.
+    holds: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Tokens whose KV is fetched rather than computed: whole blocks.
+    n_cached: int = 0
+    #: Blocks whose layers have all been handed to the transfer engine.
+    n_streamed: int = 0
+    #: Reads of cached blocks, one per layer; empty when nothing is cached.
+    loads: Sequence[Transfer] = ()
+    #: Kvstores whose reads failed; none is tried twice.
+    failed_sources: set[KvstoreAddress] = field(default_factory=set)
+    #: Whose blocks were verified, and how many of them came from its disk.
+    fetched_from: WorkerId | None = None
+    n_from_disk: int = 0
+    landing_writes: list[Transfer] = field(default_factory=list)
+    put_writes: list[Transfer] = field(default_factory=list)
+    #: The first token's score, and those of the prompt computed so far; if they are wanted.
+    first_scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+    #: Why its KV can't be trusted, found in the middle of a forward pass.
+    failure: Exception | None = None
+    #: When its first forward began, and the seconds of all of them.
+    computing_since_s: float = 0.0
+    compute_s: float = 0.0
+    fetch_s: float = 0.0
+    drain_s: float = 0.0
+    #: Seconds that it waited for kvstores' answers, before its first forward.
+    asking_s: float = 0.0
+    #: Of `compute_s`, those in which a forward waited for cached layers, its own or another's.
+    layers_wait_s: float = 0.0
+    #: When it asked for cached blocks and when a kvstore held them; when the first of its KV went
+    #: to the landing, when all of it was there, and when that was said. 0: not yet.
+    fetching_since_s: float = 0.0
+    leased_s: float = 0.0
+    landing_since_s: float = 0.0
+    settled_s: float = 0.0
+    done_s: float = 0.0
+    #: Its forward passes, kept only when it is traced.
+    passes: list[ForwardPassRecord] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> RequestId:
+        """Its id."""
+        return self.start.request_id
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return len(self.start.token_ids)
+
+    def most_cached(self, layout: KvLayout) -> int:
+        """Tokens that may come from a cache: whole blocks, and at least one is computed.
+
+        A score is made of a token's own forward, so where the prompt's are wanted, none may.
+        """
+        if self.start.sampling.prompt_logprobs is not None:
+            return 0
+        return (self.n_tokens - 1) // layout.block_size * layout.block_size
+
+    def times(self, now: float) -> PrefillTimes:
+        """Where the time since its arrival went; what is nothing else is waiting for its turn."""
+        fetch_s = self.asking_s + self.layers_wait_s
+        compute_s = self.compute_s - self.layers_wait_s
+        queue_s = now - self.arrived_s - fetch_s - compute_s - self.drain_s
+        return PrefillTimes(max(0.0, queue_s), fetch_s, compute_s, self.drain_s)
+
+    def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
+        """One layer of the cached blocks: from the kvstore into this pool."""
+        assert self.lease is not None
+        return [
+            Piece(
+                pool,
+                self.pages[block] * layout.block_bytes + layer * layout.layer_bytes,
+                self.lease.region,
+                place.offset + layer * layout.layer_bytes,
+                layout.layer_bytes,
+            )
+            for block, place in enumerate(self.lease.places)
+        ]
+
+    def complete_blocks(self, stop: int, layout: KvLayout) -> range:
+        """Blocks to hand on once the tokens before `stop` have run."""
+        last = layout.blocks_for(stop) if stop == self.n_tokens else stop // layout.block_size
+        return range(self.n_streamed, max(self.n_streamed, last))
+
+    def landing_pieces(
+        self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
+    ) -> list[Piece]:
+        """One layer of these blocks: from this pool to the decode's landing."""
+        landing = self.start.landing
+        shift = layer * layout.layer_bytes
+        return [
+            Piece(
+                pool,
+                self.pages[block] * layout.block_bytes + shift,
+                landing.region,
+                landing.pages[block] * layout.block_bytes + shift,
+                layout.layer_bytes,
+            )
+            for block in blocks
+        ]
+
+    def put_pieces(
+        self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
+    ) -> list[Piece]:
+        """One layer of those of these blocks that the home kvstore wants."""
+        if self.put is None:
+            return []
+        shift = layer * layout.layer_bytes
+        return [
+            Piece(
+                pool,
+                self.pages[block] * layout.block_bytes + shift,
+                self.put.region,
+                self.put.offsets[block] + shift,
+                layout.layer_bytes,
+            )
+            for block in blocks
+            if block in self.put.offsets
+        ]
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Everything under way or over."""
+        return [*self.loads, *self.landing_writes, *self.put_writes]

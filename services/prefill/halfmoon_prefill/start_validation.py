@@ -1,0 +1,66 @@
+"""What a `StartPrefill` must be for its request to share forward passes with others.
+
+The wire's own bounds hold already. Here a start is compared with what this worker knows: the
+model's vocabulary, context and layout. What would fail a forward pass, and with it the requests
+of others, is found before it is in one.
+"""
+
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import StartPrefill
+
+
+def request_fault(start: StartPrefill, *, n_vocab: int, max_context: int) -> str:
+    """What is wrong with what the client asked for; empty when nothing is.
+
+    Stop tokens outside of the vocabulary are no fault: they are compared, and never come.
+
+    Args:
+        start: of any request.
+        n_vocab: token ids of the engine are below this.
+        max_context: tokens of the longest sequence that the model allows.
+    """
+    n_tokens = len(start.token_ids)
+    if not n_tokens:
+        return "token_ids is empty: at least one token is computed"
+    if n_tokens > max_context:
+        return f"token_ids has {n_tokens} tokens, max_context is {max_context}"
+    if (worst := max(start.token_ids)) >= n_vocab:
+        return f"token_ids has token {worst}, the vocabulary has {n_vocab} tokens"
+    worst = max((token for token, _ in start.sampling.logit_bias), default=0)
+    if worst >= n_vocab:
+        return f"logit_bias has token {worst}, the vocabulary has {n_vocab} tokens"
+    return ""
+
+
+def start_fault(start: StartPrefill, layout: KvLayout) -> str:
+    """What is wrong with how a conductor put it; empty when nothing is.
+
+    Args:
+        start: its landing's layout is `layout`.
+        layout: of this worker's pool.
+    """
+    n_tokens = len(start.token_ids)
+    if start.n_prompt > n_tokens:
+        return f"n_prompt is {start.n_prompt}, token_ids has {n_tokens} tokens"
+    if len(start.block_hashes) > n_tokens // layout.block_size:
+        return (
+            f"block_hashes has {len(start.block_hashes)} hashes, {n_tokens} tokens fill "
+            f"{n_tokens // layout.block_size} blocks of {layout.block_size}"
+        )
+    return _landing_fault(start, layout)
+
+
+def _landing_fault(start: StartPrefill, layout: KvLayout) -> str:
+    landing, needed = start.landing, layout.blocks_for(len(start.token_ids))
+    pages = landing.pages[:needed]
+    if len(pages) < needed:
+        return f"{len(start.token_ids)} tokens need {needed} pages, the landing has {len(pages)}"
+    if len(set(pages)) < needed:
+        return f"the landing names a page twice: {needed} pages, {len(set(pages))} different ones"
+    end = (max(pages) + 1) * layout.block_bytes
+    if end > landing.region.length:
+        return (
+            f"the landing's page {max(pages)} ends at byte {end}, its region has "
+            f"{landing.region.length}"
+        )
+    return ""

@@ -1,0 +1,280 @@
+"""What `halfmoon bench` makes of what came: times, limits, summaries, and the search for a rate."""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_cli.bench.load.bench_record import BenchRecord, Slo
+from halfmoon_cli.bench.load.load_generator import LoadGenerator, RunProgress
+from halfmoon_cli.bench.load.load_plan import PlannedRequest, PromptPart, RequestChain
+from halfmoon_cli.bench.rate_search import RateSearch
+from halfmoon_cli.bench.report.bench_screen import ProgressText, result_warnings
+from halfmoon_cli.bench.report.run_summary import summarize_run
+
+
+def answered(
+    index: int = 0, *, at_s: float = 0.0, tokens_s: tuple[float, ...] = (0.5, 0.6, 0.7)
+) -> BenchRecord:
+    """A finished request whose tokens came so many seconds after it was to be sent."""
+    record = BenchRecord(index, at_s, 100, len(tokens_s), sent_s=at_s)
+    for moment_s in tokens_s:
+        record.token(at_s + moment_s)
+    record.end(at_s + tokens_s[-1], "finished")
+    record.n_prompt, record.n_cached = 100, 40
+    return record
+
+
+def lost(index: int, outcome: str, reason: str, at_s: float = 0.0) -> BenchRecord:
+    record = BenchRecord(index, at_s, 100, 3, sent_s=at_s)
+    record.end(at_s + 0.1, "refused" if outcome == "refused" else "failed", reason)
+    return record
+
+
+def test_times_count_from_when_it_was_to_be_sent() -> None:
+    record = answered(at_s=10.0)
+    record.sent_s = 10.4
+    assert record.ttft_s == pytest.approx(0.5)
+    assert record.e2e_s == pytest.approx(0.7)
+    assert record.lag_s == pytest.approx(0.4)
+    assert record.tbt_s == pytest.approx(0.1)
+
+
+def test_tokens_that_come_together_count_each_for_the_mean_and_once_as_a_gap() -> None:
+    record = answered(tokens_s=(1.0, 1.4, 1.8))
+    # The endpoint says that these three events held five tokens.
+    record.n_out = 5
+    assert record.tbt_s == pytest.approx(0.2)
+    assert record.tbt_by("max") == pytest.approx(0.4)
+    assert summarize_run([record], Slo()).bundled == pytest.approx(0.4)
+
+
+def test_a_request_of_one_token_has_no_tbt_and_is_good_by_its_ttft() -> None:
+    record = answered(tokens_s=(0.5,))
+    assert record.tbt_s is record.tbt_tail_s is record.tbt_by("max") is None
+    assert Slo(ttft_s=1.0, tbt_s=0.001).missed(record) == []
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=60))
+def test_the_tail_is_the_mean_of_the_longest_tenth(gaps: list[float]) -> None:
+    record = BenchRecord(0, 0.0, 1, 1, gaps_s=array("d", gaps))
+    tail_s = record.tbt_tail_s
+    assert tail_s is not None
+    n = max(1, len(gaps) // 10)
+    assert tail_s == pytest.approx(sum(sorted(gaps, reverse=True)[:n]) / n)
+
+
+@pytest.mark.parametrize(
+    ("slo", "missed"),
+    [
+        (Slo(), []),
+        (Slo(ttft_s=0.5, tbt_s=0.11), []),
+        (Slo(ttft_s=0.4), ["ttft"]),
+        (Slo(tbt_s=0.09), ["tbt"]),
+        (Slo(ttft_s=0.4, tbt_s=0.09), ["ttft", "tbt"]),
+        (Slo(tbt_s=0.11, tbt_by="max"), ["tbt"]),
+        (Slo(tbt_s=0.11, tbt_by="tail"), ["tbt"]),
+    ],
+)
+def test_a_request_is_good_within_both_limits(slo: Slo, missed: list[str]) -> None:
+    assert slo.missed(answered(tokens_s=(0.5, 0.55, 0.7))) == missed
+
+
+def test_refused_and_failed_requests_are_not_good_and_are_told_by_reason() -> None:
+    records = [
+        answered(0),
+        answered(1, tokens_s=(5.0, 5.1)),
+        lost(2, "refused", "429 overloaded"),
+        lost(3, "refused", "429 overloaded"),
+        lost(4, "failed", "cut off"),
+    ]
+    summary = summarize_run(records, Slo(ttft_s=1.0))
+    assert (summary.n_good, summary.good_share) == (1, 0.2)
+    assert (summary.n_finished, summary.n_refused, summary.n_failed) == (2, 2, 1)
+    assert summary.refusals == {"429 overloaded": 2}
+    assert summary.failures == {"cut off": 1}
+    assert (summary.n_missed_ttft, summary.n_missed_tbt) == (1, 0)
+    # The last answer ended after 5.1 s.
+    assert summary.goodput_per_s == pytest.approx(1 / 5.1)
+    assert summary.n_cached_tokens == 80 and summary.n_prompt_tokens == 200
+
+
+def test_what_the_endpoint_does_not_say_is_not_made_up() -> None:
+    record = answered()
+    record.n_cached = record.n_prompt = None
+    summary = summarize_run([record], Slo())
+    assert summary.n_cached_tokens is None
+    assert summary.n_prompt_tokens == 100
+
+
+def test_a_run_without_an_answer_has_a_summary() -> None:
+    for records in ([], [lost(0, "failed", "no connection")]):
+        summary = summarize_run(records, Slo(ttft_s=1.0))
+        assert summary.n_good == summary.goodput_per_s == summary.output_tokens_per_s == 0
+
+
+def test_offered_is_the_rate_of_arrivals_whatever_came_of_them() -> None:
+    records = [answered(i, at_s=i / 4, tokens_s=(9.0,)) for i in range(9)]
+    assert summarize_run(records, Slo()).offered_per_s == pytest.approx(4.0)
+
+
+def test_a_late_generator_is_told_and_a_punctual_one_is_not() -> None:
+    late = answered()
+    late.sent_s = 0.3
+    assert any("late itself" in text for text in result_warnings(summarize_run([late], Slo())))
+    lagging = summarize_run([answered()], Slo(), loop_lags_s=[0.05] * 10)
+    assert any("late itself" in text for text in result_warnings(lagging))
+    assert result_warnings(summarize_run([answered()], Slo(), loop_lags_s=[0.001] * 10)) == []
+    held = result_warnings(summarize_run([late], Slo(), n_held=3))
+    assert len(held) == 1 and "3 requests waited for --max-in-flight" in held[0]
+
+
+def test_progress_shows_counts_and_quantiles_of_what_is_over() -> None:
+    tally = RunProgress(5, n_sent=3, n_in_flight=1)
+    progress = ProgressText(tally)
+    assert "TTFT p50 –" in progress.text(0.0).plain
+    for record in (answered(0), lost(1, "refused", "429")):
+        tally.records.append(record)
+        tally.outcomes[record.outcome] += 1
+    text = progress.text(2.0).plain
+    assert "3 of 5 sent · 1 in flight · 1 finished · 1 refused · 0 failed" in text
+    assert "1.0 requests/s" in text and "TTFT p50 500 ms" in text
+
+
+# The search for the highest rate
+
+
+@given(st.floats(0.01, 1000), st.floats(0.01, 1000))
+def test_the_search_ends_just_below_the_rate_that_fails(limit: float, first: float) -> None:
+    search = RateSearch(first, most_trials=64)
+    while (rate := search.rate()) is not None:
+        search.tried(rate, 1.0 if rate <= limit else 0.5)
+    assert search.holds is not None and search.fails is not None
+    assert search.holds <= limit < search.fails <= search.holds * 1.051
+
+
+def test_the_search_is_bounded_where_nothing_holds_and_where_all_does() -> None:
+    for share in (0.0, 1.0):
+        search = RateSearch(1.0)
+        rates = []
+        while (rate := search.rate()) is not None:
+            rates.append(rate)
+            search.tried(rate, share)
+        assert len(rates) == search.most_trials
+        assert (search.holds is None) == (share == 0.0)
+        # Doubled as long as it holds, halved until it does.
+        factor = 2.0 if share else 0.5
+        assert rates == [factor**i for i in range(search.most_trials)]
+
+
+def test_nine_of_ten_is_enough() -> None:
+    search = RateSearch(1.0)
+    search.tried(1.0, 0.9)
+    search.tried(2.0, 0.899)
+    assert (search.holds, search.fails) == (1.0, 2.0)
+
+
+# Sending
+
+
+def chain(index: int, *at_s: float) -> RequestChain:
+    return tuple(
+        PlannedRequest(index=index, at_s=each, parts=(PromptPart("p", 4),), n_output=2)
+        for each in at_s
+    )
+
+
+def clock() -> Callable[[], float]:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    return lambda: loop.time() - began_s
+
+
+async def test_a_request_that_is_held_back_counts_from_its_time_all_the_same() -> None:
+    now = clock()
+    tally = RunProgress(3)
+    gate = asyncio.Event()
+
+    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+        record.sent_s = now()
+        await gate.wait()
+        record.end(now(), "finished")
+
+    run = LoadGenerator([chain(i, 0.0) for i in range(3)], ask, now, tally, most_in_flight=1)
+    running = asyncio.create_task(run.run())
+    while tally.n_held < 2:
+        await asyncio.sleep(0)
+    gate.set()
+    assert await running is False
+    assert [record.scheduled_s for record in tally.records] == [0.0] * 3
+    assert tally.n_held == 2 and tally.most_in_flight == 1
+
+
+async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
+    now = clock()
+    tally = RunProgress(20)
+    all_there = asyncio.Event()
+
+    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+        if tally.n_in_flight == 20:
+            all_there.set()
+        await all_there.wait()
+        record.end(now(), "finished")
+
+    await LoadGenerator([chain(i, 0.0) for i in range(20)], ask, now, tally).run()
+    assert tally.most_in_flight == 20
+
+
+async def test_a_closed_loop_has_as_many_under_way_as_users() -> None:
+    now = clock()
+    tally = RunProgress(20)
+
+    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+        record.sent_s = now()
+        await asyncio.sleep(0.001)
+        record.end(now(), "finished")
+
+    await LoadGenerator([chain(i, 0.0) for i in range(20)], ask, now, tally, users=3).run()
+    assert tally.most_in_flight == 3
+    assert len(tally.records) == 20
+
+
+async def test_a_turn_waits_for_the_one_before_and_its_pause() -> None:
+    now = clock()
+    tally = RunProgress(2)
+
+    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+        record.sent_s = now()
+        await asyncio.sleep(0.01)
+        record.end(now(), "finished")
+
+    await LoadGenerator([chain(0, 0.0, 0.02)], ask, now, tally).run()
+    first, second = tally.records
+    assert first.ended_s is not None
+    assert second.scheduled_s >= first.ended_s + 0.02
+
+
+async def test_stopping_drops_what_is_under_way_and_counts_what_is_over() -> None:
+    now = clock()
+    tally = RunProgress(3)
+    dropped: list[int] = []
+
+    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+        if planned.index:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                dropped.append(planned.index)
+        record.end(now(), "finished")
+
+    run = LoadGenerator([chain(0, 0.0), chain(1, 0.0), chain(2, 3600.0)], ask, now, tally)
+    running = asyncio.create_task(run.run())
+    while tally.n_in_flight != 1 or not tally.records:
+        await asyncio.sleep(0)
+    tally.stop.set()
+    assert await running is True
+    assert [record.index for record in tally.records] == [0]
+    assert dropped == [1] and tally.n_in_flight == 0

@@ -1,0 +1,192 @@
+"""Who gets in, and what everybody else is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.errors import RateLimited
+from halfmoon_conductor.http_server.auth_middleware import Principal
+from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
+from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway
+
+COMPLETIONS = "/v1/completions"
+PROMPT: dict[str, Any] = {"model": "lab/moon", "prompt": [70, 71, 72, 73], "max_tokens": 3}
+LAB = {"authorization": "Bearer hm-lab"}
+MOON = {"x-api-key": "hm-moon"}
+Open = Callable[..., httpx.AsyncClient]
+
+
+@pytest.fixture
+async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> AsyncIterator[Open]:
+    """A front with tenants or limits of the test's own."""
+    clients: list[httpx.AsyncClient] = []
+
+    def front(*tenants: Tenant, **limits: Any) -> httpx.AsyncClient:
+        app = create_app(
+            gateway,
+            tokenizer,
+            registry=CollectorRegistry(),
+            limits=FrontLimits(**limits),
+            tenants=Tenants(tenants) if tenants else None,
+        )
+        clients.append(
+            httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://front")
+        )
+        return clients[-1]
+
+    yield front
+    for client in clients:
+        await client.aclose()
+
+
+def lab(**limits: Any) -> Tenant:
+    return Tenant("lab", (hash_api_key("hm-lab"),), **limits)
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer"}, {"authorization": "Bearer hm-other"},
+     {"authorization": "Basic hm-lab"}, {"x-api-key": "hm-LAB"}],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", COMPLETIONS), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"),
+     ("GET", "/v1/nothing"), ("POST", "/tokenize"), ("POST", "/detokenize")],
+)  # fmt: skip
+async def test_without_a_valid_key_nothing_is_served_or_said(
+    open_front: Open, gateway: ScriptedGateway, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = await open_front(lab()).request(method, path, headers=headers, content=b"{no json")
+    error = error_of(answer, 401)
+    assert error["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["x-request-id"]
+    assert "hm-" not in error["message"]
+    assert not gateway.requests
+
+
+async def test_either_header_lets_a_tenant_in_and_its_name_salts_its_cache(
+    open_front: Open, gateway: ScriptedGateway
+) -> None:
+    client = open_front(lab(), Tenant("moon", (hash_api_key("hm-moon"),)))
+    for headers in (LAB, MOON):
+        answer = await client.post(COMPLETIONS, json={**PROMPT, "cache_salt": "s"}, headers=headers)
+        assert answer.status_code == 200, answer.text
+    assert [each.tenant for each in gateway.requests] == ["lab", "moon"]
+    assert len({each.salt for each in gateway.requests}) == 2
+    for path in ("/health", "/ready", "/metrics", "/openapi.json"):
+        assert (await client.get(path)).status_code == 200
+
+
+async def test_a_tenant_that_asks_too_often_is_told_when_to_come_back(
+    open_front: Open, gateway: ScriptedGateway
+) -> None:
+    client = open_front(lab(requests_per_minute=2), Tenant("moon", (hash_api_key("hm-moon"),)))
+    for _ in range(2):
+        assert (await client.post(COMPLETIONS, json=PROMPT, headers=LAB)).status_code == 200
+    answer = await client.post(COMPLETIONS, json=PROMPT, headers=LAB)
+    assert error_of(answer, 429)["code"] == "rate_limit_exceeded"
+    assert 1 <= int(answer.headers["retry-after"]) <= 30
+    assert (await client.post(COMPLETIONS, json=PROMPT, headers=MOON)).status_code == 200
+    assert len(gateway.requests) == 3
+
+
+async def test_prompts_and_answers_use_up_a_tenants_tokens(
+    open_front: Open, gateway: ScriptedGateway
+) -> None:
+    client = open_front(lab(tokens_per_minute=14))
+    for _ in range(2):  # 4 + 3 tokens each
+        assert (await client.post(COMPLETIONS, json=PROMPT, headers=LAB)).status_code == 200
+    answer = await client.post(COMPLETIONS, json=PROMPT, headers=LAB)
+    assert "tokens per minute" in error_of(answer, 429)["message"]
+    assert len(gateway.requests) == 2
+
+
+@pytest.mark.parametrize("limit", ["tenant", "front"])
+async def test_more_at_once_than_allowed_are_refused_until_one_ends(
+    open_front: Open, gateway: ScriptedGateway, limit: str
+) -> None:
+    client = (
+        open_front(lab(max_concurrent=1)) if limit == "tenant" else open_front(max_concurrent=1)
+    )
+    gateway.n_before_pause = 1
+    first = asyncio.create_task(client.post(COMPLETIONS, json=PROMPT, headers=LAB))
+    while not gateway.live:
+        await asyncio.sleep(0)
+    answer = await client.post(COMPLETIONS, json=PROMPT, headers=LAB)
+    assert "at once" in error_of(answer, 429)["message"]
+    assert answer.headers["retry-after"] == "1"
+    assert (await client.get("/health")).status_code == 200
+    gateway.resume.set()
+    assert (await first).status_code == 200
+    assert (await client.post(COMPLETIONS, json=PROMPT, headers=LAB)).status_code == 200
+
+
+async def test_browsers_are_let_in_only_from_the_origins_that_are_set(open_front: Open) -> None:
+    asked = {"origin": "https://lab.example", "access-control-request-method": "POST"}
+    closed, opened = open_front(lab()), open_front(lab(), cors_origins=("https://lab.example",))
+    refused = await closed.options(COMPLETIONS, headers=asked)
+    assert "access-control-allow-origin" not in refused.headers
+    preflight = await opened.options(COMPLETIONS, headers=asked)
+    assert preflight.headers["access-control-allow-origin"] == "https://lab.example"
+    answer = await opened.post(
+        COMPLETIONS, json=PROMPT, headers={**LAB, "origin": "https://lab.example"}
+    )
+    assert answer.headers["access-control-allow-origin"] == "https://lab.example"
+    other = await opened.post(
+        COMPLETIONS, json=PROMPT, headers={**LAB, "origin": "https://other.example"}
+    )
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_limit_is_over_when_its_time_has_passed() -> None:
+    now_s = 0.0
+    caller = Principal(lab(requests_per_minute=1, max_concurrent=5), lambda: now_s)
+    with caller.entered(), pytest.raises(RateLimited) as refused, caller.entered():
+        pass
+    assert refused.value.retry_after_s == pytest.approx(60.0)
+    now_s = 60.0
+    with caller.entered():
+        assert caller.n_running == 1
+    assert caller.n_running == 0
+
+
+async def test_what_is_for_operators_needs_an_operators_key_where_there_are_tenants(
+    open_front: Open,
+) -> None:
+    moon = Tenant("moon", (hash_api_key("hm-moon"),), operator=True, requests_per_minute=1)
+    client = open_front(lab(), moon)
+    assert error_of(await client.get("/debug/cluster"), 401)["code"] == "invalid_api_key"
+    refused = error_of(await client.get("/debug/cluster", headers=LAB), 403)
+    assert refused["code"] == "not_permitted"
+    assert "lab is none" in refused["message"]
+    for _ in range(3):  # not counted: nothing is there, and it is the routes that say so
+        assert (await client.get("/debug/cluster", headers=MOON)).status_code == 404
+    assert (await client.post(COMPLETIONS, json=PROMPT, headers=MOON)).status_code == 200
+
+
+async def test_without_tenants_anybody_is_an_operator(open_front: Open) -> None:
+    assert (await open_front().get("/debug/cluster")).status_code == 404
+
+
+async def test_who_was_turned_away_is_counted_by_reason(open_front: Open) -> None:
+    front = open_front(lab(requests_per_minute=1))
+    for headers in ({}, LAB, LAB, LAB):
+        await front.post(COMPLETIONS, json=PROMPT, headers=headers)
+    lines = (await front.get("/metrics")).text.splitlines()
+    assert 'halfmoon_requests_turned_away_total{reason="invalid_key"} 1.0' in lines
+    assert 'halfmoon_requests_turned_away_total{reason="tenant_limit"} 2.0' in lines
+    assert 'halfmoon_requests_turned_away_total{reason="concurrency"} 0.0' in lines

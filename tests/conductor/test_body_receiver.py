@@ -1,0 +1,217 @@
+"""Bodies as they arrive over real sockets: slow ones, half-sent ones, many, and clients that go."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.errors import ServerOverloaded
+from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceiver
+from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
+from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
+from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
+from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
+
+DEADLINE_S = 10
+BODY = json.dumps({"model": "lab/moon", "prompt": "a", "max_tokens": 2}).encode()
+Address = tuple[str, int]
+
+
+class Server:
+    """A front behind a socket, and requests to it by hand."""
+
+    def __init__(self, address: Address, gateway: ScriptedGateway) -> None:
+        self.address, self.gateway = address, gateway
+
+    async def ask(self, *pieces: bytes, n_bytes: int | None = None, headers: str = "") -> "Asked":
+        """Send a head, and these pieces of a body that is said to have so many bytes."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        length = sum(map(len, pieces)) if n_bytes is None else n_bytes
+        writer.write(
+            f"POST /v1/completions HTTP/1.1\r\nhost: front\r\n{headers}"
+            f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n".encode()
+        )
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        return Asked(reader, writer)
+
+    async def load(self) -> Any:
+        async with httpx.AsyncClient() as client:
+            url = "http://{}:{}/load".format(*self.address)
+            return (await client.get(url)).json()["server_load"]
+
+
+class Asked:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def status(self) -> int:
+        async with asyncio.timeout(DEADLINE_S):
+            return int((await self.reader.readline()).split()[1])
+
+    async def error(self) -> tuple[int, Any, bool]:
+        """Status, error, and whether the server hangs up then."""
+        async with asyncio.timeout(DEADLINE_S):
+            head, _, body = (await self.reader.read()).partition(b"\r\n\r\n")
+        return int(head.split()[1]), json.loads(body)["error"], b"connection: close" in head
+
+
+@asynccontextmanager
+async def opened(
+    gateway: ScriptedGateway,
+    tokenizer: HubTokenizer,
+    limits: FrontLimits,
+    tenants: Tenants | None = None,
+) -> AsyncIterator[Server]:
+    registry = CollectorRegistry()
+    app = create_app(gateway, tokenizer, registry=registry, limits=limits, tenants=tenants)
+    async with serve_app(app) as address:
+        yield Server(address, gateway)
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> AsyncIterator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def open_it(limits: FrontLimits, tenants: Tenants | None = None) -> Server:
+            return await stack.enter_async_context(opened(gateway, tokenizer, limits, tenants))
+
+        yield open_it
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_half_sent_bodies_hold_no_place(open_front: Open) -> None:
+    lab = Tenant("lab", (hash_api_key("k"),), max_concurrent=1)
+    server = await open_front(FrontLimits(max_concurrent=1), Tenants((lab,)))
+    key = "authorization: Bearer k\r\n"
+    half = [await server.ask(BODY[:10], n_bytes=len(BODY), headers=key) for _ in range(20)]
+    whole = await server.ask(BODY, headers=key)
+    assert await whole.status() == 200
+    assert await server.load() == 0
+    half[0].writer.write(BODY[10:])
+    assert await half[0].status() == 200
+    for each in (whole, *half):
+        each.writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", BODY[:10]])
+async def test_a_body_that_does_not_come_is_refused(open_front: Open, sent: bytes) -> None:
+    server = await open_front(FrontLimits(bodies=BodyLimits(timeout_s=0.2)))
+    asked = await server.ask(sent, n_bytes=len(BODY))
+    status, error, closes = await asked.error()
+    assert (status, error["code"], closes) == (408, "request_timeout", True)
+    assert f"{len(sent)} bytes" in error["message"]
+    assert "0.2 s" in error["message"]
+
+
+async def test_a_body_that_drips_is_refused_however_long_it_could_go_on(open_front: Open) -> None:
+    limits = BodyLimits(timeout_s=0.5, least_bytes_per_s=1000)
+    server = await open_front(FrontLimits(bodies=limits))
+    asked = await server.ask(b"", n_bytes=1_000_000)
+
+    async def drip() -> None:
+        while True:
+            asked.writer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    status, error, closes = await asked.error()
+    dripping.cancel()
+    assert (status, error["code"], closes) == (408, "request_timeout", True)
+
+
+async def test_a_body_is_not_read_before_its_key_is_known(open_front: Open) -> None:
+    server = await open_front(FrontLimits(), Tenants((Tenant("lab", (hash_api_key("k"),)),)))
+    asked = await server.ask(b"", n_bytes=5_000_000)
+    assert await asked.status() == 401
+    asked.writer.close()
+
+
+async def test_large_bodies_are_refused_while_there_are_too_many_and_small_ones_are_not(
+    open_front: Open,
+) -> None:
+    limits = BodyLimits(max_total_bytes=300_000)
+    server = await open_front(FrontLimits(bodies=limits))
+    big = b" " * 200_000
+    first = await server.ask(big, n_bytes=len(big) + len(BODY))
+    second = await server.ask(big, n_bytes=len(big) + len(BODY))
+    status, error, closes = await second.error()
+    assert (status, error["code"], closes) == (429, "overloaded", True)
+    assert "300000" in error["message"]
+    assert await (await server.ask(BODY)).status() == 200
+    first.writer.write(BODY)
+    assert await first.status() == 200
+    assert await (await server.ask(big, BODY)).status() == 200, "the first one's are given back"
+
+
+@pytest.mark.parametrize("n_sent", [0, 10])
+async def test_a_client_that_goes_before_its_body_is_there_leaves_nothing_behind(
+    gateway: ScriptedGateway, tokenizer: HubTokenizer, n_sent: int
+) -> None:
+    registry = CollectorRegistry()
+    app = create_app(gateway, tokenizer, registry=registry)
+
+    def answered() -> float | None:
+        labels = {"route": "unmatched", "status": "499"}
+        return registry.get_sample_value("halfmoon_http_requests_total", labels)
+
+    async with serve_app(app) as address:
+        asked = await Server(address, gateway).ask(BODY[:n_sent], n_bytes=len(BODY))
+        asked.writer.close()
+        await until(answered)
+    assert not gateway.requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n_before_pause", [0, 1])
+async def test_a_client_that_goes_frees_its_place_and_ends_its_generation(
+    open_front: Open, gateway: ScriptedGateway, stream: bool, n_before_pause: int
+) -> None:
+    gateway.n_before_pause = n_before_pause
+    server = await open_front(FrontLimits(max_concurrent=1))
+    asked = await server.ask(json.dumps({**json.loads(BODY), "stream": stream}).encode())
+    await until(lambda: gateway.live)
+    assert await server.load() == 1
+    asked.writer.close()
+    await until(lambda: gateway.cancelled)
+    gateway.n_before_pause = None
+    async with asyncio.timeout(DEADLINE_S):
+        while await server.load():
+            await asyncio.sleep(0.005)
+    assert await (await server.ask(BODY)).status() == 200
+
+
+async def test_what_is_held_of_bodies_is_given_back_whatever_happens() -> None:
+    bodies = BodyReceiver(BodyLimits(max_total_bytes=100_000))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 70_000, "more_body": True}
+
+    body = bodies.opened()
+    with pytest.raises(ServerOverloaded):
+        await body.read(receive)
+    assert bodies.n_bytes == 140_000
+    body.release()
+    body.release()
+    assert bodies.n_bytes == 0
+
+
+def test_refusals_of_bodies_have_a_reason_of_their_own() -> None:
+    metrics = HttpMetrics(CollectorRegistry())
+    metrics.turned_away("body")
+    assert "halfmoon_requests_turned_away_total" in metrics.readings()

@@ -1,0 +1,183 @@
+"""What operators can ask the conductor about its decisions: `/debug/decisions`, `/metrics`."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.observability.history.latency_history import LatencyHistory
+from halfmoon_conductor.observability.history.observer import CoreObserver
+from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.page.cluster_view import ConductorInfo
+from halfmoon_conductor.page.debug_routes import debug_app
+from halfmoon_conductor.page.decision_explanations import (
+    describe_seconds,
+    explain_rejected_candidate,
+)
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.worker_links import WorkerLinks
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
+from halfmoon_protocol.messages import DecodeReserved, PrefillCost, PrefillDone
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    MessageReceived,
+    RequestArrived,
+    RequestFinished,
+    WorkerJoined,
+)
+from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
+from halfmoon_scheduling.placement.placement_policy import Estimate
+from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
+
+
+@pytest.fixture
+def observer() -> CoreObserver:
+    """One request served, in twice the time that was predicted, and one refused."""
+    core = Conductor(SchedulingConfig(admission="early", ttft_slo_s=2.5))
+    observer = CoreObserver(core, LatencyHistory())
+
+    def handle(event: AnyEvent, now: float) -> None:
+        observer.record(now, event, core.handle(event, now))
+
+    cost = PrefillCost(c0_s=2.0, c1_s=0.0)
+    handle(WorkerJoined(a_worker("prefill-0", prefill_cost=cost)), 0.0)
+    handle(WorkerJoined(a_worker("decode-0")), 0.0)
+    handle(RequestArrived(a_request("cmpl-1")), 0.0)
+    handle(RequestArrived(a_request("cmpl-2")), 0.0)
+    granted = DecodeReserved(
+        request_id=RequestId("cmpl-1"), landing=a_landing("decode-0"), expires_s=60.0
+    )
+    handle(MessageReceived(WorkerId("decode-0"), granted), 0.0)
+    done = PrefillDone(
+        request_id=RequestId("cmpl-1"),
+        first_token=1,
+        finish="",
+        n_cached=0,
+        queue_s=0.0,
+        compute_s=4.0,
+        drain_s=0.0,
+    )
+    handle(MessageReceived(WorkerId("prefill-0"), done), 4.0)
+    handle(RequestFinished(RequestId("cmpl-1"), 11), 4.0 + 10 * 0.022)  # said: 0.011
+    return observer
+
+
+Ask = Callable[[str], Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+async def ask(observer: CoreObserver) -> AsyncIterator[Ask]:
+    clock = FakeClock(5.0)
+    shell = Shell(observer.core, clock)
+    hub = WorkerLinks(
+        MemoryNetwork(),
+        MemoryStore(),
+        ConductorId("conductor-0"),
+        shell,
+        CoreGateway(shell),
+        ClusterMetrics(observer.core, CollectorRegistry()),
+    )
+    transport = httpx.ASGITransport(
+        app=debug_app(observer, hub, clock, ConductorInfo("conductor-0"))
+    )
+    async with httpx.AsyncClient(transport=transport, base_url="http://conductor") as client:
+        yield client.get
+
+
+async def test_a_placement_and_a_refusal_come_with_their_tables_and_the_reason(
+    ask: Ask,
+) -> None:
+    placed, refused = (await ask("/decisions")).json()["decisions"]
+    assert (placed["request_id"], placed["outcome"], placed["reason"]) == ("cmpl-1", "placed", "")
+    assert placed["placement"]["chosen"]["ttft_s"] == 2.0
+    assert placed["prefill_load"] == pytest.approx(2.0 / 2.5)
+    assert (refused["request_id"], refused["outcome"]) == ("cmpl-2", "refused")
+    assert refused["placement"]["estimates"][0]["queue_s"] == pytest.approx(2.0)
+    assert "predicted time to first token is 4 s" in refused["reason"]
+
+
+async def test_predictions_are_shown_beside_what_came(ask: Ask) -> None:
+    answer = (await ask("/decisions")).json()
+    ttft, tbt = answer["errors"]["ttft"], answer["errors"]["tbt"]
+    assert (ttft["n"], ttft["predicted_s"], ttft["observed_s"]) == (1, 2.0, 4.0)
+    assert tbt["mean_ratio"] == pytest.approx(2.0)
+    assert answer["refusals"] == {"ttft": 1}
+
+
+async def test_a_decision_is_told_in_words_with_what_came_of_it(ask: Ask) -> None:
+    placed, refused = (await ask("/decisions")).json()["decisions"]
+    assert placed["why"] == (
+        "prefill-0: the only one that could; nothing of it is cached; "
+        "decode-0 for decode, 11 ms between tokens"
+    )
+    course = placed["course"]
+    assert (course["n_tokens"], course["n_cached"], course["n_new"]) == (40, 0, 11)
+    assert (course["ttft_s"], course["compute_s"], course["end"]) == (4.0, 4.0, "finished")
+    assert course["tbt_s"] == pytest.approx(0.022)
+    assert refused["why"] == refused["reason"]
+    assert refused["course"]["end"] == "rejected"
+
+
+async def test_the_last_few_decisions_can_be_had_alone(ask: Ask) -> None:
+    (newest,) = (await ask("/decisions?last=1")).json()["decisions"]
+    assert newest["request_id"] == "cmpl-2"
+    assert (await ask("/decisions?last=0")).json()["decisions"] == []
+    for wrong in ("-1", "x", "1e9", "9" * 400):
+        answer = await ask(f"/decisions?last={wrong}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last")
+
+
+def test_prediction_errors_and_refusals_are_metrics(observer: CoreObserver) -> None:
+    registry = CollectorRegistry()
+    ClusterMetrics(observer.core, registry)
+    lines = generate_latest(registry).decode().splitlines()
+    for line in (
+        'halfmoon_prediction_error_ratio_bucket{le="1.5625",quantity="ttft"} 0.0',
+        'halfmoon_prediction_error_ratio_bucket{le="2.5",quantity="ttft"} 1.0',
+        'halfmoon_prediction_error_ratio_bucket{le="+Inf",quantity="ttft"} 1.0',
+        'halfmoon_prediction_error_ratio_count{quantity="tbt"} 1.0',
+        'halfmoon_rejections_total{reason="ttft"} 1.0',
+    ):
+        assert line in lines, line
+
+
+def a_row(name: str, queue_s: float, transfer_s: float, prefill_s: float) -> Estimate:
+    ttft_s = queue_s + transfer_s + prefill_s
+    return Estimate(WorkerId(name), None, 0, None, 0, 0, queue_s, transfer_s, prefill_s, ttft_s)
+
+
+def test_each_candidate_says_why_it_was_not_taken() -> None:
+    chosen = a_row("prefill-1", 0.0, 0.2, 0.3)
+    assert explain_rejected_candidate(chosen, chosen, "kvcache_centric") == ""
+    later = a_row("prefill-2", 1.0, 0.0, 0.8)
+    assert explain_rejected_candidate(later, chosen, "kvcache_centric") == (
+        "first token 1.30 s later (queue +1.00 s, prefill +500 ms)"
+    )
+    assert explain_rejected_candidate(later, chosen, "load_balance") == "queue 1.00 s longer"
+    assert explain_rejected_candidate(later, chosen, "random") == "not drawn"
+    queued = a_row("prefill-0", 0.2, 0.0, 0.3)
+    assert (
+        explain_rejected_candidate(queued, chosen, "min_ttft") == "as soon, behind a longer queue"
+    )
+    twin = a_row("prefill-3", 0.0, 0.2, 0.3)
+    assert explain_rejected_candidate(twin, chosen, "min_ttft") == "as soon, a later name"
+    local = LocalPrefillEstimate(
+        *(WorkerId("decode-0"), None, 0, None, 0, 0, 0.0, 0.0, 0.1, 0.1),
+        *(0.4, 0.05, WorkerId("prefill-1")),
+    )
+    assert explain_rejected_candidate(local, chosen, "min_ttft") == (
+        "others there would wait 400 ms for a token, over their 50 ms"
+    )
+
+
+def test_times_are_written_as_people_read_them() -> None:
+    assert [describe_seconds(s) for s in (0.0, 0.0012, 0.0123, 0.25, 1.5)] == [
+        "0 ms", "1.2 ms", "12 ms", "250 ms", "1.50 s",
+    ]  # fmt: skip

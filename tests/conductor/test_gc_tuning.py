@@ -1,0 +1,38 @@
+"""When the garbage collector looks, once a conductor has started."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from halfmoon_conductor.gc_tuning import YOUNG_OBJECTS, tune_gc
+
+
+@pytest.fixture
+def looks() -> Iterator[list[int]]:
+    """Generations looked at since the collector was told."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            seen.append(info["generation"])
+
+    before = gc.get_threshold()
+    tune_gc()
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_requests_on_their_way_are_not_looked_at(looks: list[int]) -> None:
+    kept: list[list[int]] = [[] for _ in range(YOUNG_OBJECTS // 2)]
+    assert not looks
+    kept += [[] for _ in range(YOUNG_OBJECTS)]
+    assert looks
+
+
+def test_what_was_there_at_the_start_stays_out_of_sight(looks: list[int]) -> None:
+    assert gc.get_freeze_count() > 1000

@@ -1,0 +1,104 @@
+"""What the front measures of one request, in numbers that are known beforehand."""
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.generation.gateway_interface import TokenEvent
+from halfmoon_conductor.observability.history.latency_history import LatencyHistory
+from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
+from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
+from halfmoon_conductor.observability.metrics.ttft_stages import TtftRecorder, TtftTimestamps
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import DecodeReserved, PrefillTimes, ReserveDecode
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_scheduling.commands import AnyCommand, Send
+from halfmoon_scheduling.events import AnyEvent, MessageReceived, RequestArrived, Tick
+from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request
+
+#: What the gateway knows: 0.45 s of work, 0.25 s of waiting.
+STAGES = {"place": 0.2, "queue": 0.05, "fetch": 0.1, "prefill": 0.3, "transfer": 0.05}
+
+
+def sums(registry: CollectorRegistry, *names: str) -> list[float | None]:
+    return [registry.get_sample_value(f"halfmoon_{name}_sum") for name in names]
+
+
+def test_a_request_is_split_into_waiting_work_and_decoding() -> None:
+    registry = CollectorRegistry()
+    metrics = HttpMetrics(registry)
+    worked_s = metrics.on_first_token(1.0, 0.1, STAGES, 100, 40)
+    metrics.on_end(3.0, 2.0, worked_s, 11)
+    times = ("queue", "prefill", "decode", "inference", "time_per_output_token")
+    assert sums(registry, *(f"request_{name}_seconds" for name in times)) == [
+        pytest.approx(each) for each in (0.25, 0.45, 2.0, 2.45, 0.2)
+    ]
+    assert sums(registry, "e2e_request_latency_seconds") == [3.0]
+    lengths = ("prompt", "computed", "generation")
+    assert sums(registry, *(f"request_{name}_tokens" for name in lengths)) == [100, 60, 11]
+
+
+def test_a_generation_is_measured_from_when_its_request_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock(10.0)
+    monkeypatch.setattr(
+        "halfmoon_conductor.observability.metrics.generation_timer.time",
+        SimpleNamespace(perf_counter=clock.now),
+    )
+    registry = CollectorRegistry()
+    latencies = LatencyHistory(clock.now)
+    meter = GenerationTimer(HttpMetrics(registry, latencies), clock.now())
+    clock.advance(0.125)
+    meter.asked()
+    clock.advance(0.375)
+    meter.first_token(TokenEvent(7, stages={"prefill": 0.25}), n_prompt=3)
+    clock.advance(0.25)
+    meter.token()
+    meter.last_token()
+    names = ("time_to_first_token", "first_decode", "inter_token_latency", "e2e_request_latency")
+    assert sums(registry, *(f"{name}_seconds" for name in names)) == [0.5, 0.25, 0.25, 0.75]
+    stages = {
+        stage: registry.get_sample_value("halfmoon_ttft_stage_seconds_sum", {"stage": stage})
+        for stage in ("tokenize", "prefill", "deliver")
+    }
+    assert stages == {"tokenize": 0.125, "prefill": 0.25, "deliver": 0.125}
+    clock.advance(1.0)
+    (second,) = latencies.since(0)
+    assert second.ttft is not None
+    assert second.tbt is not None
+    assert (second.ttft.p50_s, second.tbt.p50_s) == (0.5, 0.25)
+
+
+def test_the_stages_of_a_second_try_begin_where_the_first_began() -> None:
+    moments = TtftTimestamps()
+    first_tokens = TtftRecorder(lambda request_id: moments)
+    request = a_request("cmpl-1")
+    asks = ReserveDecode(request_id=request.request_id, n_tokens=40, stopping=request.stopping)
+    reserved = DecodeReserved(
+        request_id=request.request_id, landing=a_landing("decode-0"), expires_s=60.0
+    )
+    times = PrefillTimes(queue_s=0.5, fetch_s=1.0, compute_s=2.0, transfer_s=1.0)
+    done = msgspec.structs.replace(a_prefill_done("cmpl-1"), times=times)
+    course: list[tuple[float, AnyEvent, list[AnyCommand]]] = [
+        (1.0, RequestArrived(request), []),
+        (3.0, RequestArrived(request), []),  # the first try came to nothing
+        (3.5, Tick(), [Send(WorkerId("decode-0"), asks)]),
+        (4.25, MessageReceived(WorkerId("decode-0"), reserved), []),
+        (9.25, MessageReceived(WorkerId("prefill-0"), done), []),
+    ]
+    for now, event, commands in course:
+        assert moments.stages() is None
+        first_tokens.watch(now, event, commands)
+    assert moments.stages() == {
+        "retry": 2.0,
+        "place": 0.5,
+        "reserve": 0.75,
+        "messages": 0.5,
+        "queue": 0.5,
+        "fetch": 1.0,
+        "prefill": 2.0,
+        "transfer": 1.0,
+    }

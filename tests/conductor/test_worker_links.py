@@ -1,0 +1,250 @@
+"""The hub's links: a worker that can't be told something is lost, whatever it still says."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from halfmoon_conductor.generation.core_gateway import CoreGateway
+from halfmoon_conductor.generation.gateway_interface import GenerationRequest
+from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.workers.shell import Shell
+from halfmoon_conductor.workers.worker_links import WorkerLinks, _Member
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    Cancel,
+    DecodeLoad,
+    DecodeReserved,
+    Hello,
+    Message,
+    Produced,
+    TokensProduced,
+    Unwelcome,
+    Welcome,
+)
+from halfmoon_protocol.sampling import Finish, Sampling, Stopping
+from halfmoon_runtime.channels.network import PeerUnreachable, Port
+from halfmoon_runtime.clock import FakeClock
+from halfmoon_runtime.membership import Membership
+from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import MessageReceived, WorkerJoined
+from halfmoon_testing.scheduling_inputs import LAYOUT, a_landing, a_prefill_done, a_worker
+
+DECODE = WorkerId("decode-0")
+
+
+class ScriptedLink:
+    """A link whose worker welcomes everybody; its sends can be made to fail."""
+
+    def __init__(self, name: str) -> None:
+        self.info = a_worker(name)
+        self.told: list[Message] = []
+        self.deaf = False
+        self.inbox: asyncio.Queue[AnyMessage | None] = asyncio.Queue()
+
+    async def send(self, message: Message) -> None:
+        if self.deaf:
+            raise PeerUnreachable("its queue is full")
+        self.told.append(message)
+        if isinstance(message, Hello):
+            self.inbox.put_nowait(Welcome(worker=self.info))
+
+    async def receive(self) -> AnyMessage:
+        message = await self.inbox.get()
+        if message is None:
+            raise PeerUnreachable("closed")
+        return message
+
+    async def close(self) -> None:
+        self.inbox.put_nowait(None)
+
+
+class ScriptedNetwork:
+    def __init__(self) -> None:
+        self.links: list[ScriptedLink] = []
+
+    async def dial(self, commands: str, events: str | None = None) -> ScriptedLink:
+        self.links.append(ScriptedLink("decode-0"))
+        return self.links[-1]
+
+    async def bind(self, name: str, *, host: str = "127.0.0.1") -> Port:
+        raise AssertionError("a conductor binds nothing")
+
+    async def close(self) -> None:
+        pass
+
+
+class Running:
+    """A hub at work with one decode worker in the metadata store."""
+
+    async def __aenter__(self) -> "Running":
+        self.network, store = ScriptedNetwork(), MemoryStore()
+        self.core = Conductor(SchedulingConfig())
+        shell = Shell(self.core, FakeClock())
+        gateway = CoreGateway(shell)
+        metrics = ClusterMetrics(self.core, CollectorRegistry())
+        self.hub = WorkerLinks(self.network, store, ConductorId("c"), shell, gateway, metrics)
+        shell.connect(self.hub, gateway)
+        await Membership(store, a_worker("decode-0")).join()
+        self.task = asyncio.create_task(self.hub.run())
+        await self.until(lambda: DECODE in self.core.cluster)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+async def test_a_worker_that_takes_no_messages_is_lost_and_dialled_again() -> None:
+    async with Running() as running:
+        first = running.network.links[0]
+        first.deaf = True
+        running.hub.send(DECODE, Cancel(request_id=RequestId("r")))
+        await running.until(lambda: len(running.network.links) == 2)
+        await running.until(lambda: DECODE in running.core.cluster)
+        hellos = [link.told[0] for link in running.network.links]
+        assert all(isinstance(hello, Hello) for hello in hellos)
+        sessions = [hello.session for hello in hellos if isinstance(hello, Hello)]
+        assert sessions == sorted(set(sessions)), "a worker could not tell the two apart"
+
+
+async def test_tokens_that_nobody_waits_for_are_stopped_at_their_source() -> None:
+    async with Running() as running:
+        link = running.network.links[0]
+        nobody = RequestId("gone")
+        link.inbox.put_nowait(TokensProduced(step=1, produced=(Produced(nobody, 3),)))
+        await running.until(lambda: Cancel(request_id=nobody) in link.told)
+
+
+async def test_a_refused_worker_is_told_why_and_not_dialled_again() -> None:
+    async with Running() as running:
+        running.hub.refuse(DECODE, "another layout")
+        link = running.network.links[0]
+        await running.until(lambda: Unwelcome(reason="another layout") in link.told)
+        await link.close()
+        await running.until(lambda: running.hub.refusals() == {DECODE: "another layout"})
+        assert len(running.network.links) == 1
+
+
+R1 = RequestId("cmpl-1")
+
+
+class Served(Running):
+    """The same with a request that decode-0 runs, by its own messages and a prefill's."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    async def __aenter__(self) -> "Served":
+        await super().__aenter__()
+        shell = self.hub.shell
+        for name in ("prefill-0", "decode-1"):
+            member = _Member(a_worker(name), outbox=asyncio.Queue())
+            self.hub._members[WorkerId(name)] = member
+            shell.post(WorkerJoined(member.info))
+        self.link = self.network.links[0]
+        asked = GenerationRequest(
+            request_id=R1,
+            prompt_token_ids=(1, 2, 3),
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_new_tokens=4),
+        )
+
+        async def ask() -> None:
+            async for event in self.hub.gateway.generate(asked):
+                self.tokens.append(event.token)
+
+        self.client = asyncio.create_task(ask())
+        await self.until(lambda: R1 in self.core.cluster.decodes.requests(DECODE))
+        reserved = DecodeReserved(request_id=R1, landing=a_landing("decode-0"), expires_s=60.0)
+        self.say(reserved)
+        shell.post(MessageReceived(WorkerId("prefill-0"), a_prefill_done(R1)))
+        await self.until(lambda: self.core.decodes_at(R1) == DECODE)
+        return self
+
+    def say(self, message: AnyMessage) -> None:
+        """As if it came from decode-0, and was read."""
+        self.hub._on_message(self.hub._members[DECODE], message)
+
+    def say_as(self, worker: str, message: AnyMessage) -> None:
+        fresh = _Member(a_worker(worker), outbox=asyncio.Queue())
+        member = self.hub._members.setdefault(WorkerId(worker), fresh)
+        self.hub._on_message(member, message)
+
+
+def a_step(step: int, token: int, finish: Finish = "") -> TokensProduced:
+    return TokensProduced(step=step, produced=(Produced(R1, token, finish),))
+
+
+async def test_a_step_said_twice_or_late_gives_its_tokens_once() -> None:
+    async with Served() as at:
+        for step in (a_step(1, 11), a_step(1, 11), a_step(2, 12), a_step(1, 11), a_step(2, 12)):
+            at.say(step)
+        at.say(a_step(3, 13, "length"))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+
+
+async def test_tokens_from_another_worker_than_the_requests_own_reach_no_client() -> None:
+    async with Served() as at:
+        at.say_as("decode-1", a_step(1, 666))
+        at.say_as("decode-1", a_step(2, 666, "stop"))
+        at.say_as("prefill-0", a_step(3, 666, "stop"))
+        for step in range(1, 4):
+            at.say(a_step(step, 10 + step, "length" if step == 3 else ""))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+
+
+async def test_a_worker_that_goes_on_past_the_last_token_is_stopped() -> None:
+    async with Served() as at:
+        for step in range(1, 9):
+            at.say(a_step(step, 10 + step))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+        await at.until(lambda: Cancel(request_id=R1) in at.link.told)
+        assert at.core.phase_of(R1) is None
+
+
+async def test_a_worker_that_speaks_for_another_one_is_not_heard() -> None:
+    async with Served() as at:
+        at.say(Welcome(worker=a_worker("decode-1", generation=9)))
+        known = at.core.cluster.get(WorkerId("decode-1"))
+        assert known is not None and known.generation == 1
+
+
+async def test_a_message_that_can_not_be_handled_costs_itself(monkeypatch: Any) -> None:
+    async with Served() as at:
+
+        def broken(*_: Any) -> None:
+            raise KeyError("a mistake of ours")
+
+        before = FAILED_MESSAGES.labels("DecodeLoad")._value.get()
+        monkeypatch.setattr(at.core.cluster.decodes, "on_load", broken)
+        load = DecodeLoad(
+            n_running=0, n_reserved=0, context_tokens=0, free_pages=1, n_pages=1, step_s=0.0
+        )
+        at.link.inbox.put_nowait(load)
+        for step in range(1, 4):
+            at.link.inbox.put_nowait(a_step(step, 10 + step, "length" if step == 3 else ""))
+        await at.client
+        assert at.tokens == [7, 11, 12, 13]
+        assert FAILED_MESSAGES.labels("DecodeLoad")._value.get() == before + 1
+
+
+async def test_a_kvstore_of_another_layout_is_named_and_not_sent_away() -> None:
+    async with Served() as at:
+        other = msgspec.structs.replace(LAYOUT, model="halfmoon.bytes")
+        at.say_as("kvstore-0", Welcome(worker=a_worker("kvstore-0", layout=other)))
+        assert at.hub.refusals() == {}
+        assert list(at.hub._unused) == ["kvstore-0"]

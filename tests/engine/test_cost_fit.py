@@ -1,0 +1,54 @@
+"""The cost models are recovered from timed forwards; the clock is the test's."""
+
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_engine.forward_timing import median_forward_s
+from halfmoon_engine.interface import Draw, Run, TokenResult
+from halfmoon_protocol.sampling import Sampling
+
+
+def test_a_linear_engine_is_fitted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    engine = FakeEngine(FakeModelSpec(step_s=0.01, token_s=0.0001, max_context=2048))
+    engine.attach(memoryview(bytearray(300 * engine.layout.block_bytes)))
+    prefill, decode = engine.measure()
+    assert (prefill.c0_s, prefill.c1_s) == pytest.approx((0.01, 0.0001), rel=1e-3)
+    assert prefill.c2_s == pytest.approx(0, abs=1e-10)
+    assert decode.d0_s == pytest.approx(0.01, rel=1e-3)
+    assert decode.d1_s == pytest.approx(0.0001, rel=1e-3)
+    assert decode.d2_s == pytest.approx(0, abs=1e-10)
+
+
+@pytest.mark.parametrize(("long_s", "n_forwards"), [(10.0, 6), (0.005, 2)])
+def test_a_forward_that_takes_long_is_not_repeated(long_s: float, n_forwards: int) -> None:
+    engine = Counting(FakeModelSpec(step_s=0.01))
+    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
+    run = Run([1], 0, [0], Draw(Sampling(temperature=0.0)))
+    assert median_forward_s(engine, [run], repeats=5, long_s=long_s) >= 0.01
+    assert engine.n_forwards == n_forwards  # the first one warms up
+
+
+class Counting(FakeEngine):
+    n_forwards = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> list[TokenResult | None]:
+        self.n_forwards += 1
+        return super().forward(*args, **kwargs)
+
+
+def test_a_pool_of_one_page_is_enough() -> None:
+    engine = FakeEngine()
+    engine.attach(memoryview(bytearray(engine.layout.block_bytes)))
+    prefill, decode = engine.measure()
+    assert prefill.c0_s + prefill.c1_s + prefill.c2_s > 0
+    assert decode.d0_s + decode.d1_s + decode.d2_s > 0

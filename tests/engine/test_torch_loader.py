@@ -1,0 +1,125 @@
+"""Weights and configuration that don't belong together are refused, not filled in or cut."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.load import open_engine
+from halfmoon_models import folder_inspection as folder_module
+from halfmoon_models.errors import BrokenCheckpoint, ModelError, UnsupportedModel
+from halfmoon_testing.models.llama_folders import (
+    LLAMA_CONFIG,
+    llama_tensors,
+    make_llama,
+    safetensors_bytes,
+    write_files,
+)
+
+Tensors = dict[str, tuple[str, list[int]]]
+
+
+def refusal(folder: Path, kind: type[ModelError] = BrokenCheckpoint) -> str:
+    with pytest.raises(kind) as caught:
+        open_engine(str(folder), block_size=16, device="cpu", threads=1)
+    return str(caught.value)
+
+
+def with_tensors(folder: Path, tensors: Tensors, **changes: Any) -> Path:
+    return write_files(make_llama(folder, **changes), model__safetensors=safetensors_bytes(tensors))
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    del tensors["model.norm.weight"]
+    tensors["model.other.weight"] = ("F32", [16])
+    assert "lacks tensor 'model.norm.weight'" in refusal(with_tensors(tmp_path, tensors))
+
+
+def test_a_head_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    del tensors["lm_head.weight"]
+    folder = with_tensors(tmp_path, tensors)
+    assert "describes a model of 2864 parameters, the files hold 2352" in refusal(folder)
+    write_files(folder, config__json={**LLAMA_CONFIG, "tie_word_embeddings": True})
+    assert open_engine(str(folder), block_size=16, device="cpu").max_context == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("model.layers.0.mlp.up_proj.weight", [8, 32]), ("model.norm.weight", [32])],
+)
+def test_a_tensor_of_another_shape_is_named(name: str, shape: list[int], tmp_path: Path) -> None:
+    tensors = {**llama_tensors(), name: ("F32", shape)}
+    assert name in refusal(with_tensors(tmp_path, tensors))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.0.self_attn.q_norm",
+    ],
+)
+def test_a_tensor_that_the_config_leaves_unused_is_named(name: str, tmp_path: Path) -> None:
+    tensors = {**llama_tensors(), name: ("F32", [16])}
+    line = refusal(with_tensors(tmp_path, tensors))
+    assert name in line and "leaves unused" in line
+
+
+def test_parts_that_the_model_does_not_have_may_lie_beside_it(tmp_path: Path) -> None:
+    tensors = {**llama_tensors(), "vision_tower.patch.weight": ("F32", [16])}
+    folder = with_tensors(tmp_path, tensors)
+    assert open_engine(str(folder), block_size=16, device="cpu").max_context == 64
+
+
+def test_a_config_of_more_parts_than_the_files_can_have_ends_early(tmp_path: Path) -> None:
+    tensors = {**llama_tensors(), **{f"extra.{i}": ("F32", [1]) for i in range(300)}}
+    line = refusal(with_tensors(tmp_path, tensors, num_hidden_layers=300))
+    assert "parameters, the files hold" in line
+    # Each expert is a module here, and the count of experts is no count of tensors.
+    line = refusal(
+        make_llama(
+            tmp_path / "experts",
+            model_type="ernie4_5_moe",
+            moe_num_experts=60_000,
+            moe_k=1,
+            moe_intermediate_size=1,
+            moe_layer_start_index=0,
+            architectures=None,
+        )
+    )
+    assert "describes a model of" in line
+
+
+def test_a_config_that_breaks_transformers_is_one_line(tmp_path: Path) -> None:
+    cases: tuple[dict[str, Any], ...] = (
+        {"get_text_config": 5},
+        {"hidden_act": "no such function"},
+        {"rope_parameters": {"rope_type": "yarn", "factor": "four", "rope_theta": 1e4}},
+        {"layer_types": ["full_attention"] * 7},
+        {"attention_bias": {"a": []}},
+    )
+    for number, changes in enumerate(cases):
+        folder = make_llama(tmp_path / str(number), **changes)
+        line = refusal(folder, ModelError)
+        assert line.isprintable(), line
+
+
+def test_a_vocabulary_of_another_size_than_the_files_is_refused(tmp_path: Path) -> None:
+    refusal(make_llama(tmp_path / "less", vocab_size=16))
+    refusal(make_llama(tmp_path / "more", vocab_size=64))
+
+
+def test_a_tokenizer_that_its_library_refuses_serves_without_grammars(tmp_path: Path) -> None:
+    folder = write_files(make_llama(tmp_path), tokenizer__json={"model": {"type": "Nothing"}})
+    assert open_engine(str(folder), block_size=16, device="cpu").max_context == 64
+
+
+def test_precision_that_needs_more_than_the_machines_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_llama(tmp_path)
+    monkeypatch.setattr(folder_module, "machine_memory_bytes", lambda: 10_000)
+    assert "GiB of weights" in refusal(folder, UnsupportedModel)

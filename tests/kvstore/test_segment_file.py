@@ -1,0 +1,151 @@
+"""Segment files: what is found after a process ended at any moment, and what never is."""
+
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from halfmoon_kvstore.disk_tier.segment_file import SegmentFile, scan_blocks
+from halfmoon_kvstore.disk_tier.segment_folder import SegmentFolder, SegmentFolderInUse
+from halfmoon_kvstore.disk_tier.slot_header import SlotEntry
+from halfmoon_kvstore.disk_tier.superblock import SegmentShape, read_superblock
+from halfmoon_protocol.ids import BlockHash
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_scheduling.tiers.disk_map import BlockRecord
+from halfmoon_scheduling.tiers.tier_commands import Erase, Promote, TierOutcome, WriteBack
+from halfmoon_testing.block_client import SMALL_LAYOUT, block_content
+
+SHAPE = SegmentShape(SMALL_LAYOUT, 70)
+ODD = KvLayout(model="m", n_layers=3, n_kv_heads=1, head_dim=25, dtype="float32", block_size=17)
+
+
+def block(i: int) -> BlockHash:
+    return BlockHash(i.to_bytes(16, "big"))
+
+
+def record(i: int, n_bytes: int = SMALL_LAYOUT.block_bytes) -> BlockRecord:
+    checksum = xxhash.xxh3_64_intdigest(block_content(block(i), n_bytes))
+    return BlockRecord(block(i), block(i - 1) if i else None, i, checksum)
+
+
+def store(segment: SegmentFile, i: int, slot: int) -> None:
+    found = SlotEntry(slot, record(i), sequence=i + 1)
+    segment.write(
+        found, 1, memoryview(bytearray(block_content(block(i), SMALL_LAYOUT.block_bytes)))
+    )
+
+
+def opened(path: Path) -> SegmentFile:
+    """As the next start opens it."""
+    return SegmentFile(path, SHAPE, read_superblock(path))
+
+
+def found(path: Path) -> list[SlotEntry]:
+    """What a file has, read without a change and by the next start alike."""
+    there = scan_blocks(path)
+    segment = opened(path)
+    try:
+        assert list(segment.blocks()) == there
+        return there
+    finally:
+        segment.close()
+
+
+def test_what_was_written_is_found_and_read_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "s.kv"
+    segment = SegmentFile(path, SHAPE)
+    for i in range(70):
+        store(segment, i, 69 - i)
+    segment.close()
+    assert found(path) == [SlotEntry(slot, record(69 - slot), 70 - slot) for slot in range(70)]
+    segment = opened(path)
+    view = memoryview(bytearray(SMALL_LAYOUT.block_bytes))
+    segment.read(3, view)
+    assert view == block_content(block(66), SMALL_LAYOUT.block_bytes)
+    segment.close()
+
+
+def test_a_slot_that_is_written_again_holds_nothing_until_that_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "s.kv"
+    segment = SegmentFile(path, SHAPE)
+    store(segment, 1, 5)
+    with pytest.raises(TypeError):  # as far as the bytes, and no further
+        segment.write(SlotEntry(5, record(2), 9), 1, None)  # type: ignore[arg-type]
+    segment.close()
+    assert found(path) == []
+
+
+def test_blocks_that_are_no_whole_pages_are_kept_apart(tmp_path: Path) -> None:
+    shape = SegmentShape.fitting(ODD, 200_000)
+    assert 0 < shape.n_bytes <= 200_000
+    segment = SegmentFile(tmp_path / "s.kv", shape)
+    for slot in range(shape.n_slots):
+        bytes_ = memoryview(bytearray(block_content(block(slot), ODD.block_bytes)))
+        segment.write(SlotEntry(slot, record(slot, ODD.block_bytes), slot), 1, bytes_)
+    view = memoryview(bytearray(ODD.block_bytes))
+    for slot in range(shape.n_slots):
+        segment.read(slot, view)
+        assert view == block_content(block(slot), ODD.block_bytes)
+    segment.close()
+
+
+def test_a_file_too_small_for_one_block_has_no_slots() -> None:
+    assert SegmentShape.fitting(SMALL_LAYOUT, 4 * 4096).n_slots == 0
+    assert SegmentShape.fitting(SMALL_LAYOUT, 5 * 4096).n_slots == 1
+
+
+def carry(disk: SegmentFolder, i: int, slot: int, view: memoryview) -> TierOutcome:
+    return disk.perform(WriteBack(record(i), 0, slot), view)
+
+
+def test_a_disk_tells_bytes_that_changed_in_memory_or_on_it(tmp_path: Path) -> None:
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
+    disk.open(SMALL_LAYOUT)
+    assert list(disk.blocks()) == []
+    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
+    assert carry(disk, 1, 7, view) == "ok"
+    view[100] ^= 1
+    assert carry(disk, 1, 8, view) == "corrupt"
+    assert disk.perform(Promote(record(1), 7, 0), view) == "ok"
+    assert view == block_content(block(1), SMALL_LAYOUT.block_bytes)
+    assert disk.perform(Promote(record(2), 7, 0), view) == "corrupt"
+    assert disk.perform(Erase(7), memoryview(b"")) == "ok"
+    disk.close()
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=2)
+    assert disk.layout() == SMALL_LAYOUT
+    disk.open(SMALL_LAYOUT)
+    assert list(disk.blocks()) == []
+    disk.close()
+
+
+def test_blocks_are_found_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
+    disk.open(SMALL_LAYOUT)
+    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
+    for slot in (9, 3, 6):
+        assert carry(disk, 1, slot, view) == "ok"
+    disk.close()
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=2)
+    disk.open(SMALL_LAYOUT)
+    assert [each.slot for each in disk.blocks()] == [9, 3, 6]
+    disk.close()
+
+
+def test_a_disk_of_another_size_or_layout_begins_empty(tmp_path: Path) -> None:
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
+    disk.open(SMALL_LAYOUT)
+    view = memoryview(bytearray(block_content(block(1), SMALL_LAYOUT.block_bytes)))
+    assert carry(disk, 1, 9, view) == "ok"
+    disk.close()
+    disk = SegmentFolder(tmp_path, 2 << 20, generation=2)
+    disk.open(SMALL_LAYOUT)
+    assert list(disk.blocks()) == []
+    disk.close()
+
+
+def test_a_folder_is_one_process_own(tmp_path: Path) -> None:
+    disk = SegmentFolder(tmp_path, 1 << 20, generation=1)
+    with pytest.raises(SegmentFolderInUse, match="give each kvstore its own"):
+        SegmentFolder(tmp_path, 1 << 20, generation=2)
+    disk.close()
+    SegmentFolder(tmp_path, 1 << 20, generation=2).close()

@@ -1,0 +1,198 @@
+"""The metadata protocol as others see it: Mooncake's engine, curl, and who gets it wrong."""
+
+import base64
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_metadata import MemoryStore
+from halfmoon_metadata.http_server import MetadataResponse, handle_request, value_etag
+from halfmoon_metadata.store_interface import MAX_KEY_CHARS, MAX_VALUE_BYTES
+
+
+def ask(
+    store: MemoryStore,
+    method: str,
+    query: dict[str, str],
+    *,
+    path: str = "",
+    body: bytes = b"",
+    **headers: str,
+) -> MetadataResponse:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return handle_request(store, method, path, query, names, body)
+
+
+def test_put_get_and_delete_as_mooncake_asks() -> None:
+    store = MemoryStore()
+    key = {"key": "mooncake/ram/host:1"}
+    assert ask(store, "GET", key).status == 404
+    assert ask(store, "PUT", key, body=b'{"name": 1}').status == 200
+    assert ask(store, "PUT", key, body=b'{"name": 2}').status == 200, "again is no error"
+    assert ask(store, "GET", key) == MetadataResponse(
+        200,
+        {"content-type": "application/octet-stream", "etag": value_etag(b'{"name": 2}')},
+        b'{"name": 2}',
+    )
+    assert ask(store, "DELETE", key).status == 200
+    assert ask(store, "DELETE", key).status == 404
+
+
+def test_a_condition_decides_whether_anything_changes() -> None:
+    store = MemoryStore()
+    key = {"key": "k"}
+    assert ask(store, "PUT", key, body=b"1", if_match=value_etag(b"0")).status == 412
+    assert ask(store, "PUT", key, body=b"1", if_none_match="*").status == 200
+    assert ask(store, "PUT", key, body=b"2", if_none_match="*").status == 412
+    assert ask(store, "PUT", key, body=b"2", if_match=value_etag(b"0")).status == 412
+    assert ask(store, "PUT", key, body=b"2", if_match=value_etag(b"1")).status == 200
+    assert ask(store, "DELETE", key, if_match=value_etag(b"1")).status == 412
+    assert ask(store, "DELETE", key, if_none_match="*").status == 412
+    assert store.get("k") == b"2"
+    assert ask(store, "DELETE", key, if_match=value_etag(b"2")).status == 200
+    assert ask(store, "DELETE", key, if_none_match="*").status == 200
+
+
+def test_a_swap_that_is_overtaken_looks_again() -> None:
+    class Overtaken(MemoryStore):
+        """Another writer comes between the look and the swap, once."""
+
+        others = [b"other", b"1"]  # noqa: RUF012
+
+        def compare_and_swap(self, *args: Any, **kwargs: Any) -> bool:
+            if self.others:
+                self.put("k", self.others.pop(0))
+            return super().compare_and_swap(*args, **kwargs)
+
+    store = Overtaken()
+    store.put("k", b"1")
+    assert ask(store, "PUT", {"key": "k"}, body=b"2", if_match=value_etag(b"1")).status == 412
+    assert store.get("k") == b"other"
+    store.put("k", b"0")
+    store.others = [b"0"]
+    assert ask(store, "PUT", {"key": "k"}, body=b"2", if_match=value_etag(b"0")).status == 200
+    assert store.get("k") == b"2"
+
+
+def test_listings_and_counters_are_json() -> None:
+    store = MemoryStore()
+    store.put("a/1", b"\xff\x00")
+    store.put("b", b"")
+    listing = ask(store, "GET", {"prefix": "a/"})
+    assert json.loads(listing.body) == {"a/1": base64.b64encode(b"\xff\x00").decode()}
+    assert json.loads(ask(store, "GET", {"prefix": ""}).body).keys() == {"a/1", "b"}
+    assert ask(store, "POST", {"key": "n"}, path="/increment").body == b"1"
+    assert ask(store, "POST", {"key": "n"}, path="/increment").body == b"2"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "status", "says"),
+    [
+        ("GET", "", {}, 400, "key is missing"),
+        ("PUT", "", {"prefix": "x"}, 400, "key is missing"),
+        ("GET", "", {"key": ""}, 400, "empty"),
+        ("GET", "", {"key": "x" * (MAX_KEY_CHARS + 1)}, 400, str(MAX_KEY_CHARS)),
+        ("GET", "", {"prefix": "x" * (MAX_KEY_CHARS + 1)}, 400, str(MAX_KEY_CHARS)),
+        ("PUT", "", {"key": "k", "ttl_s": "soon"}, 400, "soon"),
+        ("PUT", "", {"key": "k", "ttl_s": "-1"}, 400, "-1"),
+        ("PUT", "", {"key": "k", "ttl_s": "nan"}, 400, "nan"),
+        ("PUT", "", {"key": "k", "ttl": "1"}, 400, "ttl_s"),
+        ("POST", "", {"key": "k"}, 405, "POST"),
+        ("GET", "/increment", {"key": "k"}, 405, "GET"),
+        ("GET", "/nothing", {"key": "k"}, 404, "/nothing"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_reason(
+    method: str, path: str, query: dict[str, str], status: int, says: str
+) -> None:
+    response = ask(MemoryStore(), method, query, path=path)
+    assert response.status == status
+    assert says in response.body.decode()
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [{"if_match": "x", "if_none_match": "*"}, {"if_none_match": '"etag"'}],
+    ids=["both", "not any"],
+)
+def test_a_condition_that_makes_no_sense_is_refused(conditions: dict[str, str]) -> None:
+    store = MemoryStore()
+    assert ask(store, "PUT", {"key": "k"}, body=b"1", **conditions).status == 400
+    assert store.get("k") is None
+
+
+def test_a_counter_that_is_none_is_refused() -> None:
+    store = MemoryStore()
+    store.put("k", b"text")
+    response = ask(store, "POST", {"key": "k"}, path="/increment")
+    assert response.status == 400
+    assert b"not a counter" in response.body
+
+
+words = st.sampled_from(["", "/", "/increment", "/x"])
+some_query = st.dictionaries(
+    st.sampled_from(["key", "prefix", "ttl_s", "other"]), st.text(max_size=20), max_size=4
+)
+some_headers = st.dictionaries(
+    st.sampled_from(["if-match", "if-none-match"]), st.sampled_from(["*", value_etag(b""), "", "x"])
+)
+
+
+@given(st.sampled_from(["GET", "PUT", "DELETE", "POST", "X"]), words, some_query, some_headers)
+def test_any_request_gets_an_answer(
+    method: str, path: str, query: dict[str, str], headers: dict[str, str]
+) -> None:
+    store = MemoryStore()
+    response = handle_request(store, method, path, query, headers, b"")
+    assert response.status in (200, 400, 404, 405, 412)
+    store.check()
+
+
+@pytest.fixture
+def url(http_server: Any) -> Iterator[str]:
+    yield f"http://127.0.0.1:{http_server.port}/metadata"
+
+
+def test_the_server_speaks_it_on_a_socket(url: str) -> None:
+    with httpx.Client(trust_env=False) as client:
+        key = {"key": "mooncake/rpc_meta/a b&c=d"}
+        assert client.put(url, params=key, content=b'{"ip": 1}').status_code == 200
+        answer = client.get(url, params=key)
+        assert (answer.status_code, answer.content) == (200, b'{"ip": 1}')
+        # As libcurl escapes it, and as a browser would.
+        assert client.get(url + "?key=mooncake%2Frpc_meta%2Fa%20b%26c%3Dd").status_code == 200
+        assert client.get(url + "?key=mooncake/rpc_meta/a+b%26c%3Dd").status_code == 200
+        assert client.get(url, params={"key": "other"}).status_code == 404
+        assert client.get(url + "?key=%ff").status_code == 400
+        assert client.get(url + "/?prefix=mooncake").json().keys() == {key["key"]}
+
+
+def test_a_body_over_the_limit_is_cut_short(url: str, http_server: Any) -> None:
+    with httpx.Client(trust_env=False) as client:
+        answer = client.put(url, params={"key": "k"}, content=b"x" * (MAX_VALUE_BYTES + 1))
+        assert answer.status_code == 413
+        assert str(MAX_VALUE_BYTES) in answer.text
+    # Nor does one that says it is endless take more than that.
+    with socket.create_connection(("127.0.0.1", http_server.port)) as endless:
+        endless.settimeout(10)
+        endless.sendall(
+            b"PUT /metadata?key=k HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        chunk = b"100000\r\n" + bytes(0x100000) + b"\r\n"
+        answered = b""
+        for _ in range(64):
+            try:
+                endless.sendall(chunk)
+            except OSError:
+                break
+        while not answered:
+            answered = endless.recv(100)
+        assert b" 413 " in answered
+    with httpx.Client(trust_env=False) as client:
+        assert client.get(url, params={"key": "k"}).status_code == 404

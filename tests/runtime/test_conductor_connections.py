@@ -1,0 +1,148 @@
+"""What a worker's conductors hear, and which requests are let go when one is gone."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
+from halfmoon_protocol.messages import Cancel, Message, PrefillStopped, Welcome, WorkerInfo
+from halfmoon_runtime.channels.memory_network import MemoryNetwork
+from halfmoon_runtime.channels.network import PeerId, Port, WorkerLink
+from halfmoon_runtime.worker.conductor_connections import ConductorConnections, RejectedByConductors
+
+ONE, TWO, THREE = RequestId("1"), RequestId("2"), RequestId("3")
+EAST, WEST = ConductorId("east"), ConductorId("west")
+
+
+@dataclass
+class Worker:
+    """A port, its conductors, and what was let go."""
+
+    port: Port
+    network: MemoryNetwork
+    let_go: list[RequestId] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.conductors = ConductorConnections(self.port, self.let_go.append)
+        self.info = WorkerInfo(
+            worker_id=WorkerId("prefill-0"),
+            role="prefill",
+            generation=1,
+            host="here",
+            commands=self.port.commands,
+            events=self.port.events,
+        )
+
+    async def dialled(self) -> tuple[WorkerLink, PeerId]:
+        """A new connection, from both ends."""
+        link = await self.network.dial(self.port.commands, self.port.events)
+        await link.send(Cancel(request_id=ONE))
+        peer, _ = await self.port.receive()
+        return link, peer
+
+
+@pytest.fixture
+async def worker() -> Worker:
+    network = MemoryNetwork()
+    return Worker(await network.bind("prefill-0"), network)
+
+
+async def heard(link: WorkerLink, n_messages: int) -> list[object]:
+    async with asyncio.timeout(60):
+        return [await link.receive() for _ in range(n_messages)]
+
+
+def answer(request_id: RequestId) -> Message:
+    return PrefillStopped(request_id=request_id)
+
+
+async def test_everybody_who_said_hello_hears_what_the_worker_is_and_has_become(
+    worker: Worker,
+) -> None:
+    (east, east_peer), (west, west_peer) = await worker.dialled(), await worker.dialled()
+    await worker.conductors.greet(EAST, east_peer, worker.info)
+    await worker.conductors.greet(WEST, west_peer, worker.info)
+    await worker.conductors.introduce(worker.info)
+    for link in (east, west):
+        assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2
+
+
+async def test_an_answer_that_finds_nobody_lets_go_of_all_that_the_connection_asked_for(
+    worker: Worker,
+) -> None:
+    (east, east_peer), (west, west_peer) = await worker.dialled(), await worker.dialled()
+    await worker.conductors.greet(EAST, east_peer, worker.info)
+    await worker.conductors.greet(WEST, west_peer, worker.info)
+    for request_id, peer in ((ONE, east_peer), (TWO, west_peer), (THREE, east_peer)):
+        worker.conductors.owners.add(request_id, peer)
+    await east.close()
+    await worker.conductors.answer(east_peer, answer(ONE))
+    assert worker.let_go == [ONE, THREE]
+    await worker.conductors.answer(east_peer, answer(THREE))
+    assert worker.let_go == [ONE, THREE], "nothing is let go twice"
+    await worker.conductors.answer(west_peer, answer(TWO))
+    assert await heard(west, 2) == [Welcome(worker=worker.info), answer(TWO)]
+    assert list(worker.conductors.owners.conductors.values()) == [WEST]
+
+
+async def test_a_conductor_that_connects_anew_has_given_up_what_it_asked_for(
+    worker: Worker,
+) -> None:
+    (gone, before), (link, now) = await worker.dialled(), await worker.dialled()
+    await worker.conductors.greet(EAST, before, worker.info)
+    worker.conductors.owners.add(ONE, before)
+    await gone.close()
+    await worker.conductors.greet(EAST, now, worker.info)
+    assert worker.let_go == [ONE]
+    assert worker.conductors.owners.of(ONE) is None
+    assert await heard(link, 1) == [Welcome(worker=worker.info)]
+
+
+async def test_two_conductors_of_one_name_keep_what_each_has_asked_for(worker: Worker) -> None:
+    (first, first_peer), (second, second_peer) = await worker.dialled(), await worker.dialled()
+    await worker.conductors.greet(EAST, first_peer, worker.info)
+    worker.conductors.owners.add(ONE, first_peer)
+    await worker.conductors.greet(EAST, second_peer, worker.info)
+    worker.conductors.owners.add(TWO, second_peer)
+    await worker.conductors.answer(first_peer, answer(ONE))
+    await worker.conductors.answer(second_peer, answer(TWO))
+    assert worker.let_go == []
+    assert (await heard(first, 3))[-1] == answer(ONE)
+    assert (await heard(second, 2))[-1] == answer(TWO)
+
+
+async def test_the_earlier_of_two_of_one_name_is_tried_until_it_is_gone(worker: Worker) -> None:
+    (first, first_peer), (_, second_peer) = await worker.dialled(), await worker.dialled()
+    await worker.conductors.greet(EAST, first_peer, worker.info)
+    worker.conductors.owners.add(ONE, first_peer)
+    await worker.conductors.greet(EAST, second_peer, worker.info)
+    await worker.conductors.look(worker.info, 0.0)
+    await first.close()
+    await worker.conductors.look(worker.info, 0.5)
+    assert worker.let_go == [], "not tried again so soon"
+    await worker.conductors.look(worker.info, 1.5)
+    assert worker.let_go == [ONE]
+
+
+async def test_hello_said_twice_on_a_connection_ends_nothing(worker: Worker) -> None:
+    link, peer = await worker.dialled()
+    await worker.conductors.greet(EAST, peer, worker.info)
+    worker.conductors.owners.add(ONE, peer)
+    await worker.conductors.greet(EAST, peer, worker.info)
+    assert worker.let_go == [] and worker.conductors.owners.of(ONE) == peer
+    assert await heard(link, 2) == [Welcome(worker=worker.info)] * 2
+
+
+async def test_a_worker_goes_only_when_no_conductor_wants_it(worker: Worker) -> None:
+    (_, east_peer), (_, west_peer) = await worker.dialled(), await worker.dialled()
+    _, stranger = await worker.dialled()
+    await worker.conductors.greet(EAST, east_peer, worker.info)
+    await worker.conductors.greet(WEST, west_peer, worker.info)
+    worker.conductors.owners.add(ONE, west_peer)
+    worker.conductors.refused(stranger, "who am I to say")
+    worker.conductors.refused(west_peer, "another layout")
+    assert worker.let_go == [ONE]
+    worker.conductors.refused(west_peer, "another layout, said twice")
+    with pytest.raises(RejectedByConductors, match="mine too"):
+        worker.conductors.refused(east_peer, "mine too")

@@ -1,0 +1,76 @@
+"""Logs and metrics as whoever operates a service reads them."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from halfmoon_runtime.observability.logs import bind_request, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_json_lines_say_who_what_when_and_for_which_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("decode", "decode-0", "info", "json")
+    log = structlog.get_logger("test")
+    with bind_request("cmpl-1"):
+        log.info("landed", pages=3)
+        logging.getLogger("a.library").warning("%s is odd", "this")
+    log.info("idle", odd={1, 2} - {2})
+    log.debug("unheard")
+    landed, odd, idle = lines(capsys)
+    assert landed["event"] == "landed"
+    assert landed["pages"] == 3
+    assert landed["service"] == "decode"
+    assert landed["worker_id"] == "decode-0"
+    assert landed["request_id"] == "cmpl-1"
+    assert landed["level"] == "info"
+    assert "timestamp" in landed
+    assert odd["event"] == "this is odd"
+    assert odd["request_id"] == "cmpl-1"
+    assert "request_id" not in idle
+
+
+async def test_a_request_id_stays_with_its_task(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("decode", "decode-0", "info", "json")
+    log = structlog.get_logger("test")
+
+    async def serve(request_id: str) -> None:
+        with bind_request(request_id):
+            await asyncio.sleep(0)
+            log.info(request_id)
+
+    await asyncio.gather(*(serve(str(i)) for i in range(5)))
+    assert all(line["request_id"] == line["event"] for line in lines(capsys))
+
+
+def test_console_lines_are_for_people_and_tracebacks_are_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("decode", "decode-0")
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        structlog.get_logger("test").exception("failed")
+    told = capsys.readouterr().err
+    assert "failed" in told
+    assert "worker_id=decode-0" in told
+    assert "Traceback" in told
+    assert "ValueError: boom" in told

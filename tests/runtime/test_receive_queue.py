@@ -1,0 +1,103 @@
+"""The queue behind every `receive`: bounded, in order, and nothing lost to a cancellation."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_runtime.channels.receive_queue import ReceiveQueue
+
+
+async def test_a_put_waits_for_room_and_an_offer_does_not() -> None:
+    inbox: ReceiveQueue[int] = ReceiveQueue(2)
+    assert inbox.offer(1)
+    assert inbox.offer(2)
+    assert not inbox.offer(3)
+    waiting = asyncio.create_task(inbox.put(4))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert await inbox.get() == 1
+    await waiting
+    assert [await inbox.get() for _ in range(2)] == [2, 4]
+
+
+async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
+    inbox: ReceiveQueue[int] = ReceiveQueue(2)
+    inbox.offer(1)
+    inbox.end("gone")
+    inbox.end("and again")
+    assert not inbox.offer(2)
+    await inbox.put(3)
+    assert await inbox.get() == 1
+    for _ in range(2):
+        with pytest.raises(PeerUnreachable, match="gone"):
+            await inbox.get()
+
+
+async def test_the_end_wakes_all_who_wait() -> None:
+    empty: ReceiveQueue[int] = ReceiveQueue(1)
+    getting = [asyncio.create_task(empty.get()) for _ in range(3)]
+    full: ReceiveQueue[int] = ReceiveQueue(1)
+    full.offer(1)
+    putting = [asyncio.create_task(full.put(2)) for _ in range(3)]
+    await asyncio.sleep(0)
+    empty.end("gone")
+    full.end("gone", discard=True)
+    await asyncio.gather(*putting)
+    for task in getting:
+        with pytest.raises(PeerUnreachable):
+            await task
+    with pytest.raises(PeerUnreachable):
+        await full.get()
+
+
+@given(
+    st.lists(st.sampled_from(["put", "get", "cancel put", "cancel get", "turn"]), max_size=60),
+    st.integers(1, 4),
+)
+def test_whatever_is_cancelled_every_item_put_comes_out_once_and_in_order(
+    steps: list[str], limit: int
+) -> None:
+    async def run() -> None:
+        inbox: ReceiveQueue[int] = ReceiveQueue(limit)
+        putting: list[asyncio.Task[int]] = []
+        getting: list[asyncio.Task[int]] = []
+        got: list[int] = []
+        added: list[int] = []
+        n = 0
+
+        async def put(item: int) -> int:
+            await inbox.put(item)
+            added.append(item)
+            return item
+
+        async def get() -> int:
+            item = await inbox.get()
+            got.append(item)
+            return item
+
+        for step in steps:
+            if step == "put":
+                putting.append(asyncio.create_task(put(n)))
+                n += 1
+            elif step == "get":
+                getting.append(asyncio.create_task(get()))
+            elif step == "cancel put" and putting:
+                putting.pop().cancel()
+            elif step == "cancel get" and getting:
+                getting.pop().cancel()
+            else:
+                await asyncio.sleep(0)
+            assert len(inbox) <= limit
+        for task in getting:
+            task.cancel()
+        while len(inbox) or any(not task.done() for task in putting):
+            if len(inbox):
+                got.append(await inbox.get())
+            await asyncio.sleep(0)
+        await asyncio.gather(*putting, *getting, return_exceptions=True)
+        assert got == added
+
+    asyncio.run(run())

@@ -1,0 +1,84 @@
+"""The order in which a worker goes into service and out of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from prometheus_client import REGISTRY
+
+from halfmoon_metadata import MemoryStore
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import WorkerInfo
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.membership import MEMBERS, Membership, Superseded
+from halfmoon_runtime.observability.metrics import MetricSnapshot
+from halfmoon_runtime.worker.registration import registered_worker
+
+INFO = WorkerInfo(
+    worker_id=WorkerId("decode-0"),
+    role="decode",
+    generation=1,
+    host="here",
+    commands="nowhere",
+    events="nowhere",
+)
+KEY = MEMBERS + INFO.worker_id
+
+
+class Worker:
+    """Says whether it was known when it ended."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.serving = False
+        #: Whether the metadata server still knew of it when it ended.
+        self.was_known: bool | None = None
+
+    async def serve(self) -> None:
+        self.serving = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.serving = False
+            self.was_known = self._store.get(KEY) is not None
+
+    def readings(self) -> MetricSnapshot:
+        return {"halfmoon_test_in_service": ("Whether it serves.", float(self.serving))}
+
+
+@asynccontextmanager
+async def some_service() -> AsyncIterator[Service]:
+    async with asyncio.TaskGroup() as tasks:
+        yield Service(tasks)
+
+
+def reading() -> float | None:
+    return REGISTRY.get_sample_value("halfmoon_test_in_service")
+
+
+async def test_it_answers_as_long_as_anybody_may_know_of_it() -> None:
+    store = MemoryStore()
+    worker = Worker(store)
+    async with some_service() as service:
+        async with registered_worker(worker, Membership(store, INFO), service):
+            await asyncio.sleep(0)  # a task that never began can't be said to end
+            assert service.is_ready
+            assert store.get(KEY) is not None
+            assert (worker.serving, reading()) == (True, 1.0)
+        assert (worker.serving, store.get(KEY), reading()) == (False, None, None)
+    assert worker.was_known is False
+
+
+async def test_a_superseded_start_is_not_ready_and_leaves_nothing_running() -> None:
+    store = MemoryStore()
+    worker = Worker(store)
+    await Membership(store, msgspec.structs.replace(INFO, generation=2)).join()
+    async with some_service() as service:
+        with pytest.raises(Superseded):
+            async with registered_worker(worker, Membership(store, INFO), service):
+                pytest.fail("it must not be at work")
+        assert not service.is_ready
+        assert (worker.serving, reading()) == (False, None)
+    assert store.get(KEY) is not None, "the later start's record stays"

@@ -1,0 +1,397 @@
+"""A request that takes workers down is stopped after two; what dies beside it is not."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from halfmoon_protocol.ids import RequestId, WorkerId, original_request_id, retry_id
+from halfmoon_protocol.messages import (
+    DecodeReserved,
+    ReserveDecode,
+    StartDecode,
+    StartPrefill,
+)
+from halfmoon_scheduling.commands import AnyCommand, Deliver, Fail, Reject, Resubmit, Send
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    Casualty,
+    MessageReceived,
+    Request,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RequestProgressed,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from halfmoon_scheduling.requests.request_state import Phase
+from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
+
+
+@dataclass
+class Cluster:
+    """A conductor, the gateway's part of retries, and workers that do as they are told.
+
+    What a worker was told and has not done is in `told`; the test says what is done next.
+    """
+
+    config: SchedulingConfig = field(default_factory=SchedulingConfig)
+    now: float = 0.0
+    requests: dict[str, Request] = field(default_factory=dict)
+    #: By the client's request: how it ended.
+    ended: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    casualties: dict[str, tuple[Casualty, ...]] = field(default_factory=dict)
+    #: By worker, in the order in which they came.
+    told: dict[WorkerId, list[StartPrefill | StartDecode]] = field(default_factory=dict)
+    generations: Counter[WorkerId] = field(default_factory=Counter)
+    #: Starts of workers that computed a client's request.
+    seen_by: dict[str, list[tuple[WorkerId, int]]] = field(default_factory=dict)
+    #: Tokens of the try under way.
+    n_new: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.core = Conductor(self.config)
+
+    # -- what happens ------------------------------------------------------------------------
+
+    def join(self, *names: str, **fields: bool) -> None:
+        for name in names:
+            worker = WorkerId(name)
+            if not fields.get("draining"):
+                self.generations[worker] += 1
+                self.told[worker] = []
+            info = a_worker(name, generation=self.generations[worker], **fields)  # type: ignore[arg-type]
+            self.handle(WorkerJoined(info))
+
+    def arrive(self, *names: str) -> None:
+        for name in names:
+            self.requests[name] = a_request(name, n_tokens=20)
+            self.seen_by[name] = []
+            self.handle(RequestArrived(self.requests[name]))
+
+    def lose(self, name: str) -> None:
+        self.told.pop(WorkerId(name))
+        self.handle(WorkerLost(WorkerId(name), "connection reset"))
+
+    def prefill(self, name: str, request: str) -> None:
+        """The worker is through with a request that it was told to prefill."""
+        start = self._take(name, request, StartPrefill)
+        self.handle(MessageReceived(WorkerId(name), a_prefill_done(start.request_id)))
+
+    def decode(self, name: str, request: str) -> None:
+        """The worker makes a token of a request that it decodes."""
+        start = next(
+            s for s in self.told[WorkerId(name)] if original_request_id(s.request_id) == request
+        )
+        assert isinstance(start, StartDecode)
+        self._token(request)
+
+    def where(self, request: str, kind: type[StartPrefill | StartDecode]) -> list[WorkerId]:
+        """The live workers that compute a request."""
+        return [
+            worker
+            for worker, told in self.told.items()
+            if any(
+                isinstance(s, kind) and original_request_id(s.request_id) == request for s in told
+            )
+        ]
+
+    def phase(self, request: str) -> Phase | None:
+        return self.core.phase_of(self.requests[request].request_id)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _take(self, name: str, request: str, kind: type[StartPrefill]) -> StartPrefill:
+        told = self.told[WorkerId(name)]
+        start = next(
+            s for s in told if isinstance(s, kind) and original_request_id(s.request_id) == request
+        )
+        told.remove(start)
+        return start
+
+    def _token(self, request: str) -> None:
+        self.n_new[request] += 1
+        if self.n_new[request] == 2 and self.casualties.get(request):
+            self.casualties[request] = ()
+            self.handle(RequestProgressed(self.requests[request].request_id))
+
+    def handle(self, event: AnyEvent) -> None:
+        commands = self.core.handle(event, self.now)
+        self.core.check()
+        for command in commands:
+            self._perform(command)
+
+    def _perform(self, command: AnyCommand) -> None:
+        match command:
+            case Send(worker_id=worker, message=ReserveDecode(request_id=rid)):
+                granted = DecodeReserved(request_id=rid, landing=a_landing(worker), expires_s=600.0)
+                self.handle(MessageReceived(worker, granted))
+            case Send(worker_id=worker, message=StartPrefill() | StartDecode() as start):
+                self.told[worker].append(start)
+                self.seen_by[original_request_id(start.request_id)].append(
+                    (worker, self.generations[worker])
+                )
+            case Deliver(request_id=rid):
+                self._token(original_request_id(rid))
+            case Resubmit(request_id=rid):
+                self._resubmit(original_request_id(rid), command.casualty)
+            case Fail(request_id=rid) | Reject(request_id=rid):
+                harmful = isinstance(command, Fail) and command.casualties
+                self.ended[original_request_id(rid)] = "harmful" if harmful else "failed"
+                self.reasons[original_request_id(rid)] = command.reason
+            case _:
+                pass
+
+    def _resubmit(self, request: str, casualty: Casualty | None) -> None:
+        known = self.casualties.get(request, ())
+        if casualty is not None and casualty not in known:
+            known = self.casualties[request] = (*known, casualty)
+        before = self.requests[request]
+        fruitless = 0 if self.n_new[request] else before.fruitless + 1
+        self.n_new[request] = 0
+        self.requests[request] = msgspec.structs.replace(
+            before,
+            request_id=retry_id(RequestId(request), before.attempt + 1),
+            attempt=before.attempt + 1,
+            fruitless=fruitless,
+            casualties=known,
+        )
+        self.handle(RequestArrived(self.requests[request]))
+
+
+def cluster(n_prefill: int, n_decode: int, **config: float) -> Cluster:
+    made = Cluster(msgspec.convert(config, SchedulingConfig))
+    made.join(*(f"prefill-{i}" for i in range(n_prefill)))
+    made.join(*(f"decode-{i}" for i in range(n_decode)))
+    return made
+
+
+# -- who takes workers down ----------------------------------------------------------------------
+
+
+def test_a_request_that_takes_down_two_prefill_workers_is_tried_on_no_third() -> None:
+    them = cluster(4, 1)
+    them.arrive("bad")
+    for _ in range(2):
+        (worker,) = them.where("bad", StartPrefill)
+        them.lose(worker)
+    assert them.ended == {"bad": "harmful"}
+    assert len(set(them.seen_by["bad"])) == 2
+    assert all(worker in them.reasons["bad"] for worker, _ in them.seen_by["bad"])
+    assert them.core.refusals == {"harmful": 1}
+
+
+def test_a_request_that_takes_down_two_decode_workers_is_tried_on_no_third() -> None:
+    """Though each try brings the client a token, from prefill."""
+    them = cluster(1, 4)
+    them.arrive("bad")
+    for _ in range(2):
+        them.prefill("prefill-0", "bad")
+        (worker,) = them.where("bad", StartDecode)
+        them.lose(worker)
+    assert them.ended == {"bad": "harmful"}
+    assert len({w for w in them.seen_by["bad"] if w[0].startswith("decode")}) == 2
+
+
+def test_a_worker_started_again_is_another_worker() -> None:
+    them = cluster(1, 1)
+    them.arrive("bad")
+    them.join("prefill-0")  # as its next generation: the earlier start is lost
+    assert them.where("bad", StartPrefill) == ["prefill-0"]
+    them.join("prefill-0")
+    assert them.ended == {"bad": "harmful"}
+    assert "prefill-0 (start 1), prefill-0 (start 2)" in them.reasons["bad"]
+
+
+def test_one_of_either_side_is_two() -> None:
+    them = cluster(2, 2)
+    them.arrive("bad")
+    (worker,) = them.where("bad", StartPrefill)
+    them.prefill(worker, "bad")
+    them.lose(them.where("bad", StartDecode)[0])
+    them.lose(them.where("bad", StartPrefill)[0])
+    assert them.ended == {"bad": "harmful"}
+
+
+def test_a_link_that_goes_down_and_up_again_counts_once() -> None:
+    them = cluster(2, 1)
+    them.arrive("one")
+    (first,) = them.where("one", StartPrefill)
+    them.lose(first)
+    (second,) = them.where("one", StartPrefill)
+    them.generations[first] -= 1  # the same start is back
+    them.join(first)
+    them.join(second, draining=True)
+    them.lose(second)
+    assert them.where("one", StartPrefill) == [first]
+    them.lose(first)
+    assert them.casualties["one"] == (Casualty(first, 1),)
+    assert them.ended == {"one": "failed"}  # no worker is left
+
+
+def test_a_prefill_worker_that_hangs_counts() -> None:
+    them = cluster(3, 1, request_timeout_s=100.0)
+    them.arrive("bad")
+    for i in range(2):
+        assert len(them.where("bad", StartPrefill)) == i + 1  # at each other one
+        them.now += 100.0
+        them.handle(Tick())
+    assert them.ended == {"bad": "harmful"}
+
+
+def test_a_prefill_worker_that_is_through_with_others_is_only_slow() -> None:
+    them = cluster(1, 1, request_timeout_s=100.0)
+    them.arrive("first", "second")
+    them.now = 60.0
+    them.prefill("prefill-0", "first")
+    them.now = 100.0
+    them.handle(Tick())
+    assert them.requests["second"].attempt == 2
+    assert not them.casualties
+
+
+# -- who does not --------------------------------------------------------------------------------
+
+
+def test_what_only_had_pages_at_a_lost_worker_is_innocent() -> None:
+    them = cluster(1, 2)
+    them.arrive("one")
+    for _ in range(2):
+        decode = them.core.decisions[-1].placement.decode
+        assert decode is not None
+        them.join(decode)
+    assert not them.casualties
+    assert them.phase("one") is Phase.PREFILLING
+
+
+def test_a_worker_told_to_go_is_no_casualty() -> None:
+    them = cluster(1, 4)
+    them.arrive("one")
+    for _ in range(3):
+        them.prefill("prefill-0", "one")
+        (worker,) = them.where("one", StartDecode)
+        them.join(worker, draining=True)
+        them.lose(worker)
+    assert not them.casualties
+    assert not them.ended
+
+
+def test_a_token_from_decode_in_between_clears_a_request() -> None:
+    them = cluster(1, 6)
+    them.arrive("long")
+    for _ in range(5):
+        them.prefill("prefill-0", "long")
+        (worker,) = them.where("long", StartDecode)
+        them.decode(worker, "long")
+        them.lose(worker)
+    assert not them.ended
+    assert len(them.casualties["long"]) == 1
+
+
+def test_a_client_that_leaves_ends_a_trial() -> None:
+    them = cluster(2, 2)
+    them.arrive("a", "b", "c")
+    for name in ("prefill-0", "prefill-1"):
+        for told in list(them.told[WorkerId(name)]):
+            them.prefill(name, original_request_id(told.request_id))
+    them.join("decode-0", "decode-1")
+    assert sorted(p.value for p in map(them.phase, "abc") if p) == [
+        "prefilling",
+        "prefilling",
+        "quarantined",
+    ]
+    tried = next(r for r in "abc" if them.phase(r) is Phase.PREFILLING)
+    them.handle(RequestCancelled(them.requests[tried].request_id))
+    assert Phase.QUARANTINED not in map(them.phase, "abc")
+
+
+# -- who dies beside it --------------------------------------------------------------------------
+
+
+def run(them: Cluster, dice: random.Random, poisons: set[str], where: str) -> None:
+    """Let workers work in any order; a poison takes down whatever computes it there.
+
+    A lost worker comes back at once, as another start.
+    """
+    for _ in range(10_000):
+        workers = [w for w, told in them.told.items() if told]
+        if not workers:
+            return
+        worker = dice.choice(workers)
+        told = them.told[worker]
+        role = worker.split("-")[0]
+        # Prefill: one pass of some of the queue. Decode: a step of all.
+        rows = told[: dice.randint(1, 3)] if role == "prefill" else list(told)
+        names = [original_request_id(start.request_id) for start in rows]
+        if role in where and poisons.intersection(names):
+            them.join(worker)
+            continue
+        for name in names:
+            if role == "prefill":
+                them.prefill(worker, name)
+                continue
+            them.decode(worker, name)
+            if them.n_new[name] == 4:
+                start = next(s for s in told if original_request_id(s.request_id) == name)
+                told.remove(start)
+                them.ended[name] = "finished"
+                them.handle(RequestFinished(start.request_id, 4))
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("where", ["prefill", "decode", "prefill or decode"])
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_computed_beside_a_request_that_takes_workers_down_is_served(
+    seed: int, where: str
+) -> None:
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    them = cluster(2, 2)
+    names = [f"good-{i}" for i in range(12)]
+    names.insert(dice.randrange(len(names)), "bad")
+    them.arrive(*names)
+    run(them, dice, {"bad"}, where)
+    assert them.ended.pop("bad") == "harmful"
+    assert set(them.ended.values()) == {"finished"}, them.reasons
+    assert len(them.ended) == 12
+    took = [w for w in them.seen_by["bad"] if w[0].split("-")[0] in where]
+    assert len(set(took)) == 2
+    assert not any(them.core.n_requests.values())
+
+
+def test_a_suspect_waits_for_a_worker_that_tries_no_other_and_holds_up_no_one_else() -> None:
+    them = cluster(1, 2)
+    them.arrive("a", "b")
+    for name in "ab":
+        them.prefill("prefill-0", name)
+    (first,) = them.where("a", StartDecode)
+    (second,) = them.where("b", StartDecode)
+    them.join(first, second)  # as other starts: the earlier ones are lost
+    one, other = sorted("ab", key=lambda name: them.phase(name) is Phase.QUARANTINED)
+    assert (them.phase(one), them.phase(other)) == (Phase.PREFILLING, Phase.QUARANTINED)
+    them.arrive("new")
+    assert them.phase("new") is Phase.PREFILLING
+    them.prefill("prefill-0", one)  # which frees the prefill worker for the other
+    assert them.phase(other) is Phase.PREFILLING
+
+
+def test_a_suspect_that_no_worker_comes_free_for_ends_in_an_error() -> None:
+    them = cluster(1, 2, request_timeout_s=100.0)
+    them.arrive("a", "b")
+    for name in "ab":
+        them.prefill("prefill-0", name)
+    them.join("decode-0", "decode-1")
+    quarantined = next(n for n in "ab" if them.phase(n) is Phase.QUARANTINED)
+    for seconds in (50.0, 50.0):
+        them.now += seconds
+        them.arrive(f"new-{them.now}")
+        them.prefill("prefill-0", f"new-{them.now}")  # it does not hang
+        them.handle(Tick())
+    assert "none came free" in them.reasons[quarantined]

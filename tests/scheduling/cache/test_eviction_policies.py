@@ -1,0 +1,178 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES, open_eviction_policy
+from halfmoon_scheduling.cache.reuse_time_policy import GhostTable
+
+
+def order(name: str, uses: str) -> str:
+    """Insert a to d, then touch the letters of `uses`: the order of eviction."""
+    policy = open_eviction_policy(name)
+    for row, letter in enumerate("abcd"):
+        policy.insert(row, key=ord(letter), depth=row)
+    for letter in uses:
+        policy.touch("abcd".index(letter))
+    return "".join("abcd"[row] for row in policy.candidates())
+
+
+def test_fifo_evicts_in_the_order_of_storing_whatever_is_used() -> None:
+    assert order("fifo", "aab") == "abcd"
+
+
+def test_lru_evicts_the_one_unused_longest() -> None:
+    assert order("lru", "aab") == "cdab"
+
+
+def test_lfu_evicts_the_one_used_least_and_among_equals_the_one_unused_longest() -> None:
+    assert order("lfu", "aabdc") == "bdca"
+
+
+def test_length_aware_evicts_ends_of_prompts_first_among_those_used_equally_often() -> None:
+    assert order("length_aware", "dda") == "cbad"
+
+
+def test_length_aware_later_evicts_starts_of_prompts_first() -> None:
+    assert order("length_aware_later", "dda") == "bcad"
+
+
+def test_patience_evicts_the_one_unused_longest_among_those_used_equally_often() -> None:
+    assert order("patience", "aabbccdd") == "abcd"
+
+
+class Crowd:
+    """A patience policy, and blocks with names."""
+
+    def __init__(self) -> None:
+        self.policy = open_eviction_policy("patience")
+        self.names: list[str] = []
+
+    def insert(self, name: str, *, tail: bool = False) -> None:
+        key = int.from_bytes(name.encode()[-8:], "little")
+        self.policy.insert(len(self.names), key, tail=tail)
+        self.names.append(name)
+
+    def touch(self, name: str) -> None:
+        self.policy.touch(self.row(name))
+
+    def remove(self, name: str) -> None:
+        row = self.row(name)
+        self.policy.remove(row)
+        self.names[row] = ""
+
+    def row(self, name: str) -> int:
+        return self.names.index(name)
+
+    def order(self) -> list[str]:
+        return [self.names[row] for row in self.policy.candidates()]
+
+
+def test_patience_begins_as_lru() -> None:
+    assert order("patience", "aab") == "cdab"
+
+
+def test_patience_waits_as_much_longer_as_the_root_of_how_much_more_often_blocks_return() -> None:
+    crowd = Crowd()
+    for i in range(400):  # of those used once a quarter comes back, of those used twice all
+        crowd.insert(f"{i}")
+        if i % 4 == 0:
+            crowd.touch(f"{i}")
+            crowd.touch(f"{i}")
+        crowd.remove(f"{i}")
+    crowd.insert("friend")
+    crowd.touch("friend")
+    for i in range(100):
+        crowd.insert(f"passer-by {i}")
+    # Four times the share is worth twice the wait: the friend goes in the middle of the others.
+    assert crowd.order().index("friend") == pytest.approx(50, abs=3)
+
+
+def test_patience_learns_that_tails_of_prompts_are_not_used_again() -> None:
+    crowd = Crowd()
+    for i in range(50):
+        crowd.insert(f"tail {i}", tail=True)
+        crowd.insert(f"body {i}")
+        crowd.touch(f"body {i}")
+        crowd.remove(f"tail {i}")
+        crowd.remove(f"body {i}")
+    for i in range(3):
+        crowd.insert(f"new {i}")
+    crowd.insert("tail", tail=True)
+    for i in range(3, 6):
+        crowd.insert(f"new {i}")
+    # Its share is a fiftieth of theirs: it has waited 3, they up to 6, and it goes first.
+    assert crowd.order()[0] == "tail"
+
+
+def test_patience_is_never_greater_for_tails_than_for_other_new_blocks() -> None:
+    crowd = Crowd()
+    for i in range(50):
+        crowd.insert(f"tail {i}", tail=True)
+        crowd.touch(f"tail {i}")
+        crowd.remove(f"tail {i}")
+    crowd.insert("tail", tail=True)
+    for i in range(4):
+        crowd.insert(f"body {i}")
+    # All tails came back, of the others nothing is known: they go in the order of LRU.
+    assert crowd.order() == ["tail", "body 0", "body 1", "body 2", "body 3"]
+
+
+def test_patience_remembers_how_often_a_block_was_used_before_it_went() -> None:
+    crowd = Crowd()
+    for i in range(400):
+        crowd.insert(f"{i}")
+        if i % 4 == 0:
+            crowd.touch(f"{i}")
+            crowd.touch(f"{i}")
+        crowd.remove(f"{i}")
+    for name in ("friend", "stranger"):
+        crowd.insert(name)
+    crowd.remove("friend")
+    crowd.insert("friend")
+    for i in range(100):
+        crowd.insert(f"passer-by {i}")
+    assert crowd.order().index("stranger") == 0
+    assert crowd.order().index("friend") > 30
+
+
+@given(
+    keys=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30, unique=True),
+    n_blocks=st.integers(1, 5000),
+)
+def test_what_is_remembered_is_still_known_when_the_memory_has_grown(
+    keys: list[int], n_blocks: int
+) -> None:
+    memory = GhostTable()
+    for key in keys:
+        memory.remember(key, 3)
+    known = [key for key in keys if memory.recall(key) == 3]
+    memory.make_room(n_blocks)
+    assert all(memory.recall(key) == 3 for key in known)
+    assert known, "the last one is always known"
+
+
+def test_an_unknown_policy_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(ValueError, match=r"no eviction policy 'belady', there are: fifo, len.*lru"):
+        open_eviction_policy("belady")
+
+
+@pytest.mark.parametrize("name", sorted(EVICTION_POLICIES))
+@given(steps=st.lists(st.tuples(st.sampled_from(["insert", "touch", "remove"]), st.integers(0, 5))))
+def test_every_policy_proposes_exactly_what_is_stored(
+    name: str, steps: list[tuple[str, int]]
+) -> None:
+    policy = open_eviction_policy(name)
+    stored: set[int] = set()
+    for step, key in steps:
+        if step == "insert" and key not in stored:
+            policy.insert(key, key, key, tail=key % 2 == 0)
+            stored.add(key)
+        elif step != "insert" and key in stored:
+            if step == "touch":
+                policy.touch(key)
+            else:
+                policy.remove(key)
+                stored.remove(key)
+        proposed = list(policy.candidates())
+        assert sorted(proposed) == sorted(stored)
+        assert len(policy) == len(stored)

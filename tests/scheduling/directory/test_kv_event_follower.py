@@ -1,0 +1,287 @@
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from halfmoon_protocol.ids import BlockHash, WorkerId
+from halfmoon_protocol.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    KvEventBatch,
+)
+from halfmoon_scheduling.directory.prefix_index import KvEventFollower, PrefixIndex
+
+K = WorkerId("kvstore-0")
+
+
+def block(name: int) -> BlockHash:
+    return BlockHash(name.to_bytes(16, "big"))
+
+
+def stored(*names: int | bytes) -> BlockStored:
+    hashes = tuple(block(name) if isinstance(name, int) else name for name in names)
+    return BlockStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=16)
+
+
+def batch(sequence: int, *events: KvEvent) -> KvEventBatch:
+    return KvEventBatch(sequence, 0.0, events)
+
+
+def follower(*held: int, sequence: int = 0) -> tuple[KvEventFollower, PrefixIndex]:
+    """One that has had its snapshot."""
+    index = PrefixIndex()
+    f = KvEventFollower(index, max_buffered=3)
+    assert f.joined(K, 0)
+    assert not f.snapshot(K, sequence, [block(name) for name in held], 0)
+    return f, index
+
+
+def holds(index: PrefixIndex, *names: int) -> bool:
+    return all(index.longest_prefix([block(name)]) == {K: 1} for name in names) and len(
+        index
+    ) == len(names)
+
+
+def test_events_in_order_change_the_index() -> None:
+    f, index = follower(1)
+    assert not f.changed(K, batch(1, stored(2, 3)), 0)
+    assert not f.changed(K, batch(2, BlockRemoved(block_hashes=(block(1), block(2)))), 0)
+    assert holds(index, 3)
+    assert not f.changed(K, batch(3, AllBlocksCleared()), 0)
+    assert holds(index)
+
+
+def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept_for_it() -> None:
+    f, index = follower(1)
+    assert f.changed(K, batch(2, stored(2)), 0)
+    assert not f.changed(K, batch(3, stored(3)), 0)
+    assert holds(index, 1)
+    assert not f.snapshot(K, 2, [block(1), block(2), block(9)], 0)
+    assert holds(index, 1, 2, 9, 3)
+
+
+def test_events_contained_in_the_snapshot_are_ignored() -> None:
+    f, index = follower(1, sequence=5)
+    assert not f.changed(K, batch(4, AllBlocksCleared()), 0)
+    assert not f.changed(K, batch(5, AllBlocksCleared()), 0)
+    assert not f.changed(K, batch(6, stored(2)), 0)
+    assert holds(index, 1, 2)
+
+
+def test_the_same_batch_twice_is_applied_once() -> None:
+    f, index = follower(1)
+    f.changed(K, batch(1, stored(2)), 0)
+    assert not f.changed(K, batch(1, stored(2)), 0)
+    assert holds(index, 1, 2)
+
+
+def test_that_the_last_event_was_lost_shows_by_how_far_the_kvstore_says_it_is() -> None:
+    f, index = follower(1)
+    assert not f.told(K, 0, 0)
+    assert f.told(K, 2, 0), "two events have not come"
+    assert not f.told(K, 2, 0), "it is asked for already"
+    assert f.snapshot(K, 1, [block(1), block(2)], 0), "that is not far enough"
+    assert not f.snapshot(K, 2, [block(3)], 0)
+    assert holds(index, 3)
+    assert not f.told(K, 2, 0)
+    assert not f.told(K, 1, 0), "said before the last event, heard after it"
+    assert not f.told(WorkerId("stranger"), 7, 0)
+
+
+def test_a_sequence_that_starts_again_asks_for_a_snapshot() -> None:
+    f, index = follower(1)
+    f.changed(K, batch(1, stored(2)), 0)
+    assert f.changed(K, batch(0, stored(3)), 0)
+    assert not f.snapshot(K, 0, [block(3)], 0)
+    assert holds(index, 3)
+    assert not f.changed(K, batch(1, stored(4)), 0)
+    assert holds(index, 3, 4)
+
+
+def test_a_restart_while_a_snapshot_is_awaited_needs_another_one() -> None:
+    f, index = follower(1)
+    assert f.changed(K, batch(5, stored(5)), 0)
+    assert not f.changed(K, batch(0, stored(3)), 0)
+    assert f.snapshot(K, 5, [block(1), block(5)], 0)
+    assert not f.changed(K, batch(1, stored(4)), 0)
+    assert not f.snapshot(K, 1, [block(3), block(4)], 0)
+    assert holds(index, 3, 4)
+
+
+def test_more_batches_than_are_kept_need_another_snapshot() -> None:
+    f, index = follower(1)
+    f.changed(K, batch(2, stored(2)), 0)
+    for sequence in range(3, 8):
+        assert not f.changed(K, batch(sequence, stored(sequence)), 0)
+    assert f.snapshot(K, 2, [block(2)], 0)
+    assert not f.snapshot(K, 7, [block(7)], 0)
+    assert holds(index, 7)
+
+
+def test_a_snapshot_older_than_what_was_kept_is_not_enough() -> None:
+    f, _ = follower(1)
+    f.changed(K, batch(5, stored(5)), 0)
+    assert f.snapshot(K, 3, [block(1)], 0)
+
+
+def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
+    f, _ = follower(1)
+    f.changed(K, batch(5, stored(5)), now=10)
+    assert f.overdue(14, timeout_s=5) == []
+    assert f.overdue(15, timeout_s=5) == [K]
+    assert f.overdue(16, timeout_s=5) == []
+    f.snapshot(K, 5, [], 17)
+    assert f.overdue(99, timeout_s=5) == []
+
+
+def test_a_snapshot_nobody_asked_for_is_ignored() -> None:
+    f, index = follower(1)
+    assert not f.snapshot(K, 0, [], 0)
+    assert holds(index, 1)
+
+
+def test_a_snapshot_nobody_asked_for_counts_if_it_tells_of_more() -> None:
+    f, index = follower(1)
+    assert not f.snapshot(K, 3, [block(2)], 0)
+    assert holds(index, 2)
+    assert not f.changed(K, batch(3, AllBlocksCleared()), 0)
+    assert not f.changed(K, batch(4, stored(4)), 0)
+    assert holds(index, 2, 4)
+
+
+def test_all_that_came_in_a_row_is_kept_while_a_snapshot_is_awaited() -> None:
+    f, index = follower(1)
+    assert f.changed(K, batch(2, stored(2)), 0)
+    f.changed(K, batch(3, stored(3)), 0)
+    f.changed(K, batch(4, stored(4)), 0)
+    assert not f.snapshot(K, 1, [block(1)], 0)
+    assert holds(index, 1, 2, 3, 4)
+
+
+def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
+    f, index = follower(1)
+    assert f.distrust(K, 0)
+    assert holds(index)
+    assert not f.distrust(K, 0)
+    assert not f.snapshot(K, 0, [block(1)], 0)
+    assert holds(index, 1)
+
+
+def test_a_lost_kvstore_is_out_of_the_index_and_its_late_words_are_ignored() -> None:
+    f, index = follower(1)
+    f.lost(K)
+    assert not f.changed(K, batch(1, stored(2)), 0)
+    assert not f.snapshot(K, 1, [block(2)], 0)
+    assert holds(index)
+
+
+def test_hashes_of_other_systems_are_left_out() -> None:
+    f, index = follower()
+    event = BlockStored(
+        block_hashes=(12345, block(1)), parent_block_hash=None, token_ids=(), block_size=16
+    )
+    f.changed(K, batch(1, event), 0)
+    assert holds(index, 1)
+
+
+class FollowerAgainstTruth(RuleBasedStateMachine):
+    """A kvstore, two wires to the conductor (events and answers), and losses on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.follower = KvEventFollower(self.index, max_buffered=4)
+        self.now = 0.0
+        self.start_again()
+
+    def start_again(self) -> None:
+        self.truth: set[BlockHash] = set()
+        self.sequence = -1
+        #: What is published, in order: events, and numbers of the last one before.
+        self.events: list[KvEventBatch | int] = []
+        self.answers: list[tuple[int, list[BlockHash]]] = []
+        self.asked = 0
+        self.asks(self.follower.joined(K, self.now))
+
+    def asks(self, needed: bool) -> None:
+        self.asked += needed
+
+    @rule(names=st.lists(st.integers(0, 5), min_size=1, max_size=3), add=st.booleans())
+    def change(self, names: list[int], add: bool) -> None:
+        hashes = tuple(block(name) for name in names)
+        self.sequence += 1
+        event: KvEvent
+        if add:
+            self.truth |= set(hashes)
+            event = stored(*names)
+        else:
+            self.truth -= set(hashes)
+            event = BlockRemoved(block_hashes=hashes)
+        self.events.append(batch(self.sequence, event))
+
+    @rule()
+    def clear(self) -> None:
+        self.truth = set()
+        self.sequence += 1
+        self.events.append(batch(self.sequence, AllBlocksCleared()))
+
+    @precondition(lambda self: self.events)
+    @rule(lost=st.booleans())
+    def an_event_travels(self, lost: bool) -> None:
+        travelling = self.events.pop(0)
+        if lost:
+            return
+        if isinstance(travelling, int):
+            self.asks(self.follower.told(K, travelling, self.now))
+        else:
+            self.asks(self.follower.changed(K, travelling, self.now))
+
+    @rule()
+    def the_kvstore_tells_how_far_it_is(self) -> None:
+        self.events.append(self.sequence)
+
+    @precondition(lambda self: self.asked)
+    @rule(lost=st.booleans())
+    def the_kvstore_answers(self, lost: bool) -> None:
+        self.asked -= 1
+        if not lost:
+            self.answers.append((self.sequence, sorted(self.truth)))
+
+    @precondition(lambda self: self.answers)
+    @rule()
+    def an_answer_travels(self) -> None:
+        self.asks(self.follower.snapshot(K, *self.answers.pop(0), self.now))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 3
+        for _ in self.follower.overdue(self.now, timeout_s=5):
+            self.asked += 1
+
+    @rule()
+    def the_kvstore_is_restarted(self) -> None:
+        self.start_again()
+
+    @invariant()
+    def checks(self) -> None:
+        self.follower.check()
+        self.index.check()
+
+    def teardown(self) -> None:
+        """With no more losses the index tells the truth, though nothing changes any more."""
+        for _ in range(6):
+            self.the_kvstore_tells_how_far_it_is()
+            while self.events:
+                self.an_event_travels(lost=False)
+            while self.asked:
+                self.the_kvstore_answers(lost=False)
+            while self.answers:
+                self.an_answer_travels()
+            self.time_passes()
+        assert {b for b in self.truth if self.index.longest_prefix([b])} == self.truth
+        assert len(self.index) == len(self.truth)
+
+
+TestFollowerAgainstTruth = FollowerAgainstTruth.TestCase
+TestFollowerAgainstTruth.settings = settings(max_examples=60, deadline=None)

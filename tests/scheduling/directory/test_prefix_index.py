@@ -1,0 +1,146 @@
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from halfmoon_protocol.ids import BlockHash, WorkerId
+from halfmoon_scheduling.directory.prefix_index import PrefixIndex
+
+W = [WorkerId(f"kvstore-{i}") for i in range(4)]
+
+
+def blocks(*names: int) -> list[BlockHash]:
+    return [BlockHash(name.to_bytes(16, "big")) for name in names]
+
+
+def test_a_prefix_ends_at_the_first_block_that_is_missing() -> None:
+    index = PrefixIndex()
+    index.stored(W[0], blocks(1, 2, 4))
+    index.stored(W[1], blocks(1))
+    index.stored(W[2], blocks(2, 3, 4))
+    assert index.longest_prefix(blocks(1, 2, 3, 4)) == {W[0]: 2, W[1]: 1}
+
+
+def test_a_whole_prompt_may_be_held() -> None:
+    index = PrefixIndex()
+    index.stored(W[0], blocks(1, 2))
+    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 2}
+    assert index.longest_prefix([]) == {}
+
+
+def test_removed_blocks_are_held_no_more_and_strangers_words_are_harmless() -> None:
+    index = PrefixIndex()
+    index.stored(W[0], blocks(1, 2))
+    index.removed(W[0], blocks(2, 9))
+    index.removed(W[1], blocks(1))
+    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1}
+
+
+def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
+    index = PrefixIndex()
+    index.stored(W[0], blocks(1, 2))
+    index.stored(W[1], blocks(1, 2))
+    index.replace(W[0], blocks(1, 5))
+    assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1, W[1]: 2}
+    assert index.n_blocks(W[0]) == 2
+
+
+def test_a_dropped_worker_leaves_nothing_behind() -> None:
+    index = PrefixIndex()
+    index.stored(W[0], blocks(1, 2))
+    index.drop(W[0])
+    assert len(index) == 0
+    assert index.longest_prefix(blocks(1, 2)) == {}
+
+
+class CountedPrompt(list[BlockHash]):
+    """Counts how many of its blocks were looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, i: object) -> BlockHash:  # type: ignore[override]
+        self.looked_at += 1
+        return super().__getitem__(i)  # type: ignore[call-overload,no-any-return]
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        raise AssertionError("the whole prompt was walked")
+
+
+def test_the_walk_stops_at_the_first_block_that_nobody_left_holds() -> None:
+    index = PrefixIndex()
+    for worker in W:
+        index.stored(worker, blocks(1, 2))
+    prompt = CountedPrompt(blocks(*range(1, 1001)))
+    assert set(index.longest_prefix(prompt).values()) == {2}
+    assert prompt.looked_at == 3
+
+
+@pytest.mark.parametrize("n_workers", [1, 512])
+def test_a_block_costs_at_most_200_bytes(n_workers: int) -> None:
+    n = 100_000
+    tracemalloc.start()
+    try:
+        index = PrefixIndex()
+        for i in range(n_workers):
+            worker = WorkerId(f"kvstore-{i}")
+            index.stored(worker, (BlockHash(j.to_bytes(16, "big")) for j in range(i, n, n_workers)))
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(index) == n
+    assert used_bytes / n <= 200
+
+
+class IndexAgainstSets(RuleBasedStateMachine):
+    """The index beside one set of blocks per worker."""
+
+    WORKERS = st.sampled_from(W)
+    BLOCKS = st.lists(st.integers(0, 7), max_size=6)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.held: dict[WorkerId, set[BlockHash]] = {worker: set() for worker in W}
+
+    @rule(worker=WORKERS, names=BLOCKS)
+    def stored(self, worker: WorkerId, names: list[int]) -> None:
+        self.index.stored(worker, blocks(*names))
+        self.held[worker] |= set(blocks(*names))
+
+    @rule(worker=WORKERS, names=BLOCKS)
+    def removed(self, worker: WorkerId, names: list[int]) -> None:
+        self.index.removed(worker, blocks(*names))
+        self.held[worker] -= set(blocks(*names))
+
+    @rule(worker=WORKERS, names=BLOCKS)
+    def replace(self, worker: WorkerId, names: list[int]) -> None:
+        self.index.replace(worker, blocks(*names))
+        self.held[worker] = set(blocks(*names))
+
+    @rule(worker=WORKERS)
+    def drop(self, worker: WorkerId) -> None:
+        self.index.drop(worker)
+        self.held[worker] = set()
+
+    @rule(names=BLOCKS)
+    def look(self, names: list[int]) -> None:
+        prompt = blocks(*names)
+        expected = {}
+        for worker, held in self.held.items():
+            n = next((i for i, block in enumerate(prompt) if block not in held), len(prompt))
+            if n:
+                expected[worker] = n
+        assert self.index.longest_prefix(prompt) == expected
+
+    @invariant()
+    def sizes_agree(self) -> None:
+        self.index.check()
+        assert len(self.index) == len(set().union(*self.held.values()))
+        assert {w: self.index.n_blocks(w) for w in W} == {w: len(h) for w, h in self.held.items()}
+
+
+TestIndexAgainstSets = IndexAgainstSets.TestCase
+TestIndexAgainstSets.settings = settings(max_examples=60, deadline=None)

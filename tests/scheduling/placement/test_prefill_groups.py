@@ -1,0 +1,288 @@
+"""Groups of prefill workers, from their records to the messages that follow.
+
+A prompt token takes 10 ms; groups cut prompts into chunks of 32 tokens.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    BlocksSnapshot,
+    Cancel,
+    DecodeReserved,
+    PrefillCost,
+    PrefillFailed,
+    PrefillStopped,
+    Stage,
+    StageAddress,
+    StartDecode,
+    StartPrefill,
+)
+from halfmoon_scheduling.commands import AnyCommand, Resubmit, Send
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    MessageReceived,
+    RequestArrived,
+    RequestCancelled,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, complete_groups
+from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
+
+COST = PrefillCost(c0_s=0.0, c1_s=0.01, c2_s=0.0)
+P0, P1, P2, D0 = (WorkerId(n) for n in ("prefill-0", "prefill-1", "prefill-2", "decode-0"))
+R1 = RequestId("cmpl-1")
+
+
+def stage(index: int, *, n_stages: int = 2, group: str = "g", **changes: Any) -> Stage:
+    return Stage(group, index, n_stages, **{"chunk_tokens": 32, **changes})
+
+
+class Core:
+    """A conductor whose books are audited after every event: two stages, one decode worker."""
+
+    def __init__(self, *, n_prefill: int = 2, **config: Any) -> None:
+        self.conductor = Conductor(SchedulingConfig(**{"placement": "min_ttft", **config}))
+        self.now = 0.0
+        for index in range(n_prefill):
+            self.join(f"prefill-{index}", stage=stage(index) if index < 2 else None)
+        self.join("decode-0", n_blocks=512)
+
+    def handle(self, event: AnyEvent) -> list[AnyCommand]:
+        commands = self.conductor.handle(event, self.now)
+        self.conductor.check()
+        return commands
+
+    def join(self, worker: str, **fields: Any) -> None:
+        fields = {"prefill_cost": COST, "n_blocks": 128, **fields}
+        self.handle(WorkerJoined(a_worker(worker, **fields)))
+
+    def arrive(self, request_id: str = "cmpl-1", n_tokens: int = 640, **fields: Any) -> None:
+        self.handle(RequestArrived(a_request(request_id, n_tokens=n_tokens, **fields)))
+
+    def hear(self, worker: str, message: AnyMessage) -> list[AnyCommand]:
+        return self.handle(MessageReceived(WorkerId(worker), message))
+
+    def reserved(self, rid: str = "cmpl-1") -> list[AnyCommand]:
+        landing = a_landing("decode-0", tuple(range(40)))
+        return self.hear(
+            "decode-0",
+            DecodeReserved(request_id=RequestId(rid), landing=landing, expires_s=60.0),
+        )
+
+    def prefilling(self) -> StartPrefill:
+        """A long prompt has come so far that the group computes it."""
+        self.arrive()
+        (command,) = self.reserved()
+        assert isinstance(command, Send)
+        assert isinstance(command.message, StartPrefill)
+        assert command.worker_id == P0
+        return command.message
+
+    @property
+    def chosen(self) -> Any:
+        return self.conductor.decisions[-1].placement.chosen
+
+
+def test_long_prompts_take_the_group_and_short_ones_one_worker() -> None:
+    core = Core()
+    core.arrive(n_tokens=640)  # 20 chunks: 6.4 s alone, 3.2 s and a half chunk together
+    assert isinstance(core.chosen, GroupEstimate)
+    assert (core.chosen.group, core.chosen.members) == ("g", (P0, P1))
+    assert core.chosen.prefill_s == pytest.approx(3.2 + 0.16)
+    core = Core()
+    core.arrive(n_tokens=32)  # one chunk
+    assert core.chosen.workers == (P0,)
+    core.arrive("cmpl-2", n_tokens=40)  # two: 0.4 s alone, 0.2 and 0.16 s together
+    assert core.chosen.workers == (P1,)
+
+
+def test_the_explanation_names_the_group_and_its_members() -> None:
+    core = Core()
+    core.arrive()
+    (shown,) = msgspec.json.decode(msgspec.json.encode(list(core.conductor.decisions)))
+    chosen, rows = shown["placement"]["chosen"], shown["placement"]["estimates"]
+    assert (chosen["group"], chosen["members"]) == ("g", ["prefill-0", "prefill-1"])
+    assert [row["worker_id"] for row in rows] == ["prefill-0", "prefill-1", "prefill-0"]
+
+
+def test_a_group_must_be_faster_by_a_factor() -> None:
+    for least_gain, group in ((1.9, True), (1.91, False)):  # it is 6.4 / 3.36 = 1.905 times
+        core = Core(group_least_gain=least_gain)
+        core.arrive()
+        assert isinstance(core.chosen, GroupEstimate) == group
+    core = Core(group_least_gain=1.0)
+    core.arrive(n_tokens=32)  # one chunk: nothing is gained at all
+    assert core.chosen.workers == (P0,)
+    with pytest.raises(ValueError, match=r"group_least_gain is 0\.5"):
+        SchedulingConfig(group_least_gain=0.5)
+
+
+def test_a_group_is_as_busy_as_its_busiest_member() -> None:
+    core = Core(n_prefill=3)
+    core.join("prefill-0", prefill_cost=PrefillCost(0.0, 1.0, 0.0), stage=stage(0))
+    core.join("prefill-2", prefill_cost=PrefillCost(0.0, 1.0, 0.0))
+    core.arrive("cmpl-short", n_tokens=32)
+    assert core.chosen.workers == (P1,)  # 0.32 s
+    core.join("prefill-0", stage=stage(0))
+    core.arrive("cmpl-long")
+    assert core.chosen.members == (P0, P1)
+    assert core.chosen.queue_s == pytest.approx(0.32)
+
+
+def test_every_member_is_busy_for_its_stage_and_free_when_it_is_over() -> None:
+    core = Core()
+    core.prefilling()
+    queues_s = core.conductor.cluster.prefills.queues_s(core.now)
+    assert queues_s == {P0: pytest.approx(3.2), P1: pytest.approx(3.36)}
+    core.now = 3.4
+    start = core.hear("prefill-0", a_prefill_done(compute_s=1.0))[-1]
+    assert isinstance(start, Send)
+    assert isinstance(start.message, StartDecode)
+    assert core.conductor.cluster.prefills.queues_s(core.now) == {P0: 0.0, P1: 0.0}
+
+
+def test_the_first_stage_is_told_who_the_others_are() -> None:
+    start = Core().prefilling()
+    assert start.stages == (StageAddress(P1, 1, "memory://prefill-1/commands"),)
+    core = Core()
+    core.arrive(n_tokens=16)
+    (command,) = core.reserved()
+    assert isinstance(command, Send)
+    assert isinstance(command.message, StartPrefill)
+    assert command.message.stages == ()
+
+
+def test_workers_that_declare_no_stage_are_never_given_one() -> None:
+    core = Core()
+    for worker in ("prefill-0", "prefill-1"):
+        core.join(worker, stage=None)
+    core.arrive()
+    assert core.chosen.workers == (P0,)
+    assert all(not isinstance(row, GroupEstimate) for row in estimates(core))
+
+
+def estimates(core: Core) -> tuple[Any, ...]:
+    return core.conductor.decisions[-1].placement.estimates
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stage": None},
+        {"draining": True, "stage": stage(1)},
+        {"stage": stage(1, n_stages=3)},
+        {"stage": stage(0)},
+        {"stage": stage(1, group="other")},
+    ],
+)
+def test_a_group_takes_work_only_while_all_its_stages_do(changed: dict[str, Any]) -> None:
+    core = Core()
+    core.join("prefill-1", **changed)
+    core.arrive()
+    assert not isinstance(core.chosen, GroupEstimate)
+    core.join("prefill-1", stage=stage(1))
+    core.arrive("cmpl-2")
+    assert "g" in [getattr(row, "group", "") for row in estimates(core)]
+
+
+def test_of_two_workers_with_one_stage_the_other_stands_in_when_the_first_is_lost() -> None:
+    infos = [
+        a_worker(f"prefill-{i}", stage=stage(index), prefill_cost=COST)
+        for i, index in enumerate((0, 1, 1))
+    ]
+    (group,) = complete_groups(infos)
+    assert group.members == (P0, P1)
+    (group,) = complete_groups([infos[0], infos[2]])
+    assert group.members == (P0, P2)
+
+
+def test_modes_that_do_not_compare_times_use_no_groups() -> None:
+    for mode in ("random", "load_balance"):
+        core = Core(placement=mode)
+        core.arrive()
+        assert not isinstance(core.chosen, GroupEstimate)
+
+
+def test_a_cached_prefix_shortens_the_rest_and_goes_to_the_other_stages() -> None:
+    core = Core(prior_bandwidth=1024.0, group_least_gain=1.0)
+    core.join("kvstore-0")
+    request = a_request("cmpl-1", n_tokens=640)
+    core.hear("kvstore-0", BlocksSnapshot(sequence=-1, hashes=request.block_hashes[:4]))
+    core.arrive()
+    assert core.chosen.n_blocks == 4
+    assert core.chosen.transfer_s == pytest.approx(4 * 1024 / 2 / 1024)  # half of it to stage 1
+    assert core.chosen.prefill_s == pytest.approx((640 - 64) * 0.005 + 0.16)
+
+
+# -- what can go wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["prefill-0", "prefill-1"])
+def test_a_prompt_whose_group_loses_a_member_is_tried_again(lost: str) -> None:
+    core = Core(n_prefill=3)
+    core.prefilling()
+    commands = core.handle(WorkerLost(WorkerId(lost), "socket closed"))
+    assert [c.request_id for c in commands if isinstance(c, Resubmit)] == [R1]
+    sent = {c.worker_id: c.message for c in commands if isinstance(c, Send)}
+    if lost == "prefill-0":  # nobody is there who could say when it has stopped
+        assert sent == {D0: Cancel(request_id=R1, landing_in_doubt=True)}
+    else:
+        assert sent == {P0: Cancel(request_id=R1)}
+    core.arrive("cmpl-1~2", attempt=2)
+    assert not isinstance(core.chosen, GroupEstimate)
+
+
+def test_what_a_lost_stage_wrote_stays_in_doubt_when_the_first_one_has_stopped() -> None:
+    core = Core()
+    core.prefilling()
+    core.handle(WorkerLost(P1, "socket closed"))
+    (command,) = core.hear("prefill-0", PrefillStopped(request_id=R1))
+    assert command == Send(D0, Cancel(request_id=R1, landing_in_doubt=True))
+
+
+def test_a_stage_that_is_lost_while_the_group_stops_leaves_doubt() -> None:
+    core = Core()
+    core.prefilling()
+    (command,) = core.handle(RequestCancelled(R1))
+    assert command == Send(P0, Cancel(request_id=R1))
+    core.handle(WorkerLost(P1, "socket closed"))
+    (command,) = core.hear("prefill-0", PrefillStopped(request_id=R1))
+    assert command == Send(D0, Cancel(request_id=R1, landing_in_doubt=True))
+
+
+def test_a_group_that_has_stopped_in_time_leaves_no_doubt() -> None:
+    core = Core()
+    core.prefilling()
+    core.handle(RequestCancelled(R1))
+    (command,) = core.hear("prefill-0", PrefillStopped(request_id=R1))
+    assert command == Send(D0, Cancel(request_id=R1))
+    assert core.conductor.cluster.prefills.queues_s(core.now) == {P0: 0.0, P1: 0.0}
+
+
+def test_a_group_that_answers_nobody_is_given_up_after_its_time() -> None:
+    core = Core(request_timeout_s=30.0)
+    core.prefilling()
+    core.now = 31.0
+    commands = core.handle(Tick())
+    assert Send(P0, Cancel(request_id=R1)) in commands
+    assert any(isinstance(command, Resubmit) for command in commands)
+
+
+def test_a_request_that_failed_at_a_stage_is_not_given_to_its_group_again() -> None:
+    core = Core()
+    core.prefilling()
+    failed = PrefillFailed(request_id=R1, reason="stage 1 is silent", retryable=True, culprit=P1)
+    core.hear("prefill-0", failed)
+    core.arrive("cmpl-1~2", attempt=2)
+    assert core.chosen.workers == (P0,)
+    core.arrive("cmpl-2", prompt=1)
+    assert "g" in [getattr(row, "group", "") for row in estimates(core)]

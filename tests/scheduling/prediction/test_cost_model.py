@@ -1,0 +1,121 @@
+import pytest
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_scheduling.prediction.cost_model import MAX_SCALE, MIN_SCALE, CostModel
+
+P, D, K = WorkerId("prefill-0"), WorkerId("decode-0"), WorkerId("kvstore-0")
+COST = PrefillCost(c0_s=1.0, c1_s=0.1, c2_s=0.01)
+
+
+def test_prefill_takes_c0_and_c1_per_computed_token_and_c2_per_pair() -> None:
+    costs = CostModel()
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(1 + 0.1 * 10 + 0.01 * 100)
+    assert costs.prefill_s(P, COST, 10, 4) == pytest.approx(1 + 0.1 * 6 + 0.01 * (100 - 16))
+
+
+def test_a_step_takes_d0_and_d1_per_request_and_d2_per_context_token() -> None:
+    cost = DecodeCost(d0_s=0.01, d1_s=0.002, d2_s=0.0001)
+    assert CostModel().step_s(D, cost, 3, 100) == pytest.approx(0.01 + 0.006 + 0.01)
+
+
+def test_a_transfer_shares_its_source_with_those_under_way() -> None:
+    costs = CostModel(prior_bandwidth=100.0)
+    assert costs.transfer_s(K, P, 300, 0) == pytest.approx(3)
+    assert costs.transfer_s(K, P, 300, 2) == pytest.approx(9)
+
+
+def test_predictions_move_towards_what_is_seen_and_only_for_that_worker() -> None:
+    costs = CostModel()
+    before = costs.prefill_s(P, COST, 10, 0)
+    for _ in range(100):
+        costs.observe_prefill(P, COST, 10, 0, 2 * before)
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(2 * before, rel=1e-3)
+    assert costs.prefill_s(WorkerId("prefill-1"), COST, 10, 0) == pytest.approx(before)
+
+
+def test_prefills_that_share_a_pass_are_as_fast_as_they_are_together() -> None:
+    costs = CostModel()
+    before = costs.prefill_s(P, COST, 10, 0)
+    for _ in range(100):  # three at once: the first is told the time of all
+        costs.observe_prefill(P, COST, 10, 0, 3 * before)
+        costs.observe_prefill(P, COST, 10, 0, 0.0)
+        costs.observe_prefill(P, COST, 10, 0, 0.0)
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(before, rel=0.15)
+
+
+def test_a_long_prefill_says_more_than_a_short_one() -> None:
+    costs = CostModel()
+    cost = PrefillCost(c0_s=0.0, c1_s=1.0, c2_s=0.0)
+    costs.observe_prefill(P, cost, 2, 0, 4.0)
+    # Means of what was seen and of what was predicted, a tenth of each new.
+    assert costs.prefill_s(P, cost, 100, 0) == pytest.approx(100 * 2.2 / 2.0)
+    costs.observe_prefill(P, cost, 20, 0, 20.0)
+    assert costs.prefill_s(P, cost, 100, 0) == pytest.approx(100 * 3.98 / 3.8)
+
+
+def test_one_odd_prefill_does_not_decide_for_long() -> None:
+    costs = CostModel()
+    before = costs.prefill_s(P, COST, 10, 0)
+    costs.observe_prefill(P, COST, 10, 0, 1000 * before)
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(before * (0.9 + 0.1 * MAX_SCALE))
+
+
+def test_steps_move_towards_what_is_seen_of_them() -> None:
+    costs = CostModel()
+    cost = DecodeCost(d0_s=0.01, d1_s=0.002, d2_s=0.0001)
+    assert costs.per_token_s(D, cost) == 0.0001
+    costs.observe_step(D, cost, 3, 100, 0.0)  # no step yet: says nothing
+    assert costs.step_s(D, cost, 3, 100) == pytest.approx(0.026)
+    costs.observe_step(D, cost, 3, 100, 0.052)  # twice as long
+    assert costs.step_s(D, cost, 3, 100) == pytest.approx(1.2 * 0.026)
+    assert costs.step_s(D, cost, 5, 10) == pytest.approx(1.2 * 0.021)
+    assert costs.per_token_s(D, cost) == pytest.approx(1.2 * 0.0001)
+    costs.forget(D)
+    assert costs.step_s(D, cost, 3, 100) == pytest.approx(0.026)
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1e6, MAX_SCALE), (1e-6, MIN_SCALE)])
+def test_corrections_are_bounded(factor: float, scale: float) -> None:
+    costs = CostModel()
+    before = costs.prefill_s(P, COST, 10, 0)
+    for _ in range(100):
+        costs.observe_prefill(P, COST, 10, 0, factor * before)
+    assert costs.prefill_s(P, COST, 10, 0) == pytest.approx(scale * before, rel=1e-3)
+    costs.check()
+
+
+def test_bandwidth_is_that_of_one_transfer_alone() -> None:
+    costs = CostModel(prior_bandwidth=1e6)
+    for _ in range(100):
+        costs.observe_transfer(K, P, 10_000_000, seconds=1.0, n_active=1)
+    assert costs.bandwidth(K, P) == pytest.approx(20e6, rel=1e-3)
+
+
+def test_small_or_timeless_transfers_teach_nothing() -> None:
+    costs = CostModel(prior_bandwidth=1e6)
+    costs.observe_transfer(K, P, 100, seconds=1.0, n_active=0)
+    costs.observe_transfer(K, P, 10_000_000, seconds=0.0, n_active=0)
+    assert costs.bandwidth(K, P) == 1e6
+
+
+def test_a_worker_that_is_gone_is_forgotten() -> None:
+    costs = CostModel(prior_bandwidth=1e6)
+    costs.observe_transfer(K, P, 10_000_000, seconds=1.0, n_active=0)
+    costs.forget(K)
+    assert costs.bandwidth(K, P) == 1e6
+
+
+def test_bandwidth_is_learnt_per_path_and_another_reader_starts_from_the_sources() -> None:
+    costs = CostModel(prior_bandwidth=1e6)
+    near, far, new = WorkerId("prefill-1"), WorkerId("prefill-2"), WorkerId("prefill-3")
+    for _ in range(100):
+        costs.observe_transfer(K, near, 40_000_000, seconds=1.0, n_active=0)
+        costs.observe_transfer(K, far, 10_000_000, seconds=1.0, n_active=0)
+    assert costs.bandwidth(K, near) == pytest.approx(40e6, rel=1e-3)
+    assert costs.bandwidth(K, far) == pytest.approx(10e6, rel=1e-3)
+    assert 10e6 < costs.bandwidth(K, new) < 40e6
+    assert costs.bandwidth(WorkerId("kvstore-9"), near) == 1e6
+    costs.forget(near)
+    assert costs.bandwidth(K, near) == costs.bandwidth(K, new)
+    costs.check()

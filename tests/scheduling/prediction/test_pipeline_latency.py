@@ -1,0 +1,80 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_protocol.messages import PrefillCost
+from halfmoon_scheduling.prediction.cost_model import unscaled_prefill_s
+from halfmoon_scheduling.prediction.pipeline_latency import stage_ends_s
+
+EVEN = PrefillCost(c0_s=0.5, c1_s=0.01, c2_s=0.0)
+GROWING = PrefillCost(c0_s=0.5, c1_s=1e-4, c2_s=1e-8)
+
+
+def walked(
+    cost: PrefillCost, n_tokens: int, n_cached: int, stages: int, chunk: int, hop_s: float
+) -> list[float]:
+    """The same, chunk by chunk and stage by stage."""
+    leaves_s = [0.0] * stages
+    for start in range(n_cached, n_tokens, chunk):
+        stop = min(start + chunk, n_tokens)
+        seconds = cost.c1_s * (stop - start) + cost.c2_s * (stop**2 - start**2)
+        arrives_s = 0.0
+        for stage in range(stages):
+            leaves_s[stage] = max(leaves_s[stage], arrives_s) + seconds / stages
+            arrives_s = leaves_s[stage] + hop_s
+    return [cost.c0_s + seconds for seconds in leaves_s]
+
+
+@given(
+    n_tokens=st.integers(1, 50_000),
+    cached=st.floats(0, 0.99),
+    stages=st.integers(1, 8),
+    chunk=st.integers(64, 8192),
+    hop_s=st.sampled_from([0.0, 0.01, 5.0]),
+)
+def test_every_stage_ends_when_a_walk_of_all_chunks_says_so(
+    n_tokens: int, cached: float, stages: int, chunk: int, hop_s: float
+) -> None:
+    n_cached = int(n_tokens * cached)
+    ends_s = stage_ends_s(
+        GROWING, n_tokens, n_cached, n_stages=stages, chunk_tokens=chunk, hop_s=hop_s
+    )
+    assert ends_s == pytest.approx(walked(GROWING, n_tokens, n_cached, stages, chunk, hop_s))
+
+
+def test_equal_chunks_take_stages_less_one_and_chunks_times_a_share() -> None:
+    # 8 chunks of 100 tokens, a second each, a quarter of it at each of 4 stages.
+    ends_s = stage_ends_s(EVEN, 800, 0, n_stages=4, chunk_tokens=100, hop_s=0.1)
+    assert ends_s == pytest.approx([0.5 + (8 + k) * 0.25 + k * 0.1 for k in range(4)])
+
+
+def test_a_prompt_of_one_chunk_gains_nothing_from_stages() -> None:
+    ends_s = stage_ends_s(EVEN, 100, 0, n_stages=4, chunk_tokens=100)
+    assert ends_s[-1] == pytest.approx(unscaled_prefill_s(EVEN, 100, 0))
+
+
+@given(
+    n_tokens=st.integers(1, 50_000),
+    cached=st.floats(0, 0.99),
+    stages=st.integers(1, 8),
+    chunk=st.integers(64, 8192),
+)
+def test_a_pipeline_is_never_faster_than_perfect_sharing_nor_slower_than_one_worker(
+    n_tokens: int, cached: float, stages: int, chunk: int
+) -> None:
+    n_cached = int(n_tokens * cached)
+    alone_s = unscaled_prefill_s(GROWING, n_tokens, n_cached)
+    seconds = stage_ends_s(GROWING, n_tokens, n_cached, n_stages=stages, chunk_tokens=chunk)[-1]
+    shared_s = GROWING.c0_s + (alone_s - GROWING.c0_s) / stages
+    assert shared_s * (1 - 1e-9) <= seconds <= alone_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_cached", "stages", "chunk"),
+    [(10, 10, 2, 5), (0, 0, 2, 5), (10, 0, 2, 0), (10, 0, 0, 5)],
+)
+def test_what_makes_no_sense_is_refused(
+    n_tokens: int, n_cached: int, stages: int, chunk: int
+) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        stage_ends_s(EVEN, n_tokens, n_cached, n_stages=stages, chunk_tokens=chunk)

@@ -1,0 +1,248 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_scheduling.prefill.prefill_queue import (
+    OVERTAKEN_PASSES,
+    PrefillChunk,
+    PrefillQueue,
+    QueueFull,
+)
+
+A, B, C, D, E = (RequestId(name) for name in "abcde")
+
+
+def queue(chunk_tokens: int = 10, max_requests: int = 8) -> PrefillQueue:
+    return PrefillQueue(chunk_tokens=chunk_tokens, max_requests=max_requests)
+
+
+def test_a_long_prompt_is_cut_into_chunks_and_the_last_one_is_marked() -> None:
+    q = queue()
+    q.push(A, n_tokens=25, n_cached=0)
+    seen = []
+    while batch := q.next_batch():
+        seen += batch
+        q.advance(batch)
+    assert seen == [
+        PrefillChunk(A, 0, 10, False),
+        PrefillChunk(A, 10, 10, False),
+        PrefillChunk(A, 20, 5, True),
+    ]
+    assert len(q) == 0
+
+
+def test_what_the_first_request_leaves_of_a_batch_goes_to_the_next_ones() -> None:
+    q = queue()
+    q.push(A, n_tokens=4, n_cached=0)
+    q.push(B, n_tokens=3, n_cached=0)
+    q.push(C, n_tokens=9, n_cached=0)
+    assert q.next_batch() == [
+        PrefillChunk(A, 0, 4, True),
+        PrefillChunk(B, 0, 3, True),
+        PrefillChunk(C, 0, 3, False),
+    ]
+
+
+def test_cached_tokens_are_not_computed() -> None:
+    q = queue()
+    q.push(A, n_tokens=40, n_cached=32)
+    assert q.queued_tokens == 8
+    assert q.next_batch() == [PrefillChunk(A, 32, 8, True)]
+
+
+def test_a_request_that_waits_for_its_cache_is_passed_and_keeps_its_place() -> None:
+    q = queue()
+    q.push(A, n_tokens=12, n_cached=0, ready=False)
+    q.push(B, n_tokens=30, n_cached=0)
+    assert [chunk.request_id for chunk in q.next_batch()] == [B]
+    q.advance(q.next_batch())
+    assert q.ready(A)
+    assert [chunk.request_id for chunk in q.next_batch()] == [A]
+
+
+def test_the_largest_priority_goes_first_and_then_the_earlier_arrival() -> None:
+    q = queue(chunk_tokens=100)
+    for rid, priority in ((A, 0), (B, 2), (C, 0), (D, 2), (E, -1)):
+        q.push(rid, n_tokens=5, n_cached=0, priority=priority)
+    assert list(q.in_order()) == [B, D, A, C, E]
+    assert [chunk.request_id for chunk in q.next_batch()] == [B, D, A, C, E]
+
+
+def test_a_prompt_under_way_pauses_between_two_passes_for_a_larger_priority() -> None:
+    q = queue()
+    q.push(A, n_tokens=25, n_cached=0)
+    q.advance(q.next_batch())
+    q.push(B, n_tokens=8, n_cached=0, priority=1)
+    assert q.next_batch() == [PrefillChunk(B, 0, 8, True), PrefillChunk(A, 10, 2, False)]
+
+
+def test_who_is_overtaken_for_long_enough_goes_before_everybody() -> None:
+    q = queue()
+    q.push(A, n_tokens=10, n_cached=0)
+    q.push(B, n_tokens=10, n_cached=0)
+    n_passes = 0
+    for i in range(10_000):
+        q.push(RequestId(f"urgent-{i}"), n_tokens=10, n_cached=0, priority=1_000)
+        (chunk,) = q.next_batch()
+        q.advance([chunk])
+        q.check()
+        if chunk.request_id == A:
+            break
+        n_passes += 1
+    assert n_passes == OVERTAKEN_PASSES
+    assert [chunk.request_id for chunk in q.next_batch()] == [B]  # it waited as long
+
+
+def test_who_merely_came_later_overtakes_nobody() -> None:
+    q = queue()
+    q.push(A, n_tokens=10, n_cached=0, ready=False)
+    for i in range(2 * OVERTAKEN_PASSES):
+        q.push(RequestId(f"other-{i}"), n_tokens=10, n_cached=0)
+        q.advance(q.next_batch())
+    q.push(B, n_tokens=10, n_cached=0, priority=1)
+    q.ready(A)
+    assert [chunk.request_id for chunk in q.next_batch()] == [B]
+
+
+def test_fewer_cached_tokens_than_thought_are_computed_after_all() -> None:
+    q = queue()
+    q.push(A, n_tokens=12, n_cached=8, ready=False)
+    assert q.rebase(A, 4)
+    q.ready(A)
+    assert q.next_batch() == [PrefillChunk(A, 4, 8, True)]
+    assert q.queued_tokens == 8
+
+
+def test_a_request_that_began_can_not_be_rebased() -> None:
+    q = queue()
+    q.push(A, n_tokens=12, n_cached=0)
+    q.advance(q.next_batch())
+    with pytest.raises(ValueError, match="partly computed, up to 10"):
+        q.rebase(A, 4)
+
+
+def test_chunks_of_a_removed_request_are_ignored_when_they_are_done() -> None:
+    q = queue()
+    q.push(A, n_tokens=12, n_cached=0)
+    batch = q.next_batch()
+    assert q.remove(A)
+    q.advance(batch)
+    assert not q.remove(A)
+    assert (len(q), q.queued_tokens) == (0, 0)
+
+
+def test_the_same_chunk_advances_a_request_once() -> None:
+    q = queue()
+    q.push(A, n_tokens=25, n_cached=0)
+    batch = q.next_batch()
+    q.advance(batch)
+    q.advance(batch)
+    assert q.next_batch() == [PrefillChunk(A, 10, 10, False)]
+
+
+def test_a_full_queue_says_its_limit() -> None:
+    q = queue(max_requests=1)
+    q.push(A, n_tokens=1, n_cached=0)
+    with pytest.raises(QueueFull, match="1 requests are queued, which is the limit"):
+        q.push(B, n_tokens=1, n_cached=0)
+
+
+def test_a_request_is_queued_once() -> None:
+    q = queue()
+    q.push(A, n_tokens=1, n_cached=0)
+    with pytest.raises(ValueError, match="queued already"):
+        q.push(A, n_tokens=1, n_cached=0)
+
+
+@pytest.mark.parametrize("n_cached", [5, 6, -1])
+def test_at_least_one_token_is_computed(n_cached: int) -> None:
+    with pytest.raises(ValueError, match="at least one must be computed"):
+        queue().push(A, n_tokens=5, n_cached=n_cached)
+
+
+def test_words_about_strangers_are_answered_with_false() -> None:
+    q = queue()
+    assert (q.ready(A), q.rebase(A, 1), q.remove(A)) == (False, False, False)
+
+
+class QueueAgainstList(RuleBasedStateMachine):
+    """The queue beside a list of [id, tokens, position, ready, started]."""
+
+    IDS = st.sampled_from([RequestId(name) for name in "abcde"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = PrefillQueue(chunk_tokens=7, max_requests=4)
+        self.rows: dict[RequestId, tuple[int, int, bool, bool]] = {}
+
+    @rule(rid=IDS, n_tokens=st.integers(1, 20), cached=st.integers(0, 19), ready=st.booleans())
+    def push(self, rid: RequestId, n_tokens: int, cached: int, ready: bool) -> None:
+        expected: type[Exception] | None = None
+        if rid in self.rows or cached >= n_tokens:
+            expected = ValueError
+        elif len(self.rows) == 4:
+            expected = QueueFull
+        if expected is not None:
+            with pytest.raises(expected):
+                self.queue.push(rid, n_tokens=n_tokens, n_cached=cached, ready=ready)
+            return
+        self.queue.push(rid, n_tokens=n_tokens, n_cached=cached, ready=ready)
+        self.rows[rid] = (n_tokens, cached, ready, False)
+
+    @rule(rid=IDS)
+    def ready(self, rid: RequestId) -> None:
+        assert self.queue.ready(rid) == (rid in self.rows)
+        if rid in self.rows:
+            n_tokens, position, _, started = self.rows[rid]
+            self.rows[rid] = (n_tokens, position, True, started)
+
+    @rule(rid=IDS, cached=st.integers(0, 19))
+    def rebase(self, rid: RequestId, cached: int) -> None:
+        if rid in self.rows:
+            n_tokens, _, ready, started = self.rows[rid]
+            if started or cached >= n_tokens:
+                with pytest.raises(ValueError, match=r"."):
+                    self.queue.rebase(rid, cached)
+                return
+            self.rows[rid] = (n_tokens, cached, ready, started)
+        assert self.queue.rebase(rid, cached) == (rid in self.rows)
+
+    @rule(rid=IDS)
+    def remove(self, rid: RequestId) -> None:
+        assert self.queue.remove(rid) == (self.rows.pop(rid, None) is not None)
+
+    @rule(removed=st.none() | IDS)
+    def run_a_batch(self, removed: RequestId | None) -> None:
+        batch = self.queue.next_batch()
+        assert batch == self.queue.next_batch()
+        room = 7
+        expected = []
+        for rid, (n_tokens, position, ready, _) in self.rows.items():
+            if ready and room:
+                n = min(room, n_tokens - position)
+                expected.append(PrefillChunk(rid, position, n, position + n == n_tokens))
+                room -= n
+        assert batch == expected
+        if removed is not None:
+            self.remove(removed)
+        self.queue.advance(batch)
+        for chunk in batch:
+            if chunk.request_id not in self.rows:
+                continue
+            if chunk.last:
+                del self.rows[chunk.request_id]
+            else:
+                n_tokens = self.rows[chunk.request_id][0]
+                self.rows[chunk.request_id] = (n_tokens, chunk.stop, True, True)
+
+    @invariant()
+    def sums_agree(self) -> None:
+        self.queue.check()
+        assert len(self.queue) == len(self.rows)
+        assert self.queue.queued_tokens == sum(n - p for n, p, _, _ in self.rows.values())
+
+
+TestQueueAgainstList = QueueAgainstList.TestCase
+TestQueueAgainstList.settings = settings(max_examples=40, deadline=None)

@@ -1,0 +1,187 @@
+"""Memory is given to others only once nobody touches it any more, and no byte is sent twice."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from halfmoon_engine.fake_engine import FakeEngine
+from halfmoon_engine.interface import LayerHook, Run, TokenResult
+from halfmoon_protocol.blocks import block_hashes
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import (
+    CachedPrefix,
+    Cancel,
+    DecodeReserved,
+    KvstoreAddress,
+    PrefillDone,
+    PrefillStopped,
+    ReserveDecode,
+    StartDecode,
+    StartPrefill,
+)
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_runtime.channels.network import WorkerLink
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+
+LocalCluster = Callable[..., Any]
+ORACLE = FakeEngine()
+GREEDY = Sampling(temperature=0.0)
+R = RequestId("r")
+
+
+class GatedEngine(FakeEngine):
+    """Stands still in the middle of a forward pass while its gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.inside = threading.Event()
+
+    def forward(
+        self,
+        runs: Sequence[Run],
+        *,
+        before_layer: LayerHook | None = None,
+        after_layer: LayerHook | None = None,
+    ) -> list[TokenResult | None]:
+        self.inside.set()
+        assert self.gate.wait(30)
+        return super().forward(runs, before_layer=before_layer, after_layer=after_layer)
+
+
+def prompt_of(n: int) -> list[int]:
+    return [(i * 7) % 990 for i in range(n)]
+
+
+async def said(link: WorkerLink, kind: type) -> Any:
+    """The next answer of a kind."""
+    async with asyncio.timeout(20):
+        while not isinstance(answer := await link.receive(), kind):
+            pass
+    return answer
+
+
+async def reserved(cluster: Any, n_tokens: int) -> tuple[WorkerLink, DecodeReserved]:
+    """A landing at decode-0, asked for without a conductor."""
+    link = await cluster.network.dial(cluster.worker("decode-0").port.commands)
+    stopping = Stopping(max_new_tokens=50)
+    await link.send(ReserveDecode(request_id=R, n_tokens=n_tokens, stopping=stopping))
+    return link, await said(link, DecodeReserved)
+
+
+def start_of(prompt: list[int], landed: DecodeReserved, **more: Any) -> StartPrefill:
+    return StartPrefill(
+        request_id=R,
+        token_ids=tuple(prompt),
+        n_prompt=len(prompt),
+        block_hashes=more.pop("block_hashes", ()),
+        landing=landed.landing,
+        landing_expires_s=60.0,
+        sampling=GREEDY,
+        stopping=Stopping(max_new_tokens=50),
+        **more,
+    )
+
+
+async def test_a_cancelled_prefill_keeps_its_pages_until_its_forward_pass_is_over(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(GatedEngine) as cluster:
+        prefill = cluster.worker("prefill-0")
+        engine = cluster.members["prefill-0"].engine
+        _, landed = await reserved(cluster, 100)
+        link = await cluster.network.dial(prefill.port.commands)
+        engine.gate.clear()
+        await link.send(start_of(prompt_of(100), landed))
+        await cluster.until(engine.inside.is_set)
+        await link.send(Cancel(request_id=R))
+        for _ in range(20):  # time enough to go wrong
+            await link.send(Cancel(request_id=RequestId("another")))
+            assert (await said(link, PrefillStopped)).request_id == "another"
+        assert prefill.pages.n_free < prefill.pages.n_pages
+        engine.gate.set()
+        assert (await said(link, PrefillStopped)).request_id == R
+        assert prefill.pages.n_free == prefill.pages.n_pages
+
+
+async def test_a_cancelled_prefill_says_so_only_when_its_transfers_are_over(
+    local_cluster: LocalCluster,
+) -> None:
+    slow = FaultInjection("memory", FaultPlan(delay_s=0.3))
+    async with local_cluster(backends=(slow,)) as cluster:
+        transfer = cluster.members["prefill-0"].transfer
+        _, landed = await reserved(cluster, 100)
+        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
+        await link.send(start_of(prompt_of(100), landed))
+        await cluster.until(lambda: transfer.stats().n_live > 0)
+        await link.send(Cancel(request_id=R))
+        await said(link, PrefillStopped)
+        assert transfer.stats().n_live == 0
+
+
+async def test_a_cancelled_decode_keeps_its_pages_until_its_step_is_over(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(GatedEngine) as cluster:
+        decode = cluster.worker("decode-0")
+        engine = cluster.members["decode-0"].engine
+        link, landed = await reserved(cluster, 40)
+        prefill = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
+        await prefill.send(start_of(prompt_of(40), landed))
+        done = await said(prefill, PrefillDone)
+        engine.gate.clear()
+        start = StartDecode(
+            request_id=R,
+            first_token=done.first_token,
+            sampling=GREEDY,
+            stopping=Stopping(max_new_tokens=50),
+            n_prompt=40,
+        )
+        await link.send(start)
+        await cluster.until(engine.inside.is_set)
+        await link.send(Cancel(request_id=R))
+        other = ReserveDecode(
+            request_id=RequestId("other"), n_tokens=1, stopping=Stopping(max_new_tokens=2)
+        )
+        await link.send(other)
+        fresh = (await said(link, DecodeReserved)).landing.pages
+        assert not set(fresh) & set(landed.landing.pages)
+        assert decode.pages.n_free == decode.pages.n_pages - len(landed.landing.pages) - 1
+        engine.gate.set()
+        await cluster.until(lambda: decode.pages.n_free == decode.pages.n_pages - 1)
+        await link.send(Cancel(request_id=RequestId("other")))
+        await cluster.settled()
+
+
+async def test_every_block_is_sent_once_whatever_the_chunks(local_cluster: LocalCluster) -> None:
+    n_tokens = 16 * 9 + 5
+    for chunk_tokens in (7, 40, 512):
+        async with local_cluster(chunk_tokens=chunk_tokens) as cluster:
+            await cluster.generate(prompt_of(n_tokens), 1)
+            await cluster.settled()
+            sent = cluster.members["prefill-0"].transfer.stats().bytes_written
+            # Nine whole blocks and the last one to decode, the whole ones to the kvstore.
+            assert sent == (10 + 9) * ORACLE.layout.block_bytes
+
+
+async def test_a_prompt_that_is_cached_to_its_last_token_computes_at_least_one(
+    local_cluster: LocalCluster,
+) -> None:
+    """Also when whoever places it says that all of it is cached."""
+    prompt = prompt_of(64)
+    async with local_cluster() as cluster:
+        await cluster.generate(prompt, 1)
+        await cluster.settled()
+        info = cluster.worker("kvstore-0").info
+        kvstore = KvstoreAddress(info.worker_id, info.generation, info.commands)
+        _, landed = await reserved(cluster, 64)
+        link = await cluster.network.dial(cluster.worker("prefill-0").port.commands)
+        hashes = block_hashes(prompt, model=ORACLE.layout.model, block_size=16)
+        start = start_of(
+            prompt, landed, block_hashes=tuple(hashes), cached=CachedPrefix(kvstore, 4)
+        )
+        await link.send(start)
+        done = await said(link, PrefillDone)
+        assert (done.first_token, done.n_cached) == (ORACLE.expected(prompt, 1)[0], 48)

@@ -1,0 +1,150 @@
+"""The layers of a cached prefix, from one replica or another: by hand, with transfers at will."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+
+import pytest
+
+from halfmoon_prefill.cache.prefix_fetch import PrefixFetch
+from halfmoon_transfer.interface import Cancelled, Lost, Report, TimedOut, Transfer, TransferError
+from halfmoon_transfer.threads.future_await import await_future
+
+N_LAYERS = 4
+
+
+class ByHand(Transfer):
+    """A transfer that ends when the test says so; one that is cancelled ends at once."""
+
+    def __init__(self, replica: str, layer: int) -> None:
+        self.replica, self.layer = replica, layer
+        self.future: Future[Report] = Future()
+
+    def arrive(self) -> None:
+        self.future.set_result(Report(1, 0.0, (self.replica,), 0))
+
+    def fail(self) -> None:
+        self.future.set_exception(Lost(f"{self.replica} is gone"))
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def result(self, timeout_s: float | None = None) -> Report:
+        return self.future.result(timeout_s)
+
+    def cancel(self) -> None:
+        if not self.done():
+            self.future.set_exception(Cancelled("not wanted"))
+
+    def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
+        self.future.add_done_callback(lambda _: callback(self))
+
+    def __await__(self) -> Generator[object, None, Report]:
+        return await_future(self.future)
+
+
+class Bench:
+    """A read, its transfers so far, and the replicas that there are."""
+
+    def __init__(self, *replicas: str, patience_s: float = 60.0) -> None:
+        self.replicas = list(replicas)
+        self.transfers: list[ByHand] = []
+        self.errors: list[tuple[str, int]] = []
+        self.read = PrefixFetch(N_LAYERS, self.submit, self.take_over, patience_s)
+
+    def submit(self, layer: int) -> ByHand:
+        self.transfers.append(ByHand(self.replicas[0], layer))
+        return self.transfers[-1]
+
+    async def take_over(self, error: TransferError, n_here: int) -> bool:
+        assert all(t.done() for t in self.transfers), "pages are still written to"
+        self.errors.append((str(error), n_here))
+        del self.replicas[0]
+        return bool(self.replicas)
+
+    async def asked(self, replica: str) -> list[ByHand]:
+        """What is asked of a replica, in the order of layers; waits until it is."""
+        while not (found := [t for t in self.transfers if t.replica == replica]):
+            await asyncio.sleep(0)
+        return found
+
+    async def paths(self) -> list[str]:
+        async with asyncio.timeout(20):
+            return [(await layer).path[0] for layer in self.read.layers]
+
+
+async def test_layers_that_arrive_in_any_order_are_all_there() -> None:
+    bench = Bench("a", "b")
+    for transfer in reversed(await bench.asked("a")):
+        transfer.arrive()
+    assert await bench.paths() == ["a"] * N_LAYERS
+
+
+async def test_after_an_error_another_replica_brings_the_layers_that_are_missing() -> None:
+    bench = Bench("a", "b")
+    first, second, *_ = await bench.asked("a")
+    first.arrive()
+    await bench.read.layers[0]
+    second.fail()
+    rest = await bench.asked("b")
+    assert [t.layer for t in rest] == [1, 2, 3]
+    for transfer in rest:
+        transfer.arrive()
+    assert await bench.paths() == ["a", "b", "b", "b"]
+    assert bench.errors == [("a is gone", 1)]
+
+
+async def test_one_that_brings_nothing_for_too_long_is_given_up() -> None:
+    bench = Bench("a", patience_s=0.01)
+    with pytest.raises(TimedOut, match=r"no layer came for 0\.01 s"):
+        await bench.read.layers[0]
+    [(error, n_here)] = bench.errors
+    assert "0.01 s" in error and n_here == 0
+
+
+async def test_when_no_replica_is_left_the_missing_layers_end_with_the_last_error() -> None:
+    bench = Bench("a", "b")
+    (await bench.asked("a"))[0].fail()
+    first, second, *_ = await bench.asked("b")
+    first.arrive()
+    second.fail()
+    assert (await bench.read.layers[0]).path == ("b",)
+    for layer in bench.read.layers[1:]:
+        with pytest.raises(Lost, match="b is gone"):
+            await layer
+
+
+async def test_cancelled_it_ends_once_nothing_is_under_way() -> None:
+    bench = Bench("a", "b")
+    transfers = await bench.asked("a")
+    transfers[0].arrive()
+    await bench.read.layers[0]
+    for layer in bench.read.layers:
+        layer.cancel()
+    for layer in bench.read.layers[1:]:
+        with pytest.raises(Cancelled):
+            await layer
+    assert all(transfer.done() for transfer in transfers)
+    assert bench.errors == []
+
+
+async def test_cancelled_before_it_began_it_asks_for_nothing() -> None:
+    bench = Bench("a")
+    bench.read.cancel()
+    with pytest.raises(Cancelled):
+        await bench.read.layers[0]
+    assert bench.transfers == []
+
+
+async def test_a_wait_that_was_cut_off_leaves_no_exception_behind_that_nobody_takes() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    bench = Bench("a", patience_s=0.01)
+    with pytest.raises(TimedOut):
+        await bench.read.layers[-1]
+    del bench
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert complaints == []

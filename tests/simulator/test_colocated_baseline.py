@@ -1,0 +1,144 @@
+"""Coupled instances: by hand, both ways of batching, and audited after every event."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfmoon_protocol.messages import DecodeCost
+from halfmoon_simulator.colocated.colocated_baseline import ColocatedSim, ColocatedSpec
+from halfmoon_simulator.results.run_results import RunResult
+from halfmoon_simulator.workloads.traces import TraceRequest
+from halfmoon_testing.simulator_inputs import a_trace_request, tiny_costs
+
+
+def audited(*asks: TraceRequest, **spec: Any) -> tuple[RunResult, ColocatedSim]:
+    shape = ColocatedSpec(**{"n_instances": 1, "block_tokens": 16, **spec})
+    world = ColocatedSim(shape, tiny_costs(), asks)
+    while world.step():
+        world.check()
+    return world.run(), world
+
+
+def test_one_request_by_hand() -> None:
+    result, _ = audited(a_trace_request(n_input=100, n_output=3))
+    (record,) = result.records
+    # 1 s and 10 ms a token; no messages; two steps of a second.
+    assert (record.ttft_s, record.ended_s) == (2.0, 4.0)
+    assert record.intervals.runs == ((1, 1.0), (1, 1.0))
+
+
+def test_a_request_of_one_token_ends_with_its_prefill() -> None:
+    (record,) = audited(a_trace_request(n_input=100, n_output=1))[0].records
+    assert (record.outcome, record.ttft_s, record.ended_s) == ("finished", 2.0, 2.0)
+
+
+def test_steps_grow_with_the_context() -> None:
+    costs = tiny_costs(decode=DecodeCost(d0_s=1.0, d1_s=0.5, d2_s=0.01))
+    world = ColocatedSim(
+        ColocatedSpec(n_instances=1, block_tokens=16), costs, [a_trace_request(n_output=4)]
+    )
+    (record,) = world.run().records
+    # 2 s of prefill; steps attend to 101, 102 and 103 tokens.
+    assert record.ended_s == pytest.approx(2.0 + 3 * 1.5 + 1.01 + 1.02 + 1.03)
+
+
+def test_a_prompt_that_comes_stalls_those_who_decode() -> None:
+    long, late = (
+        a_trace_request(n_input=16, n_output=10),
+        a_trace_request(4.5, n_input=100, n_output=2, prompt=1),
+    )
+    first, second = audited(long, late)[0].records
+    assert first.ttft_s == 1.16
+    # Steps end at 2.16, 3.16, 4.16, 5.16; then 2 s of the other's prefill; both go on at 7.16.
+    assert second.first_token_s is not None and round(second.first_token_s, 6) == 7.16
+    assert sum(n for n, seconds in first.intervals.runs if round(seconds, 6) == 3.0) == 1
+    assert first.intervals.n == 9
+    assert round(second.intervals.mean_s, 6) == 1.0
+
+
+def test_with_chunks_nobody_stands_still() -> None:
+    long, late = (
+        a_trace_request(n_input=16, n_output=10),
+        a_trace_request(4.5, n_input=100, n_output=2, prompt=1),
+    )
+    first, second = audited(long, late, chunk_tokens=51)[0].records
+    # A step takes one token of the budget; 100 tokens are two chunks of 50, half a second more.
+    assert round(first.intervals.max_s, 6) == 1.5
+    assert second.first_token_s is not None
+    assert round(second.first_token_s, 6) == 5.16 + 2 * 1.5
+
+
+def test_the_next_turn_waits_for_the_one_before() -> None:
+    first, second, third = audited(
+        a_trace_request(at_s=1.0, session="s"),
+        a_trace_request(at_s=5.0, prompt=1, session="s"),
+        a_trace_request(at_s=2.0, prompt=2, session="s"),
+    )[0].records
+    assert first.ended_s is not None
+    assert second.arrived_s == first.ended_s + 5.0
+    assert second.ended_s is not None
+    assert third.arrived_s == second.ended_s + 2.0
+
+
+def test_prefixes_are_kept_only_with_prefix_caching() -> None:
+    asks = (a_trace_request(0.0, shared=4), a_trace_request(50.0, prompt=1, shared=4))
+    with_cache, _ = audited(*asks, prefix_caching=True)
+    assert [record.n_cached for record in with_cache.records] == [0, 64]
+    without, _ = audited(*asks)
+    assert [record.n_cached for record in without.records] == [0, 0]
+
+
+def test_the_balancer_sends_to_whom_has_least() -> None:
+    asks = (a_trace_request(0.0), a_trace_request(0.1, prompt=1), a_trace_request(0.2, prompt=2))
+    result, _ = audited(*asks, n_instances=2)
+    assert [record.prefill for record in result.records] == [
+        "instance-0",
+        "instance-1",
+        "instance-0",
+    ]
+
+
+def test_what_never_fits_is_refused() -> None:
+    result, _ = audited(a_trace_request(n_input=100), n_pages=6)
+    assert [record.outcome for record in result.records] == ["rejected"]
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.sampled_from([None, 20, 64]),
+    st.integers(1, 2),
+)
+def test_every_request_ends_once_and_nothing_leaks(
+    seed: int, caching: bool, chunk_tokens: int | None, n_instances: int
+) -> None:
+    dice = random.Random(seed)
+    at_s, asks = 0.0, []
+    for i in range(12):
+        at_s += dice.choice([0.0, 0.3, 2.0])
+        shared = dice.choice([0, 1, 4])
+        session = dice.choice([None, None, "s"])
+        asks.append(
+            a_trace_request(
+                at_s,
+                dice.randint(1, 150),
+                dice.randint(1, 40),
+                prompt=i,
+                shared=shared,
+                session=session,
+            )
+        )
+    result, world = audited(
+        *asks,
+        n_pages=14,
+        prefix_caching=caching,
+        chunk_tokens=chunk_tokens,
+        n_instances=n_instances,
+    )
+    assert [record.outcome for record in result.records] == ["finished"] * 12
+    assert all(record.intervals.n == record.n_output - 1 for record in result.records)
+    assert all(instance.pool.n_available == 14 for instance in world.instances)

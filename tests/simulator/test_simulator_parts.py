@@ -1,0 +1,246 @@
+"""The simulator's small parts: agenda, wires, intervals, the batch's leaps, costs."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import DecodeCost, PrefillCost
+from halfmoon_protocol.sampling import Stopping
+from halfmoon_scheduling.decode.decode_batch import DecodeBatch
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prediction.cost_model import unscaled_prefill_s, unscaled_step_s
+from halfmoon_simulator.cluster.event_queue import EventQueue
+from halfmoon_simulator.cluster.network_model import NetworkModel
+from halfmoon_simulator.costs.calibration import a800_profiles, residuals
+from halfmoon_simulator.costs.cost_file import BadCosts, dump_costs, load_costs, profile_names
+from halfmoon_simulator.costs.cost_fit import fit_decode, fit_prefill
+from halfmoon_simulator.results.token_intervals import TokenIntervals
+from halfmoon_testing.simulator_inputs import tiny_costs
+
+
+def drain(agenda: EventQueue) -> None:
+    while agenda.step():
+        pass
+
+
+# -- agenda --------------------------------------------------------------------------------------
+
+
+def test_calls_come_by_time_and_then_in_the_order_they_were_made_known() -> None:
+    agenda, seen = EventQueue(), list[str]()
+    agenda.at(2.0, seen.append, "late")
+    agenda.at(1.0, seen.append, "first")
+    agenda.at(1.0, seen.append, "second")
+    agenda.at(1.0, lambda: agenda.after(0.0, seen.append, "at once, behind those"))
+    agenda.at(1.0, seen.append, "third")
+    drain(agenda)
+    assert seen == ["first", "second", "third", "at once, behind those", "late"]
+
+
+def test_what_is_overdue_comes_now() -> None:
+    agenda, seen = EventQueue(), list[float]()
+    agenda.at(5.0, lambda: agenda.at(1.0, lambda: seen.append(agenda.now)))
+    drain(agenda)
+    assert seen == [5.0]
+
+
+# -- wires ---------------------------------------------------------------------------------------
+
+
+def wired(agenda: EventQueue) -> NetworkModel:
+    return NetworkModel(agenda, network_bytes_per_s=100.0, local_bytes_per_s=1000.0)
+
+
+def test_a_transfer_alone_has_the_whole_wire() -> None:
+    agenda, ends = EventQueue(), dict[str, float]()
+    wires = wired(agenda)
+    wires.start("a", "b", 500, lambda: ends.update(net=agenda.now))
+    wires.start("c", "c", 500, lambda: ends.update(local=agenda.now))
+    wires.check()
+    drain(agenda)
+    assert ends == {"net": 5.0, "local": 0.5}
+
+
+def test_transfers_share_their_sender_and_their_receiver() -> None:
+    agenda, ends = EventQueue(), dict[str, float]()
+    wires = wired(agenda)
+    # Both leave a at 50 B/s; after 4 s the second has 100 of its 300 left and 100 B/s.
+    wires.start("a", "b", 200, lambda: ends.update(first=agenda.now))
+    wires.start("a", "c", 300, lambda: ends.update(second=agenda.now))
+    wires.check()
+    drain(agenda)
+    assert ends == {"first": 4.0, "second": 5.0}
+    agenda, ends = EventQueue(), {}
+    wires = wired(agenda)
+    wires.start("a", "c", 200, lambda: ends.update(first=agenda.now))
+    wires.start("b", "c", 300, lambda: ends.update(second=agenda.now))
+    drain(agenda)
+    assert ends == {"first": 4.0, "second": 5.0}
+
+
+def test_a_cancelled_transfer_makes_room_and_says_nothing() -> None:
+    agenda, ends = EventQueue(), dict[str, float]()
+    wires = wired(agenda)
+    doomed = wires.start("a", "b", 1000, lambda: ends.update(doomed=agenda.now))
+    wires.start("a", "c", 300, lambda: ends.update(other=agenda.now))
+    agenda.at(2.0, wires.cancel, doomed)
+    drain(agenda)
+    wires.check()
+    assert ends == {"other": 4.0}
+
+
+def test_no_bytes_take_no_time() -> None:
+    agenda, ends = EventQueue(), list[float]()
+    wired(agenda).start("a", "b", 0, lambda: ends.append(agenda.now))
+    drain(agenda)
+    assert ends == [0.0]
+
+
+# -- intervals -----------------------------------------------------------------------------------
+
+RUNS = st.lists(
+    st.tuples(st.integers(1, 50), st.sampled_from([0.01, 0.02, 0.03, 0.5])), min_size=1, max_size=6
+)
+
+
+@given(RUNS)
+def test_intervals_are_as_if_written_out(runs: list[tuple[int, float]]) -> None:
+    intervals = TokenIntervals(tuple(runs))
+    flat = sorted(seconds for n, seconds in runs for _ in range(n))
+    longest = flat[-((len(flat) + 9) // 10) :]
+    assert intervals.n == len(flat)
+    assert intervals.mean_s == pytest.approx(sum(flat) / len(flat))
+    assert intervals.longest_tenth_s() == pytest.approx(sum(longest) / len(longest))
+    assert intervals.max_s == flat[-1]
+    assert intervals.quantile_s(0.5) == flat[-(-len(flat) // 2) - 1]
+
+
+def test_the_wait_for_the_first_step_is_part_of_the_first_interval() -> None:
+    assert TokenIntervals.after_gap(1.0, [(3, 0.5), (2, 0.25)]).runs == (
+        (1, 1.5),
+        (2, 0.5),
+        (2, 0.25),
+    )
+    assert TokenIntervals.after_gap(1.0, []).runs == ()
+
+
+# -- leaps of the decode batch -------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(2, 40)), min_size=1, max_size=4),
+    st.integers(1, 40),
+)
+def test_skipping_steps_does_what_the_steps_do(
+    requests: list[tuple[int, int]], n_steps: int
+) -> None:
+    leaping, walking = (
+        DecodeBatch(
+            PageAllocator(64), block_size=16, max_running=8, max_context=200, landing_ttl_s=1.0
+        )
+        for _ in range(2)
+    )
+    for batch in (leaping, walking):
+        for i, (n_tokens, n_new) in enumerate(requests):
+            batch.reserve(RequestId(f"r{i}"), n_tokens, Stopping(max_new_tokens=n_new), 0.0)
+            batch.start(RequestId(f"r{i}"), 0, 0.0)
+    n = min(n_steps, leaping.quiet_steps)
+    if n < 1:
+        with pytest.raises(ValueError, match="0 are quiet"):
+            leaping.skip(1)
+        return
+    leaping.skip(n)
+    for _ in range(n):
+        step = walking.next_step()
+        assert all(not walking.produced(row.request_id, 0) for row in step.rows)
+    leaping.check()
+    assert leaping.context_tokens == walking.context_tokens
+    assert leaping.free_pages == walking.free_pages
+    assert leaping.next_step() == walking.next_step()
+
+
+def test_more_steps_than_are_quiet_are_refused() -> None:
+    batch = DecodeBatch(
+        PageAllocator(4), block_size=16, max_running=8, max_context=64, landing_ttl_s=1.0
+    )
+    batch.reserve(RequestId("r"), 10, Stopping(max_new_tokens=30), 0.0)
+    batch.start(RequestId("r"), 0, 0.0)
+    assert batch.quiet_steps == 6  # positions 10 to 15 are on the first page
+    with pytest.raises(ValueError, match="7 steps to skip, 6 are quiet"):
+        batch.skip(7)
+
+
+# -- costs ---------------------------------------------------------------------------------------
+
+
+def test_the_a800_profiles_are_what_the_fit_gives() -> None:
+    for costs in a800_profiles():
+        assert load_costs(costs.name) == costs
+
+
+def test_the_fit_is_within_ten_percent_of_what_was_read() -> None:
+    for point, published, ours in residuals():
+        assert abs(ours / published - 1) < 0.10, point
+
+
+def test_every_profile_states_its_source() -> None:
+    assert {"llama2-70b-a800x8", "llama3-70b-a800x8", "opt-13b-a100"} <= set(profile_names())
+    for name in profile_names():
+        assert all(len(line) > 10 for line in load_costs(name).source)
+
+
+def test_a_prompt_costs_the_same_in_one_pass_and_by_the_formula() -> None:
+    costs = load_costs("llama3-70b-a800x8")
+    whole = costs.pass_s + costs.chunk_s(1024, 9000, first=True)
+    assert whole == pytest.approx(costs.prefill_s(9000, 1024))
+    halves = (
+        2 * costs.pass_s
+        + costs.chunk_s(0, 4096, first=True)
+        + costs.chunk_s(4096, 9000, first=False)
+    )
+    assert halves == pytest.approx(costs.prefill_s(9000) + costs.pass_s)
+
+
+def test_a_cost_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(dump_costs(tiny_costs()))
+    assert load_costs(str(path)) == tiny_costs()
+
+
+def test_a_bad_cost_file_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    with pytest.raises(BadCosts, match="llama3-70b-a800x8"):
+        load_costs(str(path))
+    path.write_text(dump_costs(tiny_costs()).replace('"n_layers": 2', '"n_layers": "two"'))
+    with pytest.raises(BadCosts, match=r"mine\.json.*n_layers"):
+        load_costs(str(path))
+    path.write_text(dump_costs(tiny_costs(network_bytes_per_s=0.0)))
+    with pytest.raises(BadCosts, match=r"network_bytes_per_s is 0\.0"):
+        load_costs(str(path))
+
+
+# -- fits ----------------------------------------------------------------------------------------
+
+
+def test_a_fit_finds_the_formula_behind_the_points() -> None:
+    prefill = PrefillCost(c0_s=0.02, c1_s=3e-4, c2_s=5e-9)
+    points = [(n, p, unscaled_prefill_s(prefill, n, p)) for n in (64, 512, 4096) for p in (0, 32)]
+    found = fit_prefill(points)
+    assert (found.c0_s, found.c1_s, found.c2_s) == pytest.approx((0.02, 3e-4, 5e-9), rel=1e-6)
+    decode = DecodeCost(d0_s=0.01, d1_s=2e-4, d2_s=1e-7)
+    steps = [(b, b * c, unscaled_step_s(decode, b, b * c)) for b in (1, 4, 9) for c in (10, 99)]
+    step = fit_decode(steps)
+    assert (step.d0_s, step.d1_s, step.d2_s) == pytest.approx((0.01, 2e-4, 1e-7), rel=1e-6)
+
+
+def test_a_fit_never_predicts_that_more_work_takes_less_time() -> None:
+    found = fit_prefill([(10, 0, 1.0), (100, 0, 0.9), (1000, 0, 0.8)])
+    assert min(found.c0_s, found.c1_s, found.c2_s) >= 0
+
+
+def test_a_fit_without_points_is_refused() -> None:
+    with pytest.raises(ValueError, match="no points"):
+        fit_decode([])

@@ -1,0 +1,494 @@
+"""Shared memory: who may map what, and until when."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfmoon_testing.segment_process import SegmentProcess
+from halfmoon_transfer import Lost, Piece, Rejected, TransferSettings
+from halfmoon_transfer.backends.backend_interface import CarryRequest
+from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
+from halfmoon_transfer.backends.memory_backend import copy_slice
+from halfmoon_transfer.backends.shm import process_vm, shm_backend, shm_wire
+from halfmoon_transfer.backends.shm.shm_peer import ShmPeerGone, map_shared
+from halfmoon_transfer.backends.shm.shm_wire import (
+    ShmBorrowRequest,
+    ShmLentRegion,
+    ShmRegionRequest,
+    ShmReply,
+    ShmReturn,
+    ShmWireError,
+)
+from halfmoon_transfer.planning.transfer_plan import SliceOutcome
+from halfmoon_transfer.regions.byte_ops import checksum
+from halfmoon_transfer.regions.region_table import AccessStatus
+
+Eventually = Callable[..., None]
+PATIENCE_S = 60.0
+KEYS = st.binary(min_size=16, max_size=16)
+U64 = st.integers(0, 2**64 - 1)
+
+
+@given(U64, KEYS, st.sampled_from([1, 2, 3]), st.sampled_from(AccessStatus))
+def test_messages_are_read_as_they_were_written(
+    number: int, key: bytes, kind: int, status: AccessStatus
+) -> None:
+    for ask in (
+        ShmRegionRequest(number, key),
+        ShmBorrowRequest(number, key),
+        ShmReturn(number, key),
+    ):
+        assert shm_wire.decode_request(shm_wire.encode_request(ask)) == ask
+    lent = ShmLentRegion(key, number, number, number % 2 == 0)
+    assert shm_wire.decode_reply(shm_wire.encode_lent(lent)) == lent
+    notice = ShmReply(kind, status, number, key)
+    assert shm_wire.decode_reply(shm_wire.encode_reply(notice)) == notice
+
+
+@given(st.binary(max_size=40))
+def test_other_messages_are_none(message: bytes) -> None:
+    for read in (shm_wire.decode_request, shm_wire.decode_reply):
+        with pytest.raises(ShmWireError):
+            read(message)
+    with pytest.raises(ShmWireError):
+        shm_wire.decode_reply(b"HMS1\x09\x00" + bytes(26))
+
+
+@settings(max_examples=30, deadline=None)
+@given(messages=st.lists(st.binary(min_size=1, max_size=64), min_size=1, max_size=3))
+def test_garbage_on_the_socket_ends_that_connection_only(
+    make_world: Any, messages: list[bytes]
+) -> None:
+    world = make_world("shm")
+    with world.open("there", generation=1) as there:
+        address = there.descriptor.endpoints["shm"].address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect("\0" + address)
+            try:
+                for message in messages:
+                    sock.send(message)
+                assert sock.recv(100) == b""
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+        remote = there.allocate(100)
+        with world.open("here", generation=1) as here:
+            local = here.allocate(100)
+            here.submit("read", [Piece(local.region, 0, remote.region, 0, 100)]).result(PATIENCE_S)
+        del remote, local
+
+
+def test_a_wrong_key_gets_no_descriptor(make_world: Any) -> None:
+    world = make_world("shm")
+    there = world.open("there", generation=5)
+    memory = there.allocate(100)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
+        for generation, key, status in (
+            (5, os.urandom(16), AccessStatus.UNKNOWN_KEY),
+            (4, memory.region.key, AccessStatus.OTHER_GENERATION),
+        ):
+            sock.send(shm_wire.encode_request(ShmRegionRequest(generation, key)))
+            message, fds, _, _ = socket.recv_fds(sock, 100, 4)
+            assert fds == []
+            notice = shm_wire.decode_reply(message)
+            assert isinstance(notice, ShmReply)
+            assert notice.status is status
+
+
+def test_memory_that_could_be_cut_short_is_not_mapped() -> None:
+    """A mapping of a file that shrinks kills the process that touches it."""
+    fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, 4096)
+        with pytest.raises(ShmPeerGone, match="cut short"):
+            map_shared(fd, 4096)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        with pytest.raises(ShmPeerGone, match="cut short"):
+            map_shared(fd, 8192)
+        assert len(map_shared(fd, 4096)) == 4096
+    finally:
+        os.close(fd)
+
+
+def test_our_memory_is_sealed_against_it(make_world: Any) -> None:
+    engine = make_world("shm").open("here")
+    memory = engine.allocate(4096)
+    assert isinstance(memory.view.obj, mmap.mmap)
+    with pytest.raises((OSError, ValueError, BufferError, SystemError)):
+        memory.view.obj.resize(1024)
+    assert len(memory.view) == 4096
+
+
+# Memory that can't be mapped.
+
+
+def test_memory_that_can_not_be_mapped_is_reached_by_the_kernel(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    here = world.open("here")
+    there = SegmentProcess("there", 1, "shm,tcp", 200_000, world.metadata, registered=True)
+    with there:
+        local = here.allocate(200_000)
+        local.view[:] = random.Random(21).randbytes(200_000)
+        piece = Piece(local.region, 0, there.region, 0, 200_000)
+        report = here.submit("write", [piece]).result(PATIENCE_S)
+        assert report.path == ("shm",)
+        assert there.ask("digest") == str(checksum(local.view))
+        sent = bytes(local.view)
+        local.view[:] = bytes(200_000)
+        report = here.submit("read", [piece]).result(PATIENCE_S)
+        assert (report.path, bytes(local.view)) == (("shm",), sent)
+        assert here.view(there.region, 0, 10) is None
+        assert here.stats().n_mappings == 0
+
+
+def test_read_only_memory_is_not_written_across(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there")
+    local, text = here.allocate(5), there.register(b"fixed")
+    with pytest.raises(Rejected, match="read-only"):
+        here.submit("write", [Piece(local.region, 0, text, 0, 5)]).result(PATIENCE_S)
+    report = here.submit("read", [Piece(local.region, 0, text, 0, 5)]).result(PATIENCE_S)
+    assert (bytes(local.view), report.path) == (b"fixed", ("shm",))
+
+
+def test_where_the_kernel_does_not_allow_it_memory_goes_over_the_wire(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    asked: list[int] = []
+
+    def refuses(pid: int, *_: object) -> int:
+        asked.append(pid)
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    monkeypatch.setattr(process_vm, "_writev", refuses)
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there")
+    local, plain = here.allocate(10), bytearray(10)
+    local.view[:] = b"0123456789"
+    piece = Piece(local.region, 0, there.register(plain), 0, 10)
+    for _ in range(3):
+        report = here.submit("write", [piece]).result(PATIENCE_S)
+        assert report.path == ("tcp",)
+    assert plain == local.view
+    assert asked == [os.getpid()], "the kernel's no is remembered"
+    assert "goes over the wire" in caplog.text
+
+
+def test_faults_are_found_in_memory_that_the_kernel_copies(make_world: Any) -> None:
+    world = make_world("shm")
+    faults = FaultInjection("shm", FaultPlan(seed=5, corrupt_rate=0.3))
+    here = world.open("here", backends=(faults,), settings=TransferSettings(tries_per_path=30))
+    there = world.open("there")
+    local, plain = here.allocate(100_000), bytearray(100_000)
+    local.view[:] = random.Random(22).randbytes(100_000)
+    region = there.register(plain)
+    pieces = [Piece(local.region, i, region, i, 999) for i in range(0, 100_000, 1000)]
+    assert here.submit("write", pieces).result(PATIENCE_S).retries > 0
+    assert all(plain[i : i + 999] == local.view[i : i + 999] for i in range(0, 100_000, 1000))
+    local.view[:] = bytes(100_000)
+    assert here.submit("read", pieces).result(PATIENCE_S).retries > 0
+    assert all(plain[i : i + 999] == local.view[i : i + 999] for i in range(0, 100_000, 1000))
+
+
+def test_memory_is_not_taken_back_while_a_peer_may_touch_it(
+    make_world: Any, eventually: Eventually
+) -> None:
+    """Whoever borrows holds an access, and its end, or the peer's, ends that."""
+    there = make_world("shm").open("there", generation=5)
+    region = there.register(bytearray(100))
+
+    def borrow(sock: socket.socket) -> ShmLentRegion:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
+        sock.send(shm_wire.encode_request(ShmBorrowRequest(5, region.key)))
+        lent = shm_wire.decode_reply(sock.recv(100))
+        assert isinstance(lent, ShmLentRegion)
+        assert (lent.length, lent.writable) == (100, True)
+        return lent
+
+    taken_back = threading.Event()
+
+    def take_back() -> None:
+        there.unregister(region)
+        taken_back.set()
+
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as first,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as second,
+    ):
+        borrow(first)
+        borrow(second)
+        thread = threading.Thread(target=take_back)
+        thread.start()
+        first.send(shm_wire.encode_request(ShmReturn(5, region.key)))
+        assert not taken_back.wait(0.1)
+        second.close()
+        thread.join()
+        first.send(shm_wire.encode_request(ShmBorrowRequest(5, region.key)))
+        refused = shm_wire.decode_reply(first.recv(100))
+        assert isinstance(refused, ShmReply)
+        assert refused.status is AccessStatus.UNKNOWN_KEY
+
+
+def test_what_is_returned_twice_or_was_never_lent_does_no_harm(make_world: Any) -> None:
+    there = make_world("shm").open("there", generation=5)
+    region = there.register(bytearray(100))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect("\0" + there.descriptor.endpoints["shm"].address)
+        for key in (region.key, os.urandom(16), region.key):
+            sock.send(shm_wire.encode_request(ShmReturn(5, key)))
+        sock.send(shm_wire.encode_request(ShmBorrowRequest(5, region.key)))
+        assert isinstance(shm_wire.decode_reply(sock.recv(100)), ShmLentRegion)
+    there.check()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process as others")
+def test_another_user_is_not_told_where_memory_is(make_world: Any) -> None:
+    there = make_world("shm").open("there", generation=5)
+    region = there.register(bytearray(100))
+    program = (
+        "import os, socket, sys; os.setuid(65534);"
+        "sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); sock.settimeout(30);"
+        "sock.connect('\\0' + sys.argv[1]); sock.send(bytes.fromhex(sys.argv[2]));"
+        "print(sock.recv(100).hex())"
+    )
+    address = there.descriptor.endpoints["shm"].address
+    ask = shm_wire.encode_request(ShmBorrowRequest(5, region.key)).hex()
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, address, ask],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    notice = shm_wire.decode_reply(bytes.fromhex(done.stdout))
+    assert isinstance(notice, ShmReply)
+    assert notice.status is AccessStatus.NOT_SHAREABLE
+
+
+def test_bytes_that_are_not_all_there_are_reported() -> None:
+    """The page behind can't be accessed."""
+    process = process_vm.RemoteProcess(os.getpid())
+    with contextlib.closing(process), mmap.mmap(-1, 2 * mmap.PAGESIZE) as room:
+        room[:4] = b"here"
+        address = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        behind = ctypes.c_void_p(address + mmap.PAGESIZE)
+        assert ctypes.CDLL(None).mprotect(behind, mmap.PAGESIZE, 0) == 0
+        into = memoryview(bytearray(2 * mmap.PAGESIZE))
+        with pytest.raises(
+            process_vm.PartialCopy, match=f"{mmap.PAGESIZE} of {2 * mmap.PAGESIZE} bytes"
+        ):
+            process.read(address, into)
+        with pytest.raises(process_vm.PartialCopy, match="Bad address"):
+            process.write(address + mmap.PAGESIZE, b"nowhere")
+        process.read(address, into[:4])
+        assert bytes(into[:4]) == b"here"
+
+
+def test_a_process_that_has_ended_is_noticed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = process_vm.RemoteProcess(child.pid)
+        process.require_alive()
+        child.communicate()
+        with pytest.raises(process_vm.ProcessGone):
+            process.require_alive()
+        process.close()
+    with pytest.raises(process_vm.ProcessGone):
+        process_vm.RemoteProcess(child.pid)
+    with pytest.raises(process_vm.ProcessVmDenied):
+        process_vm.RemoteProcess(0)
+
+
+CAN_DROP = os.geteuid() == 0 and shutil.which("setpriv") is not None
+
+
+@pytest.mark.skipif(not CAN_DROP, reason="it needs root, and setpriv to be less than that")
+def test_a_process_that_may_not_be_looked_into_is_not() -> None:
+    hidden = "import ctypes; ctypes.CDLL(None).prctl(4, 0); print(); input()"
+    program = (
+        "import sys; from halfmoon_transfer.backends.shm import across\n"
+        "process = across.Process(int(sys.argv[1]))\n"
+        "try: process.read(4096, memoryview(bytearray(1)))\n"
+        "except across.NotAllowed as error: print(error)"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", hidden], stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        less = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+        command = [*less, sys.executable, "-c", program, str(child.pid)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        child.communicate(b"\n")
+    assert "Operation not permitted" in done.stdout, done
+
+
+def test_without_it_memory_that_can_not_be_mapped_goes_over_the_wire(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    settings = TransferSettings(cross_memory_attach=False)
+    here, there = world.open("here", settings=settings), world.open("there")
+    local, plain = here.allocate(200_000), bytearray(200_000)
+    local.view[:] = random.Random(1).randbytes(200_000)
+    region, shared = there.register(plain), there.allocate(200_000)
+    report = here.submit("write", [Piece(local.region, 0, region, 0, 200_000)]).result(PATIENCE_S)
+    assert report.path == ("tcp",)
+    assert plain == local.view
+    assert here.view(region, 0, 10) is None
+    both = here.submit(
+        "write",
+        [
+            Piece(local.region, 0, region, 100_000, 100_000),
+            Piece(local.region, 0, shared.region, 0, 200_000),
+        ],
+    ).result(PATIENCE_S)
+    assert set(both.path) == {"shm", "tcp"}
+    assert plain[100_000:] == local.view[:100_000]
+    assert shared.view == local.view
+
+
+def test_another_host_is_not_asked_for_its_memory(make_world: Any) -> None:
+    world = make_world("shm,tcp")
+    here, there = world.open("here"), world.open("there", host_id="elsewhere")
+    local, remote = here.allocate(10), there.allocate(10)
+    report = here.submit("read", [Piece(local.region, 0, remote.region, 0, 10)]).result(PATIENCE_S)
+    assert report.path == ("tcp",)
+
+
+def test_mappings_are_kept_and_bounded(make_world: Any) -> None:
+    world = make_world("shm")
+    here = world.open("here", settings=TransferSettings(max_mappings=4))
+    there = world.open("there")
+    local = here.allocate(100)
+    remotes = [there.allocate(100) for _ in range(10)]
+    for _ in range(2):
+        for number, remote in enumerate(remotes):
+            remote.view[:] = bytes([number]) * 100
+            here.submit("read", [Piece(local.region, 0, remote.region, 0, 100)]).result(PATIENCE_S)
+            assert local.view[99] == number
+    assert here.stats().n_mappings == 4
+
+
+def test_a_view_outlives_its_mapping_and_its_owner(make_world: Any) -> None:
+    world = make_world("shm")
+    here = world.open("here", settings=TransferSettings(max_mappings=1))
+    there = world.start("there", 1, 5000)
+    view = here.view(there.region, 0, 5000)
+    assert view is not None
+    before = bytes(view)
+    there.kill()
+    here.release_peer("there")
+    assert here.stats().n_mappings == 0
+    assert bytes(view) == before
+
+
+def test_memory_of_a_dead_owner_is_lost_not_written(make_world: Any) -> None:
+    world = make_world("shm")
+    here = world.open("here")
+    there = world.start("there", 1, 5000)
+    local = here.allocate(5000)
+    piece = Piece(local.region, 0, there.region, 0, 5000)
+    here.submit("write", [piece]).result(PATIENCE_S)
+    view = here.view(there.region, 0, 5000)
+    assert view is not None
+    there.kill()
+    local.view[:] = b"!" * 5000
+    with pytest.raises(Lost):
+        here.submit("write", [piece]).result(PATIENCE_S)
+    assert bytes(view) == bytes(5000)
+    assert here.stats().n_mappings == 0
+    assert here.view(there.region, 0, 10) is None
+
+
+def test_an_owner_that_dies_during_the_copy_has_not_got_it(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world("shm")
+    here = world.open("here")
+    there = world.start("there", 1, 5000)
+    local = here.allocate(5000)
+
+    def copy_and_kill(errand: CarryRequest, index: int, remote: memoryview) -> SliceOutcome:
+        outcome = copy_slice(errand, index, remote)
+        there.kill()
+        return outcome
+
+    monkeypatch.setattr(shm_backend, "copy_slice", copy_and_kill)
+    with pytest.raises(Lost):
+        here.submit("write", [Piece(local.region, 0, there.region, 0, 5000)]).result(PATIENCE_S)
+
+
+def test_a_region_taken_back_during_the_copy_has_not_got_it(
+    make_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world("shm")
+    here, there = world.open("here"), world.open("there")
+    local, remote, other = here.allocate(100), there.allocate(100), there.allocate(100)
+
+    def copy_and_take_back(errand: CarryRequest, index: int, view: memoryview) -> SliceOutcome:
+        outcome = copy_slice(errand, index, view)
+        with contextlib.suppress(Rejected):  # the second time
+            there.unregister(remote.region)
+        return outcome
+
+    monkeypatch.setattr(shm_backend, "copy_slice", copy_and_take_back)
+    pieces = [Piece(local.region, 0, memory.region, 0, 100) for memory in (remote, other)]
+    with pytest.raises(Rejected, match="no region of this key"):
+        here.submit("write", pieces).result(PATIENCE_S)
+
+
+def test_a_region_taken_back_is_unmapped_by_its_peers(make_world: Any) -> None:
+    world = make_world("shm")
+    here, there = world.open("here"), world.open("there")
+    local, first, second = here.allocate(10), there.allocate(10), there.allocate(10)
+    pieces = [Piece(local.region, 0, memory.region, 0, 10) for memory in (first, second)]
+    here.submit("write", pieces).result(PATIENCE_S)
+    assert here.stats().n_mappings == 2
+    there.unregister(first.region)
+    here.submit("write", pieces[1:]).result(PATIENCE_S)
+    assert here.stats().n_mappings == 1
+    with pytest.raises(Rejected):
+        here.view(first.region, 0, 10)
+
+
+def test_two_processes_see_one_memory(make_world: Any) -> None:
+    world = make_world("shm")
+    here = world.open("here")
+    there = world.start("there", 1, 100_000)
+    view = here.view(there.region, 0, 100_000)
+    assert view is not None
+    local = here.allocate(100_000)
+    local.view[:] = random.Random(2).randbytes(100_000)
+    here.submit("write", [Piece(local.region, 0, there.region, 0, 100_000)]).result(PATIENCE_S)
+    assert view == local.view
+    assert there.ask("digest") == str(checksum(view))
+
+
+def test_peers_connect_once(make_world: Any, eventually: Eventually) -> None:
+    world = make_world("shm")
+    here, there = world.open("here"), world.open("there")
+    local, remote = here.allocate(1_000_000), there.allocate(1_000_000)
+    piece = Piece(local.region, 0, remote.region, 0, 1_000_000)
+    for transfer in [here.submit("write", [piece]) for _ in range(30)]:
+        transfer.result(PATIENCE_S)
+    assert here.stats().n_connections == 1
+    here.release_peer("there")
+    eventually(lambda: there.stats().n_connections == 0)

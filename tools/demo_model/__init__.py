@@ -1,0 +1,1 @@
+"""Train and evaluate the demo model; the engine ships its weights."""
