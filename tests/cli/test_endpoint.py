@@ -79,7 +79,7 @@ def test_chunks_of_chats_and_completions_read_alike() -> None:
     chat = read_chunk(b'{"choices":[{"delta":{"content":"hi"},"finish_reason":null}]}')
     completion = read_chunk(b'{"choices":[{"text":"hi","finish_reason":null}],"usage":null}')
     for chunk in (chat, completion):
-        assert (chunk.text, chunk.brings_tokens, chunk.finish_reason) == ("hi", True, None)
+        assert (chunk.text, chunk.has_tokens, chunk.finish_reason) == ("hi", True, None)
 
 
 def test_the_opening_of_a_chat_and_the_end_of_an_answer_bring_no_token() -> None:
@@ -89,15 +89,15 @@ def test_the_opening_of_a_chat_and_the_end_of_an_answer_bring_no_token() -> None
         b'{"choices":[{"text":"","finish_reason":"stop"}]}',
         b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}',
     ):
-        assert not read_chunk(data).brings_tokens
+        assert not read_chunk(data).has_tokens
     # A token that is half a character has no text yet.
-    assert read_chunk(b'{"choices":[{"text":"","finish_reason":null}]}').brings_tokens
+    assert read_chunk(b'{"choices":[{"text":"","finish_reason":null}]}').has_tokens
 
 
 def test_thoughts_are_no_text_and_come_under_either_name() -> None:
     for name in (b"reasoning", b"reasoning_content"):
         chunk = read_chunk(b'{"choices":[{"delta":{"' + name + b'":"hm"}}]}')
-        assert (chunk.text, chunk.thoughts, chunk.brings_tokens) == ("", "hm", True)
+        assert (chunk.text, chunk.thoughts, chunk.has_tokens) == ("", "hm", True)
 
 
 def test_cached_tokens_are_unknown_when_the_endpoint_does_not_say() -> None:

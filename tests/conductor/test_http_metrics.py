@@ -57,7 +57,7 @@ def test_a_generation_is_measured_from_when_its_request_was_read(
     meter.first_token(TokenEvent(7, stages={"prefill": 0.25}), n_prompt=3)
     clock.advance(0.25)
     meter.token()
-    meter.last_token()
+    meter.on_last_token()
     names = ("time_to_first_token", "first_decode", "inter_token_latency", "e2e_request_latency")
     assert sums(registry, *(f"{name}_seconds" for name in names)) == [0.5, 0.25, 0.25, 0.75]
     stages = {

@@ -114,7 +114,7 @@ def test_a_late_token_is_the_one_that_would_have_come_in_time(
 
 @pytest.fixture
 def grammars(tiny: Callable[[str], Path]) -> Iterator[GrammarMasks]:
-    made = GrammarMasks.of_model(tiny("llama"), 400, EOS_TOKEN_IDS)
+    made = GrammarMasks.for_model(tiny("llama"), 400, EOS_TOKEN_IDS)
     assert made is not None
     yield made
     made.close()

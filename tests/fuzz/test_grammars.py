@@ -120,7 +120,7 @@ class Hostile:
     """A request with a generated grammar."""
 
     def __init__(self, each: HostileGrammar, pages: Sequence[int], seed: int) -> None:
-        self.sampling = Sampling(temperature=1.0, seed=seed, grammar=each.lark)
+        self.sampling = Sampling(temperature=1.0, seed=seed, grammar=each.to_lark)
         self.pages, self.scratch = pages, SequenceState()
         self.tokens: list[int] = list(PROMPT)
         self.n_computed = 0
@@ -150,7 +150,7 @@ def test_a_victims_steps_go_on_beside_hostile_grammars(engine: Any, dice: random
     while n_begun < N or hostile:
         while len(hostile) < N_HOSTILE and n_begun < N:
             each = random_grammar(dice)
-            if len(each.lark) > MAX_GRAMMAR_CHARACTERS:
+            if len(each.to_lark) > MAX_GRAMMAR_CHARACTERS:
                 continue
             used = {request.pages[0] for request in hostile}
             first = next(p for p in range(16, 64, 8) if p not in used)

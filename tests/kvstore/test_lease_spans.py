@@ -84,7 +84,7 @@ def test_who_asked_may_give_it_up_and_once_it_is_answered_that_changes_nothing(k
     kept.ask(B)
     kept.answer(B)
     for peer in (A, B):
-        kept.traces.given_up(peer, TICKET, 4.0)
+        kept.traces.on_given_up(peer, TICKET, 4.0)
     answered, given_up = kept.spans()
     assert [event.name for event in given_up.events] == ["given up"]
     assert not answered.events

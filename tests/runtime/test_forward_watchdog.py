@@ -95,5 +95,5 @@ def test_a_pass_that_fails_is_over() -> None:
 
 def test_without_a_limit_no_thread_watches() -> None:
     n_threads = threading.active_count()
-    with ForwardWatchdog().watching():
+    with ForwardWatchdog().run_in_background():
         assert threading.active_count() == n_threads

@@ -12,9 +12,9 @@ from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 
 async def test_a_put_waits_for_room_and_an_offer_does_not() -> None:
     inbox: ReceiveQueue[int] = ReceiveQueue(2)
-    assert inbox.offer(1)
-    assert inbox.offer(2)
-    assert not inbox.offer(3)
+    assert inbox.try_put(1)
+    assert inbox.try_put(2)
+    assert not inbox.try_put(3)
     waiting = asyncio.create_task(inbox.put(4))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -25,10 +25,10 @@ async def test_a_put_waits_for_room_and_an_offer_does_not() -> None:
 
 async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
     inbox: ReceiveQueue[int] = ReceiveQueue(2)
-    inbox.offer(1)
+    inbox.try_put(1)
     inbox.end("gone")
     inbox.end("and again")
-    assert not inbox.offer(2)
+    assert not inbox.try_put(2)
     await inbox.put(3)
     assert await inbox.get() == 1
     for _ in range(2):
@@ -40,7 +40,7 @@ async def test_the_end_wakes_all_who_wait() -> None:
     empty: ReceiveQueue[int] = ReceiveQueue(1)
     getting = [asyncio.create_task(empty.get()) for _ in range(3)]
     full: ReceiveQueue[int] = ReceiveQueue(1)
-    full.offer(1)
+    full.try_put(1)
     putting = [asyncio.create_task(full.put(2)) for _ in range(3)]
     await asyncio.sleep(0)
     empty.end("gone")

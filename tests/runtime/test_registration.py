@@ -44,7 +44,7 @@ class Worker:
             self.serving = False
             self.was_known = self._store.get(KEY) is not None
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         return {"halfmoon_test_in_service": ("Whether it serves.", float(self.serving))}
 
 

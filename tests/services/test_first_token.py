@@ -98,8 +98,8 @@ async def test_workers_show_what_they_did(local_cluster: LocalCluster) -> None:
         for _ in range(2):
             await cluster.generate(PROMPT, 5)
             await cluster.settled()
-        prefill = cluster.worker("prefill-0").readings()
-        decode = cluster.worker("decode-0").readings()
+        prefill = cluster.worker("prefill-0").metrics()
+        decode = cluster.worker("decode-0").metrics()
     assert prefill["halfmoon_prefill_tokens_total"][1].values == {
         ("computed",): 200 + 8,
         ("cached",): 192,

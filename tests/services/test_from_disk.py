@@ -21,7 +21,7 @@ async def test_a_prefix_from_the_disk_is_counted_as_such_and_gives_the_same_toke
         kvstore, prefill = cluster.worker("kvstore-0"), cluster.worker("prefill-0")
 
         def n_blocks() -> tuple[int, int]:
-            by_tier = prefill.readings()["halfmoon_prefill_cached_blocks_total"][1].values
+            by_tier = prefill.metrics()["halfmoon_prefill_cached_blocks_total"][1].values
             return by_tier["memory",], by_tier["disk",]
 
         await cluster.generate(prompt, 1)

@@ -37,7 +37,7 @@ class ShakyStore(MemoryStore):
 
 
 def n_looks(acquaintances: PeerEndpointCache, result: str) -> int:
-    ((_, shown),) = acquaintances.readings().values()
+    ((_, shown),) = acquaintances.metrics().values()
     assert isinstance(shown, LabelledValues)
     n = shown.values[result,]
     assert isinstance(n, int)
@@ -124,7 +124,7 @@ async def test_a_peer_that_left_for_good_is_forgotten() -> None:
         with pytest.raises(Lost):
             async with asyncio.timeout(60):
                 while True:
-                    transfer.meet(PEER, 1)
+                    transfer.resolve_peer(PEER, 1)
                     await asyncio.sleep(0.005)
 
 
@@ -136,7 +136,7 @@ async def test_a_peer_is_not_forgotten_while_nobody_can_say_whether_it_left() ->
             await looked(acquaintances, "done")
             store.away = True
             await looked(acquaintances, "failed")
-            transfer.meet(PEER, peer.generation)
+            transfer.resolve_peer(PEER, peer.generation)
             store.away = False
 
 

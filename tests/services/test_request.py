@@ -141,7 +141,7 @@ async def test_a_full_pool_preempts_and_every_token_still_comes(
         answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
         assert answers == [ORACLE.expected(p, 44) for p in prompts]
         await cluster.settled()
-        given_up = cluster.worker("decode-0").readings()["halfmoon_decode_given_up_total"][1]
+        given_up = cluster.worker("decode-0").metrics()["halfmoon_decode_given_up_total"][1]
         assert given_up.values["preempted",]
 
 
@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_during_prefill_stops_it(local_cluster: Local
         await asyncio.wait([task])
         await cluster.settled()
         assert not sum(cluster.core.n_requests.values())
-        ended = cluster.worker("prefill-0").readings()["halfmoon_prefill_requests_ended_total"][1]
+        ended = cluster.worker("prefill-0").metrics()["halfmoon_prefill_requests_ended_total"][1]
         assert ended.values == {("done",): 0, ("failed",): 0, ("stopped",): 1}
 
 

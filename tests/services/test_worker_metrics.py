@@ -13,12 +13,12 @@ def test_what_workers_did_is_counted_by_what_it_was() -> None:
     prefill, decode = PrefillCounts(), DecodeCounts()
     prefill.ended("failed")
     prefill.ended("stopped")
-    ended = prefill.readings()["halfmoon_prefill_requests_ended_total"][1]
+    ended = prefill.metrics()["halfmoon_prefill_requests_ended_total"][1]
     assert ended == by_label("result", {"done": 0, "failed": 1, "stopped": 1})
     decode.step(0.5, 3)
     decode.produced(3)
-    decode.gave_up("preempted")
-    told = decode.readings()
+    decode.on_give_up("preempted")
+    told = decode.metrics()
     step_s, rows = (
         told[f"halfmoon_decode_{name}"][1] for name in ("step_seconds", "batch_requests")
     )

@@ -161,7 +161,7 @@ def test_a_copy_whose_one_end_is_lost_leaves_nothing_held(lost: WorkerId) -> Non
         (answer,) = pair.answers
         assert isinstance(answer, KvstoreRefused) and "kvstore-0 is lost" in answer.reason
     else:
-        pair.target.copier.die()
+        pair.target.copier.crash()
         assert pair.source.cache.n_leased == 0
     pair.run()
     assert pair.target.cache.n_stored == pair.target.copier.copied_bytes == 0

@@ -196,12 +196,12 @@ def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle(
     eventually(lambda: couriers.n_idle >= n_idle)
     met = threading.Semaphore(0)
 
-    def meet() -> None:
+    def resolve_peer() -> None:
         _meet(together)
         met.release()
 
     for _ in range(3):
-        couriers.post("peer", meet)
+        couriers.post("peer", resolve_peer)
     for _ in range(3):
         assert met.acquire(timeout=PATIENCE_S)
     couriers.check()
@@ -269,10 +269,10 @@ def test_removing_a_region_waits_for_its_last_access() -> None:
         assert len(view) == 3
         entry = table.remove(region.key)
         assert entry is not None
-        assert not table.wait_quiet(entry, 0.01)
+        assert not table.wait_until_idle(entry, 0.01)
         with pytest.raises(AccessRefused), table.lease(1, region.key, 0, 1, write=False):
             pass
-    assert table.wait_quiet(entry, 0)
+    assert table.wait_until_idle(entry, 0)
     table.check()
 
 

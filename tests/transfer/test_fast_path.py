@@ -243,17 +243,17 @@ def test_who_carries_himself_takes_a_lane_like_any_other() -> None:
 
         def outer() -> None:
             couriers.check()
-            assert not couriers.run_here("a", lambda: ran.append("second lane"))
-            assert couriers.run_here("b", lambda: ran.append("other peer"))
+            assert not couriers.try_run_inline("a", lambda: ran.append("second lane"))
+            assert couriers.try_run_inline("b", lambda: ran.append("other peer"))
 
-        assert couriers.run_here("a", outer)
+        assert couriers.try_run_inline("a", outer)
         assert ran == ["other peer"]
-        assert couriers.run_here("a", lambda: ran.append("free again"))
+        assert couriers.try_run_inline("a", lambda: ran.append("free again"))
         assert ran[1:] == ["free again"]
         couriers.check()
     finally:
         couriers.close()
-    assert not couriers.run_here("a", lambda: None)
+    assert not couriers.try_run_inline("a", lambda: None)
 
 
 def test_who_carries_himself_does_not_overtake_and_frees_the_lane_for_those_in_line() -> None:
@@ -263,9 +263,9 @@ def test_who_carries_himself_does_not_overtake_and_frees_the_lane_for_those_in_l
 
         def holding_the_lane() -> None:
             couriers.post("a", posted.set)
-            assert not couriers.run_here("a", lambda: None)
+            assert not couriers.try_run_inline("a", lambda: None)
 
-        assert couriers.run_here("a", holding_the_lane)
+        assert couriers.try_run_inline("a", holding_the_lane)
         assert posted.wait(PATIENCE_S)
     finally:
         couriers.close()

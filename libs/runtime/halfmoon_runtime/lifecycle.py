@@ -215,7 +215,7 @@ class _Run:
         async with asyncio.TaskGroup() as tasks:
             self._service = self._serve_operators(tasks)
             lag = LoopLagMonitor()
-            hide = expose_metrics(lag.readings)
+            hide = expose_metrics(lag.metrics)
             self._service.spawn(lag.watch(), name="loop lag")
             self._main_task = tasks.create_task(self._main(self._service), name="main")
             await asyncio.wait({self._main_task})

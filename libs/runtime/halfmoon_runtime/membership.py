@@ -135,7 +135,7 @@ class Membership:
                 await asyncio.to_thread(self._write_now)
                 self._renewed_s = time.monotonic()
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         if self._renewed_s is None:
             return {}

@@ -308,6 +308,6 @@ class InstantTiers:
                     case Promote(record=record):
                         self.tiers.promoted(record.hash, "ok", 0.0)
                     case Erase(disk_slot=slot):
-                        self.tiers.erased(slot)
+                        self.tiers.on_erased(slot)
                     case _:
                         pass

@@ -367,7 +367,7 @@ class TransferEngine:
         self._require_open()
         return self._ways.view(region, offset, length)
 
-    def meet(self, segment: str, generation: int) -> None:
+    def resolve_peer(self, segment: str, generation: int) -> None:
         """Look a peer up before there is anything for it; at once for one that is known.
 
         May block on the metadata store. What is known then outlasts an outage of the store.
@@ -377,7 +377,7 @@ class TransferEngine:
             Lost: there is no such segment, or the store can't say.
         """
         self._require_open()
-        self._ways.meet(segment, generation)
+        self._ways.resolve_peer(segment, generation)
 
     def introduce(self, peer: SegmentDescriptor) -> None:
         """Know a peer that keeps no record in our metadata store, until it is released.

@@ -68,7 +68,7 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             service.announce("measuring", worker_id=worker_id)
             _, cost = await asyncio.to_thread(engine.measure)
         watch = ForwardWatchdog(settings.forward_limit_s)
-        stack.enter_context(watch.watching())
+        stack.enter_context(watch.run_in_background())
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
         port = await network.bind(worker_id, host=settings.host)

@@ -31,11 +31,11 @@ class DecodeCounts:
         """So many tokens came out of a step."""
         self._n_tokens += n
 
-    def gave_up(self, why: GiveUpReason) -> None:
+    def on_give_up(self, why: GiveUpReason) -> None:
         """A request is not decoded here, or no more."""
         self._given_up[why] += 1
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_decode_step_seconds": ("Forward passes of the batch.", self._step_s),
@@ -54,7 +54,7 @@ class DecodeCounts:
 
 def batch_metrics(batch: DecodeBatch, pages: PageAllocator) -> MetricSnapshot:
     """What the batch and its pool hold now; see `DecodeBatch` for what pages aside are."""
-    landing, aside = batch.pages_landing, batch.pages_aside
+    landing, aside = batch.pages_landing, batch.pages_quarantined
     return {
         "halfmoon_decode_requests": (
             "Requests here, by what they do: running, or waiting for their KV to land.",

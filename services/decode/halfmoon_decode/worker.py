@@ -147,7 +147,7 @@ class DecodeWorker:
         try:
             pages = self._reserve(wanted)
         except ReservationRefused as refusal:
-            self._counts.gave_up("refused")
+            self._counts.on_give_up("refused")
             await self.conductors.answer(
                 peer,
                 DecodeRefused(
@@ -257,7 +257,7 @@ class DecodeWorker:
             step = self.batch.next_step()
             self._in_step = {row.request_id for row in step.rows}
             for _ in step.preempted:
-                self._counts.gave_up("preempted")
+                self._counts.on_give_up("preempted")
             late = self._generations.late
             for request_id in step.preempted:
                 late.pop(request_id, None)
@@ -362,7 +362,7 @@ class DecodeWorker:
         for request_id in (*failed, *stuck):
             self.batch.cancel(request_id)
         for _ in failed:
-            self._counts.gave_up("step_failed")
+            self._counts.on_give_up("step_failed")
         messages += self._ended("the forward pass failed", *failed)
         for request_id, why in stuck.items():
             messages += self._ended(why.reason, request_id, retryable=False, invalid=why.invalid)
@@ -399,7 +399,7 @@ class DecodeWorker:
             now = self.clock.now()
             late = self.batch.expire(now)
             for _ in late:
-                self._counts.gave_up("not_landed")
+                self._counts.on_give_up("not_landed")
             await self._say(self._ended("its KV did not land before the deadline", *late))
             await self.conductors.look(self.info, now)
             await self.port.publish(
@@ -414,9 +414,9 @@ class DecodeWorker:
             )
             await asyncio.sleep(_HOUSEKEEPING_S)
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
-        return {**self._counts.readings(), **batch_metrics(self.batch, self.pages)}
+        return {**self._counts.metrics(), **batch_metrics(self.batch, self.pages)}
 
     def check(self) -> None:
         """Audit: the batch, and that every request here has what it should and an owner."""

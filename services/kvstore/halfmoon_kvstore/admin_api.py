@@ -71,7 +71,7 @@ class AdminApi:
         tiers, layout = stock.tiers, stock.layout
         if tiers is None or layout is None or block not in tiers:
             raise _not_found(block, self._worker)
-        parent, depth = tiers.place_in_prompt(block)
+        parent, depth = tiers.parent_and_depth(block)
         in_memory = tiers.memory.look(block)
         return {
             "hash": block.hex(),

@@ -100,7 +100,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         if service.http is not None:
             AdminApi(worker, clock).register(service.http)
             draining.register(service.http)
-        read = (draining.readings, transfer_engine_metrics(transfer.stats))
+        read = (draining.metrics, transfer_engine_metrics(transfer.stats))
         async with registered_worker(worker, membership, service, *read):
             service.announce("ready", worker_id=worker_id)
             await service.stopping.wait()

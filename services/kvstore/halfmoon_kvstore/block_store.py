@@ -129,7 +129,7 @@ class BlockStore:
                 await self._adopt(layout)
                 await self._require_the_models(layout)
             except LayoutMismatch as error:
-                log.error("blocks_of_another_layout", reason=f"{error}{self.how_to_start_anew()}")
+                log.error("blocks_of_another_layout", reason=f"{error}{self.layout_hint()}")
             except ValueError as error:
                 log.warning("disk_not_used", reason=str(error))
 
@@ -156,7 +156,7 @@ class BlockStore:
             try:
                 self.layout.require_same(layout, self.name, "the writer")
             except LayoutMismatch as error:
-                raise LayoutMismatch(f"{error}{self.how_to_start_anew()}") from None
+                raise LayoutMismatch(f"{error}{self.layout_hint()}") from None
             return self.tiers
         async with self._adopting:
             if self.tiers is None:
@@ -228,7 +228,7 @@ class BlockStore:
         await self._adopted(layout, n_slots)
         return self.tiers
 
-    def how_to_start_anew(self) -> str:
+    def layout_hint(self) -> str:
         """The end of an error about layouts."""
         if self.disk is None:
             return ""
@@ -306,7 +306,7 @@ class BlockStore:
             case Promote(record=record):
                 tiers.promoted(record.hash, outcome, now)
             case Erase(disk_slot=slot):
-                tiers.erased(slot)
+                tiers.on_erased(slot)
             case _:
                 assert_never(command)
         self.heed()

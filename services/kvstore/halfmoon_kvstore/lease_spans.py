@@ -37,7 +37,7 @@ class LeaseSpans:
         if span := self._waiting.pop((peer, ticket), None):
             span.end(now_s, reason)
 
-    def given_up(self, peer: PeerId, ticket: Ticket, now_s: float) -> None:
+    def on_given_up(self, peer: PeerId, ticket: Ticket, now_s: float) -> None:
         """Who asked does not want it any more; nothing if it was answered before."""
         if span := self._waiting.pop((peer, ticket), None):
             span.event("given up", now_s)

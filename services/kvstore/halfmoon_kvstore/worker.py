@@ -187,7 +187,7 @@ class KvstoreWorker:
             case RenewLease(ticket=ticket):
                 self._on_renew(peer, ticket)
             case ReleaseLease(ticket=ticket):
-                self._traces.given_up(peer, ticket, self._clock.now())
+                self._traces.on_given_up(peer, ticket, self._clock.now())
                 if self.tiers is not None:
                     self.tiers.release(owner_of(peer), ticket, self._clock.now())
                     self.stock.heed()
@@ -214,7 +214,7 @@ class KvstoreWorker:
                 self._outbox.answer(peer, Welcome(worker=self.info))
             case Unwelcome(reason=reason):
                 # Objects and other conductors' blocks are here, too: it goes on.
-                reason = reason[:_MAX_LOGGED] + self.stock.how_to_start_anew()
+                reason = reason[:_MAX_LOGGED] + self.stock.layout_hint()
                 log.error("refused_by_conductor", reason=reason, sender=peer.hex())
             case Cancel():
                 pass
@@ -232,7 +232,7 @@ class KvstoreWorker:
         except (LayoutMismatch, ValueError) as error:
             self._refuse(peer, put.ticket, str(error))
             return
-        if tiers.loops(put.hashes, put.parent):
+        if tiers.would_make_cycle(put.hashes, put.parent):
             self._refuse(peer, put.ticket, "a block of these is its own ancestor here")
             return
         now = self._clock.now()
@@ -339,7 +339,7 @@ class KvstoreWorker:
             await self._outbox.send()
             await self._port.publish(load_message(tiers, self._outbox.sequence))
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         if self.tiers is None or self.info.layout is None:
             return {}

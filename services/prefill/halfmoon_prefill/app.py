@@ -71,7 +71,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
             service.announce("measuring", worker_id=worker_id)
             cost, _ = await asyncio.to_thread(engine.measure)
         watch = ForwardWatchdog(settings.forward_limit_s)
-        stack.enter_context(watch.watching())
+        stack.enter_context(watch.run_in_background())
         network = ZmqNetwork(advertise_host=settings.advertised_host)
         stack.push_async_callback(network.close)
         kvstores = KvstoreClients(network, settings.kvstore_timeout_s)
@@ -108,7 +108,7 @@ async def run(settings: PrefillSettings, service: Service) -> None:
         acquaintances = PeerEndpointCache(store, transfer, worker_id)
         async with (
             registered_worker(
-                worker, Membership(store, info), service, moved, acquaintances.readings
+                worker, Membership(store, info), service, moved, acquaintances.metrics
             ),
             service.running(acquaintances.keep()),
         ):

@@ -91,7 +91,7 @@ class PrefillForward:
         job.landing_since_s = job.landing_since_s or now
         landing = job.landing_pieces(self.pool, layout, layer, blocks)
         job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
-        if put := job.put_pieces(self.pool, layout, layer, blocks):
+        if put := job.kvstore_pieces(self.pool, layout, layer, blocks):
             job.put_writes.append(self.submit("write", put, deadline_s=left_s))
 
     def _run(self, job: PrefillJob, chunk: PrefillChunk) -> Run:

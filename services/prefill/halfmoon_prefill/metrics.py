@@ -32,7 +32,7 @@ class PrefillCounts:
         """A request is over: done, failed or stopped."""
         self._ended[how] += 1
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_prefill_requests_ended_total": (

@@ -72,7 +72,7 @@ class PeerEndpointCache:
         """Seconds until the next look."""
         return max(self._look_s, REFRESH_S_PER_MEMBER * len(self._seen_s))
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_prefill_member_looks_total": (
@@ -105,7 +105,7 @@ class PeerEndpointCache:
         all_known = True
         for info in others:
             try:
-                self._transfer.meet(info.worker_id, info.generation)
+                self._transfer.resolve_peer(info.worker_id, info.generation)
             except TransferError as error:
                 # Its record may come later than its membership, or it is just leaving.
                 log.debug("not_met", worker_id=info.worker_id, reason=str(error))

@@ -155,7 +155,7 @@ class PrefillJob:
         """Tokens of the whole prompt."""
         return len(self.start.token_ids)
 
-    def most_cached(self, layout: KvLayout) -> int:
+    def max_cached_tokens(self, layout: KvLayout) -> int:
         """Tokens that may come from a cache: whole blocks, and at least one is computed.
 
         A score is made of a token's own forward, so where the prompt's are wanted, none may.
@@ -207,7 +207,7 @@ class PrefillJob:
             for block in blocks
         ]
 
-    def put_pieces(
+    def kvstore_pieces(
         self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
     ) -> list[Piece]:
         """One layer of those of these blocks that the home kvstore wants."""

@@ -60,7 +60,7 @@ class QueueAdmission:
             self._queue.push(
                 job.request_id,
                 n_tokens=job.n_tokens,
-                n_cached=min(hoped, job.most_cached(self._layout)),
+                n_cached=min(hoped, job.max_cached_tokens(self._layout)),
                 ready=False,
                 priority=start.priority,
             )

@@ -252,7 +252,7 @@ class PrefillWorker:
     async def _compute(self, job: PrefillJob) -> int:
         """Fetch what is cached, make room for what is not, compute; the first token."""
         asking_since_s = self.clock.now()
-        await self.caching.fetch(job, job.most_cached(self.layout))
+        await self.caching.fetch(job, job.max_cached_tokens(self.layout))
         await self.caching.make_room(job)
         job.asking_s = self.clock.now() - asking_since_s
         self.queue.rebase(job.request_id, job.n_cached)
@@ -313,7 +313,7 @@ class PrefillWorker:
             )
             await asyncio.sleep(_HOUSEKEEPING_S)
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_prefill_requests": ("Requests here.", len(self.jobs)),
@@ -321,9 +321,9 @@ class PrefillWorker:
                 "Tokens still to compute.",
                 self.queue.queued_tokens,
             ),
-            **self._counts.readings(),
+            **self._counts.metrics(),
             **page_metrics(self.pages),
-            **self.replicas.readings(),
+            **self.replicas.metrics(),
         }
 
     def check(self) -> None:

@@ -61,7 +61,7 @@ class Store:
                     case Promote(record=record):
                         self.tiers.promoted(record.hash, "ok", self.now)
                     case Erase(disk_slot=slot):
-                        self.tiers.erased(slot)
+                        self.tiers.on_erased(slot)
                     case _:
                         pass
 

@@ -95,7 +95,7 @@ def test_who_said_it_is_full_gets_nothing_until_a_load_or_a_release_or_the_time(
         pool = with_one_of_each()
         pool.on_load(D0, load(1, 1, 400, 70))
         pool.refused(D0, ASKED, 70.0)
-        pool.time_passed(69.9)
+        pool.on_tick(69.9)
         pool.on_load(D0, load(1, 1, 400, 70))  # no more room than by its last report
         assert pool.candidates([a_worker("decode-0")], 10) == []
         pool.release(D0, ASKED)  # it never had the pages of that one
@@ -105,7 +105,7 @@ def test_who_said_it_is_full_gets_nothing_until_a_load_or_a_release_or_the_time(
         elif hint == "release":
             pool.release(D0, LANDING)
         else:
-            pool.time_passed(70.0)
+            pool.on_tick(70.0)
         assert len(pool.candidates([a_worker("decode-0")], 10)) == 1
 
 
@@ -115,10 +115,10 @@ def test_who_refused_a_request_may_be_asked_for_a_smaller_one_once_it_has_report
     pool.hold(D0, ASKED, 20, DecodeStay(100, 50.0), n_wanted=21)
     pool.refused(D0, ASKED, 70.0)
     pool.release(D0, ASKED)
-    assert pool.take_roomier() == {D0}
+    assert pool.take_workers_with_more_room() == {D0}
     assert not pool.has_room(D0, 1)
     pool.on_load(D0, load(60, 0, 400, 70))
-    assert pool.take_roomier() == {D0}
+    assert pool.take_workers_with_more_room() == {D0}
     assert pool.has_room(D0, 20)
     assert not pool.has_room(D0, 21)
 

@@ -1086,7 +1086,7 @@ def test_first_tokens_and_steps_are_compared_with_what_was_predicted() -> None:
     core.now = 121.2
     core.handle(RequestFinished(R1, n_new=5))
     assert core.conductor.prefill_of(R1) is None
-    ttft, tbt = (core.conductor.accuracy.histograms[name] for name in ("ttft", "tbt"))
+    ttft, tbt = (core.conductor.prediction_errors.histograms[name] for name in ("ttft", "tbt"))
     assert (ttft.n, ttft.predicted_s, ttft.observed_s) == (1, 10.0, 20.0)
     assert (tbt.n, tbt.predicted_s) == (1, 0.1)
     assert tbt.observed_s == pytest.approx(1.2 / 4)
@@ -1098,9 +1098,9 @@ def test_a_single_token_has_no_steps_to_compare() -> None:
     decoding(core)
     core.now = 1.0
     assert core.handle(RequestFinished(R1, n_new=1)) == []
-    assert core.conductor.accuracy.histograms["tbt"].n == 0
+    assert core.conductor.prediction_errors.histograms["tbt"].n == 0
     core.arrive("cmpl-2")
     core.reserved(rid="cmpl-2")
     core.prefilled(rid="cmpl-2")
     core.handle(RequestFinished(R2, n_new=2))
-    assert core.conductor.accuracy.histograms["tbt"].n == 1
+    assert core.conductor.prediction_errors.histograms["tbt"].n == 1

@@ -250,19 +250,19 @@ def test_a_landing_in_doubt_is_kept_aside_for_a_time_and_no_longer_than_its_dead
     b.reserve(A, 8, stopping(), now=0)
     assert b.cancel(A, aside_until_s=aside_until_s)
     assert A not in b
-    assert (b.pages_aside, b.free_pages) == (2, 14)
+    assert (b.pages_quarantined, b.free_pages) == (2, 14)
     b.check()
     assert b.expire(now=9) == []
-    assert b.pages_aside == 2
+    assert b.pages_quarantined == 2
     assert b.expire(now=10) == []
-    assert (b.pages_aside, b.free_pages) == (0, 16)
+    assert (b.pages_quarantined, b.free_pages) == (0, 16)
 
 
 def test_a_running_request_has_landed_so_there_is_no_doubt() -> None:
     b = batch()
     started(b, A)
     b.cancel(A, aside_until_s=5)
-    assert (b.pages_aside, b.free_pages) == (0, 16)
+    assert (b.pages_quarantined, b.free_pages) == (0, 16)
 
 
 @dataclass

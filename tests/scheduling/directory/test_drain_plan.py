@@ -69,7 +69,7 @@ def test_who_took_less_than_it_was_asked_for_is_asked_no_more() -> None:
 def test_who_refuses_is_left_out_and_what_it_has_stays_known() -> None:
     plan = DrainPlan(leaving("ab"))
     plan.seen(A, chain("a"), n_room=10)
-    plan.leave_out(A)
+    plan.exclude(A)
     assert plan.next(10) is None and list(plan.left) == [block("ab")]
 
 

@@ -127,7 +127,7 @@ class World:
                 self.tiers.promoted(record.hash, outcome, self.now)
             case Erase(disk_slot=disk_slot):
                 self.disk[disk_slot] = b""
-                self.tiers.erased(disk_slot)
+                self.tiers.on_erased(disk_slot)
         self.heed()
 
     def settle(self) -> None:

@@ -323,7 +323,7 @@ def carried(
         error = f"frame: {caught}"
     except OSError:
         error = "connection"
-    lane.kick()
+    lane.abort()
     lane.close()
     thread.join(PATIENCE_S)
     left.close()

@@ -107,7 +107,7 @@ def test_a_source_that_fails_again_and_again_is_left_alone() -> None:
         assert fetch is not None
         plan.on_failed(fetch.shard, "silence")
     assert plan.next(first) is None
-    assert plan.why_stuck() == "20 of 20 shards are missing; other: silence"
+    assert plan.stuck_reason() == "20 of 20 shards are missing; other: silence"
 
 
 def test_a_success_forgives_a_source_its_failures() -> None:
@@ -140,7 +140,7 @@ def test_what_nobody_has_is_said() -> None:
         assert fetch is not None
         plan.on_fetched(fetch.shard)
     assert plan.next(first) is None
-    assert "nobody holds 2 of them, the first is 2" in plan.why_stuck()
+    assert "nobody holds 2 of them, the first is 2" in plan.stuck_reason()
     assert plan.here == {0, 1, 4}
 
 
@@ -170,7 +170,7 @@ def test_all_shards_come_as_long_as_somebody_good_has_them(data: st.DataObject) 
         plan.on_offers(data.draw(st.permutations(offers)))
         while (fetch := plan.next(dice)) is not None:
             in_flight.append(fetch)
-        assert in_flight, plan.why_stuck()
+        assert in_flight, plan.stuck_reason()
         back = in_flight.pop(data.draw(st.integers(0, len(in_flight) - 1)))
         if back.source == good or data.draw(st.booleans()):
             plan.on_fetched(back.shard)

@@ -158,7 +158,7 @@ class ChatSession:
         with self._console.status("[dim]reading …") as waiting:
 
             def show(chunk: StreamChunk) -> None:
-                if chunk.brings_tokens:
+                if chunk.has_tokens:
                     waiting.stop()
                 if chunk.thoughts:
                     self._write(chunk.thoughts, "dim")

@@ -45,7 +45,7 @@ class StreamedAnswer:
 
     def take(self, chunk: StreamChunk, at_s: float) -> None:
         """Add what an event brought."""
-        if chunk.brings_tokens:
+        if chunk.has_tokens:
             self.first_s = at_s if self.first_s is None else self.first_s
             self.last_s = at_s
             self.n_pieces += 1

@@ -82,7 +82,7 @@ class StreamChunk(msgspec.Struct, frozen=True):
         return (delta.reasoning_content or delta.reasoning or "") if delta else ""
 
     @property
-    def brings_tokens(self) -> bool:
+    def has_tokens(self) -> bool:
         """Whether at least one token came with it, even if it shows as nothing yet."""
         if not self.choices:
             return False

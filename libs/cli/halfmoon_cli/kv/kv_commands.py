@@ -68,7 +68,7 @@ def ls(
     with _nodes(metadata) as nodes:
         if node:
             query = {"limit": limit, **({"after": after} if after else {})}
-            page = nodes.get(nodes.named(node), "/blocks", **query)
+            page = nodes.get(nodes.find_node(node), "/blocks", **query)
             if json:
                 _print_json(page)
                 return
@@ -230,7 +230,7 @@ def drain(
     from halfmoon_cli.kv.kvstore_nodes import DRAIN_POLL_S, KvstoreNodeError
 
     with _nodes(metadata) as nodes:
-        info = nodes.named(node)
+        info = nodes.find_node(node)
         seen = nodes.post(info, "/drain", {"deadline_s": deadline_s})
         if wait:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

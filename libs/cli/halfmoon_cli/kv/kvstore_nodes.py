@@ -40,7 +40,7 @@ class KvstoreNodes:
         infos = [msgspec.json.decode(record, type=WorkerInfo) for record in records]
         return sorted((i for i in infos if i.role == "kvstore"), key=lambda i: i.worker_id)
 
-    def named(self, name: str) -> WorkerInfo:
+    def find_node(self, name: str) -> WorkerInfo:
         """One of them.
 
         Raises:

@@ -57,7 +57,7 @@ def load_torch_engine(
         shape = probe_attention(model)
         eos_token_ids = _eos_token_ids(model)
     with _library_errors(f"{folder}: its tokenizer can't be used"):
-        grammars = GrammarMasks.of_model(
+        grammars = GrammarMasks.for_model(
             folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
         )
     return TorchEngine(

@@ -80,7 +80,7 @@ class GrammarMasks:
         weakref.finalize(self, self._sandbox.close)
 
     @classmethod
-    def of_model(cls, folder: Path, n_vocab: int, eos_token_ids: Sequence[int]) -> Self | None:
+    def for_model(cls, folder: Path, n_vocab: int, eos_token_ids: Sequence[int]) -> Self | None:
         """Those of a model's folder; None, and a warning, where it can't have any."""
         try:
             if not eos_token_ids:

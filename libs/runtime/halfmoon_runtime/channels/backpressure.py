@@ -30,7 +30,7 @@ class SendBackpressure:
         self._turns: dict[PeerId, _Turn] = {}
 
     async def send(self, peer: PeerId, offer: Callable[[], bool]) -> None:
-        """Call `offer` until it is true; calls for the same caller are served in order.
+        """Call `try_put` until it is true; calls for the same caller are served in order.
 
         Args:
             peer: who shall take it.

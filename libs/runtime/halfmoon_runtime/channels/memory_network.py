@@ -51,7 +51,7 @@ class MemoryNetwork:
         port = self._reachable(commands)
         publisher = self._reachable(events) if events is not None else None
         if port is None or (events is not None and publisher is None):
-            link.fall(f"nobody answers at {commands if port is None else events}")
+            link.break_off(f"nobody answers at {commands if port is None else events}")
         else:
             link.join(port, publisher)
         return link
@@ -70,7 +70,7 @@ class MemoryNetwork:
         """Cut `name` off from all its callers, until `heal`."""
         self._partitioned.add(name)
         for port in self._distinct_ports(name):
-            port.hang_up_all(f"{name} stopped answering heartbeats")
+            port.close_links(f"{name} stopped answering heartbeats")
 
     def heal(self, name: str) -> None:
         """Let new links reach `name` again."""
@@ -133,7 +133,7 @@ class MemoryPort:
                 await self._turns.send(peer, lambda: self._offer(peer, arriving))
         except TimeoutError:
             if (link := self.peers.get(peer)) is not None:
-                link.fall(f"{self.name} was not read for {self._network.unread_s} s")
+                link.break_off(f"{self.name} was not read for {self._network.unread_s} s")
             raise PeerUnreachable(f"{self.name}: caller {peer.hex()} reads nothing") from None
 
     async def publish(self, message: Message) -> None:
@@ -157,18 +157,18 @@ class MemoryPort:
 
     def take(self, peer: PeerId, message: AnyMessage) -> bool:
         """A command arrives; False when the queue is full."""
-        return self._inbox.offer((peer, message))
+        return self._inbox.try_put((peer, message))
 
     def stop(self, reason: str, *, discard: bool = False) -> None:
         """End, with or without what was not read yet."""
         self._network.forget(self)
-        self.hang_up_all(reason)
+        self.close_links(reason)
         self._inbox.end(reason, discard=discard)
 
-    def hang_up_all(self, reason: str) -> None:
+    def close_links(self, reason: str) -> None:
         """Every link to this port is down from now on."""
         for link in [*self.peers.values(), *self.listeners.values()]:
-            link.fall(reason)
+            link.break_off(reason)
 
     def check(self) -> None:
         """Assert that no link is down that we would send to."""
@@ -220,7 +220,7 @@ class MemoryLink:
 
     async def close(self) -> None:
         """See `Link.close`."""
-        self.fall("we hung up")
+        self.break_off("we hung up")
 
     def join(self, port: MemoryPort, publisher: MemoryPort | None) -> None:
         """Be connected."""
@@ -231,9 +231,9 @@ class MemoryLink:
 
     def deliver(self, message: AnyMessage | KvEventBatch) -> bool:
         """An answer or a publication arrives; False when the queue is full."""
-        return self._inbox.offer(message)
+        return self._inbox.try_put(message)
 
-    def fall(self, reason: str) -> None:
+    def break_off(self, reason: str) -> None:
         """Go down; what arrived before is still to be received."""
         if self._down is None:
             self._down = reason

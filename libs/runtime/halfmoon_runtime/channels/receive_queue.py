@@ -45,11 +45,11 @@ class ReceiveQueue(Generic[T]):
 
     async def put(self, item: T) -> None:
         """Add an item, waiting for room; after the end it is dropped."""
-        while not self.offer(item) and self._end is None:
+        while not self.try_put(item) and self._end is None:
             self._room.clear()
             await self._room.wait()
 
-    def offer(self, item: T) -> bool:
+    def try_put(self, item: T) -> bool:
         """Add an item if there is room and no end yet; whether it was added."""
         if self._end is not None or len(self._items) >= self._limit:
             return False

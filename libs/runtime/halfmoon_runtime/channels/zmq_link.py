@@ -74,7 +74,7 @@ class ZmqLink:
                 await self._settled.wait()
         except TimeoutError:
             missing = ", ".join(str(line) for line in self._lines if not line.is_up)
-            self.fall(f"not connected in {self._settings.connect_timeout_s} s: {missing}")
+            self.break_off(f"not connected in {self._settings.connect_timeout_s} s: {missing}")
         except BaseException:
             await self.close()
             raise
@@ -103,7 +103,7 @@ class ZmqLink:
 
     async def close(self) -> None:
         """See `Link.close`."""
-        self.fall(f"{self._commands}: we hung up")
+        self.break_off(f"{self._commands}: we hung up")
         self.task.cancel()
         await asyncio.wait({self.task})
         self._end()
@@ -113,7 +113,7 @@ class ZmqLink:
         if all(line.is_up for line in self._lines):
             self._settled.set()
 
-    def fall(self, reason: str) -> None:
+    def break_off(self, reason: str) -> None:
         """Go down, for good; the first reason stays."""
         if not self.is_down:
             self._reason = reason
@@ -162,7 +162,7 @@ class ZmqLink:
             await self._inbox.put(message)
 
     def _end(self) -> None:
-        self.fall(f"{self._commands}: the link failed, see the log")
+        self.break_off(f"{self._commands}: the link failed, see the log")
         self._inbox.end(self._reason)
         for line in self._lines:
             close_sockets(line.socket, line.monitor)
@@ -197,7 +197,7 @@ class _Line:
         if self.endpoint.startswith(_SCHEMES):
             self._connect()
         else:
-            self._link.fall(f"{self.endpoint}: not an endpoint of {' or '.join(_SCHEMES)}")
+            self._link.break_off(f"{self.endpoint}: not an endpoint of {' or '.join(_SCHEMES)}")
 
     async def on_event(self, frames: Frames) -> None:
         """Follow the connection: retry until it is up, and once it is lost, fall."""
@@ -207,7 +207,7 @@ class _Line:
             self._link.on_line_up()
         elif event == zmq.Event.DISCONNECTED:
             if self.is_up:
-                self._link.fall(f"{self.endpoint}: the connection is lost")
+                self._link.break_off(f"{self.endpoint}: the connection is lost")
         elif event & HANDSHAKE_FAILED:
             self._trouble = "the handshake failed"
             record_drop("handshake", self.endpoint, event.name)
@@ -221,4 +221,4 @@ class _Line:
         try:
             self.socket.connect(self.endpoint)
         except zmq.ZMQError as error:
-            self._link.fall(f"{self.endpoint}: {error.strerror}")
+            self._link.break_off(f"{self.endpoint}: {error.strerror}")

@@ -23,7 +23,7 @@ class LoopLagMonitor:
             await asyncio.sleep(_PERIOD_S)
             self.lag_s.observe(max(0.0, loop.time() - due_s))
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_event_loop_lag_seconds": (

@@ -103,5 +103,5 @@ class ConductorConnections:
         return len(orphans)
 
     async def _try_namesakes(self, info: WorkerInfo) -> None:
-        for peer in self.owners.namesakes():
+        for peer in self.owners.superseded_peers():
             await self.answer(peer, Welcome(worker=info))

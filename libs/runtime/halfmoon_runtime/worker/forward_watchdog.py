@@ -57,7 +57,7 @@ class ForwardWatchdog:
         on_hang: Callable[[float, float], None] = end_process,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch nothing yet: see `watching`.
+        """Watch nothing yet: see `run_in_background`.
 
         Args:
             limit_s: seconds of one pass; infinite: passes take as long as they take.
@@ -85,7 +85,7 @@ class ForwardWatchdog:
             self._on_hang(seconds, self._limit_s)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def run_in_background(self) -> Iterator[None]:
         """Look again and again for the length of a block, in a thread of its own.
 
         One watch of a process at a time: it uses the only timer of `faulthandler`.

@@ -16,7 +16,7 @@ class ServableWorker(Protocol):
         """Answer until cancelled."""
         ...
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         ...
 
@@ -33,16 +33,16 @@ async def registered_worker(
     As long as it is known, it answers.
 
     Args:
-        worker: answers, and has readings.
+        worker: answers, and has metrics.
         membership: its record.
         service: its process.
-        more: further readings, of what the worker works with.
+        more: further metrics, of what the worker works with.
 
     Raises:
         Superseded: a later start of this worker is there.
     """
     async with AsyncExitStack() as stack:
-        for read in (worker.readings, membership.readings, *more):
+        for read in (worker.metrics, membership.metrics, *more):
             stack.callback(expose_metrics(read))
         await stack.enter_async_context(service.running(worker.serve()))
         await membership.join()

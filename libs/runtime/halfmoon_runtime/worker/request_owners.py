@@ -25,7 +25,7 @@ class RequestOwners:
         """A conductor said hello; said twice on a connection, the later name counts."""
         self.conductors[peer] = conductor
 
-    def namesakes(self) -> list[PeerId]:
+    def superseded_peers(self) -> list[PeerId]:
         """Connections after which another one gave the same name: mostly predecessors."""
         latest = {conductor: peer for peer, conductor in self.conductors.items()}
         return [peer for peer, name in self.conductors.items() if latest[name] != peer]

@@ -62,7 +62,7 @@ class PageQueue:
         if rank in self:
             del self._ranks[bisect_left(self._ranks, rank)]
 
-    def lacks(self, lack: PageShortage) -> None:
+    def set_shortage(self, lack: PageShortage) -> None:
         """A placement found no room; it is remembered if the request is the first one."""
         if lack.rank == self.first:
             self._lack = lack
@@ -71,14 +71,14 @@ class PageQueue:
         """Something has changed besides pages: the first request is to be placed again."""
         self._lack = None
 
-    def may_go(self) -> bool:
+    def may_retry(self) -> bool:
         """Whether placing the first request again may find room; some request waits."""
         lack = self._lack
         if lack is None or lack.rank != self._ranks[0]:
             return True
         return any(
             worker in lack.takers and self._decodes.has_room(worker, lack.n_pages)
-            for worker in self._decodes.take_roomier()
+            for worker in self._decodes.take_workers_with_more_room()
         )
 
     def check(self) -> None:

@@ -53,18 +53,18 @@ class Quarantine:
             assert worker not in self._trials, f"{worker} tries two suspects"
             self._trials[worker] = tracked.request_id
 
-    def passed(self, tracked: RequestState, workers: Iterable[WorkerId]) -> None:
+    def on_harmless(self, tracked: RequestState, workers: Iterable[WorkerId]) -> None:
         """It has done no harm at these workers; some of them may not have tried it."""
         for worker in workers:
             if self._trials.get(worker) == tracked.request_id:
                 del self._trials[worker]
                 self._eased = True
 
-    def ease(self) -> None:
+    def request_retry(self) -> None:
         """Other workers may be there: the line is to be looked at."""
         self._eased = True
 
-    def take_eased(self) -> bool:
+    def take_retry_request(self) -> bool:
         """Whether a worker came free since this was asked last."""
         eased, self._eased = self._eased, False
         return eased
@@ -72,7 +72,7 @@ class Quarantine:
     def over(self, tracked: RequestState) -> None:
         """Its trial is over, however it went; if there was one."""
         if tracked.decode is not None:
-            self.passed(tracked, (*tracked.writers, tracked.decode))
+            self.on_harmless(tracked, (*tracked.writers, tracked.decode))
 
     def check(self, tracked: Iterable[RequestState], waiting: set[RequestId]) -> None:
         """Audit: trials are of live requests at their workers, and the line is of these."""

@@ -193,7 +193,7 @@ class BlockCache:
         stored = self._stored.get(block)
         return None if stored is None else BlockInspection(stored.n_leases, stored.stored_s)
 
-    def place_in_prompt(self, block: BlockHash) -> tuple[BlockHash | None, int] | None:
+    def parent_and_depth(self, block: BlockHash) -> tuple[BlockHash | None, int] | None:
         """Parent and depth of a stored block."""
         stored = self._stored.get(block)
         return None if stored is None else (stored.parent, stored.depth)
@@ -317,7 +317,7 @@ class BlockCache:
                 block, pending.parent, pending.depth, checksum, pending.slot, now,
                 tail=block == reservation.tail,
             )  # fmt: skip
-            self._stored.await_child_no_more(pending.parent)
+            self._stored.cancel_await_child(pending.parent)
         return reservation.hashes
 
     def revoke(self, owner: str, ticket: Ticket) -> bool:
@@ -327,7 +327,7 @@ class BlockCache:
         for block in reservation.hashes:
             pending = self._pending.pop(block)
             self._free.append(pending.slot)
-            self._stored.await_child_no_more(pending.parent)
+            self._stored.cancel_await_child(pending.parent)
         return True
 
     # -- reading -----------------------------------------------------------------------------

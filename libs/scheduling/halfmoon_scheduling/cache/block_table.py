@@ -95,7 +95,7 @@ class BlockTable:
         self._n_children[row] += 1
         return row
 
-    def let_parent_go(self, parent: BlockHash | None) -> None:
+    def release_parent(self, parent: BlockHash | None) -> None:
         """A child that was held is not any more."""
         if parent is not None:
             self._let_go(self._index.find(parent))

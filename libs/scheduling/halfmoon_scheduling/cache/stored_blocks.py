@@ -74,9 +74,9 @@ class StoredBlocks:
         """A child of this block is about to come: it counts from now on."""
         self._table.hold_parent(parent)
 
-    def await_child_no_more(self, parent: BlockHash | None) -> None:
+    def cancel_await_child(self, parent: BlockHash | None) -> None:
         """It has come, or will not."""
-        self._table.let_parent_go(parent)
+        self._table.release_parent(parent)
 
     def add(
         self, block: BlockHash, parent: BlockHash | None, depth: int, checksum: int, slot: int,

@@ -144,7 +144,7 @@ class Cluster:
                     unused[info.worker_id] = str(error)
         return unused
 
-    def crew(self, role: Role) -> RoleCapacity:
+    def role_capacity(self, role: Role) -> RoleCapacity:
         """Live workers of a role that take new work, in the order of their ids."""
         if (found := self._crews.get(role)) is None:
             infos = (i for i in self._infos.values() if i.role == role and self._takes_work(i))
@@ -154,7 +154,7 @@ class Cluster:
 
     def accepting(self, role: Role) -> tuple[WorkerInfo, ...]:
         """The members of that crew."""
-        return self.crew(role).workers
+        return self.role_capacity(role).workers
 
     @property
     def groups(self) -> tuple[PrefillGroup, ...]:

@@ -92,7 +92,7 @@ class DecodePool:
         self._pending = DecodeStarts()
         #: Over all workers, by what they run now.
         self._mean = MeanDecodeStep(costs)
-        #: Workers that may have room for more since `take_roomier` was asked last.
+        #: Workers that may have room for more since `take_workers_with_more_room` was asked last.
         self._roomier: set[WorkerId] = set()
         #: Workers that refused a reservation, to the clock's first look after `until_s` or to a
         #: report of more room.
@@ -135,7 +135,7 @@ class DecodePool:
             for info in workers
         ]
 
-    def with_terms(
+    def local_prefill_candidates(
         self, candidates: Iterable[DecodeCandidate]
     ) -> list[tuple[DecodeCandidate, LocalPrefillCandidate]]:
         """Those of them that prefill by themselves, and what that takes there."""
@@ -225,7 +225,7 @@ class DecodePool:
         nothing until it reports, and then for less, until that time or a report of more room."""
         self._full[worker_id] = _Full(until_s, self._workers[worker_id].held[request_id].n_wanted)
 
-    def time_passed(self, now: float) -> None:
+    def on_tick(self, now: float) -> None:
         """Workers that refused may be asked again when their time is over."""
         for worker_id in [w for w, full in self._full.items() if full.until_s <= now]:
             del self._full[worker_id]
@@ -233,7 +233,7 @@ class DecodePool:
 
     # -- room for those who wait -------------------------------------------------------------
 
-    def take_roomier(self) -> set[WorkerId]:
+    def take_workers_with_more_room(self) -> set[WorkerId]:
         """Workers that may have room for more than when this was asked last; no others have."""
         roomier, self._roomier = self._roomier, set()
         return roomier

@@ -125,9 +125,9 @@ class Conductor:
         return self._follower
 
     @property
-    def accuracy(self) -> PredictionErrors:
+    def prediction_errors(self) -> PredictionErrors:
         """How true predictions came."""
-        return self._requests.accuracy
+        return self._requests.prediction_errors
 
     def loads(self, now: float) -> PoolLoads:
         """How busy both pools are, as means of their workers' times over the limits."""
@@ -174,10 +174,10 @@ class Conductor:
             now: seconds on a clock that never goes back.
         """
         commands = self._dispatch(event, now)
-        if self._requests.room_made:
-            for tracked, done in self._requests.doors.ready(now):
+        if self._requests.room_may_have_grown:
+            for tracked, done in self._requests.late_admission.ready(now):
                 commands = commands + self._go_on(tracked, done, now)
-            self._requests.room_made = False
+            self._requests.room_may_have_grown = False
         return commands + self._requests.place_waiting(now)
 
     def _dispatch(self, event: AnyEvent, now: float) -> list[AnyCommand]:
@@ -225,8 +225,8 @@ class Conductor:
                 return self._on_decode_failed(worker_id, message, now)
             case DecodeLoad():
                 self.cluster.decodes.on_load(worker_id, message)
-                self._requests.doors.stir(worker_id)
-                self._requests.room_made = True
+                self._requests.late_admission.stir(worker_id)
+                self._requests.room_may_have_grown = True
             case PrefillLoad():
                 self.cluster.prefills.on_load(worker_id, message)
             case BlocksReplicated() if self._replicator is not None:
@@ -308,7 +308,7 @@ class Conductor:
             return []
         if not message.retryable:
             reason = f"{worker_id}: {message.reason}"
-            return self._requests.refuse_for_ever(tracked, reason, now)
+            return self._requests.refuse_permanently(tracked, reason, now)
         full_until_s = now + message.retry_after_s
         return self._requests.try_elsewhere(tracked, worker_id, full_until_s, now)
 
@@ -325,12 +325,12 @@ class Conductor:
         if message.n_cached >= len(tracked.request.token_ids):  # at least one was computed
             message = msgspec.structs.replace(message, n_cached=0)
         self._placer.learn(tracked.placement, tracked.request, message, now)
-        self._requests.accuracy.observe(
+        self._requests.prediction_errors.observe(
             "ttft", tracked.first_token_s - tracked.arrived_s, now - tracked.arrived_s
         )
-        self._requests.accuracy.prefilled(tracked.placement.chosen, message)
+        self._requests.prediction_errors.prefilled(tracked.placement.chosen, message)
         if not message.finish:
-            held_up = self._requests.held_up(tracked, message, now)
+            held_up = self._requests.admit_late(tracked, message, now)
             if held_up is not None:
                 return held_up
         return self._go_on(tracked, message, now)
@@ -368,7 +368,7 @@ class Conductor:
         commands = self._requests.send(tracked.decode, Cancel(request_id=message.request_id))
         if not message.invalid:
             self._placer.avoid(message.request_id, message.culprit or worker_id)
-            self._requests.workers_changed()
+            self._requests.on_workers_changed()
         culprit = self.cluster.get(message.culprit) if message.culprit is not None else None
         if (
             culprit is not None
@@ -377,7 +377,7 @@ class Conductor:
         ):
             commands += self._requests.send(culprit.worker_id, SnapshotBlocks())
         reason = f"prefill at {worker_id} failed: {message.reason}"
-        return commands + self._requests.again(
+        return commands + self._requests.retry(
             tracked, reason, now, retryable=message.retryable, invalid=message.invalid
         )
 
@@ -415,7 +415,7 @@ class Conductor:
         if tracked.phase is Phase.PREFILLING and tracked.prefill is not None and tracked.writers:
             commands = self._requests.send(tracked.prefill, Cancel(request_id=request_id))
         reason = f"decode at {worker_id} failed: {message.reason}"
-        return commands + self._requests.again(
+        return commands + self._requests.retry(
             tracked, reason, now, retryable=message.retryable, invalid=message.invalid
         )
 
@@ -453,7 +453,7 @@ class Conductor:
             if known is not None:
                 commands += self._on_worker_lost(info.worker_id, str(error), now)
             return [*commands, RefuseWorker(info.worker_id, str(error))]
-        self._requests.workers_changed()
+        self._requests.on_workers_changed()
         if info.role == "kvstore" and known is None and self._follower.joined(info.worker_id, now):
             commands += self._requests.send(info.worker_id, SnapshotBlocks())
         return commands
@@ -465,7 +465,7 @@ class Conductor:
         self._follower.lost(worker_id)
         if self._replicator is not None:
             self._replicator.lost(worker_id)
-        return self._requests.worker_lost(lost, reason, now)
+        return self._requests.on_worker_lost(lost, reason, now)
 
     def _on_kv_changed(
         self, worker_id: WorkerId, batch: KvEventBatch, now: float
@@ -484,7 +484,7 @@ class Conductor:
     # -- time --------------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> list[AnyCommand]:
-        commands = self._requests.time_passed(now)
+        commands = self._requests.on_tick(now)
         for worker_id in self._follower.overdue(now, self.config.snapshot_timeout_s):
             commands += self._requests.send(worker_id, SnapshotBlocks())
         return commands + self._replicate(now) + self._change_roles(now)

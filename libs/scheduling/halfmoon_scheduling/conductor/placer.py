@@ -146,8 +146,8 @@ class Placer:
         without those it avoids, unless that leaves none."""
         prefills, decodes = able_workers(
             request,
-            self._cluster.crew("prefill"),
-            self._cluster.crew("decode"),
+            self._cluster.role_capacity("prefill"),
+            self._cluster.role_capacity("decode"),
             self._layout().block_size,
         )
         if apart_from:
@@ -181,7 +181,7 @@ class Placer:
         return prefer_local_prefill(
             placement,
             job,
-            self._cluster.decodes.with_terms(candidates),
+            self._cluster.decodes.local_prefill_candidates(candidates),
             prefixes,
             self._cluster.transfers,
             self._costs,

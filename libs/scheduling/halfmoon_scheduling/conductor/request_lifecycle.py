@@ -87,16 +87,16 @@ class RequestLifecycle:
         #: What to do at them depends on the phase.
         self.deadlines = Deadlines()
         #: Those in phase LANDED.
-        self.doors = LateAdmission(config, self._slos, cluster.decodes, self.deadlines)
+        self.late_admission = LateAdmission(config, self._slos, cluster.decodes, self.deadlines)
         #: How requests ended that were not served: by the limit missed, or by what was lacking.
         self.refusals: Counter[str] = Counter()
         #: How true predictions came.
-        self.accuracy = PredictionErrors()
+        self.prediction_errors = PredictionErrors()
         #: When deadlines were looked at last.
         self._ticked_s = 0.0
         #: Set when something may have made room at a decode worker's door; the conductor
         #: clears it when it has looked there.
-        self.room_made = False
+        self.room_may_have_grown = False
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -133,36 +133,38 @@ class RequestLifecycle:
         self._requests[request.request_id] = tracked
         if len(request.casualties) >= self._config.max_casualties:
             return self._refuse_harmful(tracked)
-        self._cluster.decodes.time_passed(now)
+        self._cluster.decodes.on_tick(now)
         commands: list[AnyCommand] = []
         if self._deferred and self._deferred[0] < tracked.rank:
             commands += self._place_deferred(now, max_vain=1)
         may_reserve = self._goes_before_all(tracked.rank)
-        return commands + self._seek(tracked, now, may_reserve=may_reserve)
+        return commands + self._try_place(tracked, now, may_reserve=may_reserve)
 
     def place_waiting(self, now: float) -> list[AnyCommand]:
         """Place requests that wait for pages, in their order, until one has to go on waiting;
         and then suspects that can be kept apart by now."""
-        eased = self._quarantine.take_eased()
+        eased = self._quarantine.take_retry_request()
         if eased:
             self._waiting.reconsider()
         commands: list[AnyCommand] = []
-        while (first := self._waiting.first) is not None and self._waiting.may_go():
-            commands += self._seek(self._requests[first[-1]], now, may_reserve=True)
+        while (first := self._waiting.first) is not None and self._waiting.may_retry():
+            commands += self._try_place(self._requests[first[-1]], now, may_reserve=True)
             if self._waiting.first == first:
                 break
         while eased and (suspect := self._quarantine.first) is not None:
-            commands += self._seek(suspect, now, may_reserve=self._goes_before_all(suspect.rank))
+            commands += self._try_place(
+                suspect, now, may_reserve=self._goes_before_all(suspect.rank)
+            )
             if self._quarantine.first is suspect:
                 break
         return commands
 
-    def workers_changed(self) -> None:
+    def on_workers_changed(self) -> None:
         """Workers joined, left or said something new of themselves, or a request avoids others
         than before: what waits is placed again."""
-        self.room_made = True
+        self.room_may_have_grown = True
         self._waiting.reconsider()
-        self._quarantine.ease()
+        self._quarantine.request_retry()
 
     def _goes_before_all(self, rank: QueueRank) -> bool:
         first = self._waiting.first
@@ -176,7 +178,7 @@ class RequestLifecycle:
             if n_vain == max_vain:
                 break
             may_reserve = self._goes_before_all(rank)
-            commands += self._seek(self._requests[rank[-1]], now, may_reserve=may_reserve)
+            commands += self._try_place(self._requests[rank[-1]], now, may_reserve=may_reserve)
             n_vain += rank in self._deferred
         return commands
 
@@ -187,16 +189,20 @@ class RequestLifecycle:
         self._cluster.decodes.refused(decode, tracked.request_id, full_until_s)
         self._release(tracked, now)
         tracked.refused_by.add(decode)
-        return self._seek(tracked, now, may_reserve=True)
+        return self._try_place(tracked, now, may_reserve=True)
 
-    def _on_silence(self, tracked: RequestState, decode: WorkerId, now: float) -> list[AnyCommand]:
+    def _on_reserve_timeout(
+        self, tracked: RequestState, decode: WorkerId, now: float
+    ) -> list[AnyCommand]:
         """`decode` does not answer: another one, or another try with another id."""
         tracked.silent.add(decode)
         full_until_s = now + self._config.reserve_timeout_s
         commands = self.send(decode, Cancel(request_id=tracked.request_id))
         return commands + self.try_elsewhere(tracked, decode, full_until_s, now)
 
-    def _seek(self, tracked: RequestState, now: float, *, may_reserve: bool) -> list[AnyCommand]:
+    def _try_place(
+        self, tracked: RequestState, now: float, *, may_reserve: bool
+    ) -> list[AnyCommand]:
         """Reserve, wait, or end: for a request that holds nothing."""
         request = tracked.request
         for role in ("prefill", "decode"):
@@ -209,7 +215,7 @@ class RequestLifecycle:
         if tracked.silent:
             decodes = {info.worker_id for info in self._cluster.accepting("decode")}
             if decodes <= tracked.silent:
-                return self.again(tracked, f"no answer from {', '.join(sorted(decodes))}", now)
+                return self.retry(tracked, f"no answer from {', '.join(sorted(decodes))}", now)
         apart_from = self._quarantine.busy if tracked.is_suspect else frozenset()
         try:
             if apart_from and not self._placer.can_keep_apart(request, apart_from):
@@ -226,13 +232,13 @@ class RequestLifecycle:
                 self._config.admission, applicant, self._cluster.decodes
             )
             if verdict.misses:
-                return self._not_let_in(tracked, placement, verdict, now)
+                return self._on_not_admitted(tracked, placement, verdict, now)
         if placement.decode is None:
             asked_all = not tracked.refused_by
             commands = self._wait(tracked)
             if asked_all:
                 takers = self._placer.takers(request, tracked.silent, apart_from=apart_from)
-                self._waiting.lacks(PageShortage(tracked.rank, job.n_pages, takers))
+                self._waiting.set_shortage(PageShortage(tracked.rank, job.n_pages, takers))
             return commands
         if not may_reserve:
             return self._wait(tracked)
@@ -249,7 +255,7 @@ class RequestLifecycle:
             now - tracked.arrived_s,
         )
 
-    def _not_let_in(
+    def _on_not_admitted(
         self, tracked: RequestState, placement: Placement, verdict: AdmissionVerdict, now: float
     ) -> list[AnyCommand]:
         """Hold a request back if that may help, or refuse it.
@@ -270,7 +276,9 @@ class RequestLifecycle:
                 insort(self._deferred, tracked.rank)
             return []
         self._explain(tracked, placement, verdict, now, "refused")
-        return self.overloaded(tracked, verdict.misses, verdict.reason, verdict.retry_after_s)
+        return self.refuse_overloaded(
+            tracked, verdict.misses, verdict.reason, verdict.retry_after_s
+        )
 
     def _keep_apart(self, tracked: RequestState) -> list[AnyCommand]:
         """All workers that could take it try requests that are as suspect."""
@@ -296,7 +304,7 @@ class RequestLifecycle:
         # Retries are not turned away: they are no more than the workers held.
         if len(self._waiting) >= self._config.max_waiting and not tracked.is_retry:
             reason = f"{len(self._waiting)} requests wait for decode pages, which is the limit"
-            return self.overloaded(tracked, "queue_full", reason)
+            return self.refuse_overloaded(tracked, "queue_full", reason)
         self._waiting.add(tracked.rank)
         return []
 
@@ -354,19 +362,19 @@ class RequestLifecycle:
 
     # -- between prefill and decode ----------------------------------------------------------
 
-    def held_up(
+    def admit_late(
         self, tracked: RequestState, done: PrefillDone, now: float
     ) -> list[AnyCommand] | None:
         """What to do if decode is too busy for a request whose prefill is done; None: it
         goes on. Nothing was delivered yet, so it may still wait or be refused."""
         assert tracked.placement is not None
-        verdict = self.doors.verdict(tracked)
-        if self.doors.wait(tracked, verdict, done, now):
+        verdict = self.late_admission.verdict(tracked)
+        if self.late_admission.wait(tracked, verdict, done, now):
             self._cluster.prefills.release(tracked.placement.prefill, tracked.request_id, now)
             self._prefill_passed(tracked)
-            self.room_made = True
+            self.room_may_have_grown = True
             return []
-        if verdict.misses and self.doors.refuses:
+        if verdict.misses and self.late_admission.refuses:
             return self._refuse_late(tracked, verdict, now)
         return None
 
@@ -399,7 +407,7 @@ class RequestLifecycle:
     def _prefill_passed(self, tracked: RequestState) -> None:
         """It has done no harm at its prefill workers; a decode worker that prefilled by itself
         has yet to decode."""
-        self._quarantine.passed(tracked, [w for w in tracked.writers if w != tracked.decode])
+        self._quarantine.on_harmless(tracked, [w for w in tracked.writers if w != tracked.decode])
 
     def finished(self, tracked: RequestState, n_new: int, now: float) -> None:
         """Decode has produced its last token, and freed its pages with it."""
@@ -408,7 +416,7 @@ class RequestLifecycle:
         seconds = self._cluster.decodes.decoded_for(tracked.decode, request.request_id, now)
         self._cluster.decodes.ended(seconds)
         if n_new > 1:
-            self.accuracy.observe("tbt", tracked.placement.tbt_s, seconds / (n_new - 1))
+            self.prediction_errors.observe("tbt", tracked.placement.tbt_s, seconds / (n_new - 1))
         self.end(tracked, now)
         self._placer.forget(request.request_id)
 
@@ -451,14 +459,14 @@ class RequestLifecycle:
             cancel = Cancel(request_id=request_id, landing_in_doubt=prefilling)
             commands += self.send(decode, cancel)
         if because:
-            return commands + self.again(
+            return commands + self.retry(
                 tracked, because, now, keep_landing=keep_landing, casualty=casualty
             )
         self.end(tracked, now, keep_landing=keep_landing)
         self._placer.forget(request_id)
         return commands
 
-    def again(
+    def retry(
         self,
         tracked: RequestState,
         reason: str,
@@ -492,7 +500,7 @@ class RequestLifecycle:
         self._placer.forget(tracked.request_id)
         return [Fail(tracked.request_id, reject.reason) if tracked.is_retry else reject]
 
-    def overloaded(
+    def refuse_overloaded(
         self, tracked: RequestState, what: str, reason: str, retry_after_s: float = RETRY_S
     ) -> list[AnyCommand]:
         """Refuse a request that holds nothing, for lack of room; `what` says of which."""
@@ -512,7 +520,9 @@ class RequestLifecycle:
         )
         return [Fail(tracked.request_id, reason, invalid=True, casualties=casualties)]
 
-    def refuse_for_ever(self, tracked: RequestState, reason: str, now: float) -> list[AnyCommand]:
+    def refuse_permanently(
+        self, tracked: RequestState, reason: str, now: float
+    ) -> list[AnyCommand]:
         """Its decode worker says that it never has room for it: nothing is held there."""
         self.refusals["too_long"] += 1
         self._release(tracked, now)
@@ -524,29 +534,29 @@ class RequestLifecycle:
         self._release(tracked, now, keep_landing=keep_landing)
         self.deadlines.set(tracked, float("inf"))
         del self._requests[tracked.request_id]
-        self.room_made = True
+        self.room_may_have_grown = True
 
     # -- landings of requests that are over --------------------------------------------------
 
     def free_landing(self, request_id: RequestId, *, in_doubt: bool) -> list[AnyCommand]:
         """Prefill writes no more, or can't be asked: decode may let go."""
-        self.room_made = True
+        self.room_may_have_grown = True
         return self._stopping.free(request_id, in_doubt=in_doubt)
 
     def forget_landing(self, request_id: RequestId) -> None:
         """Decode has let go by itself."""
-        self.room_made = True
+        self.room_may_have_grown = True
         self._stopping.forget(request_id)
 
     # -- many at once ------------------------------------------------------------------------
 
-    def worker_lost(self, lost: WorkerInfo, reason: str, now: float) -> list[AnyCommand]:
+    def on_worker_lost(self, lost: WorkerInfo, reason: str, now: float) -> list[AnyCommand]:
         """A worker has left the cluster: what was on it is tried again elsewhere.
 
         One that was draining was told to go: that speaks against no request.
         """
         worker_id = lost.worker_id
-        commands = self._stopping.worker_lost(worker_id)
+        commands = self._stopping.on_worker_lost(worker_id)
         for tracked in self.all():
             on_prefill = worker_id in tracked.writers and tracked.phase not in PREFILLED
             if on_prefill or tracked.decode == worker_id:
@@ -555,19 +565,19 @@ class RequestLifecycle:
                     casualty = Casualty(worker_id, lost.generation)
                 because = f"{worker_id} is lost: {reason}"
                 commands += self.give_up(tracked, now, because=because, casualty=casualty)
-        self.workers_changed()  # perhaps none is left for what waits
+        self.on_workers_changed()  # perhaps none is left for what waits
         return commands
 
-    def time_passed(self, now: float) -> list[AnyCommand]:
+    def on_tick(self, now: float) -> list[AnyCommand]:
         """Act on the deadlines that are over."""
         commands: list[AnyCommand] = []
         for tracked in self.deadlines.pop_due(now):
             if self._requests.get(tracked.request_id) is tracked:  # else ended by one before it
                 commands += self._on_deadline(tracked, now)
-        commands += self._stopping.time_passed(now)
-        self._cluster.decodes.time_passed(now)
+        commands += self._stopping.on_tick(now)
+        self._cluster.decodes.on_tick(now)
         self._ticked_s = now
-        self.room_made = True
+        self.room_may_have_grown = True
         if self._config.admission != "none":
             self._waiting.reconsider()  # its first token may be late by now
         return commands + self._place_deferred(now, max_vain=MAX_FAILED_RETRIES)
@@ -576,23 +586,23 @@ class RequestLifecycle:
         if tracked.phase is Phase.WAITING:
             waited_s = now - tracked.arrived_s
             reason = f"no decode pages came free in {waited_s:.3g} s"
-            return self.overloaded(tracked, "pages", reason)
+            return self.refuse_overloaded(tracked, "pages", reason)
         if tracked.phase is Phase.DEFERRED:
             waited_s = now - tracked.arrived_s
             reason = f"decode was too busy for {waited_s:.3g} s"
-            return self.overloaded(tracked, "tbt", reason)
+            return self.refuse_overloaded(tracked, "tbt", reason)
         if tracked.phase is Phase.QUARANTINED:
             waited_s = now - tracked.arrived_s
             reason = f"a worker was lost under it, and none came free to try it in {waited_s:.3g} s"
-            return self.overloaded(tracked, "quarantine", reason)
+            return self.refuse_overloaded(tracked, "quarantine", reason)
         decode = tracked.decode
         assert decode is not None, "it is reserving, prefilling, or has landed"
         if tracked.phase is Phase.RESERVING:
-            return self._on_silence(tracked, decode, now)
+            return self._on_reserve_timeout(tracked, decode, now)
         if tracked.phase is Phase.LANDED:
-            if self.doors.refuses:
-                return self._refuse_late(tracked, self.doors.verdict(tracked), now)
-            self.doors.due(tracked, now)
+            if self.late_admission.refuses:
+                return self._refuse_late(tracked, self.late_admission.verdict(tracked), now)
+            self.late_admission.due(tracked, now)
             return []
         timeout_s = self._config.request_timeout_s
         because = f"{tracked.prefill} did not finish in {timeout_s:.3g} s"
@@ -616,7 +626,7 @@ class RequestLifecycle:
         if tracked.prefill is not None:
             self._cluster.prefills.release(tracked.prefill, tracked.request_id, now)
         if tracked.decode is not None and not keep_landing:
-            self.doors.stir(tracked.decode)
+            self.late_admission.stir(tracked.decode)
             self._cluster.decodes.release(tracked.decode, tracked.request_id)
 
     def _stop_waiting(self, tracked: RequestState) -> None:
@@ -630,7 +640,7 @@ class RequestLifecycle:
             if i < len(self._deferred) and self._deferred[i] == tracked.rank:
                 del self._deferred[i]
         if tracked.phase is Phase.LANDED:
-            self.doors.leave(tracked)
+            self.late_admission.leave(tracked)
 
     def _patience_s(self, tracked: RequestState) -> float:
         """How long it may wait for pages, from its arrival."""
@@ -650,7 +660,7 @@ class RequestLifecycle:
             assert len(queue) == len(ranks), "a request waits twice"
         assert len(self._deferred) <= self._config.deferred_at_most
         self._check_first_has_no_room()
-        self.doors.check([t for t in self._requests.values() if t.phase is Phase.LANDED])
+        self.late_admission.check([t for t in self._requests.values() if t.phase is Phase.LANDED])
         quarantined = {t.request_id for t in self.all() if t.phase is Phase.QUARANTINED}
         self._quarantine.check(self.all(), quarantined)
         self.deadlines.check(self.all())

@@ -161,7 +161,7 @@ class DecodeBatch:
         return sum(len(landing.pages) for landing in list(self._landings.values()))
 
     @property
-    def pages_aside(self) -> int:
+    def pages_quarantined(self) -> int:
         """Pages of landings cancelled in doubt; not yet free."""
         return sum(len(landing.pages) for landing in list(self._aside))
 

@@ -62,7 +62,7 @@ class DrainPlan:
         for block in hashes:
             self._left.pop(block, None)
 
-    def leave_out(self, target: WorkerId) -> None:
+    def exclude(self, target: WorkerId) -> None:
         """A node takes no more, or is gone; what is there stays known."""
         self._targets[target].n_room = 0
 

@@ -51,9 +51,9 @@ class ReplicaHealth:
 
     def left_out(self, now: float) -> list[KvstoreAddress]:
         """Those whose pause is not over."""
-        return [replica for replica in self._left_out if self.is_left_out(replica, now)]
+        return [replica for replica in self._left_out if self.is_paused(replica, now)]
 
-    def is_left_out(self, replica: KvstoreAddress, now: float) -> bool:
+    def is_paused(self, replica: KvstoreAddress, now: float) -> bool:
         """Whether its pause is not over."""
         out = self._left_out.get(replica)
         return out is not None and now < out.until_s

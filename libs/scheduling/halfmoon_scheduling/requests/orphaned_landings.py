@@ -67,7 +67,7 @@ class OrphanedLandings:
         stopping = self._stopping.pop(request_id)
         self._cluster.decodes.release(stopping.decode, request_id)
 
-    def worker_lost(self, worker_id: WorkerId) -> list[AnyCommand]:
+    def on_worker_lost(self, worker_id: WorkerId) -> list[AnyCommand]:
         """A worker has left the cluster: its landings are gone, what it wrote is in doubt."""
         commands: list[AnyCommand] = []
         for request_id, stopping in list(self._stopping.items()):
@@ -79,7 +79,7 @@ class OrphanedLandings:
                 self._stopping[request_id] = replace(stopping, in_doubt=True)
         return commands
 
-    def time_passed(self, now: float) -> list[AnyCommand]:
+    def on_tick(self, now: float) -> list[AnyCommand]:
         """Free the landings of those whose prefill has not answered in time."""
         commands: list[AnyCommand] = []
         for request_id, stopping in list(self._stopping.items()):

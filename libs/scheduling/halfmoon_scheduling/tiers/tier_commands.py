@@ -35,7 +35,7 @@ class Promote(TierCommand, frozen=True, tag="promote"):
 
 
 class Erase(TierCommand, frozen=True, tag="erase"):
-    """See that what is in this slot is not found after a restart. Comes back as `erased`."""
+    """See that what is in this slot is not found after a restart. Comes back as `on_erased`."""
 
     disk_slot: int
 

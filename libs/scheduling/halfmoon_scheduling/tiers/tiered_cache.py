@@ -6,7 +6,7 @@
 
 `BlockCache` is the memory and `DiskMap` the disk; this file moves blocks between them. It has
 no clock and does no I/O: what is to be done goes out as commands (`commands`), and how that
-went comes back (`written`, `promoted`, `erased`).
+went comes back (`written`, `promoted`, `on_erased`).
 
 While a block is written, the disk holds a lease on it, so it is not evicted; while one is
 promoted, the disk holds a reservation, so its slot is nobody else's. Both end with the I/O and
@@ -118,14 +118,14 @@ class TieredCache:
         """All blocks of both tiers."""
         return list(dict.fromkeys([*self.memory.hashes(), *self.disk.hashes()]))
 
-    def place_in_prompt(self, block: BlockHash) -> tuple[BlockHash | None, int]:
+    def parent_and_depth(self, block: BlockHash) -> tuple[BlockHash | None, int]:
         """Parent and depth (blocks before it) of a block; None and -1 when it is not here."""
-        if (place := self.memory.place_in_prompt(block)) is not None:
+        if (place := self.memory.parent_and_depth(block)) is not None:
             return place
         on_disk = self.disk.get(block)
         return (None, -1) if on_disk is None else (on_disk.record.parent, on_disk.record.depth)
 
-    def loops(self, hashes: Sequence[BlockHash], parent: BlockHash | None) -> bool:
+    def would_make_cycle(self, hashes: Sequence[BlockHash], parent: BlockHash | None) -> bool:
         """Whether a block would come before itself in its prompt if these were put.
 
         Such blocks would have children for ever, and never be evicted. Only a block whose
@@ -137,7 +137,7 @@ class TieredCache:
             if parent in awaited:
                 return True
             seen.add(parent)
-            parent = self.memory.parent_of(parent) or self.place_in_prompt(parent)[0]
+            parent = self.memory.parent_of(parent) or self.parent_and_depth(parent)[0]
         return False
 
     def commands(self) -> list[TierCommand]:
@@ -303,7 +303,7 @@ class TieredCache:
     def written(self, block: BlockHash, outcome: TierOutcome, now: float) -> None:
         """A `WriteBack` has ended; "corrupt": what is in memory is not what was put there."""
         slot = self._writing.pop(block)
-        stored, place = self.memory.get(block), self.memory.place_in_prompt(block)
+        stored, place = self.memory.get(block), self.memory.parent_and_depth(block)
         assert stored is not None and place is not None, "a block that was written has gone"
         self.memory.release(_DISK, _ticket(block))
         match outcome:
@@ -361,7 +361,7 @@ class TieredCache:
             self._will_not_come(block, now)
         self._pump(now)
 
-    def erased(self, disk_slot: int) -> None:
+    def on_erased(self, disk_slot: int) -> None:
         """An `Erase` has ended."""
         self.disk.release(disk_slot)
 
@@ -440,7 +440,7 @@ class TieredCache:
             self._gone(evicted)
             self.counts.dropped += 1
             self._commands.append(AnnounceBlocks(tier="disk", left=(evicted,)))
-        stored, place = self.memory.get(block), self.memory.place_in_prompt(block)
+        stored, place = self.memory.get(block), self.memory.parent_and_depth(block)
         assert stored is not None and place is not None, "a block chosen to be written has gone"
         if slot is None:  # all that is on the disk is in use
             if self.memory.evict(block):
@@ -532,7 +532,7 @@ class TieredCache:
                 self._decide(*key, now)
 
     def _will_not_come(self, block: BlockHash, now: float) -> None:
-        for key in self._waiting.will_not_come(block):
+        for key in self._waiting.on_unavailable(block):
             self._decide(*key, now)
 
     def _decide(self, owner: str, ticket: Ticket, now: float) -> None:
@@ -589,7 +589,7 @@ class TieredCache:
             return hashes
         keep = {*hashes, parent}
         n_over -= self.tenants.give_up(
-            tenant, n_over, keep, self.pins.soft, self.place_in_prompt, self._discard
+            tenant, n_over, keep, self.pins.soft, self.parent_and_depth, self._discard
         )
         if n_over >= len(missing):
             raise self.tenants.refusal(tenant, self.memory.first_release_s(now))
@@ -598,14 +598,14 @@ class TieredCache:
     # -- both --------------------------------------------------------------------------------
 
     def _depth(self, block: BlockHash) -> int:
-        return self.place_in_prompt(block)[1]
+        return self.parent_and_depth(block)[1]
 
     def _before(self, block: BlockHash) -> Iterator[BlockHash]:
         """The stored blocks before one in its prompt, the nearest first."""
-        parent, _ = self.place_in_prompt(block)
+        parent, _ = self.parent_and_depth(block)
         while parent is not None and parent in self:
             yield parent
-            parent, _ = self.place_in_prompt(parent)
+            parent, _ = self.parent_and_depth(parent)
 
     def _require_new(self, owner: str, ticket: Ticket) -> None:
         if (owner, ticket) in self._waiting:

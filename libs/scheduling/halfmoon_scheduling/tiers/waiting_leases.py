@@ -65,7 +65,7 @@ class WaitingLeases:
                 found.append((key, not waiting.missing))
         return found
 
-    def will_not_come(self, block: BlockHash) -> list[LeaseKey]:
+    def on_unavailable(self, block: BlockHash) -> list[LeaseKey]:
         """Whoever waits for a block waits for those before it only; who has all these."""
         complete: list[LeaseKey] = []
         for key, waiting in self._waiting.items():

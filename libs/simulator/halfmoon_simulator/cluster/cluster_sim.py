@@ -181,7 +181,7 @@ class ClusterSim:
             decode_busy_s=self._lost_decode_s + sum(d.busy_s for d in self.decodes.values()),
             n_prefill=self.spec.n_prefill,
             n_decode=self.spec.n_decode,
-            n_events=self.agenda.n_made,
+            n_events=self.agenda.n_processed,
             n_role_changes=self._n_role_changes,
             copied_bytes=self._lost_copied_bytes
             + sum(kvstore.copier.copied_bytes for kvstore in self.kvstores.values()),
@@ -359,17 +359,17 @@ class ClusterSim:
         """A worker is gone; its socket tells the conductor after a message's time."""
         self._changing.pop(worker_id, None)
         if (prefill := self.prefills.pop(worker_id, None)) is not None:
-            prefill.die()
+            prefill.crash()
             self._lost_prefill_s += prefill.busy_s
             self._lost_computed += prefill.computed_tokens
             self._lost_cached += prefill.cached_tokens
         elif (decode := self.decodes.pop(worker_id, None)) is not None:
-            decode.die()
+            decode.crash()
             self._lost_decode_s += decode.busy_s
             self._lost_computed += decode.local.computed_tokens
             self._lost_cached += decode.local.cached_tokens
         elif (kvstore := self.kvstores.pop(worker_id, None)) is not None:
-            kvstore.copier.die()
+            kvstore.copier.crash()
             self._lost_copied_bytes += kvstore.copier.copied_bytes
             for other in self.kvstores.values():
                 other.copier.source_lost(kvstore)

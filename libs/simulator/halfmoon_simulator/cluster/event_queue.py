@@ -18,7 +18,7 @@ class EventQueue:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._n_added = 0
         #: Calls made so far.
-        self.n_made = 0
+        self.n_processed = 0
 
     def at(self, time_s: float, call: Callable[..., None], *arguments: Any) -> None:
         """Make a call at a time, which is now at the earliest."""
@@ -34,7 +34,7 @@ class EventQueue:
         if not self._heap:
             return False
         self.now, _, call, arguments = heappop(self._heap)
-        self.n_made += 1
+        self.n_processed += 1
         call(*arguments)
         return True
 

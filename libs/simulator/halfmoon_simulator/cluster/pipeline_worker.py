@@ -140,14 +140,14 @@ class PipelineWorker:
             if part.stage == 0 and not part.prompt.over:
                 part.prompt.kvstore_lost(kvstore)
 
-    def die(self) -> None:
+    def crash(self) -> None:
         """The worker is gone, and nothing more is computed of its prompts."""
         for part in list(self._parts.values()):
             part.prompt.member_lost()
 
     # -- passes ------------------------------------------------------------------------------
 
-    def takes_turn(self, oldest: int | None) -> bool:
+    def try_start_pass(self, oldest: int | None) -> bool:
         """Begin a pass, or wait for a chunk, if that comes before the worker's other work.
 
         Args:

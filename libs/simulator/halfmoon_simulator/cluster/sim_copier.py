@@ -136,7 +136,7 @@ class SimCopier:
             self._target.revoke(_COPIES, copy.order.ticket)
             self._refuse(copy.order, f"{source.worker_id} is lost")
 
-    def die(self) -> None:
+    def crash(self) -> None:
         """The target is gone: its source need hold nothing for it."""
         if (copy := self._copy) is not None:
             self._stop(copy)

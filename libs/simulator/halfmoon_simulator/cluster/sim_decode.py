@@ -217,10 +217,10 @@ class SimDecode:
             case _:
                 raise AssertionError(f"{self.worker_id} got {message!r}")
 
-    def die(self) -> None:
+    def crash(self) -> None:
         """The process is gone; its clients keep what they have."""
         self.dead = True
-        self.local.die()
+        self.local.crash()
         run = self._run
         over = 0
         if run is not None and run.step is None:

@@ -216,7 +216,7 @@ class SimLocalPrefills:
                     )
                     self._say(self._worker_id, failed)
 
-    def die(self) -> None:
+    def crash(self) -> None:
         """The process is gone, and with it all that it held elsewhere."""
         for prompt in self._prompts.values():
             self._let_go(prompt)

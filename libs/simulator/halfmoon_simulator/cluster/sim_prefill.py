@@ -193,13 +193,13 @@ class SimPrefill:
             if job.answered:
                 self._finish_keeping(job)
 
-    def die(self) -> None:
+    def crash(self) -> None:
         """The process is gone, and with it all that it held elsewhere."""
         self.dead = True
         for job in self._jobs.values():
             self._let_go(job)
         self._jobs.clear()
-        self.staging.die()
+        self.staging.crash()
 
     def say(self, message: AnyMessage) -> None:
         """Tell the conductor something."""
@@ -315,7 +315,7 @@ class SimPrefill:
         if self._passing or self.dead:
             return
         batch = self.queue.next_batch()
-        if self.staging.takes_turn(self._jobs[batch[0].request_id].number if batch else None):
+        if self.staging.try_start_pass(self._jobs[batch[0].request_id].number if batch else None):
             return
         self._pass = batch
         if not self._pass:

@@ -470,7 +470,7 @@ class ColocatedSim:
             decode_busy_s=sum(i.busy_s - i.prefill_s for i in self.instances),
             n_prefill=self.spec.n_instances,
             n_decode=self.spec.n_instances,
-            n_events=self.agenda.n_made,
+            n_events=self.agenda.n_processed,
         )
 
     def check(self) -> None:

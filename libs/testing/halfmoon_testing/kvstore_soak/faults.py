@@ -68,7 +68,7 @@ class NodeFaultInjector:
             for each in self._scene.prompts:
                 wanted = each[: self._scene.ledger.owes_prefix(name, each)]
                 if not theirs.isdisjoint(wanted):
-                    await self._scene.read_at_last("survivors", name, wanted)
+                    await self._scene.read_eventually("survivors", name, wanted)
                     self._scene.n_survived += len(theirs & {*wanted})
 
     async def _restart(self, name: str) -> None:
@@ -80,7 +80,7 @@ class NodeFaultInjector:
         for block in torn:
             tear_header(path, whole[block].slot)
         await asyncio.to_thread(self._scene.pool.start, name)
-        async with self._scene.all_turns():
+        async with self._scene.lock_all_prompts():
             client = await self._scene.visitors.visit("restarts", name, anew=True)
             stored = await client.stored()
             if lost := self._scene.ledger.must_return(name) - stored:
@@ -111,7 +111,7 @@ class NodeFaultInjector:
             return not await asyncio.to_thread(self._scene.pool.disk_is_off, name)
 
         await wait_until(is_on)
-        async with self._scene.all_turns():
+        async with self._scene.lock_all_prompts():
             client = await self._scene.visitors.visit("restarts", name, anew=True)
             self._scene.ledger.up(name, await client.stored())
 
@@ -119,16 +119,16 @@ class NodeFaultInjector:
         """One bit each of some blocks; turned back later, where it still is that block's."""
         name = self._dice.choice(self._scene.pool.names)
         path = self._scene.pool.segment(name)
-        async with self._scene.all_turns():
+        async with self._scene.lock_all_prompts():
             there = read_slot_headers(path)
             some = self._dice.sample(sorted(there), min(len(there), 8))
             chosen = {block: there[block] for block in some}
             self._scene.ledger.damaged(name, chosen, in_memory=False)
             flip_bits(path, [found.slot for found in chosen.values()])
         for block in chosen:
-            await self._scene.read_at_last("damage", name, [block])
+            await self._scene.read_eventually("damage", name, [block])
         await self._scene.some_operations(80)
-        async with self._scene.all_turns():
+        async with self._scene.lock_all_prompts():
             now = read_slot_headers(path)
             flip_bits(
                 path, [found.slot for block, found in chosen.items() if now.get(block) == found]
@@ -161,7 +161,7 @@ class NodeFaultInjector:
             return True
 
         await wait_until(is_mended)
-        async with self._scene.all_turns():
+        async with self._scene.lock_all_prompts():
             self._scene.ledger.mended(name, chosen)
 
     async def _no_metadata(self) -> None:

@@ -145,7 +145,7 @@ class SoakHarness:
             await asyncio.sleep(0.02)
 
     @asynccontextmanager
-    async def all_turns(self) -> AsyncIterator[None]:
+    async def lock_all_prompts(self) -> AsyncIterator[None]:
         """While no client does anything."""
         async with AsyncExitStack() as stack:
             for turn in self.turns:
@@ -185,7 +185,7 @@ class SoakHarness:
             f" {missing.hex()} {there} in its snapshot"
         )
 
-    async def read_at_last(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
+    async def read_eventually(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
         """Read a prefix from a node that is there; what it takes may have to come back first."""
         async with asyncio.timeout(SETTLE_S):
             while True:

@@ -22,7 +22,7 @@ class SoakWorker:
         self._scene = scene
         self._dice = dice
 
-    async def furnish(self) -> None:
+    async def preload(self) -> None:
         """Put half of the prompts at two nodes each, before anything happens."""
         names = self._scene.pool.names
         for number in range(0, N_PROMPTS, 2):

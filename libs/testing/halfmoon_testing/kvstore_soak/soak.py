@@ -75,7 +75,7 @@ class KvstoreSoak:
             async with asyncio.TaskGroup() as tasks:
                 listening = [tasks.create_task(each.run()) for each in self._listeners.values()]
                 if not scene.n_done:
-                    await workers[0].furnish()
+                    await workers[0].preload()
                 working = [tasks.create_task(each.work()) for each in workers]
                 due = scene.n_done + n_between
                 while not all(task.done() for task in working):
@@ -107,7 +107,7 @@ class KvstoreSoak:
         """Nothing is held any more, all that is owed is there, and listeners know the truth."""
         scene, listener = self._scene, self._listeners[name]
         for each in scene.prompts:
-            await scene.read_at_last("audit", name, each)
+            await scene.read_eventually("audit", name, each)
         client = await scene.visitors.visit("audit", name, anew=True)
 
         async def is_at_rest() -> bool:

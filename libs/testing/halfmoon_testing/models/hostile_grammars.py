@@ -27,7 +27,7 @@ class HostileGrammar:
     text: str
 
     @property
-    def lark(self) -> str:
+    def to_lark(self) -> str:
         """As a grammar for workers, unchecked."""
         match self.kind:
             case "schema":

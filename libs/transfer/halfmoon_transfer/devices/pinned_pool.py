@@ -48,7 +48,7 @@ class PinnedPool:
         """A run of so many bytes, at most the pool's size; None when stopped before."""
         assert n_bytes <= self.n_bytes
         found: PinnedRun | None = None
-        with stop.kicking(self._wake), self._free:
+        with stop.calling_on_stop(self._wake), self._free:
             while found is None and not stop.stopped:
                 found = self._take(n_bytes, 0)
                 if found is None:

@@ -146,7 +146,7 @@ class FetchPlan:
         if gone:
             self._gone.add(source)
 
-    def why_stuck(self) -> str:
+    def stuck_reason(self) -> str:
         """Why nothing can be asked for, in words."""
         nowhere = sorted(self._missing - _held(self._offers))
         parts = [f"{len(self._missing)} of {self._n_shards} shards are missing"]

@@ -79,7 +79,7 @@ class ObjectGetter:
             self._stop()
         self._announce()
         if self._plan.suspects:
-            self._shared.strike_out(self._plan.suspects)
+            self._shared.remove_dead_holders(self._plan.suspects)
         return GetReport(
             n_bytes=self._shared.newest.n_bytes,
             seconds=time.monotonic() - started,
@@ -101,7 +101,7 @@ class ObjectGetter:
                 stuck_until = stuck_until or now + self._settings.patience_s
                 if now >= stuck_until:
                     name = self._shared.newest.name
-                    raise ShardUnavailable(f"object {name}: {self._plan.why_stuck()}")
+                    raise ShardUnavailable(f"object {name}: {self._plan.stuck_reason()}")
                 time.sleep(_POLL_S)
                 self._fresh = False
 
@@ -163,7 +163,7 @@ class ObjectGetter:
         self._plan.on_failed(fetch.shard, reason, gone=gone)
         _log.info("shard %d from %s: %s", fetch.shard, fetch.source.segment, reason)
         if gone:
-            self._shared.strike_out({fetch.source})
+            self._shared.remove_dead_holders({fetch.source})
 
     def _announce(self) -> None:
         self._heard_at = time.monotonic()

@@ -70,7 +70,7 @@ class SharedRecord:
 
         self._change(change)
 
-    def strike_out(self, suspects: Iterable[ShardSource]) -> None:
+    def remove_dead_holders(self, suspects: Iterable[ShardSource]) -> None:
         """Take those holders out whose segment is over.
 
         Raises:

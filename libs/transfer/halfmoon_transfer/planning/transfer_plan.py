@@ -313,7 +313,7 @@ class TransferPlan:
         return len(self._peers)
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether it will end in an error, or has."""
         return self._error is not None
 
@@ -338,7 +338,7 @@ class TransferPlan:
     def _on_failed(
         self, key: PeerKey, each: Slice, outcome: SliceOutcome, again: list[Slice]
     ) -> None:
-        """Decide about one slice: into `again`, into `waiting`, or the transfer's end."""
+        """Decide about one slice: into `retry`, into `waiting`, or the transfer's end."""
         peer = self._peers[key]
         if outcome.fate is OutcomeKind.REJECTED:
             self._error = Rejected(outcome.reason)

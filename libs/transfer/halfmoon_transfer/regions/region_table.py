@@ -238,11 +238,11 @@ class RegionTable:
                     visitor(key, entry.view)
 
     def remove(self, key: bytes) -> RegionEntry | None:
-        """Take the key away; the caller then waits with `wait_quiet` and calls `discard`."""
+        """Take the key away; the caller then waits with `wait_until_idle` and calls `discard`."""
         with self._lock:
             return self._entries.pop(key, None)
 
-    def wait_quiet(self, entry: RegionEntry, timeout_s: float) -> bool:
+    def wait_until_idle(self, entry: RegionEntry, timeout_s: float) -> bool:
         """Wait for the last access to a removed region; whether it ended in time."""
         with self._quiet:
             return self._quiet.wait_for(lambda: entry.n_leases == 0, timeout_s)
@@ -250,7 +250,7 @@ class RegionTable:
     def discard(self, entry: RegionEntry) -> None:
         """Let go of the memory; it is freed with the last view of it.
 
-        Not before `wait_quiet`: an access that is still lent settles with its file.
+        Not before `wait_until_idle`: an access that is still lent settles with its file.
         """
         with self._lock:
             self._files.pop(entry.region.key, None)
@@ -419,7 +419,7 @@ class RegionTable:
             return "*" if entry is None else entry.location
 
     def acquire_entries(self, regions: Iterable[Region]) -> list[RegionEntry]:
-        """Some of our regions, in memory or on devices, until `give_back_all`.
+        """Some of our regions, in memory or on devices, until `release_all`.
 
         Raises:
             Refused: one of them is not ours (any more), or a file.
@@ -441,7 +441,7 @@ class RegionTable:
         try:
             yield entries
         finally:
-            self.give_back_all(entries)
+            self.release_all(entries)
 
     @contextmanager
     def lease_batch(
@@ -480,12 +480,12 @@ class RegionTable:
                         views[index] = rooms.enter_context(files[key].lent(offset, length))
                 yield views
         finally:
-            self.give_back_all(entries)
+            self.release_all(entries)
 
     def acquire_local(
         self, pieces: Iterable[Piece], *, write: bool
     ) -> tuple[list[RegionEntry], tuple[memoryview, ...]]:
-        """The bytes of each piece here, for those who call `give_back_all` themselves.
+        """The bytes of each piece here, for those who call `release_all` themselves.
 
         Raises:
             Refused: a region is not ours (any more) or not in memory that can be lent
@@ -508,7 +508,7 @@ class RegionTable:
                 entry.n_leases += 1
         return entries, tuple(views)
 
-    def give_back_all(self, entries: Sequence[RegionEntry]) -> None:
+    def release_all(self, entries: Sequence[RegionEntry]) -> None:
         """End accesses to these."""
         with self._quiet:
             for entry in entries:

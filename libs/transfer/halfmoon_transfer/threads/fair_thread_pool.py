@@ -51,7 +51,7 @@ class FairThreadPool:
             self._make_ready(peer)
             self._call_somebody()
 
-    def run_here(self, peer: str, job: Job) -> bool:
+    def try_run_inline(self, peer: str, job: Job) -> bool:
         """Run `job` in the calling thread if a lane of the peer is free; whether it did.
 
         It takes a lane like any other job, and doesn't push in before those that wait.

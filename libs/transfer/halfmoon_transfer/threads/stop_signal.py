@@ -20,7 +20,7 @@ class StopSignal:
         #: What is being waited for, for the message of a timeout.
         self.doing = ""
         self._kicks: list[Callable[[], None]] = []
-        # Held while kicks run: leaving `kicking` waits for them.
+        # Held while kicks run: leaving `calling_on_stop` waits for them.
         self._lock = threading.Lock()
 
     @classmethod
@@ -40,8 +40,8 @@ class StopSignal:
                 kick()
 
     @contextmanager
-    def kicking(self, kick: Callable[[], None]) -> Generator[None]:
-        """Have `kick` called if the signal is set, before or during the block."""
+    def calling_on_stop(self, kick: Callable[[], None]) -> Generator[None]:
+        """Have `abort` called if the signal is set, before or during the block."""
         with self._lock:
             self._kicks.append(kick)
             if self.stopped:

@@ -59,7 +59,7 @@ class FastPath:
         if not pieces or op not in ("read", "write"):
             return None
         remote = pieces[0].remote
-        return self._ways.short_to(remote.segment, remote.generation)
+        return self._ways.fast_route(remote.segment, remote.generation)
 
     def _copy(
         self, started: float, op: Op, pieces: Sequence[Piece], max_bytes: int, way: FastRoute
@@ -105,7 +105,7 @@ class FastPath:
             if hurry(peer, op, pieces, local, started + deadline_s):
                 return self._report(started, op, n_bytes, way)
         finally:
-            regions.give_back_all(entries)
+            regions.release_all(entries)
         if time.monotonic() < started + deadline_s:
             return None
         self._tally.on_failed(0)

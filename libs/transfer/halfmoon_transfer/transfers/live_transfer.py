@@ -153,7 +153,7 @@ class LiveTransfer(Transfer):
             for command in commands:
                 if isinstance(command, CarryBatch):
                     self._queued[command.batch.number] = command.batch
-            wind_down = self.plan.failing and not self.stop_signal.stopped
+            wind_down = self.plan.is_failing and not self.stop_signal.stopped
         for command in commands:
             self._perform(self, command)
         if wind_down:

@@ -118,7 +118,7 @@ class PathRouter:
         peer, moved = self._directory.resolve(key.segment, key.generation, fresh=fresh)
         return self._paths(peer), moved
 
-    def short_to(self, segment: str, generation: int) -> FastRoute | None:
+    def fast_route(self, segment: str, generation: int) -> FastRoute | None:
         """The best way to a peer that is known, if it sometimes does without a plan."""
         own = segment == self._own_key.segment and generation == self._own_key.generation
         peer = self._own_descriptor if own else self._directory.cached(segment, generation)
@@ -176,7 +176,7 @@ class PathRouter:
                 )
                 return backend.carry(CarryRequest(batch, peer, local, stop))
             finally:
-                self._regions.give_back_all(entries)
+                self._regions.release_all(entries)
         except AccessRefused:
             return same_outcome_for_all(
                 batch, OutcomeKind.REJECTED, "the local region was unregistered meanwhile"
@@ -219,7 +219,7 @@ class PathRouter:
                 return None
             raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
 
-    def meet(self, segment: str, generation: int) -> None:
+    def resolve_peer(self, segment: str, generation: int) -> None:
         """Know how a peer is reached; may block on the store.
 
         Raises:
@@ -236,10 +236,10 @@ class PathRouter:
         """Let go of a region that was removed; returns when accesses over wires have ended."""
         for backend in self.backends.values():
             backend.revoke(entry.region.key)
-        if not self._regions.wait_quiet(entry, _POLITE_S):
+        if not self._regions.wait_until_idle(entry, _POLITE_S):
             for backend in self.backends.values():
                 backend.evict(entry.region.key)
-            if not self._regions.wait_quiet(entry, _POLITE_S):
+            if not self._regions.wait_until_idle(entry, _POLITE_S):
                 _log.warning("a region of segment %s is still being accessed", entry.region.segment)
         self._regions.discard(entry)
 
@@ -262,5 +262,5 @@ class PathRouter:
         self._own.close()
         for entry in entries:
             # Copies that were made at once are not among the live transfers.
-            self._regions.wait_quiet(entry, _POLITE_S)
+            self._regions.wait_until_idle(entry, _POLITE_S)
             self._regions.discard(entry)

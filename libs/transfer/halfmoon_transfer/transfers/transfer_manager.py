@@ -147,7 +147,7 @@ class TransferManager:
         if here:
             # One only: what comes after it, tries of slices again, is posted.
             transfer.carrier = None
-        if not (here and self._couriers.run_here(batch.peer.segment, job)):
+        if not (here and self._couriers.try_run_inline(batch.peer.segment, job)):
             self._couriers.post(batch.peer.segment, job)
 
     def _finish(self, transfer: LiveTransfer, error: TransferError | None) -> None:

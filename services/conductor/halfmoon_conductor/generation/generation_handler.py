@@ -58,14 +58,14 @@ class GenerationHandler:
         try:
             asker.caller.admit(order.n_prompt)
         except RateLimited:
-            self._metrics.turned_away("tenant_limit")
+            self._metrics.on_rejected("tenant_limit")
             raise
         return OutputProcessor(
             self._gateway,
             order,
             self.tokenizer,
             self._metrics,
-            asker.caller.spend,
+            asker.caller.charge_generated,
             began_s=began_s,
         )
 

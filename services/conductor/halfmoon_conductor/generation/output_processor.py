@@ -142,7 +142,7 @@ class _Choice:
             # Closed before the last piece is written: after a stop string nothing runs on.
             if last is None:
                 raise GenerationFailed("The generation ended without saying why.")
-            self._meter.last_token()
+            self._meter.on_last_token()
             yield last
         except (ContextLengthExceeded, ServerOverloaded, ServiceUnavailable):
             outcome = None

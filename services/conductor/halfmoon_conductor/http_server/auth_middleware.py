@@ -88,7 +88,7 @@ class Principal:
         """
         self._take(self._tokens, n_tokens, "tokens")
 
-    def spend(self, n_tokens: int) -> None:
+    def charge_generated(self, n_tokens: int) -> None:
         """Charge tokens that were generated; nobody knew how many there would be."""
         if self._tokens is not None:
             self._tokens.take(n_tokens, self._clock())
@@ -176,7 +176,7 @@ class AuthMiddleware:
                 stack.enter_context(caller.entered())
                 stack.enter_context(self._load.entered())
             except ApiError as error:
-                self._metrics.turned_away(_why(error, body))
+                self._metrics.on_rejected(_why(error, body))
                 response = error_responses.error_response(error, scope["path"])
                 if not body.is_read and not isinstance(error, InvalidKey):
                     response.headers["connection"] = "close"

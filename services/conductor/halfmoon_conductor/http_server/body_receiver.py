@@ -86,7 +86,7 @@ class ReceivedBody:
         self._n_bytes += n_bytes
         bodies.n_bytes += n_bytes
         if self._n_bytes > bodies.limits.max_bytes:
-            raise bodies.too_large()
+            raise bodies.too_large_error()
         if self._n_bytes > SMALL_BYTES and bodies.n_bytes > bodies.limits.max_total_bytes:
             raise ServerOverloaded(
                 f"{bodies.limits.max_total_bytes} bytes of bodies are being read, the most that "
@@ -106,13 +106,13 @@ class BodyReceiver:
         """Begin one; `release` it."""
         return ReceivedBody(self)
 
-    def too_large(self) -> BodyTooLarge:
+    def too_large_error(self) -> BodyTooLarge:
         """What to say of a body over the limit."""
         return BodyTooLarge(
             f"The body is over {self.limits.max_bytes} bytes, the most that is accepted."
         )
 
-    def refuse_announced(self, scope: Scope) -> None:
+    def check_content_length(self, scope: Scope) -> None:
         """Refuse a body by the length that its header gives, unread.
 
         Raises:
@@ -121,7 +121,7 @@ class BodyReceiver:
         value = Headers(scope=scope).get("content-length", "")
         # More digits than any length that is taken: no need to know which number it is.
         if value.isdecimal() and (len(value) > 18 or int(value) > self.limits.max_bytes):
-            raise self.too_large()
+            raise self.too_large_error()
 
 
 def replay_body(scope: Scope, body: ReceivedBody, receive: Receive) -> Receive:

@@ -56,7 +56,7 @@ class RequestMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         try:
-            self._bodies.refuse_announced(scope)
+            self._bodies.check_content_length(scope)
             if scope["method"] in _WITH_BODIES and not is_guarded(scope["path"]):
                 await self._serve_unguarded(scope, receive, reply)
             else:

@@ -52,7 +52,7 @@ def debug_app(
                 "decisions": [_decision(observer, each) for each in newest_first][::-1],
                 "errors": {
                     quantity: _errors(histogram)
-                    for quantity, histogram in core.accuracy.histograms.items()
+                    for quantity, histogram in core.prediction_errors.histograms.items()
                 },
                 "refusals": core.refusals,
             }

@@ -106,7 +106,7 @@ class SegmentFile:
         """The slots that hold a block, each with the write that it is of."""
         pages = _Pages(self._file, self.shape)
         for slot in range(self.shape.n_slots):
-            header = self._headers.merged(*pages.headers(slot), slot)
+            header = self._headers.merge(*pages.headers(slot), slot)
             if header and (sequence := self._headers.sequence(header, slot)) is not None:
                 yield slot, sequence
 
@@ -159,7 +159,7 @@ class SegmentFile:
             self._file.store(offset, memoryview(header))
 
     def _chosen(self, first: bytes, second: bytes, slot: int) -> SlotEntry | None:
-        header = self._headers.merged(first, second, slot)
+        header = self._headers.merge(first, second, slot)
         return None if not header else self._headers.parse(header, slot)
 
     # -- mending -----------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class SegmentFile:
         n_headers = n_lost = 0
         for slot in range(shape.n_slots):
             first, second = pages.headers(slot)
-            right = self._headers.merged(first, first if front.version == 1 else second, slot)
+            right = self._headers.merge(first, first if front.version == 1 else second, slot)
             end = shape.offset(slot) + shape.layout.block_bytes
             if right is None or (right != EMPTY and end > n_bytes):
                 right, n_lost = EMPTY, n_lost + 1
@@ -263,7 +263,7 @@ def scan_blocks(path: Path) -> list[SlotEntry]:
     pages = _Pages(file, front.shape)
     for slot in range(front.shape.n_slots):
         first, second = pages.headers(slot)
-        header = headers.merged(first, first if front.version == 1 else second, slot)
+        header = headers.merge(first, first if front.version == 1 else second, slot)
         if header and (block := headers.parse(header, slot)) is not None:
             found.append(block)
     file.close()

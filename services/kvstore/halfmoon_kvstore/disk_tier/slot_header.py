@@ -1,6 +1,6 @@
 """The header of one slot of a segment file: which block is in the slot, with a checksum.
 
-A file has each header twice. `merged` says what a slot holds when the two differ: after damage,
+A file has each header twice. `merge` says what a slot holds when the two differ: after damage,
 or after a process that ended between writing the one and the other.
 """
 
@@ -74,7 +74,7 @@ class SlotHeaderCodec:
             slot, BlockRecord(BlockHash(name[:n_hash]), above, depth, checksum), sequence
         )
 
-    def merged(self, first: bytes, second: bytes, slot: int) -> bytes | None:
+    def merge(self, first: bytes, second: bytes, slot: int) -> bytes | None:
         """The right one of a slot's two headers; None if a block was there and neither is whole.
 
         Where one is empty and the other is not whole, the slot was empty.

@@ -90,7 +90,7 @@ class DrainController:
             await self._moving.run(limit_s)
         await self._readers_gone(until_s)
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         progress = self._moving.progress
         return {

@@ -120,7 +120,7 @@ class DrainMigration:
     ) -> tuple[DrainPlan, dict[str, KvstoreClient], str]:
         """What is left, who may take it, and why somebody may not."""
         plan = DrainPlan(
-            DrainingBlock(block, *tiers.place_in_prompt(block)) for block in tiers.hashes()
+            DrainingBlock(block, *tiers.parent_and_depth(block)) for block in tiers.hashes()
         )
         clients: dict[str, KvstoreClient] = {}
         refused = ""
@@ -160,7 +160,7 @@ class DrainMigration:
             except KvstoreUnavailable as error:
                 log.info("blocks_not_taken", by=order.target, reason=str(error))
                 busy = busy or error.retry_after_s > 0
-                plan.leave_out(order.target)
+                plan.exclude(order.target)
                 continue
             plan.copied(order, done.n_blocks)
             # Less than was asked for: what is on our disk did not come up in time, perhaps.

@@ -165,7 +165,7 @@ class PrefixCacheClient:
                 start.tenant,
             )
         except KvstoreUnavailable as error:
-            self._replicas.went_wrong(start.store_in, error)
+            self._replicas.on_error(start.store_in, error)
             log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
             return
         index = {block: i for i, block in enumerate(start.block_hashes)}
@@ -214,7 +214,7 @@ class PrefixCacheClient:
             job.put = None
             self._replicas.answered(put.address)
         except (TransferError, KvstoreUnavailable) as error:
-            self._replicas.went_wrong(put.address, error)
+            self._replicas.on_error(put.address, error)
             log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
 
     async def give_back(self, job: PrefillJob) -> None:

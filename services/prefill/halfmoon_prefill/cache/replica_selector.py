@@ -90,7 +90,7 @@ class ReplicaSelector:
             kvstore = await self.client(address)
             leased = await kvstore.lease(self._layout, hashes, trace)
         except KvstoreUnavailable as error:
-            self.went_wrong(address, error)
+            self.on_error(address, error)
             log.info("cache_not_used", kvstore=address.worker_id, reason=str(error))
             return None
         if not leased.places:
@@ -114,21 +114,21 @@ class ReplicaSelector:
     def failed(self, address: KvstoreAddress, reason: Exception) -> None:
         """It did not answer, did not deliver, or gave wrong bytes."""
         now = self._clock.now()
-        was_out = self.health.is_left_out(address, now)
+        was_out = self.health.is_paused(address, now)
         for_s = self.health.failed(address, now)
         if not was_out:  # several may be at it when it fails
             log.warning(
                 "kvstore_left_out", kvstore=address.worker_id, for_s=for_s, reason=str(reason)
             )
 
-    def went_wrong(self, address: KvstoreAddress, error: Exception) -> None:
+    def on_error(self, address: KvstoreAddress, error: Exception) -> None:
         """An exchange ended in this error: it declined, or failed."""
         if isinstance(error, KvstoreDeclined):
             self.answered(address)
         elif not isinstance(error, KvstoreExcluded):
             self.failed(address, error)
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_prefill_kvstores_left_out": (

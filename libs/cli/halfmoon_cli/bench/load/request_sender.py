@@ -41,7 +41,7 @@ class RequestSender:
                 if data == DONE:
                     continue
                 chunk = read_chunk(data)
-                if chunk.brings_tokens:
+                if chunk.has_tokens:
                     record.token(at_s)
                 finish = chunk.finish_reason or finish
                 usage = chunk.usage or usage

@@ -204,7 +204,7 @@ class MooncakeBackend:
         errand.stop.doing = f"waiting for {where}"
         whole = False
         try:
-            with errand.stop.kicking(lane.kick):
+            with errand.stop.calling_on_stop(lane.abort):
                 whole = move_batch(lane, errand, outcomes, trusted=not reused)
         except (OSError, MooncakeFrameError) as error:
             if reused:

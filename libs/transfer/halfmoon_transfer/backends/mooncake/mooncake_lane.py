@@ -42,7 +42,7 @@ def dial(host: str, port: int, timeout_s: float, stop: StopSignal) -> socket.soc
         sock = socket.socket(family, kind, protocol)
         sock.settimeout(left)
         try:
-            with stop.kicking(partial(_kick, sock)):
+            with stop.calling_on_stop(partial(_kick, sock)):
                 sock.connect(address)
         except OSError as failed:
             sock.close()
@@ -74,7 +74,7 @@ class MooncakeLane:
         self._status()
 
     def ready(self) -> None:
-        """From now on it waits as long as it must; `kick` wakes it."""
+        """From now on it waits as long as it must; `abort` wakes it."""
         self._socket.settimeout(None)
         tune_socket(self._socket)
 
@@ -118,7 +118,7 @@ class MooncakeLane:
         if code != mooncake_frames.APPLIED:
             raise AddressRefused(f"refused with code {code}")
 
-    def kick(self) -> None:
+    def abort(self) -> None:
         """Wake the thread that uses it, from another one; the lane is of no use afterwards."""
         _kick(self._socket)
 

@@ -98,7 +98,7 @@ class MooncakeLanePool:
                 raise MooncakeFrameError(f"this is segment {mark.segment:.200}")
             lane = self._dial(peer, stop)
             try:
-                with stop.kicking(lane.kick):
+                with stop.calling_on_stop(lane.abort):
                     lane.bind(_epoch(mark.epoch))
                 lane.ready()
             except AddressRefused:
@@ -152,7 +152,7 @@ class MooncakeLanePool:
             OSError: nobody answers, and whatever `ask` raises.
         """
         sock = dial(host, port, self._connect_timeout_s, stop)
-        with sock, stop.kicking(MooncakeLane(sock, 2).kick):
+        with sock, stop.calling_on_stop(MooncakeLane(sock, 2).abort):
             return ask(sock)
 
 

@@ -284,7 +284,7 @@ class RdmaLink:
             self.wait()
         raise RailFailed(f"nothing came back in {_PROBE_S} s")
 
-    def kick(self) -> None:
+    def abort(self) -> None:
         """Wake the thread that uses it, from another one; it is of no use afterwards."""
         os.eventfd_write(self._wake, 1)
         with contextlib.suppress(OSError):

@@ -143,7 +143,7 @@ class RdmaBackend:
         missing = broken = ""
         errand.stop.doing = f"waiting for {where}"
         try:
-            with errand.stop.kicking(link.kick):
+            with errand.stop.calling_on_stop(link.abort):
                 missing = use(link, outcomes)
         except (RdmaPeerGone, VerbsError) as error:
             missing = broken = str(error)
@@ -241,7 +241,7 @@ class RdmaBackend:
             raise (RdmaPeerGone if is_over else NothingListening)(str(error)) from error
         link = RdmaLink(sock, peer, self._health)
         try:
-            with stop.kicking(link.kick):
+            with stop.calling_on_stop(link.abort):
                 link.greet(self._devices, self._connect_timeout_s, self._key)
         except BaseException:
             link.close()
@@ -260,7 +260,7 @@ class RdmaBackend:
             rail = next((rail for rail in link.rails if rail.pair == pair), None)
             if rail is None:
                 raise RailFailed("its devices are not a pair any more")
-            with self._repairs.kicking(link.kick):
+            with self._repairs.calling_on_stop(link.abort):
                 link.connect(rail)
                 link.probe(rail)
         except VerbsError as error:

@@ -53,7 +53,7 @@ class DialGate:
             NotDialled: nothing answers there, or did not a moment ago.
             Exception: what else `dial` raises.
         """
-        with stop.kicking(self._wake):
+        with stop.calling_on_stop(self._wake):
             is_first = self._enter(place, stop)
         try:
             lane = dial()

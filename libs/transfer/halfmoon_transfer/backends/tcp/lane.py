@@ -108,7 +108,7 @@ class Lane:
         if theirs.refused:
             raise LaneRefused(msgspec.structs.replace(own, refused=theirs.refused))
 
-    def kick(self) -> None:
+    def abort(self) -> None:
         """Wake the thread that uses it, from another one; the lane is of no use afterwards."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -118,9 +118,9 @@ class Lane:
         self._socket.close()
 
     def end(self) -> None:
-        """The time of who hurries over it is over: `kick`, and remember that."""
+        """The time of who hurries over it is over: `abort`, and remember that."""
         self.in_time = False
-        self.kick()
+        self.abort()
 
     def carry(
         self, errand: CarryRequest, outcomes: list[SliceOutcome | None], *, checksums: bool

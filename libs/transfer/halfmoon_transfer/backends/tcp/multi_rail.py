@@ -170,7 +170,7 @@ class MultiRailTcp:
         there = peer.over(ticket.rail)
         watch.watch(attempt)
         try:
-            with errand.stop.kicking(attempt.stop.set):
+            with errand.stop.calling_on_stop(attempt.stop.set):
                 part = msgspec.structs.replace(errand, peer=there, stop=attempt.stop)
                 outcomes = _on_rail(part, ticket.rail, carry)
         except BaseException:

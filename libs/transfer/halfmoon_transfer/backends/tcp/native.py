@@ -48,7 +48,7 @@ class NativeServer:
         """
         ahead.resume(*self._table.serve(sock.fileno(), *ahead.state, self._spin_s))
 
-    def show(self, keys: Iterable[bytes]) -> None:
+    def serve_regions(self, keys: Iterable[bytes]) -> None:
         """Serve these from now on, if they are ours and in memory."""
         self._regions.visit(keys, self._table.add)
 

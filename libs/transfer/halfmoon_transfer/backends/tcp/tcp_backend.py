@@ -181,7 +181,7 @@ class TcpBackend:
         broken = ""
         reused = lane.used
         try:
-            with errand.stop.kicking(lane.kick):
+            with errand.stop.calling_on_stop(lane.abort):
                 use(lane, outcomes)
         except (OSError, TcpFrameError) as error:
             broken = f"{_where(errand.peer)}: {error}"
@@ -324,7 +324,7 @@ class TcpBackend:
         )
         try:
             # Whoever accepts a connection and says nothing is no better than who doesn't accept.
-            with stop.kicking(lane.kick):
+            with stop.calling_on_stop(lane.abort):
                 lane.greet(hello, self._key)
             self._unsettled.settle(peer, over)
             sock.settimeout(None)
@@ -382,7 +382,7 @@ def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.
         sock = socket.socket(family, kind, protocol)
         sock.settimeout(left)
         try:
-            with stop.kicking(Lane(sock).kick):
+            with stop.calling_on_stop(Lane(sock).abort):
                 sock.connect(address)
         except OSError as failed:
             sock.close()

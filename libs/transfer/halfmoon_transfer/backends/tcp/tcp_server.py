@@ -267,7 +267,7 @@ class _Connection:
             else:
                 self._give(request, views)
         if self._native is not None:
-            self._native.show(self.accessing)
+            self._native.serve_regions(self.accessing)
         self.accessing = frozenset()
 
     def _note(self, request: TcpRequest) -> None:

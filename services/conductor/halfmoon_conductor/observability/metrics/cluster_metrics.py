@@ -49,7 +49,7 @@ class ClusterMetrics:
         self._event_lag_s = FastHistogram(time_buckets(0.0005, 60.0))
         #: Free pages and all, as workers told last; of some that are gone, too.
         self._pages: dict[WorkerId, tuple[int, int]] = {}
-        expose_metrics(self.readings, registry=registry)
+        expose_metrics(self.metrics, registry=registry)
 
     def on_prefill_done(self, worker_id: WorkerId, done: PrefillDone) -> None:
         """A prefill worker said this; the core is about to hear it."""
@@ -81,7 +81,7 @@ class ClusterMetrics:
             elif isinstance(command, Fail):
                 self._failed += 1
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {**self._requests(), **self._workers(), **self._events()}
 
@@ -111,7 +111,7 @@ class ClusterMetrics:
                     "quantity",
                     {
                         quantity: _distribution(errors)
-                        for quantity, errors in core.accuracy.histograms.items()
+                        for quantity, errors in core.prediction_errors.histograms.items()
                     },
                 ),
             ),

@@ -48,7 +48,7 @@ class GenerationTimer:
         self._last_s = now_s
         self._n += 1
 
-    def last_token(self) -> None:
+    def on_last_token(self) -> None:
         """The one before was the last."""
         self._metrics.on_end(
             self._last_s - self._began_s, self._last_s - self._first_s, self._worked_s, self._n

@@ -76,9 +76,9 @@ class HttpMetrics:
         self._turned: dict[RejectionReason, int] = dict.fromkeys(
             ("invalid_key", "tenant_limit", "concurrency", "body"), 0
         )
-        expose_metrics(self.readings, registry=registry)
+        expose_metrics(self.metrics, registry=registry)
 
-    def turned_away(self, why: RejectionReason) -> None:
+    def on_rejected(self, why: RejectionReason) -> None:
         """A request was refused before anything was looked at."""
         self._turned[why] += 1
 
@@ -137,7 +137,7 @@ class HttpMetrics:
         """A generation that was not refused is over."""
         self._outcomes[outcome] += 1
 
-    def readings(self) -> MetricSnapshot:
+    def metrics(self) -> MetricSnapshot:
         """What the metrics show."""
         return {
             "halfmoon_time_to_first_token_seconds": (
