@@ -152,7 +152,7 @@ def test_every_stage_that_a_service_announces_is_listed() -> None:
         stage
         for folder in ("libs", "services")
         for source in (ROOT / folder).glob("*/halfmoon_*/**/*.py")
-        for stage in re.findall(r'announce\(\s*"(\w+)"', source.read_text())
+        for stage in re.findall(r'(?:announce|report_stage)\(\s*"(\w+)"', source.read_text())
     }
     listed = re.search(r"`stage` \(([\w, ]+)\)", text_of("docs/operating.md"))
     assert listed is not None

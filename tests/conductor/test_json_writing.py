@@ -69,7 +69,7 @@ def test_fields_that_are_not_set_are_left_out_at_any_depth() -> None:
     ("limit", "fields", "param"),
     [
         ("MAX_PROMPT_TOKENS", {"prompt": [70] * 30, "n": 4}, "n"),
-        ("MAX_TOLD_TOKENS", {"prompt": [70] * 30, "n": 4, "return_token_ids": True},
+        ("MAX_RETURNED_TOKEN_IDS", {"prompt": [70] * 30, "n": 4, "return_token_ids": True},
          "return_token_ids"),
         ("MAX_ECHOED_CHARACTERS", {"prompt": "a" * 30, "n": 4, "echo": True}, "echo"),
     ],

@@ -133,7 +133,7 @@ async def test_answers_are_as_the_schema_says(
     prompt = {"model": "lab/moon", "prompt": "a"}
     hello = {"model": "lab/moon", "messages": [{"role": "user", "content": "a"}]}
     for name, answer in [
-        ("Completion", await client.post(COMPLETIONS, json=prompt)),
+        ("TextCompletion", await client.post(COMPLETIONS, json=prompt)),
         ("ChatCompletion", await client.post(CHAT, json=hello)),
         ("ModelList", await client.get("/v1/models")),
         ("Model", await client.get("/v1/models/lab/moon")),

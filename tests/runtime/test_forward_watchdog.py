@@ -10,7 +10,7 @@ from halfmoon_runtime.worker.forward_watchdog import HUNG_STATUS, ForwardWatchdo
 
 PROGRAM = """
 import re, threading
-from halfmoon_runtime.worker.forward_watchdog import ForwardWatch
+from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 
 def waits_without_the_lock():
     threading.Event().wait()
@@ -18,8 +18,8 @@ def waits_without_the_lock():
 def keeps_the_lock():
     re.match(r"(a+)+$", "a" * 60 + "b")
 
-watch = ForwardWatch(0.2)
-with watch.watching():
+watch = ForwardWatchdog(0.2)
+with watch.run_in_background():
     assert [watch.run(len, "four") for _ in range(1000)] == [4] * 1000
     threading.Event().wait(1.0)  # no pass runs: nothing is noticed
     print("still here", flush=True)

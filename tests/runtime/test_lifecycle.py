@@ -280,9 +280,9 @@ def test_a_service_serves_its_metrics_where_its_settings_say(
     port = free_port()
     running = start(
         """
-from halfmoon_runtime.channels.dropped_messages import drop
+from halfmoon_runtime.channels.dropped_messages import record_drop
 async def main(service):
-    drop("malformed", "here")
+    record_drop("malformed", "here")
     service.announce("ready")
     await service.stopping.wait()
 """

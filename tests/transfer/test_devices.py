@@ -157,10 +157,10 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
 
 _CHILD = """
 import sys
-from halfmoon_transfer.devices import cuda, emulated
+from halfmoon_transfer.devices import cuda_device, emulated_device
 from halfmoon_transfer.devices.device_interface import IpcHandle
 identity, token, offset, n_bytes = sys.argv[1:]
-driver = cuda if identity.startswith("cuda") else emulated
+driver = cuda_device if identity.startswith("cuda") else emulated_device
 device = driver.open_device(driver.find(identity))
 address = device.open_handle(IpcHandle(bytes.fromhex(token), int(offset)))
 again = device.open_handle(IpcHandle(bytes.fromhex(token), int(offset)))

@@ -93,7 +93,7 @@ def test_a_machine_without_devices_says_so_or_leaves_it_out_as_asked() -> None:
 def test_without_pyverbs_the_message_says_where_it_comes_from() -> None:
     program = (
         "import sys; sys.modules['pyverbs'] = None\n"
-        "from halfmoon_transfer.backends.rdma import backend, verbs\n"
+        "from halfmoon_transfer.backends.rdma import rdma_backend, verbs\n"
         "try: verbs.device_names()\n"
         "except OSError as error: print(error)"
     )

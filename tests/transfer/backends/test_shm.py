@@ -326,10 +326,10 @@ CAN_DROP = os.geteuid() == 0 and shutil.which("setpriv") is not None
 def test_a_process_that_may_not_be_looked_into_is_not() -> None:
     hidden = "import ctypes; ctypes.CDLL(None).prctl(4, 0); print(); input()"
     program = (
-        "import sys; from halfmoon_transfer.backends.shm import across\n"
-        "process = across.Process(int(sys.argv[1]))\n"
+        "import sys; from halfmoon_transfer.backends.shm import process_vm\n"
+        "process = process_vm.RemoteProcess(int(sys.argv[1]))\n"
         "try: process.read(4096, memoryview(bytearray(1)))\n"
-        "except across.NotAllowed as error: print(error)"
+        "except process_vm.ProcessVmDenied as error: print(error)"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", hidden], stdin=pipe, stdout=pipe) as child:
