@@ -32,7 +32,7 @@ PERSONS = re.compile(
 _CODE = re.compile(r"```.*?```|`[^`]*`", re.S)
 #: Indented lines and lines of a drawing or of a table: no prose.
 _DRAWING = re.compile(r"^(?:    .*|.*[─│├└╭╰▶↓→◀═].*|\|.*)$", re.M)
-_SENTENCE = re.compile(r"(?<=[.!?:;])[*"”)]*\s+|\n\s*\n|\n\s*(?=[-*|#>]|\d+\.)")
+_SENTENCE = re.compile(r"(?<=[.!?:;])[*)”]*\s+|\n\s*\n|\n\s*(?=[-*|#>]|\d+\.)")
 
 
 def faults(root: Path) -> list[str]:
