@@ -29,6 +29,8 @@ PERSONS = re.compile(
     r"\b(?:who|whom|whoever|whomever|nobody|somebody|everybody|anybody|someone|anyone|everyone)\b",
     re.I,
 )
+#: Numbers and signs are no words.
+_WORD = re.compile(r"\S*[^\W\d_]\S*")
 _CODE = re.compile(r"```.*?```|`[^`]*`", re.S)
 #: Indented lines and lines of a drawing or of a table: no prose.
 _DRAWING = re.compile(r"^(?:    .*|.*[─│├└╭╰▶↓→◀═].*|\|.*)$", re.M)
@@ -82,7 +84,7 @@ def text_faults(text: str) -> Iterator[str]:
     plain = _DRAWING.sub("\n", _CODE.sub("code", text))
     for sentence in _SENTENCE.split(plain):
         yield from persons(sentence)
-        if len(words := sentence.split()) > MAX_WORDS:
+        if len(words := _WORD.findall(sentence)) > MAX_WORDS:
             yield f"{len(words)} words in a sentence, at most {MAX_WORDS}: {_short(sentence)!r}"
 
 
@@ -91,7 +93,7 @@ def cell_faults(text: str) -> Iterator[str]:
     for row in re.findall(r"^\|.*\|$", text, re.M):
         for cell in re.split(r"(?<!\\)\|", _CODE.sub("code", row)):
             yield from persons(cell)
-            if len(words := cell.split()) > MAX_WORDS:
+            if len(words := _WORD.findall(cell)) > MAX_WORDS:
                 yield f"{len(words)} words in a cell, at most {MAX_WORDS}: {_short(cell)!r}"
 
 
