@@ -28,7 +28,6 @@ from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, WorkerId
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksSnapshot,
     DecodeLoad,
     DecodeReserved,
@@ -36,6 +35,7 @@ from halfmoon_protocol.messages import (
     PrefillCost,
     PrefillDone,
     PrefillLoad,
+    ToConductor,
 )
 from halfmoon_runtime.channels.memory_network import MemoryNetwork
 from halfmoon_runtime.clock import FakeClock
@@ -82,7 +82,7 @@ class Watched:
             cost = COST if name.startswith("prefill") else None
             self.handle(WorkerJoined(a_worker(name, prefill_cost=cost, **more)))
 
-    def hear(self, worker: str, message: AnyMessage) -> None:
+    def hear(self, worker: str, message: ToConductor) -> None:
         self.handle(MessageReceived(WorkerId(worker), message))
 
     def serve(self, request_id: str, *, n_cached: int = 0, prefill: str = "prefill-0") -> None:

@@ -9,7 +9,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 import structlog
 
@@ -25,16 +25,18 @@ from halfmoon_protocol.messages import (
     KvstoreAddress,
     KvstoreRefused,
     LeaseBlocks,
-    Message,
     ReleaseLease,
     RenewLease,
     ReplicateBlocks,
     ReserveBlocks,
     RevokeBlocks,
     SnapshotBlocks,
+    ToKvstore,
+    ToKvstoreClient,
     VerifyBlocks,
 )
 from halfmoon_protocol.trace_context import TraceContext
+from halfmoon_runtime.channels.dropped_messages import record_drop
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
 
 log = structlog.get_logger()
@@ -73,7 +75,7 @@ class KvstoreClient:
         self._timeout_s = timeout_s
         self._tickets = itertools.count(1)
         #: Questions without an answer yet.
-        self._waiting: dict[Ticket, asyncio.Future[Message]] = {}
+        self._waiting: dict[Ticket, asyncio.Future[ToKvstoreClient]] = {}
         self._reader = asyncio.create_task(self._read())
 
     @property
@@ -202,10 +204,14 @@ class KvstoreClient:
         return Ticket(str(next(self._tickets)))
 
     async def _ask(
-        self, question: Message, ticket: Ticket, kind: type[_Answer], timeout_s: float | None = None
+        self,
+        question: ToKvstore,
+        ticket: Ticket,
+        kind: type[_Answer],
+        timeout_s: float | None = None,
     ) -> _Answer:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ToKvstoreClient] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
         try:
             await self._link.send(question)
@@ -227,7 +233,7 @@ class KvstoreClient:
             raise KvstoreDeclined(f"{self.name}: {answer.reason}", answer.retry_after_s)
         raise KvstoreUnavailable(f"{self.name} answered {answer!r}")
 
-    async def _tell(self, message: Message) -> None:
+    async def _tell(self, message: ToKvstore) -> None:
         try:
             await self._link.send(message)
         except PeerUnreachable as error:
@@ -237,18 +243,30 @@ class KvstoreClient:
         try:
             while True:
                 answer = await self._link.receive()
-                ticket = getattr(answer, "ticket", None)
-                future = self._waiting.get(ticket) if ticket is not None else None
-                if future is not None and not future.done() and isinstance(answer, Message):
+                if not isinstance(answer, ToKvstoreClient):
+                    record_drop("unexpected", self.name, type(answer).__name__)
+                    continue
+                future = self._waiting.get(answer.ticket)
+                if future is not None and not future.done():
                     future.set_result(answer)
-                elif isinstance(answer, BlocksLeased):  # asked for by somebody who gave up
-                    await self._tell(ReleaseLease(ticket=answer.ticket))
-                elif isinstance(answer, BlocksReserved):
-                    await self._tell(RevokeBlocks(ticket=answer.ticket))
+                else:
+                    await self._on_late_answer(answer)
         except PeerUnreachable as error:
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(error)
+
+    async def _on_late_answer(self, answer: ToKvstoreClient) -> None:
+        """Give back what a kvstore holds for a question that is no longer waited for."""
+        match answer:
+            case BlocksLeased(ticket=ticket):
+                await self._tell(ReleaseLease(ticket=ticket))
+            case BlocksReserved(ticket=ticket):
+                await self._tell(RevokeBlocks(ticket=ticket))
+            case BlocksCommitted() | BlocksReplicated() | BlocksSnapshot() | KvstoreRefused():
+                pass  # nothing is held
+            case _:
+                assert_never(answer)
 
 
 def _places_fault(answer: BlocksLeased | BlocksReserved, layout: KvLayout) -> str:

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from halfmoon_protocol.ids import RequestId, WorkerId
-from halfmoon_protocol.messages import AnyMessage
+from halfmoon_protocol.messages import ToWorker
 from halfmoon_scheduling.events import Casualty
 
 
@@ -17,7 +17,7 @@ class Send(Command, frozen=True, tag="send"):
     """Send a message to a worker. That it can't be sent comes back as `WorkerLost`."""
 
     worker_id: WorkerId
-    message: AnyMessage
+    message: ToWorker
 
 
 class Deliver(Command, frozen=True, tag="deliver"):

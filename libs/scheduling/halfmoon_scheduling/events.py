@@ -8,7 +8,7 @@ import msgspec
 
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
-from halfmoon_protocol.messages import AnyMessage, WorkerInfo
+from halfmoon_protocol.messages import ToConductor, WorkerInfo
 from halfmoon_protocol.sampling import Sampling, Stopping
 
 
@@ -100,7 +100,7 @@ class MessageReceived(Event, frozen=True, tag="message_received"):
     """A worker answered or published."""
 
     worker_id: WorkerId
-    message: AnyMessage
+    message: ToConductor
 
 
 class KvChanged(Event, frozen=True, tag="kv_changed"):

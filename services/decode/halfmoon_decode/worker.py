@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import structlog
 
@@ -22,7 +23,9 @@ from halfmoon_decode.trace_spans import DecodeSpans
 from halfmoon_engine.interface import Engine, GrammarFailed, PendingToken, Run, TokenResult
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
+    AnyMessage,
     Cancel,
+    ChangeRole,
     DecodeFailed,
     DecodeLoad,
     DecodeRefused,
@@ -32,6 +35,8 @@ from halfmoon_protocol.messages import (
     Produced,
     ReserveDecode,
     StartDecode,
+    StartPrefill,
+    ToDecode,
     TokensProduced,
     Unwelcome,
     WorkerInfo,
@@ -124,7 +129,10 @@ class DecodeWorker:
 
     # -- commands ----------------------------------------------------------------------------
 
-    async def _handle(self, peer: PeerId, message: Message) -> None:
+    async def _handle(self, peer: PeerId, message: AnyMessage) -> None:
+        if not isinstance(message, ToDecode):
+            drop_unexpected(self.port, message)
+            return
         match message:
             case ReserveDecode():
                 await self._on_reserve(peer, message)
@@ -136,8 +144,11 @@ class DecodeWorker:
                 await self.conductors.greet(conductor, peer, self.info)
             case Unwelcome(reason=reason):
                 self.conductors.refused(peer, reason)
-            case _:
+            case StartPrefill() | ChangeRole():
+                # This worker's record states neither `local_prefill_tokens` nor `roles`.
                 drop_unexpected(self.port, message)
+            case _:
+                assert_never(message)
 
     async def _on_reserve(self, peer: PeerId, wanted: ReserveDecode) -> None:
         request_id = wanted.request_id

@@ -7,6 +7,7 @@ its own blocks: what conductors know of them they know from its events.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import assert_never
 
 import msgspec
 import structlog
@@ -25,6 +26,7 @@ from halfmoon_protocol.errors import LayoutMismatch
 from halfmoon_protocol.ids import ConductorId, Ticket
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
+    AnyMessage,
     BlocksCommitted,
     BlocksReserved,
     BlocksSnapshot,
@@ -34,7 +36,6 @@ from halfmoon_protocol.messages import (
     Hello,
     KvstoreRefused,
     LeaseBlocks,
-    Message,
     Place,
     ReleaseLease,
     RenewLease,
@@ -42,6 +43,7 @@ from halfmoon_protocol.messages import (
     ReserveBlocks,
     RevokeBlocks,
     SnapshotBlocks,
+    ToKvstore,
     Unwelcome,
     VerifyBlocks,
     Welcome,
@@ -166,13 +168,16 @@ class KvstoreWorker:
             self._outbox.answer(peer, Welcome(worker=info))
         await self._record(info)
 
-    async def _handle_and_answer(self, peer: PeerId, message: Message) -> None:
+    async def _handle_and_answer(self, peer: PeerId, message: AnyMessage) -> None:
         try:
             await self._handle(peer, message)
         finally:
             await self._outbox.send()
 
-    async def _handle(self, peer: PeerId, message: Message) -> None:
+    async def _handle(self, peer: PeerId, message: AnyMessage) -> None:
+        if not isinstance(message, ToKvstore):
+            drop_unexpected(self._port, message)
+            return
         match message:
             case ReserveBlocks():
                 await self._on_reserve(peer, message)
@@ -217,9 +222,9 @@ class KvstoreWorker:
                 reason = reason[:_MAX_LOGGED] + self.stock.layout_hint()
                 log.error("refused_by_conductor", reason=reason, sender=peer.hex())
             case Cancel():
-                pass
+                pass  # no request is held here
             case _:
-                drop_unexpected(self._port, message)
+                assert_never(message)
 
     # -- commands ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ forward pass and no transfer touches its pages or its landing any more. That is 
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import structlog
 
@@ -29,7 +30,9 @@ from halfmoon_prefill.trace_spans import record_prefill_spans
 from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import (
+    AnyMessage,
     Cancel,
+    ChangeRole,
     Hello,
     Message,
     PrefillDone,
@@ -37,6 +40,7 @@ from halfmoon_protocol.messages import (
     PrefillLoad,
     PrefillStopped,
     StartPrefill,
+    ToPrefill,
     Unwelcome,
     WorkerInfo,
 )
@@ -146,7 +150,10 @@ class PrefillWorker:
 
     # -- commands ----------------------------------------------------------------------------
 
-    async def _handle(self, peer: PeerId, message: Message, tasks: asyncio.TaskGroup) -> None:
+    async def _handle(self, peer: PeerId, message: AnyMessage, tasks: asyncio.TaskGroup) -> None:
+        if not isinstance(message, ToPrefill):
+            drop_unexpected(self.port, message)
+            return
         match message:
             case StartPrefill():
                 if (refusal := self._refusal(peer, message)) is not None:
@@ -159,8 +166,10 @@ class PrefillWorker:
                 await self.conductors.greet(conductor, peer, self.info)
             case Unwelcome(reason=reason):
                 self.conductors.refused(peer, reason)
+            case ChangeRole():
+                drop_unexpected(self.port, message)  # this worker's record states no `roles`
             case _:
-                drop_unexpected(self.port, message)
+                assert_never(message)
 
     def _refusal(self, peer: PeerId, start: StartPrefill) -> PrefillFailed | None:
         """Why a start is not taken in at all; None when it is, or was already."""

@@ -7,7 +7,6 @@ import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
-    AnyMessage,
     Cancel,
     DecodeCost,
     DecodeLoad,
@@ -15,6 +14,7 @@ from halfmoon_protocol.messages import (
     PrefillCost,
     ReserveDecode,
     StartPrefill,
+    ToConductor,
 )
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Reject, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
@@ -57,7 +57,7 @@ class Core:
     def arrive(self, name: str, **fields: Any) -> list[AnyCommand]:
         return self.handle(RequestArrived(a_request(name, **{"max_new_tokens": 500, **fields})))
 
-    def hear(self, worker: WorkerId, message: AnyMessage) -> list[AnyCommand]:
+    def hear(self, worker: WorkerId, message: ToConductor) -> list[AnyCommand]:
         return self.handle(MessageReceived(worker, message))
 
     def reserved(self, name: str) -> list[AnyCommand]:

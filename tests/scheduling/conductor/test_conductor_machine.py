@@ -6,7 +6,6 @@ import pytest
 from halfmoon_protocol.ids import RequestId, WorkerId, retry_id
 from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksSnapshot,
     CachedPrefix,
     Cancel,
@@ -26,6 +25,8 @@ from halfmoon_protocol.messages import (
     SnapshotBlocks,
     StartDecode,
     StartPrefill,
+    ToConductor,
+    ToWorker,
     Welcome,
 )
 from halfmoon_protocol.sampling import Finish, Sampling
@@ -90,7 +91,7 @@ class Core:
         request = a_request(request, **fields) if isinstance(request, str) else request
         return self.handle(RequestArrived(request))
 
-    def hear(self, worker: str, message: AnyMessage) -> list[AnyCommand]:
+    def hear(self, worker: str, message: ToConductor) -> list[AnyCommand]:
         return self.handle(MessageReceived(WorkerId(worker), message))
 
     def reserved(self, worker: str = "decode-0", rid: str = "cmpl-1") -> list[AnyCommand]:
@@ -135,7 +136,7 @@ class Core:
         return {phase: n for phase, n in self.conductor.n_requests.items() if n}
 
 
-def sent(commands: list[AnyCommand]) -> list[tuple[WorkerId, type[AnyMessage]]]:
+def sent(commands: list[AnyCommand]) -> list[tuple[WorkerId, type[ToWorker]]]:
     return [(c.worker_id, type(c.message)) for c in commands if isinstance(c, Send)]
 
 

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId, original_request_id, retry_id
 from halfmoon_protocol.kv_events import BlockStored, KvEventBatch
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksSnapshot,
     Cancel,
     DecodeFailed,
@@ -33,7 +32,9 @@ from halfmoon_protocol.messages import (
     Stage,
     StartDecode,
     StartPrefill,
+    ToConductor,
     TokensProduced,
+    ToWorker,
     WorkerInfo,
 )
 from halfmoon_protocol.sampling import Finish
@@ -77,9 +78,9 @@ class Worker:
 
     info: WorkerInfo
     #: What the conductor sent and the worker has not read.
-    inbox: deque[AnyMessage] = field(default_factory=deque)
+    inbox: deque[ToWorker] = field(default_factory=deque)
     #: What the worker sent and the conductor has not read.
-    outbox: deque[AnyMessage | KvEventBatch] = field(default_factory=deque)
+    outbox: deque[ToConductor | KvEventBatch] = field(default_factory=deque)
     # A prefill worker's queue, and until when it may write for each.
     queue: dict[RequestId, StartPrefill] = field(default_factory=dict)
     may_write_until_s: dict[RequestId, float] = field(default_factory=dict)
@@ -154,7 +155,7 @@ class Worker:
         if produced:
             self.outbox.append(TokensProduced(step=0, produced=produced))
 
-    def load(self) -> AnyMessage:
+    def load(self) -> ToConductor:
         if self.batch is None:
             return PrefillLoad(
                 n_queued=len(self.queue),
@@ -233,7 +234,7 @@ class World(RuleBasedStateMachine):
         self.progressed: set[RequestId] = set()
         #: Tries that delivered a token.
         self.fruitful: set[RequestId] = set()
-        self.heard: list[tuple[WorkerId, int, AnyMessage]] = []
+        self.heard: list[tuple[WorkerId, int, ToConductor]] = []
         self.n_clients = 0
         #: What prefill workers that nobody hears any more still write, and until when.
         self.cut_off: list[tuple[StartPrefill, float]] = []
@@ -407,7 +408,7 @@ class World(RuleBasedStateMachine):
         self.heard.append((worker_id, worker.info.generation, message))
         self.hear(worker_id, message)
 
-    def hear(self, worker_id: WorkerId, message: AnyMessage) -> None:
+    def hear(self, worker_id: WorkerId, message: ToConductor) -> None:
         if isinstance(message, DecodeReserved):
             self.granted.add(message.request_id)
         if not isinstance(message, TokensProduced):

@@ -10,7 +10,6 @@ import pytest
 
 from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksSnapshot,
     CachedPrefix,
     Cancel,
@@ -23,6 +22,7 @@ from halfmoon_protocol.messages import (
     PrefillFailed,
     StartDecode,
     StartPrefill,
+    ToConductor,
 )
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
@@ -71,7 +71,7 @@ class Core:
         costs = {"prefill_cost": PREFILL, "decode_cost": STEP}
         self.join(worker, local_prefill_tokens=tokens, **{**costs, **fields})
 
-    def hear(self, worker: str, message: AnyMessage) -> list[AnyCommand]:
+    def hear(self, worker: str, message: ToConductor) -> list[AnyCommand]:
         return self.handle(MessageReceived(WorkerId(worker), message))
 
     def arrive(self, rid: str = "cmpl-1", n_tokens: int = 20, **fields: Any) -> Any:

@@ -10,7 +10,6 @@ import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksSnapshot,
     Cancel,
     DecodeReserved,
@@ -21,6 +20,7 @@ from halfmoon_protocol.messages import (
     StageAddress,
     StartDecode,
     StartPrefill,
+    ToConductor,
 )
 from halfmoon_scheduling.commands import AnyCommand, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
@@ -68,7 +68,7 @@ class Core:
     def arrive(self, request_id: str = "cmpl-1", n_tokens: int = 640, **fields: Any) -> None:
         self.handle(RequestArrived(a_request(request_id, n_tokens=n_tokens, **fields)))
 
-    def hear(self, worker: str, message: AnyMessage) -> list[AnyCommand]:
+    def hear(self, worker: str, message: ToConductor) -> list[AnyCommand]:
         return self.handle(MessageReceived(WorkerId(worker), message))
 
     def reserved(self, rid: str = "cmpl-1") -> list[AnyCommand]:

@@ -1,6 +1,17 @@
-"""Every message on a Halfmoon socket, grouped by who talks with whom."""
+"""Define every message on a Halfmoon socket.
+
+A module has the messages between two kinds of services; `by_receiver` lists them by receiver.
+"""
 
 from halfmoon_protocol.messages.base import Message
+from halfmoon_protocol.messages.by_receiver import (
+    ToConductor,
+    ToDecode,
+    ToKvstore,
+    ToKvstoreClient,
+    ToPrefill,
+    ToWorker,
+)
 from halfmoon_protocol.messages.decode import (
     DecodeFailed,
     DecodeLoad,
@@ -99,6 +110,12 @@ __all__ = [
     "StageAddress",
     "StartDecode",
     "StartPrefill",
+    "ToConductor",
+    "ToDecode",
+    "ToKvstore",
+    "ToKvstoreClient",
+    "ToPrefill",
+    "ToWorker",
     "TokensProduced",
     "Unwelcome",
     "VerifyBlocks",
@@ -106,6 +123,7 @@ __all__ = [
     "WorkerInfo",
 ]
 
+#: Every member is in one of the unions of `by_receiver`, or more.
 AnyMessage = (
     Hello
     | Welcome
@@ -143,5 +161,5 @@ AnyMessage = (
     | KvstoreLoad
 )
 
-#: The members of `AnyMessage`, for the schema, the golden bytes and whoever needs them all.
+#: The members of `AnyMessage`, for the schema and the golden bytes.
 ALL_MESSAGES: tuple[type[Message], ...] = AnyMessage.__args__

@@ -15,7 +15,6 @@ import msgspec
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksReplicated,
     BlocksSnapshot,
     CachedPrefix,
@@ -36,6 +35,8 @@ from halfmoon_protocol.messages import (
     SnapshotBlocks,
     StartDecode,
     StartPrefill,
+    ToConductor,
+    TokensProduced,
     Welcome,
     WorkerInfo,
 )
@@ -203,7 +204,9 @@ class Conductor:
             case _:
                 assert_never(event)
 
-    def _on_message(self, worker_id: WorkerId, message: AnyMessage, now: float) -> list[AnyCommand]:
+    def _on_message(
+        self, worker_id: WorkerId, message: ToConductor, now: float
+    ) -> list[AnyCommand]:
         if isinstance(message, Welcome):
             # A worker speaks for itself alone.
             own = message.worker.worker_id == worker_id
@@ -224,22 +227,38 @@ class Conductor:
             case DecodeFailed():
                 return self._on_decode_failed(worker_id, message, now)
             case DecodeLoad():
-                self.cluster.decodes.on_load(worker_id, message)
-                self._requests.late_admission.stir(worker_id)
-                self._requests.room_may_have_grown = True
+                return self._on_decode_load(worker_id, message)
             case PrefillLoad():
                 self.cluster.prefills.on_load(worker_id, message)
-            case BlocksReplicated() if self._replicator is not None:
-                self._replicator.copied(worker_id, message.ticket, message.n_blocks)
-            case KvstoreRefused() if self._replicator is not None:
-                until_s = now + max(message.retry_after_s, REFUSED_COPY_S)
-                self._replicator.refused(worker_id, message.ticket, until_s)
-            case KvstoreLoad() if self._follower.told(worker_id, message.sequence, now):
-                return self._requests.send(worker_id, SnapshotBlocks())
+                return []
+            case BlocksReplicated() | KvstoreRefused():
+                return self._on_copy_answered(worker_id, message, now)
+            case KvstoreLoad():
+                missed = self._follower.told(worker_id, message.sequence, now)
+                return self._requests.send(worker_id, SnapshotBlocks()) if missed else []
             case BlocksSnapshot():
                 return self._on_blocks_snapshot(worker_id, message, now)
+            case TokensProduced():
+                return []  # tokens skip the core
             case _:
-                pass  # tokens skip the core, and the rest is between other parties
+                assert_never(message)
+
+    def _on_decode_load(self, worker_id: WorkerId, load: DecodeLoad) -> list[AnyCommand]:
+        self.cluster.decodes.on_load(worker_id, load)
+        self._requests.late_admission.stir(worker_id)
+        self._requests.room_may_have_grown = True
+        return []
+
+    def _on_copy_answered(
+        self, worker_id: WorkerId, answer: BlocksReplicated | KvstoreRefused, now: float
+    ) -> list[AnyCommand]:
+        """Note what became of an ordered copy of hot blocks."""
+        if self._replicator is not None:
+            if isinstance(answer, BlocksReplicated):
+                self._replicator.copied(worker_id, answer.ticket, answer.n_blocks)
+            else:
+                until_s = now + max(answer.retry_after_s, REFUSED_COPY_S)
+                self._replicator.refused(worker_id, answer.ticket, until_s)
         return []
 
     # -- reservation -------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from collections import Counter, deque
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import (
-    AnyMessage,
     Cancel,
     PrefillDone,
     ReserveDecode,
+    ToWorker,
     WorkerInfo,
 )
 from halfmoon_scheduling.admission import admission_policy
@@ -118,7 +118,7 @@ class RequestLifecycle:
         """A request that is over, while its prefill may still write."""
         return self._stopping.get(request_id)
 
-    def send(self, worker_id: WorkerId, message: AnyMessage) -> list[AnyCommand]:
+    def send(self, worker_id: WorkerId, message: ToWorker) -> list[AnyCommand]:
         """The command to send, or none when the worker is not here."""
         return [Send(worker_id, message)] if worker_id in self._cluster else []
 

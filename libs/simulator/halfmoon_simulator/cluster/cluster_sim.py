@@ -13,11 +13,15 @@ import msgspec
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import (
-    AnyMessage,
     ChangeRole,
     PrefillDone,
     Role,
     StartPrefill,
+    ToConductor,
+    ToDecode,
+    ToKvstore,
+    ToPrefill,
+    ToWorker,
     WorkerInfo,
 )
 from halfmoon_scheduling.commands import (
@@ -116,7 +120,7 @@ class ClusterSim:
         #: What live workers become once they have finished what they have.
         self._changing: dict[WorkerId, Role] = {}
         self._n_role_changes = 0
-        self._last_loads: dict[WorkerId, AnyMessage] = {}
+        self._last_loads: dict[WorkerId, ToConductor] = {}
         n_kvstore = spec.n_prefill if spec.n_kvstore is None else spec.n_kvstore
         for i in range(n_kvstore):
             self._hosts[f"kvstore-{i}"] = f"host-p{i}"
@@ -220,26 +224,28 @@ class ClusterSim:
             case _:
                 assert_never(command)
 
-    def _arrive(self, worker_id: WorkerId, generation: int, message: AnyMessage) -> None:
+    def _arrive(self, worker_id: WorkerId, generation: int, message: ToWorker) -> None:
         """A message reaches its worker, if that start of it still is there."""
         if generation != self._generations[worker_id]:
             return
         if isinstance(message, ChangeRole):
             self._on_change_role(worker_id, message.role)
             return
-        worker = (
-            self.prefills.get(worker_id)
-            or self.decodes.get(worker_id)
-            or self.kvstores.get(worker_id)
-        )
-        if worker is not None:
-            worker.receive(message)
+        if (prefill := self.prefills.get(worker_id)) is not None:
+            assert isinstance(message, ToPrefill)
+            prefill.receive(message)
+        elif (decode := self.decodes.get(worker_id)) is not None:
+            assert isinstance(message, ToDecode)
+            decode.receive(message)
+        elif (kvstore := self.kvstores.get(worker_id)) is not None:
+            assert isinstance(message, ToKvstore)
+            kvstore.receive(message)
 
-    def _answer(self, worker_id: WorkerId, message: AnyMessage) -> None:
+    def _answer(self, worker_id: WorkerId, message: ToConductor) -> None:
         """A worker says something; it arrives even if the worker is gone by then."""
         self.agenda.after(self.costs.message_s, self._hear, worker_id, message)
 
-    def _hear(self, worker_id: WorkerId, message: AnyMessage) -> None:
+    def _hear(self, worker_id: WorkerId, message: ToConductor) -> None:
         if isinstance(message, PrefillDone):
             self.clients.prefilled(message.request_id)
         self._post(MessageReceived(worker_id, message))

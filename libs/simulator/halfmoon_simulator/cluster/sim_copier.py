@@ -10,10 +10,10 @@ from typing import Protocol
 
 from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksReplicated,
     KvstoreRefused,
     ReplicateBlocks,
+    ToConductor,
 )
 from halfmoon_simulator.cluster.network_model import NetworkModel, SimTransfer
 
@@ -78,7 +78,7 @@ class SimCopier:
         wires: NetworkModel,
         peers: Callable[[WorkerId], CopyPeer | None],
         block_bytes: int,
-        answer: Callable[[AnyMessage], None],
+        answer: Callable[[ToConductor], None],
     ) -> None:
         """Idle.
 

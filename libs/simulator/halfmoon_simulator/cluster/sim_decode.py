@@ -12,19 +12,24 @@ Whatever changes the batch waits for the end of the step under way, as it does l
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
-    AnyMessage,
     Cancel,
+    ChangeRole,
     DecodeFailed,
     DecodeLoad,
     DecodeRefused,
     DecodeReserved,
+    Hello,
     ReserveDecode,
     StartDecode,
     StartPrefill,
+    ToConductor,
+    ToDecode,
+    Unwelcome,
 )
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
@@ -101,7 +106,7 @@ class SimDecode:
         wires: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         n_output: Callable[[RequestId], int],
-        answer: Callable[[WorkerId, AnyMessage], None],
+        answer: Callable[[WorkerId, ToConductor], None],
         finished: Callable[[RequestId, TokenIntervals], None],
         interrupted: Callable[[RequestId, int, TokenIntervals], None],
     ) -> None:
@@ -203,7 +208,7 @@ class SimDecode:
             step_s=self._smoothed_step_s,
         )
 
-    def receive(self, message: AnyMessage) -> None:
+    def receive(self, message: ToDecode) -> None:
         """A conductor's message."""
         match message:
             case ReserveDecode():
@@ -214,8 +219,10 @@ class SimDecode:
                 self.local.begin(message)
             case Cancel():
                 self._on_cancel(message)
-            case _:
+            case Hello() | Unwelcome() | ChangeRole():
                 raise AssertionError(f"{self.worker_id} got {message!r}")
+            case _:
+                assert_never(message)
 
     def crash(self) -> None:
         """The process is gone; its clients keep what they have."""

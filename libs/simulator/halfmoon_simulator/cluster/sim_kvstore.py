@@ -1,15 +1,27 @@
 """A kvstore of the simulated world: the live one's `BlockCache`, with nothing in its slots."""
 
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEventBatch
 from halfmoon_protocol.messages import (
-    AnyMessage,
     BlocksSnapshot,
+    Cancel,
+    CommitBlocks,
     DropBlocks,
+    Hello,
+    LeaseBlocks,
+    ReleaseLease,
+    RenewLease,
     ReplicateBlocks,
+    ReserveBlocks,
+    RevokeBlocks,
     SnapshotBlocks,
+    ToConductor,
+    ToKvstore,
+    Unwelcome,
+    VerifyBlocks,
 )
 from halfmoon_scheduling.cache.block_cache import BlockCache, CacheFull, UnknownTicket
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
@@ -32,7 +44,7 @@ class SimKvstore:
         block_bytes: int,
         peers: "Callable[[WorkerId], SimKvstore | None]",
         publish: Callable[[WorkerId, KvEventBatch], None],
-        answer: Callable[[WorkerId, AnyMessage], None],
+        answer: Callable[[WorkerId, ToConductor], None],
     ) -> None:
         self.worker_id = worker_id
         self.host = host
@@ -53,7 +65,7 @@ class SimKvstore:
             lease_ttl_s=spec.lease_ttl_s,
         )
 
-    def receive(self, message: AnyMessage) -> None:
+    def receive(self, message: ToKvstore) -> None:
         """A conductor's message."""
         match message:
             case SnapshotBlocks():
@@ -63,6 +75,21 @@ class SimKvstore:
                 self.copier.begin(message)
             case DropBlocks(hashes=hashes):
                 self._say_removed([block for block in hashes if self.cache.evict(block)])
+            case (
+                ReserveBlocks()
+                | CommitBlocks()
+                | RevokeBlocks()
+                | LeaseBlocks()
+                | RenewLease()
+                | ReleaseLease()
+                | VerifyBlocks()
+                | Cancel()
+                | Hello()
+                | Unwelcome()
+            ):
+                raise AssertionError(f"{self.worker_id} got {message!r}")
+            case _:
+                assert_never(message)
 
     def n_first(self, hashes: Sequence[BlockHash]) -> int:
         """How many of these are stored before the first that is not."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
-from halfmoon_protocol.messages import AnyMessage, PrefillDone, PrefillFailed, StartPrefill
+from halfmoon_protocol.messages import PrefillDone, PrefillFailed, StartPrefill, ToConductor
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel, SimTransfer
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
@@ -64,7 +64,7 @@ class SimLocalPrefills:
         wires: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         n_output: Callable[[RequestId], int],
-        say: Callable[[WorkerId, AnyMessage], None],
+        say: Callable[[WorkerId, ToConductor], None],
         ready: Callable[[], None],
     ) -> None:
         """None yet.

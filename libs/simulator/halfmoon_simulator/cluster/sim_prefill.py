@@ -11,17 +11,22 @@ wire from the first pass on; `PrefillDone` is said when both they and the passes
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
-    AnyMessage,
     Cancel,
+    ChangeRole,
+    Hello,
     PrefillDone,
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
     StartPrefill,
+    ToConductor,
+    ToPrefill,
+    Unwelcome,
 )
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk, PrefillQueue, QueueFull
@@ -90,7 +95,7 @@ class SimPrefill:
         host_of: Callable[[str], str],
         peers: "Callable[[WorkerId], SimPrefill | None]",
         n_output: Callable[[RequestId], int],
-        answer: Callable[[WorkerId, AnyMessage], None],
+        answer: Callable[[WorkerId, ToConductor], None],
     ) -> None:
         """An idle worker.
 
@@ -162,7 +167,7 @@ class SimPrefill:
             n_pages=self.pages.n_pages,
         )
 
-    def receive(self, message: AnyMessage) -> None:
+    def receive(self, message: ToPrefill) -> None:
         """A conductor's message."""
         match message:
             case StartPrefill() if message.stages:
@@ -173,8 +178,10 @@ class SimPrefill:
                 self.staging.cancel(request_id)
             case Cancel(request_id=request_id):
                 self._on_cancel(request_id)
-            case _:
+            case Hello() | Unwelcome() | ChangeRole():
                 raise AssertionError(f"{self.worker_id} got {message!r}")
+            case _:
+                assert_never(message)
 
     def source_lost(self, kvstore: SimKvstore) -> None:
         """A kvstore is gone: who reads from it fails, who writes to it does without."""
@@ -201,7 +208,7 @@ class SimPrefill:
         self._jobs.clear()
         self.staging.crash()
 
-    def say(self, message: AnyMessage) -> None:
+    def say(self, message: ToConductor) -> None:
         """Tell the conductor something."""
         self._answer(self.worker_id, message)
 

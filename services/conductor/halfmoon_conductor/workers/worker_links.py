@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import msgspec
 import structlog
@@ -21,10 +22,22 @@ from halfmoon_protocol.ids import ConductorId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import (
     AnyMessage,
+    BlocksReplicated,
+    BlocksSnapshot,
     Cancel,
+    DecodeFailed,
+    DecodeLoad,
+    DecodeRefused,
+    DecodeReserved,
     Hello,
+    KvstoreLoad,
+    KvstoreRefused,
     Message,
     PrefillDone,
+    PrefillFailed,
+    PrefillLoad,
+    PrefillStopped,
+    ToConductor,
     TokensProduced,
     Unwelcome,
     Welcome,
@@ -53,6 +66,8 @@ _TICK_S = 0.05
 _POLL_S = 0.25
 #: Characters of a worker's reason that are kept: it goes into logs and answers.
 _MAX_REASON = 2000
+
+_AnyRefusal = DecodeRefused | DecodeFailed | PrefillFailed | KvstoreRefused
 
 
 @dataclass
@@ -198,6 +213,9 @@ class WorkerLinks:
         worker_id = member.info.worker_id
         if member.refused:
             return
+        if not isinstance(message, ToConductor | KvEventBatch):
+            record_drop("unexpected", member.info.commands, type(message).__name__)
+            return
         match message:
             case TokensProduced():
                 self._on_tokens(member, message)
@@ -222,8 +240,20 @@ class WorkerLinks:
                 self.shell.post(MessageReceived(worker_id, message))
             case KvEventBatch():
                 self.shell.post(KvChanged(worker_id, message))
+            case DecodeRefused() | DecodeFailed() | PrefillFailed() | KvstoreRefused():
+                self.shell.post(MessageReceived(worker_id, _shortened(message)))
+            case (
+                DecodeReserved()
+                | DecodeLoad()
+                | PrefillStopped()
+                | PrefillLoad()
+                | BlocksReplicated()
+                | BlocksSnapshot()
+                | KvstoreLoad()
+            ):
+                self.shell.post(MessageReceived(worker_id, message))
             case _:
-                self.shell.post(MessageReceived(worker_id, _short(message)))
+                assert_never(message)
 
     def _on_tokens(self, member: _Member, message: TokensProduced) -> None:
         """Tokens skip the core; that a request is finished does not."""
@@ -267,9 +297,8 @@ class WorkerLinks:
             await asyncio.sleep(_TICK_S)
 
 
-def _short(message: AnyMessage) -> AnyMessage:
-    """A message whose reason, if it has one, is not endless."""
-    reason = getattr(message, "reason", "")
-    if len(reason) <= _MAX_REASON:
+def _shortened(message: _AnyRefusal) -> _AnyRefusal:
+    """Return a message whose reason is at most `_MAX_REASON` characters."""
+    if len(message.reason) <= _MAX_REASON:
         return message
-    return msgspec.structs.replace(message, reason=reason[:_MAX_REASON])
+    return msgspec.structs.replace(message, reason=message.reason[:_MAX_REASON])
