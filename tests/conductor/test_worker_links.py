@@ -174,12 +174,12 @@ class Served(Running):
 
     def say(self, message: AnyMessage) -> None:
         """As if it came from decode-0, and was read."""
-        self.hub._on_message(self.hub._members[DECODE], message)
+        self.hub._receive(self.hub._members[DECODE], message)
 
     def say_as(self, worker: str, message: AnyMessage) -> None:
         fresh = _Member(a_worker(worker), outbox=asyncio.Queue())
         member = self.hub._members.setdefault(WorkerId(worker), fresh)
-        self.hub._on_message(member, message)
+        self.hub._receive(member, message)
 
 
 def a_step(step: int, token: int, finish: Finish = "") -> TokensProduced:

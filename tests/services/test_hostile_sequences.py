@@ -374,13 +374,13 @@ async def test_nothing_that_workers_say_harms_requests_of_other_workers(
         hub, core = cluster.hub, cluster.core
         n_said = 0
         heard: list[tuple[Any, Any]] = []
-        real = hub._on_message
+        real = hub._receive
 
         def listen(member: Any, message: Any) -> None:
             real(member, message)
             heard.append((member, message))
 
-        hub._on_message = listen
+        hub._receive = listen
         evil = {}
         for name in EVIL:
             info = a_worker(name, layout=LAYOUT, model="m", draining=True)

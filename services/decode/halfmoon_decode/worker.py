@@ -130,9 +130,12 @@ class DecodeWorker:
     # -- commands ----------------------------------------------------------------------------
 
     async def _handle(self, peer: PeerId, message: AnyMessage) -> None:
-        if not isinstance(message, ToDecode):
+        if isinstance(message, ToDecode):
+            await self._on_message(peer, message)
+        else:
             drop_unexpected(self.port, message)
-            return
+
+    async def _on_message(self, peer: PeerId, message: ToDecode) -> None:
         match message:
             case ReserveDecode():
                 await self._on_reserve(peer, message)

@@ -175,9 +175,12 @@ class KvstoreWorker:
             await self._outbox.send()
 
     async def _handle(self, peer: PeerId, message: AnyMessage) -> None:
-        if not isinstance(message, ToKvstore):
+        if isinstance(message, ToKvstore):
+            await self._on_message(peer, message)
+        else:
             drop_unexpected(self._port, message)
-            return
+
+    async def _on_message(self, peer: PeerId, message: ToKvstore) -> None:
         match message:
             case ReserveBlocks():
                 await self._on_reserve(peer, message)

@@ -151,9 +151,12 @@ class PrefillWorker:
     # -- commands ----------------------------------------------------------------------------
 
     async def _handle(self, peer: PeerId, message: AnyMessage, tasks: asyncio.TaskGroup) -> None:
-        if not isinstance(message, ToPrefill):
+        if isinstance(message, ToPrefill):
+            await self._on_message(peer, message, tasks)
+        else:
             drop_unexpected(self.port, message)
-            return
+
+    async def _on_message(self, peer: PeerId, message: ToPrefill, tasks: asyncio.TaskGroup) -> None:
         match message:
             case StartPrefill():
                 if (refusal := self._refusal(peer, message)) is not None:

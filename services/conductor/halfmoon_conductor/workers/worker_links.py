@@ -187,7 +187,7 @@ class WorkerLinks:
                 while True:
                     message = await link.receive()
                     try:
-                        self._on_message(member, message)
+                        self._receive(member, message)
                     except Exception:  # a mistake of ours: it costs this message
                         record_failure(message, member.info.worker_id)
             except PeerUnreachable as error:
@@ -209,13 +209,16 @@ class WorkerLinks:
                 self._lose(member, str(error))
             await link.close()  # which ends the reader too
 
-    def _on_message(self, member: _Member, message: AnyMessage | KvEventBatch) -> None:
-        worker_id = member.info.worker_id
+    def _receive(self, member: _Member, message: AnyMessage | KvEventBatch) -> None:
         if member.refused:
             return
-        if not isinstance(message, ToConductor | KvEventBatch):
+        if isinstance(message, ToConductor | KvEventBatch):
+            self._on_message(member, message)
+        else:
             record_drop("unexpected", member.info.commands, type(message).__name__)
-            return
+
+    def _on_message(self, member: _Member, message: ToConductor | KvEventBatch) -> None:
+        worker_id = member.info.worker_id
         match message:
             case TokensProduced():
                 self._on_tokens(member, message)
