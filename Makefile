@@ -94,11 +94,12 @@ screenshots: $(VENV)/.dev ## pictures of the web page in docs/page, of the demo 
 e2e-compose: $(VENV)/.dev ## docker-compose.yml built, started and tested from outside (starts an engine if it must)
 	@bash tests/compose/with_engine.sh $(BIN)/pytest -s tests/compose
 
-check: $(VENV)/.dev ## format, lint, types, import layers, schema drift
+check: $(VENV)/.dev ## format, lint, types, import layers, names, circles, prose, schema drift
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.checks names
 	$(BIN)/python -m halfmoon_protocol.schema --check
 
 schema: $(VENV)/.installed ## write libs/protocol/{schema,golden} anew
