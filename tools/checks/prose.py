@@ -45,7 +45,7 @@ def faults(root: Path) -> list[str]:
     for _, path in modules(root):
         where = path.relative_to(root)
         for line, kind, text in docstrings(path):
-            if text in published:
+            if _one_line(text) in published:
                 continue
             found += [f"{where}:{line}: {fault}" for fault in docstring_faults(kind, text)]
         for line, text in comments(path):
@@ -63,7 +63,7 @@ def published_texts(root: Path) -> set[str]:
     texts = set()
     for path in root.glob("libs/protocol/schema/*.json"):
         found = re.findall(r'"description": ("(?:[^"\\]|\\.)*")', path.read_text())
-        texts |= {json.loads(each) for each in found}
+        texts |= {_one_line(json.loads(each)) for each in found}
     return texts
 
 
@@ -131,5 +131,9 @@ def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _short(sentence: str) -> str:
-    return " ".join(sentence.split())[:80]
+    return _one_line(sentence)[:80]
