@@ -1,4 +1,4 @@
-"""How many block references hit, by policy and capacity: one pool, one walk, no clock.
+"""Count hits of block references by policy and capacity: one pool, one pass, no clock.
 
 Every block of a request is looked up in order. A hit counts as a use; a miss stores the block
 and, when the pool is full, first evicts the one that the policy names. This is the setting of

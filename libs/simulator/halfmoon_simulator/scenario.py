@@ -98,9 +98,9 @@ def run_scenarios(
 
 
 def scheduling_for_simulation(costs: CostFile, **choices: object) -> SchedulingConfig:
-    """The conductor's settings for a simulated cluster, with these choices.
+    """Return the conductor's settings for a simulated cluster, with these choices.
 
-    Nobody is given up for being slow, since slowness is what is measured; paths are taken to
+    No worker is given up for being slow, since slowness is what is measured; paths are taken to
     be as fast as the cost file says until they have been seen.
     """
     base = SchedulingConfig(

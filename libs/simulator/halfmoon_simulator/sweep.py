@@ -38,7 +38,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def expand_axes(base: Scenario, axes: Sequence[Axis]) -> list[Scenario]:
-    """All combinations, the last axis varying fastest.
+    """Return all combinations, the last axis varying fastest.
 
     An axis is a field of the workload, of the scheduling, of the cluster, or of the cost file.
 
@@ -80,7 +80,7 @@ RATES = ("speedup", "rate_per_s")
 
 
 def varies_rate(axes: Sequence[Axis]) -> bool:
-    """Whether an axis says how fast requests come."""
+    """Return whether an axis sets the rate of requests."""
     return any(axis.name in RATES for axis in axes)
 
 
@@ -103,7 +103,7 @@ def _with(scenario: Scenario, name: str, text: str) -> Scenario:
 
 
 def _changed(holder: msgspec.Struct, name: str, text: str) -> msgspec.Struct:
-    """The same with one field read from text."""
+    """Return a copy with one field read from text."""
     try:
         fields = msgspec.to_builtins(holder)
         fields[name] = None if text == "none" and name != "admission" else text

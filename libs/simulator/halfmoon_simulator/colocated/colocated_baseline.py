@@ -1,10 +1,14 @@
-"""The coupled baseline: prefill and decode on one instance, as stock engines batch.
+"""Simulate the baseline: prefill and decode on one instance, as stock engines batch.
 
-Two ways, both of vLLM: without chunks, waiting prompts are prefilled before the next decode
-step, whole and on their own, while all running requests stand still; with chunks, each pass
-takes a token from every running request and fills the rest of a token budget with prompts.
-Prefix caching keeps the KV of finished prompts in the instance's own pages while nobody else
-needs them. Out of pages, the youngest request gives its own up and is prefilled again later.
+Two ways of batching, both of vLLM:
+
+- Without chunks, waiting prompts are prefilled whole before the next decode step. All running
+  requests wait meanwhile.
+- With chunks, each pass takes a token from every running request. Prompts fill the rest of a
+  token budget.
+
+Prefix caching keeps the KV of finished prompts in the instance's own pages until another request
+needs them. Out of pages, the youngest request is preempted and prefilled again later.
 
 A balancer sends each request to the instance with the fewest requests, the first among equals.
 """
@@ -63,7 +67,7 @@ class ColocatedSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"sample_s is {self.sample_s}, it must be more than 0")
 
     def pages(self, costs: CostFile) -> int:
-        """Pages of one instance."""
+        """Return the number of pages of one instance."""
         if self.n_pages is not None:
             return self.n_pages
         return max(1, costs.device_kv_bytes // costs.layout(self.block_tokens).block_bytes)
@@ -157,12 +161,12 @@ class ColocatedInstance:
         return self._costs.step_s(len(self._running), sum(s.n_tokens for s in self._running))
 
     def fits(self, sequence: _Sequence) -> bool:
-        """Whether its whole context fits an empty instance."""
+        """Return whether its whole context fits an empty instance."""
         longest = sequence.record.n_input + sequence.record.n_output
         return -(-longest // self._spec.block_tokens) <= self.pool.pages.n_pages
 
     def arrive(self, sequence: _Sequence) -> None:
-        """A request comes, which fits."""
+        """Accept a request that fits."""
         self._waiting.append(sequence)
         if self._run is None:
             self._begin()
@@ -263,7 +267,7 @@ class ColocatedInstance:
                 self._world.end(sequence.record)
 
     def _filled(self, sequence: _Sequence, n_chunk: int) -> None:
-        """A chunk of a prompt is computed; the last one brings a token."""
+        """Record a computed chunk of a prompt; the last one brings a token."""
         sequence.n_computed += n_chunk
         self.computed_tokens += n_chunk
         if sequence.n_computed < sequence.n_tokens:
@@ -288,7 +292,7 @@ class ColocatedInstance:
     # -- pages -------------------------------------------------------------------------------
 
     def _may_admit(self, sequence: _Sequence) -> bool:
-        """Whether its prompt fits now, with a page to spare for each running request."""
+        """Return whether its prompt fits now, with a spare page for each running request."""
         if len(self._running) + len(self._filling) >= self._spec.max_running:
             return False
         needed = -(-(sequence.n_tokens + 1) // self._spec.block_tokens)
@@ -338,7 +342,7 @@ class ColocatedInstance:
             sequence.record.n_cached = sequence.n_computed
 
     def _grow(self) -> None:
-        """A page for each running request that needs one; the youngest gives way."""
+        """Give a page to each running request that needs one; preempt the youngest for it."""
         size = self._spec.block_tokens
         for sequence in list(self._running):
             if sequence not in self._running:
@@ -421,7 +425,7 @@ class ColocatedSim:
         self.instances[chosen].arrive(sequence)
 
     def end(self, record: SimRequestRecord, outcome: str = "finished") -> None:
-        """A request is over."""
+        """End a request."""
         assert not record.outcome, "a request ends once"
         record.outcome, record.ended_s = outcome, self.agenda.now
         self.n_over += 1

@@ -1,9 +1,9 @@
-"""Pages of a coupled instance, some of which keep the KV of prompts that are over.
+"""Manage an instance's pages, some of which keep the KV of finished prompts.
 
     free ──▶ held by requests ──▶ free, or, with a known prefix: kept ──▶ held again, or evicted
 
-The pool of stock engines with prefix caching: what is kept gives way to whoever needs a page,
-the one unused longest first.
+This is the pool of stock engines with prefix caching. Kept pages are evicted when a request needs
+them, the page unused longest first.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class PrefixCachingPool:
         #: Pages by their block; the pool itself is one holder of each.
         self._known: dict[int, int] = {}
         self._blocks: dict[int, int] = {}
-        #: Pages of blocks that nobody but the pool holds.
+        #: Pages of blocks that the pool alone holds.
         self._kept = Lru()
 
     @property
@@ -30,11 +30,11 @@ class PrefixCachingPool:
         return self.pages.n_free + len(self._kept)
 
     def knows(self, page: int) -> bool:
-        """Whether this page has the KV of a known block."""
+        """Return whether this page has the KV of a known block."""
         return page in self._blocks
 
     def match(self, blocks: Sequence[int]) -> int:
-        """How many of these, from the first on, are known."""
+        """Return how many of these blocks, from the first on, are known."""
         n = 0
         for block in blocks:
             if block not in self._known:
@@ -67,7 +67,7 @@ class PrefixCachingPool:
         return self.pages.allocate(n)
 
     def learn(self, blocks: Sequence[int], pages: Sequence[int]) -> None:
-        """These held pages have the KV of these blocks."""
+        """Record that these held pages have the KV of these blocks."""
         if not self._caching:
             return
         for block, page in zip(blocks, pages, strict=True):

@@ -51,7 +51,7 @@ def fit_decode() -> DecodeCost:
 
 
 def a800_profiles() -> list[CostFile]:
-    """The two A800 profiles."""
+    """Return the two A800 profiles."""
     prefill, decode = fit_prefill(PREFILL_POINTS), fit_decode()
     return [
         CostFile(
@@ -87,7 +87,7 @@ def a800_profiles() -> list[CostFile]:
 
 
 def residuals() -> list[tuple[str, float, float]]:
-    """What was fitted: (point, published seconds, our seconds)."""
+    """Return the fitted points: (point, published seconds, our seconds)."""
     prefill, decode = fit_prefill(PREFILL_POINTS), fit_decode()
     rows = [
         (

@@ -1,4 +1,4 @@
-"""What a worker's engine, memory and wires are taken to cost: cost files.
+"""Read cost files: the modelled costs of a worker's engine, memory and network.
 
 A cost file is JSON with the fields of `CostFile`. Those in `profiles/` come with their source;
 `halfmoon profile` writes one of the machine at hand. Times are seconds, sizes bytes.
@@ -21,9 +21,9 @@ class BadCosts(ValueError):
 class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of worker: a model on a machine.
 
-    A prefill pass takes `pass_s`, and for each of its chunks, from token p to token n,
-    c1·(n-p) + c2·(n²-p²), and c0 - `pass_s` more for a prompt's first one: so a prompt in one
-    pass takes what the scheduler's formula says. A decode step over b requests with c context
+    A prefill pass takes `pass_s`, and c1·(n-p) + c2·(n²-p²) for each of its chunks, from token p to
+    token n. A prompt's first chunk takes c0 - `pass_s` more. So a prompt in one pass takes what the
+    scheduler's formula says. A decode step over b requests with c context
     tokens in all takes d0 + d1·b + d2·c.
     """
 
@@ -56,7 +56,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     message_s: float = 0.0005
 
     def layout(self, block_tokens: int) -> KvLayout:
-        """The KV layout of workers with blocks of so many tokens."""
+        """Return the KV layout of workers with blocks of `block_size` tokens."""
         return KvLayout(
             model=self.name,
             n_layers=self.n_layers,
@@ -67,28 +67,28 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def step_s(self, n_requests: int, context_tokens: int) -> float:
-        """Seconds of one decode step."""
+        """Return the seconds of one decode step."""
         cost = self.decode
         if self.decode_large is not None and self.large_from and n_requests >= self.large_from:
             cost = self.decode_large
         return unscaled_step_s(cost, n_requests, context_tokens)
 
     def context_step_s(self, n_requests: int) -> float:
-        """Seconds that a step of so many requests takes longer per context token."""
+        """Return the seconds that each context token adds to a step of so many requests."""
         return self.step_s(n_requests, 1) - self.step_s(n_requests, 0)
 
     def chunk_s(self, start: int, stop: int, *, first: bool) -> float:
-        """Seconds that one chunk adds to a forward pass; `first` of its prompt or not."""
+        """Return the seconds that one chunk adds to a forward pass; `first`: of its prompt."""
         fixed_s = self.pass_s if first else self.prefill.c0_s
         return unscaled_prefill_s(self.prefill, stop, start) - fixed_s
 
     def prefill_s(self, n_tokens: int, n_cached: int = 0) -> float:
-        """Seconds of a whole prompt in one forward pass."""
+        """Return the seconds of a whole prompt in one forward pass."""
         return unscaled_prefill_s(self.prefill, n_tokens, n_cached)
 
 
 def load_costs(name: str) -> CostFile:
-    """A cost file by the name of a profile that comes with us, or by its path.
+    """Load a cost file by the name of an included profile, or by its path.
 
     Raises:
         BadCosts: no such profile or file, or it does not have the fields of `CostFile`.
@@ -112,7 +112,7 @@ def load_costs(name: str) -> CostFile:
 
 
 def profile_names() -> list[str]:
-    """The profiles that come with us."""
+    """Return the names of the included profiles."""
     folder = files("halfmoon_simulator") / "profiles"
     return sorted(
         entry.name.removesuffix(".json")
@@ -122,5 +122,5 @@ def profile_names() -> list[str]:
 
 
 def dump_costs(costs: CostFile) -> str:
-    """A cost file as text."""
+    """Return a cost file as text."""
     return msgspec.json.format(msgspec.json.encode(costs), indent=2).decode() + "\n"

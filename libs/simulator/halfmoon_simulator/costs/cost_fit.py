@@ -1,7 +1,7 @@
-"""From timed points to the cost formulas' coefficients: least squares of relative errors.
+"""Fit the cost formulas' coefficients to timed points: least squares of relative errors.
 
-A coefficient below zero would predict that more work takes less time, so a term whose
-coefficient comes out negative is left out and the rest is fitted again.
+A negative coefficient would predict that more work takes less time. So a term with a negative
+coefficient is left out, and the rest is fitted again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def fit_decode(points: Sequence[tuple[int, int, float]]) -> DecodeCost:
 
 
 def largest_relative_error(pairs: Iterable[tuple[float, float]]) -> float:
-    """The largest relative error of pairs (predicted, measured)."""
+    """Return the largest relative error of pairs (predicted, measured)."""
     return max((abs(predicted / measured - 1) for predicted, measured in pairs), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""What all papers' commands share: the traces at hand, the processes, the progress."""
+"""Run the papers' experiments: find the traces, start the processes, show the progress."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TBT_SLO_S = 0.1
 
 @dataclass(frozen=True)
 class ExperimentRunner:
-    """How to run the experiments."""
+    """The options of a run of experiments."""
 
     #: Folder with published traces; "" when there is none.
     folder: str = ""
@@ -30,7 +30,7 @@ class ExperimentRunner:
     done: Callable[[int, int], None] = lambda n, total: None
 
     def trace(self, source: str, *, speedup: float = 1.0) -> WorkloadSpec:
-        """A published trace by name, or its stand-in."""
+        """Return a published trace by name, or its stand-in."""
         return WorkloadSpec(
             source=source,
             folder=self.folder,
@@ -40,11 +40,11 @@ class ExperimentRunner:
         )
 
     def load(self, source: str) -> DescribedWorkload:
-        """Its requests, and what they are."""
+        """Return the requests of a workload, and its description."""
         return make_workload(self.trace(source))
 
     def run(self, scenarios: Sequence[Scenario]) -> list[RunResult]:
-        """All of them, on all cores."""
+        """Run all scenarios, on all cores."""
         return run_scenarios(scenarios, n_jobs=self.n_jobs, done=self.done)
 
     @property

@@ -174,7 +174,7 @@ class GoodputCapacity:
 
 
 def capacity(shares: Mapping[float, float]) -> GoodputCapacity:
-    """Where the share falls below `ENOUGH`, between two runs by interpolation; or a bound.
+    """Interpolate where the share falls below `ENOUGH` between two runs, or return a bound.
 
     Args:
         shares: by speed, of the requests that were in time.

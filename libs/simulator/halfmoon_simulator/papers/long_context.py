@@ -26,7 +26,7 @@ SYSTEMS: dict[str, ClusterSpec | ColocatedSpec] = {
 
 
 def long_context(bench: ExperimentRunner) -> PaperReport:
-    """The highest rate within the limits of each system and length."""
+    """Find the highest rate within the limits of each system and length."""
     costs = load_costs("llama2-70b-a800x8")
     n_requests = min(N_REQUESTS, bench.n_requests or N_REQUESTS)
     keys = [(length, name, share) for length in LENGTHS for name in SYSTEMS for share in SHARES]

@@ -1,4 +1,4 @@
-"""Table 3 of arXiv 2407.00079: who is refused when more comes than can be served in time."""
+"""Run Table 3 of arXiv 2407.00079: rejections under more load than can be served in time."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from halfmoon_simulator.workloads.workload_sources import WorkloadSpec
 MODES: tuple[AdmissionMode, ...] = ("baseline", "early", "predicted", "lookahead")
 PUBLISHED = {"baseline": "4183 (18.2 %)", "early": "3771 (16.4 %)", "predicted": "3589 (15.6 %)"}
 #: A good request has a mean time between tokens within this: by the calibration a step over a
-#: full memory takes less than the paper's 0.1 s, which would then bind nobody.
+#: full memory takes less than the paper's 0.1 s, which no request would then exceed.
 TBT_SLO_S = 0.04
 #: Share of the time of arrivals that passes before loads are watched; until then queues fill.
 WARM_UP = 0.1
@@ -46,7 +46,7 @@ class OverloadCase:
 
 @dataclass(frozen=True)
 class OverloadResult:
-    """What became of a load under one mode."""
+    """The results of a load under one mode."""
 
     n_requests: int
     n_refused: int
@@ -82,7 +82,7 @@ class OverloadResult:
 
 
 def scenario(load: OverloadCase, mode: AdmissionMode) -> Scenario:
-    """A load on its cluster with one mode of admission."""
+    """Return the scenario of a load on its cluster with one mode of admission."""
     costs = load_costs("llama2-70b-a800x8")
     return Scenario(
         label=f"{load.name}, {mode}",
@@ -96,7 +96,7 @@ def scenario(load: OverloadCase, mode: AdmissionMode) -> Scenario:
 
 
 def relations(outcomes: dict[AdmissionMode, OverloadResult]) -> dict[str, bool]:
-    """What is published of the modes, and what ours is to be; each with whether it holds."""
+    """Check the published order of the modes, and the one intended for ours."""
     baseline, early, predicted, lookahead = (outcomes[mode] for mode in MODES)
     share = baseline.n_refused / baseline.n_requests
     return {
@@ -208,7 +208,7 @@ def _table(load: OverloadCase, outcomes: dict[AdmissionMode, OverloadResult]) ->
 
 
 def _map(outcomes: list[dict[AdmissionMode, OverloadResult]]) -> PaperTable:
-    """Where the order holds: refused / good by prefill workers."""
+    """Tabulate where the order holds: refused / good by prefill workers."""
     rows = []
     for n, mine in zip(MAP_PREFILLS, outcomes, strict=True):
         failing = [i for i, holds in enumerate(relations(mine).values(), start=1) if not holds]

@@ -1,4 +1,4 @@
-"""What a paper's command prints: ours beside theirs, the setup, and what differs."""
+"""Print a paper's comparison: our figures beside theirs, the setup, and the differences."""
 
 import msgspec
 from rich.console import Console
@@ -14,7 +14,7 @@ class PaperTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaperCheck(msgspec.Struct, frozen=True):
-    """Something that must hold: an order, a direction."""
+    """A statement that must hold: an order, a direction."""
 
     sentence: str
     holds: bool

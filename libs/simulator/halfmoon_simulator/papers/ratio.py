@@ -103,7 +103,7 @@ def _share(result: RunResult, tbt_slo_s: float) -> float:
 
 
 def _full(costs: CostFile) -> str:
-    """What a decode step over a full memory takes."""
+    """Return the seconds of a decode step over a full memory."""
     tokens = costs.device_kv_bytes // costs.layout(1).token_bytes
     n = round(tokens / MEAN_TOKENS)
     step_s = costs.step_s(n, tokens)

@@ -1,4 +1,4 @@
-"""Figure 8 of arXiv 2407.00079 and Figure 5 of the FAST'25 paper: who gets a request."""
+"""Figure 8 of arXiv 2407.00079 and Figure 5 of the FAST'25 paper: which worker gets a request."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,7 +33,7 @@ _Choices = list[tuple[float, dict[str, object]]]
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a placement came to."""
+    """The results of one placement mode."""
 
     ttft_s: DistributionSummary
     #: TTFT less what the prefill takes on an idle worker with what was found cached.
@@ -103,7 +103,7 @@ def _run(
     costs: CostFile,
     choices: _Choices,
 ) -> list[RunResult]:
-    """One run per choice."""
+    """Run one scenario per placement mode."""
     return bench.run(
         [
             Scenario(
@@ -141,7 +141,7 @@ COLUMNS = ("P99", "waited, mean", "waited, P99", "slowdown P99", "reused", "with
 
 
 def _cells(outcome: _Outcome) -> tuple[str, ...]:
-    """The `COLUMNS`."""
+    """Format the `COLUMNS` of a row."""
     return (
         f"{outcome.ttft_s.p99:.1f} s",
         f"{outcome.waited_s.mean:.2f} s",

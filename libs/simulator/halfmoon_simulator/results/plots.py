@@ -91,7 +91,7 @@ def _tbt(axes: Axes, runs: Runs) -> None:
 
 
 def _shares(axes: Axes, values: Sequence[float], label: str) -> None:
-    """The share of requests that had no more than x."""
+    """Draw the share of requests that had no more than x."""
     ordered = sorted(values)
     n = max(1, len(ordered))
     axes.step(ordered, [(i + 1) / n for i in range(len(ordered))], where="post", label=label)
@@ -135,7 +135,7 @@ def _rejections(axes: Axes, runs: Runs) -> None:
         points = rates_over_time(result.samples)
         axes.plot([at_s for at_s, _, _ in points], [rate for _, _, rate in points], label=label)
     axes.set(title=f"Rejected requests, {_window(runs)}")
-    # With nobody rejected the line lies on the axis, and the picture says so.
+    # Without rejections the line lies on the axis, and the picture says so.
     axes.set(xlabel="time, s", ylabel="per second", ylim=(0, max(0.1, axes.get_ylim()[1])))
     _legend(axes, runs)
 

@@ -20,7 +20,7 @@ class NamedSummary(msgspec.Struct, frozen=True):
 
 
 def print_summaries(runs: Sequence[NamedSummary], console: Console) -> None:
-    """A table of runs that fits a terminal."""
+    """Build a table of runs that fits a terminal."""
     table = Table(box=None, pad_edge=False)
     if len(runs) <= _SIDE_BY_SIDE:
         table.add_column("")
@@ -88,7 +88,7 @@ def _quantiles(values: DistributionSummary) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """A time with its unit, three digits."""
+    """Format a time with its unit, three digits."""
     if value < 1e-9:
         return "0"
     if value < 1:

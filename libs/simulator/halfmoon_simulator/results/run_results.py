@@ -1,4 +1,4 @@
-"""What a run leaves behind: a record per request, samples over time, and their summary."""
+"""Hold the results of a run: a record per request, samples over time, and their summary."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class SimRequestRecord:
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     def meets(self, ttft_slo_s: float | None, tbt_slo_s: float | None) -> bool:
-        """Whether it finished within both limits; its TBT is the mean of the longest 10 %."""
+        """Return whether it finished within both limits; TBT is the mean of its longest 10 %."""
         ttft_s = self.ttft_s
         if self.outcome != "finished" or ttft_s is None:
             return False
@@ -131,7 +131,7 @@ class RunResult:
         return [record for record in self.records if record.outcome == "finished"]
 
     def summary(self) -> RunSummary:
-        """The run in one row."""
+        """Summarise the run in one row."""
         records = self.records
         finished = self.finished()
         ended = [record.ended_s for record in records if record.ended_s is not None]

@@ -14,7 +14,7 @@ class TokenIntervals:
 
     @classmethod
     def after_gap(cls, gap_s: float, steps: Sequence[tuple[int, float]]) -> Self:
-        """Those of a request that waited `gap_s` after its first token for its first step."""
+        """Return the intervals of a request that waited `gap_s` for its first step."""
         if not steps:
             return cls()
         n, seconds = steps[0]
@@ -22,12 +22,12 @@ class TokenIntervals:
         return cls(((1, seconds + gap_s), *rest, *steps[1:]))
 
     def then(self, gap_s: float, others: "TokenIntervals") -> "TokenIntervals":
-        """These, a gap between two tries, and those of the second try."""
+        """Join these, a gap between two tries, and the intervals of the second try."""
         return TokenIntervals((*self.runs, (1, gap_s), *others.runs))
 
     @property
     def n(self) -> int:
-        """How many there are: tokens less one."""
+        """Count the intervals: tokens less one."""
         return sum(n for n, _ in self.runs)
 
     @property
@@ -54,12 +54,12 @@ class TokenIntervals:
         return total_s / wanted if wanted else 0.0
 
     def quantile_s(self, q: float) -> float:
-        """The value that a share `q` of them does not exceed; 0 when there are none."""
+        """Return the value that a share `q` of them does not exceed; 0 when there are none."""
         return weighted_quantile(self.runs, q)
 
 
 def weighted_quantile(runs: Iterable[tuple[int, float]], q: float) -> float:
-    """The least value such that at least a share `q` of all, counted with weights, is not above."""
+    """Return the least value that a share `q` of all, counted with weights, does not exceed."""
     ordered = sorted(runs, key=lambda run: run[1])
     wanted = q * sum(n for n, _ in ordered)
     seen = 0

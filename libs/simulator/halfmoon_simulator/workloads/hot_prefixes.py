@@ -10,7 +10,7 @@ from halfmoon_simulator.workloads.traces import TRACE_BLOCK_TOKENS, TraceRequest
 
 #: Documents at any time; the n-th is asked about 1/n as often as the first.
 N_DOCUMENTS = 8
-#: Blocks of a document, which nobody has seen before it appears: 32,768 tokens.
+#: Blocks of a document, new to all workers when it appears: 32,768 tokens.
 DOCUMENT_BLOCKS = 64
 #: Seconds after which one document, each in its turn, gives way to a new one.
 TURNOVER_S = 30.0

@@ -16,7 +16,7 @@ from halfmoon_simulator.workloads.traces import TRACE_BLOCK_TOKENS, TraceRequest
 
 
 class SyntheticDataset(msgspec.Struct, frozen=True, kw_only=True):
-    """What a synthetic workload's requests are like."""
+    """The distributions of a synthetic workload's requests."""
 
     #: Mean tokens of a prompt and of an answer.
     mean_input: float
@@ -91,7 +91,7 @@ def synthetic_requests(
 
 
 def speed_up(requests: Iterable[TraceRequest], speedup: float) -> list[TraceRequest]:
-    """The same requests, `speedup` times as fast, the pauses within sessions too.
+    """Return the same requests `speedup` times as fast, pauses within sessions included.
 
     So the papers replay their traces "2×": all stamps are divided, and those of a conversation's
     later turns are stamps like others.
@@ -105,7 +105,7 @@ def speed_up(requests: Iterable[TraceRequest], speedup: float) -> list[TraceRequ
 
 
 def lengthen_answers(requests: Sequence[TraceRequest], times: float) -> list[TraceRequest]:
-    """The same requests with answers `times` times as long, of one token at the least."""
+    """Return the same requests with answers `times` times as long, at least one token."""
     if times == 1:
         return list(requests)
     return [replace(r, n_output=max(1, round(r.n_output * times))) for r in requests]
@@ -138,7 +138,7 @@ def spread_ticks(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
 
 
 def conversation_surrogate(n_requests: int = 12_031, *, seed: int = 0) -> list[TraceRequest]:
-    """A stand-in for the published conversation trace, from its published statistics.
+    """Make a stand-in for the published conversation trace from its published statistics.
 
     Sessions grow turn by turn behind one common first block; arrivals in steps of 3 s at
     3.4 requests/s; mean input about 12,000 tokens, mean output about 343, about 0.37 of the
@@ -176,7 +176,7 @@ def conversation_surrogate(n_requests: int = 12_031, *, seed: int = 0) -> list[T
 def arxiv_surrogate(
     conversation: Sequence[TraceRequest], n_requests: int = 23_608, *, seed: int = 0
 ) -> list[TraceRequest]:
-    """A stand-in for the trace published with arXiv 2407.00079, which may not be at hand.
+    """Make a stand-in for the trace of arXiv 2407.00079, which may not be at hand.
 
     A slice of that trace shows three families of prompts: chats like those of the
     conversation trace, an agent with a shared prefix of 12 blocks, and one with 5. Here the

@@ -47,7 +47,7 @@ class TraceRequest:
 def with_sessions(
     requests: Iterable[TraceRequest],
 ) -> Iterator[tuple[TraceRequest, str | None]]:
-    """Each request, and the session of which it is a later turn, if it is: its time is a pause."""
+    """Pair each request with the session of which it is a later turn; its time is a pause then."""
     begun: set[str | None] = set()
     for request in requests:
         yield request, request.session if request.session in begun else None
@@ -89,7 +89,7 @@ KNOWN_TRACES = (
 
 
 def identify_trace(path: Path) -> KnownTrace | None:
-    """The published trace that this file is, byte for byte; None when it is none of them."""
+    """Return the published trace that equals this file byte for byte, or None."""
     data = path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     git_blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
@@ -100,7 +100,7 @@ def identify_trace(path: Path) -> KnownTrace | None:
 
 
 def describe_trace(path: Path) -> str:
-    """One line about a file's identity, for the head of a report."""
+    """Describe a file's identity in one line, for the head of a report."""
     if (known := identify_trace(path)) is not None:
         return f"{path.name}: the published {known.name} trace"
     if any(known.file_name == path.name for known in KNOWN_TRACES):
@@ -109,7 +109,7 @@ def describe_trace(path: Path) -> str:
 
 
 def read_trace(path: Path, *, block_tokens: int = TRACE_BLOCK_TOKENS) -> list[TraceRequest]:
-    """All requests of a file, in its order.
+    """Read all requests of a file, in its order.
 
     Args:
         path: JSON lines as above.
@@ -208,7 +208,7 @@ def _bad(where: str, field: str, value: object, why: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class TraceStatistics:
-    """What a workload is like, for the head of a report."""
+    """Summarise a workload, for the head of a report."""
 
     n_requests: int
     duration_s: float

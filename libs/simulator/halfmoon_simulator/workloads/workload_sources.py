@@ -1,4 +1,4 @@
-"""Where a workload comes from: one frozen description that any process can make it from.
+"""Describe a workload by one frozen value from which any process can make it.
 
 A published trace that is not at hand is replaced by its stand-in, and the description says so.
 """
@@ -36,7 +36,7 @@ _MADE = {"hot-prefixes": hot_prefix_requests, "swinging": oscillating_load}
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which requests, how many of them, and how fast."""
+    """The kind, number and rate of requests."""
 
     #: A file, or the name of a published trace, or of a data set in `workloads.DATASETS`,
     #: or "hot-prefixes", or "swinging".
@@ -76,7 +76,7 @@ class DescribedWorkload(msgspec.Struct, frozen=True):
 
 
 def make_workload(spec: WorkloadSpec) -> DescribedWorkload:
-    """The requests that a description stands for.
+    """Make the requests of a description.
 
     Raises:
         BadTrace: an unknown source, or a file that is no trace.
@@ -138,7 +138,7 @@ def _trace(spec: WorkloadSpec) -> DescribedWorkload:
 
 
 def find_traces() -> str:
-    """The folder with published traces: ./traces, or ../shared/traces; "" when there is none."""
+    """Find the folder with published traces: ./traces or ../shared/traces, else ""."""
     for folder in (Path("traces"), Path("../shared/traces")):
         if any((folder / known.file_name).is_file() for known in KNOWN_TRACES):
             return str(folder)
