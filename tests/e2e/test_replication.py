@@ -16,8 +16,8 @@ from halfmoon_protocol.messages import KvstoreRefused, ReplicateBlocks, WorkerIn
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.membership import MEMBERS
 from halfmoon_scheduling.commands import Send
-from halfmoon_scheduling.conductor.conductor_machine import REFUSED_COPY_S
 from halfmoon_scheduling.conductor.journal import JournalEntry, read_journal, replay_journal
+from halfmoon_scheduling.conductor.kvstore_directory import REFUSED_COPY_S
 from halfmoon_scheduling.events import MessageReceived
 from halfmoon_testing.block_client import BlockClient
 

@@ -18,7 +18,7 @@ from halfmoon_protocol.messages import (
 )
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Reject, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.conductor.request_lifecycle import MAX_FAILED_RETRIES
+from halfmoon_scheduling.conductor.request_admission import MAX_FAILED_RETRIES
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     AnyEvent,

@@ -1,86 +1,61 @@
-"""Requests that wait for decode pages, and when the first of them is worth another try.
+"""Queue requests that wait for decode pages, and tell when to place the first one again.
 
-Only the first one may be placed, so it alone is watched. A placement that found no decode
-worker with room leaves a `PageShortage`: how many pages, and which workers could give them. From
-then
-on a load report costs a look at the one worker that sent it. A whole new placement is tried
-when such a worker has that many pages, when workers join or leave, or when another request
-comes to be the first.
+Only the first request may be placed, so the queue watches for that one alone. A placement that
+finds no decode worker with room leaves a `PageShortage`: the missing pages, and the workers that
+could give them. A load report then costs one comparison, for the worker that sent it. The first
+request is placed again when
+
+- one of those workers has enough free pages,
+- workers join or leave, or
+- another request becomes the first.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_scheduling.admission.rank_queue import RankQueue
 from halfmoon_scheduling.cluster.decode_pool import DecodePool
-
-QueueRank = tuple[int, int, RequestId]
+from halfmoon_scheduling.requests.request_state import RequestRank
 
 
 @dataclass(frozen=True, slots=True)
 class PageShortage:
-    """What a request was not placed for."""
+    """The pages that a placement did not find."""
 
-    rank: QueueRank
+    rank: RequestRank
     #: Pages that one worker must have free.
     n_pages: int
-    #: Decode workers that could take the request if they had them.
+    #: Decode workers that could take the request if they had the pages.
     takers: frozenset[WorkerId]
 
 
-class PageQueue:
-    """Sorted by priority, then by arrival."""
+class PageQueue(RankQueue):
+    """Hold the requests that wait for decode pages."""
 
     def __init__(self, decodes: DecodePool) -> None:
+        super().__init__()
         self._decodes = decodes
-        self._ranks: list[QueueRank] = []
-        #: Of the first request at its last placement; None: it is to be placed again.
-        self._lack: PageShortage | None = None
+        #: Of the first request at its last placement; None: place it again.
+        self._shortage: PageShortage | None = None
 
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-    def __iter__(self) -> Iterator[QueueRank]:
-        return iter(self._ranks)
-
-    @property
-    def first(self) -> QueueRank | None:
-        """The request that goes first, if any waits."""
-        return self._ranks[0] if self._ranks else None
-
-    def __contains__(self, rank: QueueRank) -> bool:
-        i = bisect_left(self._ranks, rank)
-        return i < len(self._ranks) and self._ranks[i] == rank
-
-    def add(self, rank: QueueRank) -> None:
-        """Let a request wait; it does not yet."""
-        insort(self._ranks, rank)
-
-    def remove(self, rank: QueueRank) -> None:
-        """A request waits no more; if it did."""
-        if rank in self:
-            del self._ranks[bisect_left(self._ranks, rank)]
-
-    def set_shortage(self, lack: PageShortage) -> None:
-        """A placement found no room; it is remembered if the request is the first one."""
-        if lack.rank == self.first:
-            self._lack = lack
+    def set_shortage(self, shortage: PageShortage) -> None:
+        """Note that a placement found no room, if it was one of the first request."""
+        if shortage.rank == self.first:
+            self._shortage = shortage
 
     def reconsider(self) -> None:
-        """Something has changed besides pages: the first request is to be placed again."""
-        self._lack = None
+        """Have the first request placed again, since something besides free pages has changed."""
+        self._shortage = None
 
     def may_retry(self) -> bool:
-        """Whether placing the first request again may find room; some request waits."""
-        lack = self._lack
-        if lack is None or lack.rank != self._ranks[0]:
+        """Return whether another placement of the first request may find room.
+
+        The queue must not be empty.
+        """
+        shortage = self._shortage
+        if shortage is None or shortage.rank != self._ranks[0]:
             return True
         return any(
-            worker in lack.takers and self._decodes.has_room(worker, lack.n_pages)
+            worker in shortage.takers and self._decodes.has_room(worker, shortage.n_pages)
             for worker in self._decodes.take_workers_with_more_room()
         )
-
-    def check(self) -> None:
-        """Audit: sorted, and each request once."""
-        assert all(one < other for one, other in zip(self._ranks, self._ranks[1:], strict=False))

@@ -1,14 +1,14 @@
-"""Requests under which a worker was lost or hung: each is tried apart from the others.
+"""Separate suspects: requests that a worker computed when it was lost or hung.
 
-When a worker dies, every request that it computed may have done it, and all but one did not.
-Tried again together they would take down the next worker together, and the guilty one could
-not be told from the others. So a worker has at most one of them at a time, from the
-reservation on, until the request has shown that it is harmless: at the prefill worker when its
-prefill is done, at the decode worker when decode has produced a token of it. The others wait
-in a line of their own, which holds up no other request.
+Each request that a lost worker computed may have caused the loss, and all but one did not. Retried
+on one worker, they would take it down together, and the harmful one could not be told from the
+others. So a worker has at most one suspect at a time, from the reservation until the request has
+proved harmless. That is shown at the prefill worker when its prefill is done, and at the decode
+worker when decode has produced a token of it. Other suspects wait in a queue of their own, which
+delays no other request.
 
-Which workers were lost under a request comes with it (`Request.casualties`); nothing is remembered
-here of requests that are over.
+A request carries the workers that were lost while they computed it (`Request.casualties`). The
+quarantine keeps nothing about requests that are over.
 """
 
 from collections.abc import Iterable
@@ -18,65 +18,65 @@ from halfmoon_scheduling.requests.request_state import RequestState
 
 
 class Quarantine:
-    """Which workers try a suspect, and which suspects wait."""
+    """Track which workers have a suspect, and which suspects wait."""
 
     def __init__(self) -> None:
-        #: By worker, the suspect that it tries.
+        #: The suspect at each worker that has one.
         self._trials: dict[WorkerId, RequestId] = {}
-        #: Suspects in phase QUARANTINED, in the order in which they came to wait.
-        self._line: dict[RequestId, RequestState] = {}
-        #: Whether a worker came free since the line was looked at.
-        self._eased = False
+        #: Suspects in phase QUARANTINED, in the order in which they began to wait.
+        self._queue: dict[RequestId, RequestState] = {}
+        #: Whether a worker has become free since `take_retry_request`.
+        self._retry_requested = False
 
     @property
     def first(self) -> RequestState | None:
         """The suspect that has waited longest, if any waits."""
-        return next(iter(self._line.values()), None)
+        return next(iter(self._queue.values()), None)
 
     @property
-    def busy(self) -> frozenset[WorkerId]:
-        """Workers that try a suspect now."""
+    def busy_workers(self) -> frozenset[WorkerId]:
+        """Workers that have a suspect now."""
         return frozenset(self._trials)
 
-    def wait(self, tracked: RequestState) -> None:
-        """Let a suspect wait; one that waits already keeps its place."""
-        self._line.setdefault(tracked.request_id, tracked)
+    def wait(self, state: RequestState) -> None:
+        """Queue a suspect; one that is in the queue keeps its position."""
+        self._queue.setdefault(state.request_id, state)
 
-    def leave_line(self, tracked: RequestState) -> None:
-        """It waits no more; if it did."""
-        self._line.pop(tracked.request_id, None)
+    def remove(self, state: RequestState) -> None:
+        """Remove a suspect from the queue, if it is there."""
+        self._queue.pop(state.request_id, None)
 
-    def begin(self, tracked: RequestState) -> None:
-        """Its workers try it from now on; none of them tries another one."""
-        assert tracked.decode is not None
-        for worker in (*tracked.writers, tracked.decode):
-            assert worker not in self._trials, f"{worker} tries two suspects"
-            self._trials[worker] = tracked.request_id
+    def begin(self, state: RequestState) -> None:
+        """Note that a suspect is at its workers, none of which has another one."""
+        assert state.decode is not None
+        for worker in (*state.writers, state.decode):
+            assert worker not in self._trials, f"{worker} has two suspects"
+            self._trials[worker] = state.request_id
 
-    def on_harmless(self, tracked: RequestState, workers: Iterable[WorkerId]) -> None:
-        """It has done no harm at these workers; some of them may not have tried it."""
+    def on_harmless(self, state: RequestState, workers: Iterable[WorkerId]) -> None:
+        """Free those of `workers` that have this suspect: it has done them no harm."""
         for worker in workers:
-            if self._trials.get(worker) == tracked.request_id:
+            if self._trials.get(worker) == state.request_id:
                 del self._trials[worker]
-                self._eased = True
+                self._retry_requested = True
 
     def request_retry(self) -> None:
-        """Other workers may be there: the line is to be looked at."""
-        self._eased = True
+        """Have the queue tried again, since other workers may be there."""
+        self._retry_requested = True
 
     def take_retry_request(self) -> bool:
-        """Whether a worker came free since this was asked last."""
-        eased, self._eased = self._eased, False
-        return eased
+        """Return whether a worker has become free since the last call."""
+        requested, self._retry_requested = self._retry_requested, False
+        return requested
 
-    def over(self, tracked: RequestState) -> None:
-        """Its trial is over, however it went; if there was one."""
-        if tracked.decode is not None:
-            self.on_harmless(tracked, (*tracked.writers, tracked.decode))
+    def end(self, state: RequestState) -> None:
+        """Free the workers that have this suspect, whatever came of it."""
+        if state.decode is not None:
+            self.on_harmless(state, (*state.writers, state.decode))
 
-    def check(self, tracked: Iterable[RequestState], waiting: set[RequestId]) -> None:
-        """Audit: trials are of live requests at their workers, and the line is of these."""
-        assert self._line.keys() == waiting
-        places = {t.request_id: (*t.writers, t.decode) for t in tracked if t.decode is not None}
+    def check(self, requests: Iterable[RequestState], waiting: set[RequestId]) -> None:
+        """Audit: suspects are live requests at their workers, and exactly `waiting` are queued."""
+        assert self._queue.keys() == waiting
+        places = {s.request_id: (*s.writers, s.decode) for s in requests if s.decode is not None}
         for worker, request_id in self._trials.items():
-            assert worker in places.get(request_id, ()), f"{worker} tries none of its requests"
+            assert worker in places.get(request_id, ()), f"{worker} has none of its requests"

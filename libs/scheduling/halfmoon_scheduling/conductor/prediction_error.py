@@ -59,7 +59,7 @@ class PredictionErrors:
         """One prediction and what came of it."""
         self.histograms[quantity].observe(predicted_s, observed_s)
 
-    def prefilled(self, predicted: Estimate, done: PrefillDone) -> None:
+    def on_prefill_done(self, predicted: Estimate, done: PrefillDone) -> None:
         """A prefill is done, and says what its parts took."""
         if isinstance(predicted, GroupEstimate | LocalPrefillEstimate):
             return  # of these the parts are not told

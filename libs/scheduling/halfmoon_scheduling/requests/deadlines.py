@@ -1,8 +1,8 @@
-"""Requests by their deadlines: who is due, without looking at all the others.
+"""Find the requests whose deadline has passed without a look at all the others.
 
-A heap from which nothing is taken out early: a request that is over, or has another deadline
-by now, is recognised when its old one comes up. What is out of date is swept out as soon as
-it is more than what is not.
+Nothing is taken out of the heap early. A request that is over, or has another deadline by now, is
+recognised when its old entry comes up. Stale entries are swept out as soon as they outnumber the
+present ones.
 """
 
 import heapq
@@ -10,51 +10,55 @@ import itertools
 
 from halfmoon_scheduling.requests.request_state import RequestState
 
-#: Entries that are kept without a look at how many are out of date.
-_FEW = 64
+#: Entries up to which stale ones are not swept out.
+_MIN_ENTRIES = 64
 #: Deadline, a number that no other entry has, and the request.
 _Entry = tuple[float, int, RequestState]
 
 
 class Deadlines:
-    """The deadlines of requests that are not over."""
+    """Hold the deadlines of requests that are not over."""
 
     def __init__(self) -> None:
         #: A heap; every request has its present deadline here, unless that is infinite.
         self._entries: list[_Entry] = []
         self._numbers = itertools.count()
+        #: Requests with a finite deadline.
         self._n_live = 0
 
-    def set(self, tracked: RequestState, deadline_s: float) -> None:
+    def set(self, state: RequestState, deadline_s: float) -> None:
         """Give a request another deadline; infinity is none."""
-        if deadline_s == tracked.deadline_s:
+        if deadline_s == state.deadline_s:
             return
-        self._n_live += (deadline_s < float("inf")) - (tracked.deadline_s < float("inf"))
-        tracked.deadline_s = deadline_s
+        self._n_live += (deadline_s < float("inf")) - (state.deadline_s < float("inf"))
+        state.deadline_s = deadline_s
         if deadline_s < float("inf"):
-            heapq.heappush(self._entries, (deadline_s, next(self._numbers), tracked))
-        if len(self._entries) > 2 * self._n_live + _FEW:
+            heapq.heappush(self._entries, (deadline_s, next(self._numbers), state))
+        if len(self._entries) > 2 * self._n_live + _MIN_ENTRIES:
             self._entries = [entry for entry in self._entries if _is_present(entry)]
             heapq.heapify(self._entries)
 
     def pop_due(self, now: float) -> list[RequestState]:
-        """Those whose deadline has come, by their arrival; it is set anew or they end."""
+        """Remove and return requests past their deadline, in the order of their arrival.
+
+        They have no deadline then: the caller sets another one, or ends the request.
+        """
         due: dict[int, RequestState] = {}
         while self._entries and self._entries[0][0] <= now:
             entry = heapq.heappop(self._entries)
             if _is_present(entry):
                 due[entry[2].sequence] = entry[2]
-        for tracked in due.values():
+        for state in due.values():
             self._n_live -= 1
-            tracked.deadline_s = float("inf")
+            state.deadline_s = float("inf")
         return [due[sequence] for sequence in sorted(due)]
 
     def check(self, requests: list[RequestState]) -> None:
-        """Audit: of these requests each that has a deadline is here, and nothing else counts."""
+        """Audit: each of these requests that has a deadline is here, and no other counts."""
         present = {entry[2].sequence for entry in self._entries if _is_present(entry)}
-        assert present == {t.sequence for t in requests if t.deadline_s < float("inf")}
+        assert present == {s.sequence for s in requests if s.deadline_s < float("inf")}
         assert self._n_live == len(present)
-        assert len(self._entries) <= 2 * self._n_live + _FEW
+        assert len(self._entries) <= 2 * self._n_live + _MIN_ENTRIES
 
 
 def _is_present(entry: _Entry) -> bool:

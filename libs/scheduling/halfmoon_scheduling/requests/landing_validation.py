@@ -1,14 +1,14 @@
-"""Whether a landing that a decode worker names can hold a request's KV."""
+"""Check that a landing which a decode worker offers can hold a request's KV."""
 
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeReserved
 
 
 def landing_fault(reserved: DecodeReserved, n_tokens: int, layout: KvLayout | None) -> str:
-    """What is wrong with a landing; empty when nothing is.
+    """Return what is wrong with a landing; empty when nothing is.
 
-    A prefill worker would refuse it for ever, and the client would get an error for what another
-    decode worker can do.
+    Prefill workers would refuse a wrong landing in every try. The client would get an error for a
+    request that another decode worker can serve.
 
     Args:
         reserved: the answer to a reservation.

@@ -1,38 +1,38 @@
-"""One request as the conductor tracks it: its phase, its workers, its deadline.
+"""Describe one request as the conductor tracks it: its phase, its workers, its deadline.
 
     deferred ─▶ waiting ──▶ reserving ──▶ prefilling ──▶ decoding ──▶ over
                    ▲            │              │
-                   └──refused───┘              └── given up: stopping ──▶ over
+                   └──refused───┘              └── given up: orphaned landing ──▶ over
 
-With admission `lookahead` a request may stand between prefilling and decoding for a while:
-landed, see `door`.
+With admission `lookahead` a request may be *landed* for a while, between prefilling and decoding
+(see `late_admission`). A suspect may be *quarantined* before it reserves (see `quarantine`).
 
 A request begins in the first of these phases that has something to do for it.
 
-A request that is given up while prefill writes into its landing leaves a `stopping.Stopping`:
-decode may free the pages only when prefill says that it writes no more.
+A request that is given up while prefill writes into its landing leaves an `OrphanedLanding`: decode
+may free the pages only when prefill has stopped writing.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillDone
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement.placement_policy import Placement
 
-DecisionOutcome = Literal["placed", "deferred", "refused", "refused_late"]
+#: The position of a request among those that wait: negative priority, arrival, id.
+RequestRank = tuple[int, int, RequestId]
 
 
 class Phase(Enum):
-    """Where a request is."""
+    """The step of its life that a request is in."""
 
     #: Admission holds it back: decode is too busy for the moment. Nothing is held anywhere.
     DEFERRED = "deferred"
     #: No decode worker has room; nothing is held anywhere.
     WAITING = "waiting"
-    #: Workers were lost under it, and all others try such requests; nothing is held anywhere.
+    #: It is a suspect, and all able workers have another one; nothing is held anywhere.
     QUARANTINED = "quarantined"
     #: A decode worker was asked for pages.
     RESERVING = "reserving"
@@ -40,13 +40,13 @@ class Phase(Enum):
     PREFILLING = "prefilling"
     #: Prefill is done and its KV has landed; decode is too busy for the moment.
     LANDED = "landed"
-    #: The first token is out, a decode worker goes on.
+    #: The first token is delivered, a decode worker produces the others.
     DECODING = "decoding"
 
 
 #: Phases in which nothing is held at any worker.
 UNPLACED = (Phase.DEFERRED, Phase.WAITING, Phase.QUARANTINED)
-#: Phases in which the prefill worker is no more needed.
+#: Phases in which the prefill worker is no longer needed.
 PREFILLED = (Phase.LANDED, Phase.DECODING)
 
 
@@ -66,16 +66,16 @@ class RequestState:
     #: When its first token is predicted; set with the placement.
     first_token_s: float = 0.0
     #: When its decode worker was asked for pages.
-    asked_s: float = 0.0
-    #: When the pages held for it fall to decode again, unless it goes on.
+    reserve_sent_s: float = 0.0
+    #: When decode frees the pages held for it, unless it starts decoding.
     landing_ends_s: float = float("inf")
-    #: What prefill said; set in phase LANDED.
+    #: The result of its prefill; set in phase LANDED.
     landed: PrefillDone | None = None
     #: Decode workers that refused it since it last waited.
     refused_by: set[WorkerId] = field(default_factory=set)
     #: Decode workers that did not answer. They are not asked again under this id: the answer
     #: to the first question would be taken for one to the second, and name freed pages.
-    silent: set[WorkerId] = field(default_factory=set)
+    unresponsive: set[WorkerId] = field(default_factory=set)
 
     @property
     def request_id(self) -> RequestId:
@@ -83,8 +83,8 @@ class RequestState:
         return self.request.request_id
 
     @property
-    def rank(self) -> tuple[int, int, RequestId]:
-        """Its place among those that wait: by priority, then by arrival."""
+    def rank(self) -> RequestRank:
+        """The position among requests that wait: by priority, then by arrival."""
         return -self.request.priority, self.sequence, self.request_id
 
     @property
@@ -94,8 +94,10 @@ class RequestState:
 
     @property
     def writers(self) -> tuple[WorkerId, ...]:
-        """The prefill worker and those that compute further stages with it; none when the
-        decode worker prefills by itself."""
+        """The prefill worker and those that compute further stages with it.
+
+        There is none when the decode worker prefills by itself.
+        """
         return self.placement.chosen.workers if self.placement else ()
 
     @property
@@ -104,36 +106,21 @@ class RequestState:
         return self.placement.decode if self.placement else None
 
     def is_computed_at(self, worker_id: WorkerId) -> bool:
-        """Whether a worker computes it now, as far as can be told from here: what waits in a
-        prefill worker's queue counts too, what only has pages at a decode worker does not."""
+        """Return whether a worker computes this request now, as far as the core knows.
+
+        A request in a prefill worker's queue counts, one that only has pages at a decode worker
+        does not.
+        """
         if self.phase is Phase.PREFILLING:
             return worker_id in (self.writers or (self.decode,))
         return self.phase is Phase.DECODING and worker_id == self.decode
 
     @property
     def is_suspect(self) -> bool:
-        """Whether workers were lost under it, and it has not shown since that it is harmless."""
+        """True when workers were lost under it, and it has not proved harmless since."""
         return bool(self.request.casualties)
 
     @property
     def is_retry(self) -> bool:
-        """Whether earlier tries were made: the client may have tokens already."""
+        """True when there were earlier tries: the client may have tokens already."""
         return self.request.attempt > 1
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What was decided about a request, and from what: kept to explain it."""
-
-    request_id: RequestId
-    attempt: int
-    at_s: float
-    #: The choice, with every candidate's estimates.
-    placement: Placement
-    #: "refused_late": after its prefill, which was in vain.
-    outcome: DecisionOutcome = "placed"
-    #: Predicted times over their limits, as admission saw them.
-    prefill_load: float = 0.0
-    decode_load: float = 0.0
-    #: Why it was not placed.
-    reason: str = ""

@@ -24,8 +24,8 @@ from halfmoon_conductor.page.decision_explanations import (
 )
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_runtime.clock import Clock
+from halfmoon_scheduling.conductor.decision_log import Decision
 from halfmoon_scheduling.conductor.prediction_error import BUCKET_BOUNDS, ErrorHistogram
-from halfmoon_scheduling.requests.request_state import Decision
 
 #: Of a number in a query.
 _MAX_DIGITS = 18

@@ -3,11 +3,11 @@
 Placement compares numbers and keeps them; what they came to is said here, for operators.
 """
 
+from halfmoon_scheduling.conductor.decision_log import Decision
 from halfmoon_scheduling.config import PlacementMode
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
 from halfmoon_scheduling.placement.placement_policy import Estimate, Placement
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
-from halfmoon_scheduling.requests.request_state import Decision
 
 
 def explain_placement(decision: Decision, mode: PlacementMode) -> str:

@@ -30,6 +30,7 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.observability.tracing import Attributes, Span
 from halfmoon_scheduling.commands import AnyCommand, Deliver, Fail, Reject, Resubmit, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.conductor.decision_log import Decision
 from halfmoon_scheduling.events import (
     AnyEvent,
     MessageReceived,
@@ -38,7 +39,6 @@ from halfmoon_scheduling.events import (
     RequestCancelled,
     RequestFinished,
 )
-from halfmoon_scheduling.requests.request_state import Decision
 
 #: Prefill workers whose estimates are shown beside the chosen one's.
 _MAX_CANDIDATES = 8

@@ -1,0 +1,324 @@
+"""Find workers for requests that hold nothing: reserve pages for them, let them wait, or refuse.
+
+- A request that waits for pages is overtaken only by requests of a higher priority, or a long
+  prompt would never start.
+- A request that admission holds back may be overtaken: a short one may fit where it does not.
+- Retries are never refused for their limits: their stream has begun, so they wait or fail.
+"""
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import Cancel, ReserveDecode
+from halfmoon_scheduling.admission import admission_policy
+from halfmoon_scheduling.admission.admission_policy import AdmissionCase, AdmissionVerdict
+from halfmoon_scheduling.admission.page_queue import PageShortage
+from halfmoon_scheduling.admission.slos import Slos
+from halfmoon_scheduling.cluster.cluster_state import Cluster
+from halfmoon_scheduling.cluster.send_if_live import send_if_live
+from halfmoon_scheduling.commands import AnyCommand
+from halfmoon_scheduling.conductor.decision_log import DecisionLog
+from halfmoon_scheduling.conductor.kvstore_directory import KvstoreDirectory
+from halfmoon_scheduling.conductor.placer import Placer
+from halfmoon_scheduling.conductor.request_endings import RequestEndings
+from halfmoon_scheduling.conductor.request_table import RequestTable
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.placement.placement_policy import Placement, PlacementRequest
+from halfmoon_scheduling.placement.worker_limits import NoWorkerFits
+from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
+from halfmoon_scheduling.requests.request_state import Phase, RequestRank, RequestState
+
+#: Placements of deferred requests that may fail, each time one of them is tried.
+MAX_FAILED_RETRIES = 4
+
+
+class RequestAdmission:
+    """Admit requests to workers, and retry those that wait."""
+
+    def __init__(
+        self,
+        config: SchedulingConfig,
+        cluster: Cluster,
+        slos: Slos,
+        placer: Placer,
+        kvstores: KvstoreDirectory,
+        table: RequestTable,
+        endings: RequestEndings,
+        log: DecisionLog,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._slos = slos
+        self._placer = placer
+        self._kvstores = kvstores
+        self._table = table
+        self._endings = endings
+        self._log = log
+        #: The time of the last tick.
+        self._ticked_s = 0.0
+
+    # -- when requests are placed ------------------------------------------------------------
+
+    def on_request_arrived(self, request: Request, now: float) -> list[AnyCommand]:
+        """Place a request that has arrived; one that is known already is ignored."""
+        if request.request_id in self._table or request.request_id in self._table.orphaned:
+            return []
+        state = self._table.add(request, now)
+        if len(request.casualties) >= self._config.max_casualties:
+            return self._endings.refuse_harmful(state)
+        self._cluster.decodes.on_tick(now)
+        commands: list[AnyCommand] = []
+        first_deferred = self._table.deferred.first
+        if first_deferred is not None and first_deferred < state.rank:
+            commands += self._place_deferred(now, max_failed=1)
+        may_reserve = self._is_before_waiting(state.rank)
+        return commands + self._try_place(state, now, may_reserve=may_reserve)
+
+    def place_waiting(self, now: float) -> list[AnyCommand]:
+        """Place requests that wait for pages, in order, until one has to go on waiting.
+
+        Then place suspects for which a worker has become free.
+        """
+        waiting, quarantine = self._table.waiting, self._table.quarantine
+        worker_is_free = quarantine.take_retry_request()
+        if worker_is_free:
+            waiting.reconsider()
+        commands: list[AnyCommand] = []
+        while (first := waiting.first) is not None and waiting.may_retry():
+            commands += self._try_place(self._table[first[-1]], now, may_reserve=True)
+            if waiting.first == first:
+                break
+        while worker_is_free and (suspect := quarantine.first) is not None:
+            may_reserve = self._is_before_waiting(suspect.rank)
+            commands += self._try_place(suspect, now, may_reserve=may_reserve)
+            if quarantine.first is suspect:
+                break
+        return commands
+
+    def on_workers_changed(self) -> None:
+        """Have all that wait placed again.
+
+        Workers have joined, left or changed, or a request avoids other workers than before.
+        """
+        self._table.waiting.reconsider()
+        self._table.quarantine.request_retry()
+
+    def on_tick(self, now: float) -> list[AnyCommand]:
+        """Place deferred requests whose turn has come."""
+        self._cluster.decodes.on_tick(now)
+        self._ticked_s = now
+        if self._config.admission != "none":
+            self._table.waiting.reconsider()  # its first token may be late by now
+        return self._place_deferred(now, max_failed=MAX_FAILED_RETRIES)
+
+    def _place_deferred(self, now: float, *, max_failed: int) -> list[AnyCommand]:
+        """Place deferred requests in order, until `max_failed` have to go on waiting."""
+        commands: list[AnyCommand] = []
+        n_failed = 0
+        for rank in list(self._table.deferred):
+            if n_failed == max_failed:
+                break
+            may_reserve = self._is_before_waiting(rank)
+            commands += self._try_place(self._table[rank[-1]], now, may_reserve=may_reserve)
+            n_failed += rank in self._table.deferred
+        return commands
+
+    def _is_before_waiting(self, rank: RequestRank) -> bool:
+        """Return whether a request goes before all that wait for pages."""
+        first = self._table.waiting.first
+        return first is None or rank < first
+
+    # -- a reservation that came to nothing --------------------------------------------------
+
+    def try_elsewhere(
+        self, state: RequestState, decode: WorkerId, full_until_s: float, now: float
+    ) -> list[AnyCommand]:
+        """Place a request again that a decode worker has no room for."""
+        self._cluster.decodes.refused(decode, state.request_id, full_until_s)
+        self._table.release(state, now)
+        state.refused_by.add(decode)
+        return self._try_place(state, now, may_reserve=True)
+
+    def on_reserve_timeout(self, state: RequestState, now: float) -> list[AnyCommand]:
+        """Place a request again whose decode worker did not answer the reservation."""
+        decode = state.decode
+        assert decode is not None
+        state.unresponsive.add(decode)
+        full_until_s = now + self._config.reserve_timeout_s
+        commands = send_if_live(self._cluster, decode, Cancel(request_id=state.request_id))
+        return commands + self.try_elsewhere(state, decode, full_until_s, now)
+
+    def on_never_fits(self, state: RequestState, reason: str, now: float) -> list[AnyCommand]:
+        """Refuse a request that its decode worker can never have room for."""
+        self._table.release(state, now)
+        return self._endings.refuse_too_long(state, reason)
+
+    def on_wait_timeout(self, state: RequestState, now: float) -> list[AnyCommand]:
+        """Refuse a request that has waited until its deadline, in any phase of `UNPLACED`."""
+        waited_s = now - state.arrived_s
+        if state.phase is Phase.DEFERRED:
+            reason = f"decode was too busy for {waited_s:.3g} s"
+            return self._endings.refuse_overloaded(state, "tbt", reason)
+        if state.phase is Phase.QUARANTINED:
+            reason = f"a worker was lost under it, and none came free to try it in {waited_s:.3g} s"
+            return self._endings.refuse_overloaded(state, "quarantine", reason)
+        reason = f"no decode pages came free in {waited_s:.3g} s"
+        return self._endings.refuse_overloaded(state, "pages", reason)
+
+    # -- one placement -----------------------------------------------------------------------
+
+    def _try_place(self, state: RequestState, now: float, *, may_reserve: bool) -> list[AnyCommand]:
+        """Reserve pages for a request that holds nothing, let it wait, or end it."""
+        request = state.request
+        for role in ("prefill", "decode"):
+            if not self._cluster.accepting(role):
+                reason = f"no {role} worker is live that takes requests"
+                return self._endings.refuse_unavailable(state, reason)
+        if state.unresponsive:
+            decodes = {info.worker_id for info in self._cluster.accepting("decode")}
+            if decodes <= state.unresponsive:
+                reason = f"no answer from {', '.join(sorted(decodes))}"
+                return self._endings.retry(state, reason, now)
+        apart_from = self._table.quarantine.busy_workers if state.is_suspect else frozenset()
+        try:
+            if apart_from and not self._placer.can_keep_apart(request, apart_from):
+                return self._quarantine(state)
+            not_to_ask = state.refused_by | state.unresponsive
+            placement, job = self._placer.place(request, not_to_ask, now, apart_from=apart_from)
+        except NoWorkerFits as error:
+            return self._endings.refuse_too_long(state, str(error))
+        verdict = self._verdict(state, placement, now)
+        if verdict.misses:
+            return self._on_not_admitted(state, placement, verdict, now)
+        if placement.decode is None:
+            asked_all = not state.refused_by
+            commands = self._wait(state)
+            if asked_all:
+                takers = self._placer.takers(request, state.unresponsive, apart_from=apart_from)
+                self._table.waiting.set_shortage(PageShortage(state.rank, job.n_pages, takers))
+            return commands
+        if not may_reserve:
+            return self._wait(state)
+        return self._reserve(state, placement, placement.decode, job, verdict, now)
+
+    def _verdict(self, state: RequestState, placement: Placement, now: float) -> AdmissionVerdict:
+        if state.is_retry:
+            return admission_policy.ADMITTED
+        request = state.request
+        case = AdmissionCase(
+            placement,
+            len(request.token_ids),
+            self._slos.ttft_s(request, placement.chosen.pool_worker),
+            self._slos.tbt_s(request, placement.decode),
+            now,
+            now - state.arrived_s,
+        )
+        return admission_policy.decide_on_arrival(
+            self._config.admission, case, self._cluster.decodes
+        )
+
+    def _on_not_admitted(
+        self, state: RequestState, placement: Placement, verdict: AdmissionVerdict, now: float
+    ) -> list[AnyCommand]:
+        """Defer a request if that may help, or refuse it.
+
+        Decode's load falls by itself; a first token that is late only gets later.
+        """
+        is_deferred = state.phase is Phase.DEFERRED
+        defer_s = state.request.defer_s
+        deadline_s = state.arrived_s + (self._config.defer_s if defer_s is None else defer_s)
+        has_room = is_deferred or len(self._table.deferred) < self._config.deferred_at_most
+        if verdict.misses == "tbt" and has_room and now < deadline_s:
+            if not is_deferred:
+                self._table.leave_queues(state)
+                self._log.record(state, placement, verdict, now, "deferred")
+                state.phase = Phase.DEFERRED
+                state.placement = None
+                self._table.deadlines.set(state, deadline_s)
+                self._table.deferred.add(state.rank)
+            return []
+        self._log.record(state, placement, verdict, now, "refused")
+        return self._endings.refuse_overloaded(
+            state, verdict.misses, verdict.reason, verdict.retry_after_s
+        )
+
+    def _quarantine(self, state: RequestState) -> list[AnyCommand]:
+        """Let a suspect wait: all workers that could take it have another suspect."""
+        if state.phase is Phase.QUARANTINED:
+            return []
+        self._table.leave_queues(state)
+        state.phase = Phase.QUARANTINED
+        state.placement = None
+        state.refused_by.clear()
+        deadline_s = state.arrived_s + self._config.request_timeout_s
+        self._table.deadlines.set(state, deadline_s)
+        self._table.quarantine.wait(state)
+        return []
+
+    def _wait(self, state: RequestState) -> list[AnyCommand]:
+        """Let a request wait for decode pages, or refuse it when too many wait."""
+        if state.phase in (Phase.DEFERRED, Phase.QUARANTINED):
+            self._table.leave_queues(state)
+        state.phase = Phase.WAITING
+        state.placement = None
+        self._table.deadlines.set(state, state.arrived_s + self._max_wait_s(state))
+        state.refused_by.clear()
+        waiting = self._table.waiting
+        if state.rank in waiting:
+            return []
+        # Retries are not turned away: they are no more than the workers held.
+        if len(waiting) >= self._config.max_waiting and not state.is_retry:
+            reason = f"{len(waiting)} requests wait for decode pages, which is the limit"
+            return self._endings.refuse_overloaded(state, "queue_full", reason)
+        waiting.add(state.rank)
+        return []
+
+    def _max_wait_s(self, state: RequestState) -> float:
+        """Return the seconds from its arrival that a request may wait for pages."""
+        slo_s = self._slos.ttft_s(state.request)
+        if self._config.admission == "none" or state.is_retry or slo_s is None:
+            return self._config.request_timeout_s
+        return min(slo_s, self._config.request_timeout_s)
+
+    def _reserve(
+        self,
+        state: RequestState,
+        placement: Placement,
+        decode: WorkerId,
+        job: PlacementRequest,
+        verdict: AdmissionVerdict,
+        now: float,
+    ) -> list[AnyCommand]:
+        """Enter a placement into the books, and ask the decode worker for pages."""
+        self._table.leave_queues(state)
+        request = state.request
+        state.first_token_s = now + placement.ttft_s
+        stay = DecodeStay(job.n_tokens, state.first_token_s)
+        tbt_slo_s = self._slos.tbt_s(request, decode)
+        self._cluster.promise(placement, decode, job, stay, now, tbt_slo_s=tbt_slo_s)
+        state.phase = Phase.RESERVING
+        state.placement = placement
+        if state.is_suspect:
+            self._table.quarantine.begin(state)
+        state.reserve_sent_s = now
+        self._table.deadlines.set(state, now + self._config.reserve_timeout_s)
+        self._kvstores.on_prefix_used(request, placement, job.block_size, now)
+        self._log.record(state, placement, verdict, now, "placed")
+        message = ReserveDecode(
+            request_id=request.request_id, n_tokens=job.n_tokens, stopping=request.stopping
+        )
+        return send_if_live(self._cluster, decode, message)
+
+    def check(self) -> None:
+        """Audit: no request waits although another placement would succeed."""
+        first = self._table.waiting.first
+        is_ready = all(self._cluster.accepting(role) for role in ("prefill", "decode"))
+        if first is None or not is_ready:
+            return
+        state = self._table[first[-1]]
+        apart_from = self._table.quarantine.busy_workers if state.is_suspect else frozenset()
+        if apart_from and not self._placer.can_keep_apart(state.request, apart_from):
+            return
+        placement, _ = self._placer.place(
+            state.request, state.unresponsive, self._ticked_s, apart_from=apart_from
+        )
+        assert placement.decode is None, f"{first[-1]} waits, {placement.decode} has room"

@@ -1,0 +1,160 @@
+"""Hold the requests that are not over, with all that each of them waits for or holds.
+
+What a request holds at workers is in the books of `Cluster` until `release` takes it out.
+"""
+
+from collections import Counter
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_scheduling.admission.late_admission import LateAdmission
+from halfmoon_scheduling.admission.page_queue import PageQueue
+from halfmoon_scheduling.admission.quarantine import Quarantine
+from halfmoon_scheduling.admission.rank_queue import RankQueue
+from halfmoon_scheduling.admission.slos import Slos
+from halfmoon_scheduling.cluster.cluster_state import Cluster
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import Request
+from halfmoon_scheduling.requests.deadlines import Deadlines
+from halfmoon_scheduling.requests.orphaned_landings import OrphanedLandings
+from halfmoon_scheduling.requests.request_state import (
+    PREFILLED,
+    UNPLACED,
+    Phase,
+    RequestState,
+)
+
+
+class RequestTable:
+    """Track requests from their arrival until they are over."""
+
+    def __init__(self, config: SchedulingConfig, cluster: Cluster, slos: Slos) -> None:
+        """Create a table without requests."""
+        self._config = config
+        self._cluster = cluster
+        #: In the order of arrival.
+        self._requests: dict[RequestId, RequestState] = {}
+        self._n_arrived = 0
+        #: Of all requests; what a deadline leads to depends on the phase.
+        self.deadlines = Deadlines()
+        #: Exactly those in phase WAITING.
+        self.waiting = PageQueue(cluster.decodes)
+        #: Exactly those in phase DEFERRED.
+        self.deferred = RankQueue()
+        #: Those in phase QUARANTINED, and all suspects that are at workers.
+        self.quarantine = Quarantine()
+        #: Exactly those in phase LANDED.
+        self.late_admission = LateAdmission(config, slos, cluster.decodes, self.deadlines)
+        #: Of requests that are over, so of none that is in the table.
+        self.orphaned = OrphanedLandings(cluster)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._requests
+
+    def get(self, request_id: RequestId) -> RequestState | None:
+        """Return a request, if it is not over."""
+        return self._requests.get(request_id)
+
+    def __getitem__(self, request_id: RequestId) -> RequestState:
+        return self._requests[request_id]
+
+    def all(self) -> list[RequestState]:
+        """Return a copy of the requests in the order of their arrival: they may end meanwhile."""
+        return list(self._requests.values())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests by phase, and orphaned landings under "stopping"."""
+        counts = Counter(state.phase for state in self._requests.values())
+        return {phase.value: counts[phase] for phase in Phase} | {"stopping": len(self.orphaned)}
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> RequestState:
+        """Add a request that has arrived."""
+        self._n_arrived += 1
+        state = RequestState(request, self._n_arrived, arrived_s=now)
+        self._requests[request.request_id] = state
+        return state
+
+    def leave_queues(self, state: RequestState) -> None:
+        """Remove a request from the queue that it waits in, if it waits."""
+        if state.phase is Phase.WAITING:
+            self.waiting.remove(state.rank)
+        if state.phase is Phase.QUARANTINED:
+            self.quarantine.remove(state)
+        if state.phase is Phase.DEFERRED:
+            self.deferred.remove(state.rank)
+        if state.phase is Phase.LANDED:
+            self.late_admission.remove(state)
+
+    def release(self, state: RequestState, now: float, *, keep_landing: bool = False) -> None:
+        """Take a request's claims on workers out of the books.
+
+        Args:
+            state: the request.
+            now: seconds.
+            keep_landing: leave the claim on decode in place, for an `OrphanedLanding`.
+        """
+        self.quarantine.end(state)
+        if state.prefill is not None:
+            self._cluster.prefills.release(state.prefill, state.request_id, now)
+        if state.decode is not None and not keep_landing:
+            self.late_admission.notify(state.decode)
+            self._cluster.decodes.release(state.decode, state.request_id)
+
+    def discard(self, state: RequestState) -> None:
+        """Remove a request that holds nothing."""
+        self.leave_queues(state)
+        self.deadlines.set(state, float("inf"))
+        del self._requests[state.request_id]
+
+    def remove(self, state: RequestState, now: float, *, keep_landing: bool = False) -> None:
+        """Remove a request and release what it holds; `keep_landing` as in `release`."""
+        self.leave_queues(state)
+        self.release(state, now, keep_landing=keep_landing)
+        self.deadlines.set(state, float("inf"))
+        del self._requests[state.request_id]
+
+    # -- audit -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Audit: phases, queues and the cluster's books agree, and all workers are live."""
+        self._check_queues()
+        self.deadlines.check(self.all())
+        assert not self._requests.keys() & set(self.orphaned)
+        self._check_claims()
+
+    def _check_queues(self) -> None:
+        for phase, queue in ((Phase.WAITING, self.waiting), (Phase.DEFERRED, self.deferred)):
+            queue.check()
+            ranks = {s.rank for s in self._requests.values() if s.phase is phase}
+            assert set(queue) == ranks
+            assert len(queue) == len(ranks), "a request waits twice"
+        assert len(self.deferred) <= self._config.deferred_at_most
+        self.late_admission.check([s for s in self.all() if s.phase is Phase.LANDED])
+        quarantined = {s.request_id for s in self.all() if s.phase is Phase.QUARANTINED}
+        self.quarantine.check(self.all(), quarantined)
+
+    def _check_claims(self) -> None:
+        planned: dict[WorkerId, set[RequestId]] = {}
+        held = self.orphaned.held()
+        for request_id, state in self._requests.items():
+            if state.phase in UNPLACED:
+                assert state.placement is None
+                continue
+            assert state.writers or state.prefill == state.decode
+            assert state.decode is not None
+            held.setdefault(state.decode, set()).add(request_id)
+            if state.phase not in PREFILLED:
+                for writer in state.writers:
+                    planned.setdefault(writer, set()).add(request_id)
+        for info in self._cluster.workers():
+            if info.role == "prefill":
+                assert self._cluster.prefills.requests(info.worker_id) == planned.pop(
+                    info.worker_id, set()
+                ), f"{info.worker_id}'s queue"
+            elif info.role == "decode":
+                assert self._cluster.decodes.requests(info.worker_id) == held.pop(
+                    info.worker_id, set()
+                ), f"{info.worker_id}'s claims"
+        assert not planned and not held, "a request is on a worker that is not here"
