@@ -1,4 +1,4 @@
-"""Chained block hashes: the key under which a block of KV cache is known everywhere.
+"""Compute chained block hashes: the keys by which all services name blocks of KV cache.
 
 A prompt is cut into blocks of `block_size` tokens. A block's hash covers its tokens and its
 parent's hash, so equal hashes mean equal blocks *and* equal whole prefixes (Mooncake, arXiv
@@ -44,7 +44,7 @@ def check_block_size(block_size: int) -> int:
 
 
 def root_hash(*, model: str, salt: str, block_size: int) -> BlockHash:
-    """The parent of every first block of this model, tenant and block size."""
+    """Return the parent of every first block of a model, tenant and block size."""
     check_block_size(block_size)
     parts = [_DOMAIN, struct.pack("<I", block_size)]
     for text in (model, salt):
@@ -56,7 +56,7 @@ def root_hash(*, model: str, salt: str, block_size: int) -> BlockHash:
 def block_hashes(
     token_ids: Sequence[int], *, model: str, salt: str = "", block_size: int
 ) -> list[BlockHash]:
-    """Hashes of the full blocks of a prompt, in order.
+    """Return the hashes of the full blocks of a prompt, in order.
 
     Args:
         token_ids: the whole prompt; each id must fit an unsigned 32-bit integer.

@@ -1,10 +1,10 @@
-"""How large the values in messages may be: types with the limits that decoding enforces.
+"""Bound the values in messages: types with the limits that decoding enforces.
 
 A message with a value outside of them is malformed: it is counted, logged and dropped like any
 frame that is no message. The limits are far above what a working peer sends. They keep numbers
-finite (NaN and infinity are refused too) and small enough that no arithmetic on them overflows
-and no loop or allocation follows a number that a peer made up. What depends on the receiver,
-such as its vocabulary or its pool, the receiver checks by itself.
+finite (NaN and infinity are refused too) and small: arithmetic does not overflow, and no peer can
+cause an endless loop or a huge allocation. A receiver itself checks values against its own state,
+such as its vocabulary or its pool.
 """
 
 from typing import Annotated
@@ -17,10 +17,11 @@ from halfmoon_protocol.ids import ConductorId, RequestId, Ticket, WorkerId
 MAX_NAME = 512
 #: Characters of an endpoint or URL.
 MAX_ADDRESS = 2048
-#: The largest token id: block hashes are made of 32 bits of each.
+#: The largest token id: a block hash takes 32 bits of each.
 MAX_TOKEN_ID = 2**32 - 1
+#: The largest number of anything.
 MAX_COUNT = 2**48
-#: Of a duration, either way: 31 years.
+#: The longest duration, positive or negative: 31 years.
 MAX_SECONDS = 1e9
 #: Stages of one group of prefill workers.
 MAX_STAGES = 256
@@ -37,13 +38,13 @@ RequestName = Annotated[RequestId, Meta(min_length=1, max_length=MAX_NAME)]
 TicketName = Annotated[Ticket, Meta(max_length=MAX_NAME)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-#: A number of things of which there is at least one.
+#: A count of at least one.
 Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-#: Of a KV event; -1: none.
+#: The number of a KV event; -1: none.
 Sequence = Annotated[int, Meta(ge=-1, le=2**62)]
-#: Until a deadline.
+#: Time left until a deadline.
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
-#: Measured or fitted: may come out a little below 0.
+#: Measured or fitted seconds, which may be a little below 0.
 Measured = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 #: 64 bits: MessagePack has no larger integers.
 Checksum = Annotated[int, Meta(ge=0)]

@@ -1,9 +1,9 @@
-"""Frames: one version byte, then one message as a MessagePack map.
+"""Encode and decode frames: one version byte, then one message as a MessagePack map.
 
     frame = u8 version | msgpack map with "type"
 
-A frame of an unknown version, over the limit, or not one of our messages raises; whoever
-reads a socket logs that and drops the frame.
+Decoding raises for a frame of an unknown version, one over the limit, and one that is no message.
+The caller that reads the socket logs that and drops the frame.
 """
 
 import msgspec
@@ -21,10 +21,10 @@ _VERSION_BYTE = bytes([VERSION])
 
 
 def encode(message: Message) -> bytes:
-    """One message as a frame.
+    """Encode a message as a frame.
 
     Raises:
-        MessageTooLarge: it would be over `MAX_MESSAGE_BYTES`; the peer would drop it.
+        MessageTooLarge: over `MAX_MESSAGE_BYTES`; the peer would drop the frame.
     """
     frame = _VERSION_BYTE + _encoder.encode(message)
     if len(frame) > MAX_MESSAGE_BYTES:
@@ -35,12 +35,12 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes | memoryview, *, max_bytes: int = MAX_MESSAGE_BYTES) -> AnyMessage:
-    """One frame as a message.
+    """Decode a frame.
 
     Raises:
         MessageTooLarge: over `max_bytes`.
         UnknownVersion: another version than `VERSION`.
-        Malformed: anything else that is not one of our messages.
+        MalformedMessage: anything else that is not one of our messages.
     """
     if len(frame) > max_bytes:
         raise MessageTooLarge(f"a frame of {len(frame)} bytes is over {max_bytes}")

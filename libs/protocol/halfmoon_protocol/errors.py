@@ -1,15 +1,15 @@
-"""What can be wrong with what a peer sent.
+"""Define the errors of reading what a peer sent.
 
 ProtocolError
-├── UnknownVersion     the frame is of a version that we don't speak
+├── UnknownVersion     the frame is of a version that this build does not speak
 ├── MessageTooLarge    the frame is over the limit
-├── Malformed          the frame is not one of our messages
+├── MalformedMessage   the frame is not a known message
 └── LayoutMismatch     two workers would misread each other's KV bytes
 """
 
 
 class ProtocolError(ValueError):
-    """The base of all of these; its text names the thing, the value and the limit."""
+    """The base of all these errors; its text names the thing, the value and the limit."""
 
 
 class UnknownVersion(ProtocolError):

@@ -1,4 +1,4 @@
-"""One example of every message: the golden bytes are made of these, and tests use them."""
+"""Give one example of every message, for the golden bytes and for tests."""
 
 from halfmoon_protocol.ids import BlockHash, ConductorId, RequestId, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout

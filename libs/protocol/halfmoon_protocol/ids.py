@@ -1,8 +1,8 @@
-"""The names of things, as types: an id of one kind can't be passed where another is meant."""
+"""Define a type for each kind of id, so that one can't be passed for another."""
 
 from typing import NewType
 
-#: One try at one client's request. A request that is placed again gets a new id
+#: One try at one client's request. The next try gets a new id
 #: (``cmpl-7f3a~2``), so that a late message about the earlier try is recognised and dropped.
 RequestId = NewType("RequestId", str)
 
@@ -21,10 +21,10 @@ Ticket = NewType("Ticket", str)
 
 
 def retry_id(request_id: RequestId, attempt: int) -> RequestId:
-    """The id of try number `attempt` (2 for the first retry) of a client's request."""
+    """Return the id of try number `attempt` (2 for the first retry) of a client's request."""
     return RequestId(f"{original_request_id(request_id)}~{attempt}")
 
 
 def original_request_id(request_id: RequestId) -> str:
-    """The client's request that a try belongs to: the id without its try number."""
+    """Return the client's request of a try: the id without its try number."""
     return request_id.split("~", 1)[0]

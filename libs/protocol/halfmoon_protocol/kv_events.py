@@ -1,9 +1,9 @@
-"""KV events in vLLM's format: what a cache holds, as it changes.
+"""Encode and decode KV events, which say what a cache stores and removes, in vLLM's format.
 
-Published as three frames: topic, sequence number (8 bytes, big-endian), and a MessagePack
+A publication has three frames: topic, sequence number (8 bytes, big-endian), and a MessagePack
 array ``[ts, [event, …], data_parallel_rank | nil]``. An event is a map with its name under
-``"type"`` (vLLM since June 2026) or an array that starts with its name (vLLM before, SGLang):
-we write maps and read both, ignoring fields and elements that we don't know.
+``"type"`` (vLLM since June 2026) or an array that starts with its name (vLLM before, SGLang).
+Halfmoon writes maps and reads both. It ignores unknown fields and elements.
 """
 
 import struct
@@ -16,7 +16,7 @@ from halfmoon_protocol.errors import MalformedMessage
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Blocks were added to a cache, each the child of the one before."""
+    """Blocks were added to a cache, each the child of the block before it."""
 
     block_hashes: tuple[int | bytes, ...]
     parent_block_hash: int | bytes | None
@@ -53,15 +53,15 @@ class KvEventBatch(msgspec.Struct, frozen=True):
 
 
 def encode_sequence(sequence: int) -> bytes:
-    """The second frame."""
+    """Encode the second frame."""
     return struct.pack(">q", sequence)
 
 
 def decode_sequence(frame: bytes) -> int:
-    """The second frame, read.
+    """Decode the second frame.
 
     Raises:
-        Malformed: not 8 bytes.
+        MalformedMessage: not 8 bytes.
     """
     if len(frame) != 8:
         raise MalformedMessage(f"a KV event sequence number of {len(frame)} bytes, not 8")
@@ -70,7 +70,7 @@ def decode_sequence(frame: bytes) -> int:
 
 
 def encode_payload(events: Sequence[KvEvent], timestamp: float) -> bytes:
-    """The third frame, with events as maps."""
+    """Encode the third frame, with events as maps."""
     rows = [
         {"type": type(event).__name__, **msgspec.to_builtins(event, builtin_types=(bytes,))}
         for event in events
@@ -79,10 +79,10 @@ def encode_payload(events: Sequence[KvEvent], timestamp: float) -> bytes:
 
 
 def decode_payload(payload: bytes, sequence: int) -> KvEventBatch:
-    """The third frame, read; events of unknown kinds are left out.
+    """Decode the third frame; leave out events of unknown kinds.
 
     Raises:
-        Malformed: not the shape above.
+        MalformedMessage: not of the form above.
     """
     try:
         parts: Any = msgspec.msgpack.decode(payload)

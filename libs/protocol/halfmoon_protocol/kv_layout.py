@@ -1,12 +1,11 @@
-"""How the bytes of one KV block are laid out: what two workers must agree on.
+"""Describe how the bytes of one KV block are laid out, on which two workers must agree.
 
 A block is one contiguous run of bytes, little-endian, in this order:
 
     [layer][key | value][token in block][kv head][head dimension]
 
-so that one layer of a block is contiguous too (prefill writes it as soon as that layer's
-attention is done), and a page of a worker's pool holds exactly one block. Keys are stored
-after rotary embedding.
+One layer of a block is contiguous too: prefill writes it as soon as that layer's attention is done.
+A page of a worker's pool holds exactly one block. Keys are stored after rotary embedding.
 """
 
 from typing import Annotated, Literal
@@ -17,7 +16,7 @@ from msgspec import Meta
 from halfmoon_protocol.bounds import Name
 from halfmoon_protocol.errors import LayoutMismatch
 
-#: Of one dimension of a block: no size is 0, and their product is a number of bytes.
+#: One dimension of a block: no size is 0, and the product of all is a number of bytes.
 _Size = Annotated[int, Meta(ge=1, le=2**24)]
 DType = Literal["float32", "bfloat16", "float16"]
 _ITEM_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -51,7 +50,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_layers * self.layer_bytes
 
     def blocks_for(self, n_tokens: int) -> int:
-        """Blocks that `n_tokens` tokens occupy, the last one perhaps partly."""
+        """Count the blocks that `n_tokens` tokens occupy; the last one may be partly empty."""
         return -(-n_tokens // self.block_size)
 
     def require_same(self, other: "KvLayout", ours: str, theirs: str) -> None:

@@ -1,4 +1,4 @@
-"""How likely the model held a token: what clients get as log probabilities."""
+"""Define the score of a token, which clients get as log probabilities."""
 
 import msgspec
 
@@ -13,5 +13,5 @@ class TokenScore(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     #: 1 for the likeliest token of the vocabulary.
     rank: int
-    #: The likeliest tokens with theirs, likeliest first; as many as were asked for.
+    #: The likeliest tokens with their log probabilities, likeliest first, as many as requested.
     top: tuple[tuple[int, float], ...] = ()

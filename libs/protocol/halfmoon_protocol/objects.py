@@ -1,4 +1,4 @@
-"""Bytes under a key, as blocks of a kvstore: their hashes, and what the first one begins with.
+"""Store objects, bytes under a key, as blocks of a kvstore: their hashes and their head.
 
 An object is a chain of blocks of equal size, whose hashes follow from its key alone. With ``u32``
 and ``u64`` little-endian and ``H`` the first 16 bytes of SHA-256:
@@ -28,22 +28,22 @@ OBJECT_HEAD_BYTES = _HEAD.size
 
 
 class ObjectHead(msgspec.Struct, frozen=True):
-    """What the first block says of an object."""
+    """The head of an object, at the beginning of its first block."""
 
     n_bytes: int
     #: xxh3-128 of all its bytes.
     digest: bytes
 
     def encode(self) -> bytes:
-        """As it is in the block."""
+        """Return the head's bytes."""
         return _HEAD.pack(_MAGIC, self.n_bytes, self.digest)
 
     @classmethod
     def decode(cls, block: bytes | memoryview) -> "ObjectHead":
-        """From the beginning of the first block.
+        """Read a head from the beginning of an object's first block.
 
         Raises:
-            Malformed: the block is none of an object.
+            MalformedMessage: the block is none of an object.
         """
         if len(block) < OBJECT_HEAD_BYTES:
             raise MalformedMessage(
@@ -55,15 +55,15 @@ class ObjectHead(msgspec.Struct, frozen=True):
         return cls(n_bytes, digest)
 
     def n_blocks(self, block_bytes: int) -> int:
-        """Blocks that the object takes."""
+        """Count the blocks that the object takes."""
         return -(-(OBJECT_HEAD_BYTES + self.n_bytes) // block_bytes)
 
 
 def object_hashes(key: str, n_blocks: int, block_bytes: int) -> list[BlockHash]:
-    """Hashes of an object's first blocks.
+    """Return the hashes of an object's first blocks.
 
     Raises:
-        Malformed: the key is empty or too long.
+        MalformedMessage: the key is empty or too long.
     """
     encoded = key.encode()
     if not 0 < len(encoded) <= MAX_KEY_BYTES:

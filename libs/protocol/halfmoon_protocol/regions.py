@@ -1,8 +1,8 @@
-"""How a message points at memory: a registered region of a segment, and places in it.
+"""Name memory in messages: a registered region of a segment, and places in it.
 
-A *segment* is one process's set of regions, named and described in the metadata server (who
-it is, how it is reached). A *region* is one registered buffer in it, addressed by a key that
-can't be guessed. Messages carry regions; the bytes move through `halfmoon_transfer`.
+A *segment* is one process's set of regions. The metadata server has its record, with the addresses
+by which the process is reached. A *region* is one registered buffer of a segment, addressed by a
+key that can't be guessed. Messages carry regions; the bytes move through `halfmoon_transfer`.
 """
 
 from typing import Annotated
@@ -24,7 +24,7 @@ class Region(msgspec.Struct, frozen=True):
     #: The segment's generation: a restarted process has a higher one, and an access with
     #: an old one is refused rather than applied to other memory.
     generation: Count
-    #: 16 random bytes; whoever holds them may read and write the region.
+    #: 16 random bytes, the right to read and write the region.
     key: Annotated[bytes, Meta(max_length=64)]
     #: Length in bytes.
     length: Count

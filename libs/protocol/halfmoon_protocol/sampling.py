@@ -1,4 +1,4 @@
-"""How the next token is chosen: the parameters of a request, checked at the edge."""
+"""Define a request's sampling parameters and its end, with the limits that decoding enforces."""
 
 from typing import Annotated, Literal
 
@@ -10,17 +10,17 @@ from halfmoon_protocol.bounds import MAX_COUNT, MAX_STOP_TOKENS, Count, Positive
 #: Why a request ended: "stop" by a stop token, "length" by its bound; "" while it goes on.
 Finish = Literal["", "stop", "length"]
 
-#: Likeliest tokens whose log probabilities can be asked for, at each place.
+#: Likeliest tokens whose log probabilities a request may ask for, at each position.
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_TEMPERATURE = 1e6
 MAX_REPETITION_PENALTY = 1e6
-#: Of a grammar; a JSON schema of that length has a thousand properties or so.
+#: The longest grammar; a JSON schema of that length has a thousand properties or so.
 MAX_GRAMMAR_CHARACTERS = 65_536
-#: Of the compiled grammar: a larger one takes seconds.
+#: The largest compiled grammar: a larger one takes seconds.
 MAX_GRAMMAR_SYMBOLS = 50_000
-#: Processor seconds that a request's grammar may take, to be checked and, on each worker, to be
-#: compiled and followed; and what each token of the answer adds to that.
+#: Processor seconds that a request's grammar may take: for its check and, on each worker, for
+#: compiling it and computing masks. Each token of the answer adds to that.
 MAX_GRAMMAR_CPU_S = 2.0
 MAX_GRAMMAR_TOKEN_CPU_S = 0.005
 _Top = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -57,22 +57,22 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens that were said before are less likely, or more."""
+        """True when earlier tokens become less likely, or more."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @property
     def needs_history(self) -> bool:
-        """Whether choosing a token looks at the tokens before it."""
+        """True when the choice of a token depends on the tokens before it."""
         return self.penalises or bool(self.grammar)
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a request is finished, as far as token ids tell (stop strings are the gateway's)."""
 
-    #: New tokens at the most, the first one included. In messages: of this try, so that a later
-    #: one asks for what is left.
+    #: New tokens at the most, the first one included. In messages it counts those of this try, so
+    #: a later try has what is left.
     max_new_tokens: Positive
-    #: Any of these ends the request; it is reported and counted, its text is not shown.
+    #: Each of these ends the request; it is reported and counted, its text is not shown.
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
-    #: Until so many tokens are out, stop tokens don't stop; counted as `max_new_tokens`.
+    #: Tokens before which stop tokens don't end the request; counted as `max_new_tokens`.
     min_new_tokens: Count = 0

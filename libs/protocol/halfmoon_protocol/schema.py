@@ -1,4 +1,4 @@
-"""Writes what other languages need: JSON Schema of all messages, and golden bytes.
+"""Write the files that other languages need: JSON Schema of all messages, and golden bytes.
 
 python -m halfmoon_protocol.schema            write libs/protocol/{schema,golden}
 python -m halfmoon_protocol.schema --check    fail if they are not what would be written
@@ -19,7 +19,7 @@ _HOME = Path(__file__).resolve().parent.parent
 
 
 def artefacts() -> dict[str, str]:
-    """Every generated file: path below libs/protocol → its text."""
+    """Return the text of every generated file, by its path below libs/protocol."""
     return {
         "schema/messages.json": _pretty(_schema()),
         "golden/messages.json": _pretty(_golden_messages()),
@@ -29,7 +29,7 @@ def artefacts() -> dict[str, str]:
 
 
 def _schema() -> dict[str, Any]:
-    """JSON Schema of `AnyMessage` and of the member record; bytes are base64 strings in it."""
+    """Return the JSON Schema of `AnyMessage` and of the member record; bytes are base64 strings."""
     (message, worker), definitions = msgspec.json.schema_components(
         [AnyMessage, WorkerInfo], ref_template="#/$defs/{name}"
     )
@@ -42,7 +42,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _golden_messages() -> list[dict[str, Any]]:
-    """One frame per message: hexadecimal bytes, and the same message as JSON."""
+    """Return one frame per message: hexadecimal bytes, and the same message as JSON."""
     return [
         {
             "type": type(message).__struct_config__.tag,
@@ -102,7 +102,7 @@ def _pretty(data: Any) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check; the exit status."""
+    """Write or check the files, and return the exit status."""
     stale = [
         path
         for path, text in artefacts().items()

@@ -1,4 +1,4 @@
-"""Where a request's trace goes on: W3C Trace Context, as messages carry it."""
+"""Carry a request's trace context in messages, in the form of W3C Trace Context."""
 
 from typing import Annotated
 
@@ -14,5 +14,5 @@ class TraceContext(msgspec.Struct, frozen=True, omit_defaults=True):
 
     #: ``00-<trace id, 32 hex digits>-<span id, 16>-01``
     traceparent: Annotated[str, Meta(max_length=256)]
-    #: What tracing systems add, as they wrote it.
+    #: Additions of tracing systems, unchanged.
     tracestate: Annotated[str, Meta(max_length=8192)] = ""

@@ -1,1 +1,1 @@
-"""Halfmoon's decisions as plain functions of state, event and time."""
+"""Make Halfmoon's decisions as plain functions of state, event and time."""

@@ -1,4 +1,4 @@
-"""What the scheduling core wants done: commands, in the imperative."""
+"""Define the commands that the scheduling core returns, named in the imperative."""
 
 from typing import Literal
 
@@ -32,7 +32,7 @@ class Deliver(Command, frozen=True, tag="deliver"):
 
 
 class Reject(Command, frozen=True, tag="reject"):
-    """Refuse a request that nothing was spent on."""
+    """Refuse a request before its client got anything."""
 
     request_id: RequestId
     #: overloaded → 429, unavailable → 503, too_long → 400.
@@ -43,23 +43,25 @@ class Reject(Command, frozen=True, tag="reject"):
 
 
 class Resubmit(Command, frozen=True, tag="resubmit"):
-    """This try is over through no fault of the request's: the next one is to arrive, with
-    the tokens delivered so far."""
+    """Start the next try of a request, with the tokens delivered so far.
+
+    This try has ended through no fault of the request.
+    """
 
     request_id: RequestId
     reason: str
-    #: The worker that was lost, or hung, while it computed this try; the next one is to say so.
+    #: The worker that was lost, or hung, while it computed this try; the next try names it.
     casualty: Casualty | None = None
 
 
 class Fail(Command, frozen=True, tag="fail"):
-    """End a request with an error; there is no use in another try."""
+    """End a request with an error; another try would not help."""
 
     request_id: RequestId
     reason: str
     #: True when the request itself is at fault → 400; else the service is → 500.
     invalid: bool = False
-    #: Workers that were lost while they computed it, one after the other, if it is for that.
+    #: Workers that were lost while they computed it, one after the other, if that is the reason.
     casualties: tuple[Casualty, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""What an operator may choose about scheduling: one frozen object, read once."""
+"""Hold the operator's choices about scheduling in one frozen object, which is read once."""
 
 from typing import Literal, get_args
 
@@ -9,94 +9,94 @@ from halfmoon_protocol.blocks import check_block_size
 PlacementMode = Literal["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
 AdmissionMode = Literal["none", "baseline", "early", "predicted", "lookahead"]
 
-#: Requests that mode "lookahead" holds back at the most, where nothing else is said.
+#: Requests that mode "lookahead" defers at the most, unless configured otherwise.
 LOOKAHEAD_DEFERRED = 1000
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every choice of the scheduling core, with unit and reason."""
 
-    #: How a prefill worker is chosen, see `placement`.
+    #: How a prefill worker is chosen, see `placement_policy`.
     placement: PlacementMode = "kvcache_centric"
-    #: Ratio of the best prefix anywhere to the local one. Up to it the local one is good
-    #: enough; above it the blocks are transferred, which also spreads hot ones. At least 1.
+    #: Ratio of the best prefix anywhere to the local one. Up to it the local prefix is used;
+    #: above it the blocks are transferred, which also spreads hot ones. At least 1.
     kvcache_balancing_threshold: float = 1.5
-    #: How many times as long the best single prefill worker must take for a prompt to be
-    #: given to a group of them, which it keeps busy altogether. At least 1.
+    #: A prompt goes to a group of prefill workers, all of which it keeps busy, if the best single
+    #: worker takes so many times as long. At least 1.
     group_least_gain: float = 1.2
-    #: Makes the choices of placement "random", and nothing else.
+    #: Seed of placement "random" alone.
     seed: int = 0
-    #: Which predictions a request must keep its SLOs by to be let in, see `admission`.
+    #: By which predictions requests must meet their SLOs, see `admission_policy`.
     admission: AdmissionMode = "none"
     #: Time to first token, seconds, for requests that state none; None: no limit, or the
     #: multiple below.
     ttft_slo_s: float | None = None
-    #: Time between tokens, seconds, for requests that state none; None: likewise.
+    #: Time between tokens, seconds, for requests that state none; None: as above.
     tbt_slo_s: float | None = None
-    #: The same limits as multiples of the times that the request would take on idle workers
-    #: with nothing cached, for requests that no limit in seconds applies to.
+    #: The same limits as multiples of the times on idle workers with nothing cached. They apply
+    #: to requests without a limit in seconds.
     ttft_slo_multiple: float | None = None
     tbt_slo_multiple: float | None = None
-    #: Whether decode's load is looked at once more when a prefill is done, in the modes that
-    #: looked at it when the request arrived: a refusal then has wasted the prefill. Mode
-    #: "baseline" always does, mode "none" never; "lookahead" lets it wait before it refuses.
+    #: Whether decode's load is checked again when a prefill is done, in the modes that check it
+    #: at arrival. A refusal then has wasted the prefill. Mode "baseline" always checks, mode
+    #: "none" never does; "lookahead" lets the request wait before it refuses.
     double_check: bool = False
     #: Seconds that every request decodes (t_d) by the forecast of modes "predicted" and
-    #: "lookahead"; None: the mean of those seen lately.
+    #: "lookahead"; None: the mean of recent requests.
     decode_time_s: float | None = None
-    #: Requests that are held back at the most, rather than refused, because decode is too
-    #: busy for the moment; 0: none is. None: `LOOKAHEAD_DEFERRED` in mode "lookahead", which
-    #: counts on it, and 0 in the others.
+    #: Requests that are deferred at the most, rather than refused, while decode is too busy;
+    #: 0: none is. None: `LOOKAHEAD_DEFERRED` in mode "lookahead", which depends on deferring,
+    #: and 0 in the others.
     max_deferred: int | None = None
-    #: Seconds from arrival that a request which states none is held back at the most; its
-    #: time to first token may end it sooner.
+    #: Seconds from arrival that a request is deferred at the most, unless it states its own
+    #: limit. Its time to first token may end that sooner.
     defer_s: float = 10.0
     #: Seconds in which a decode worker answers a reservation, and a prefill worker a
-    #: cancellation. They do no computing for it, so longer means that something is wrong.
+    #: cancellation. Neither computes for it, so a longer time means a fault.
     reserve_timeout_s: float = 5.0
-    #: Seconds that a request may wait for pages, and seconds that it may then be with a
-    #: prefill worker, queue included. Past it the worker is taken to have lost it;
-    #: if it was through with nothing else meanwhile, it is taken to hang (`max_casualties`).
+    #: Seconds that a request may wait for pages, and seconds that it may then be at a prefill
+    #: worker, queue included. Past it the worker counts as having lost the request. If it has
+    #: finished no other request meanwhile, it counts as hung (`max_casualties`).
     request_timeout_s: float = 300.0
-    #: Seconds before a landing's end at which prefill stops writing to it: covers the
-    #: messages' ways and clocks that run apart.
+    #: Seconds before a landing's end at which prefill stops writing to it. They cover messages
+    #: under way and clocks that differ.
     landing_margin_s: float = 5.0
     #: Seconds after which a kvstore's missing snapshot is asked for again.
     snapshot_timeout_s: float = 5.0
     #: Bytes per second that are copied at the most to give hot prefixes more holders, see
-    #: `replication`; 0: none are. Only kvstores that say they can are asked.
+    #: `replication`; 0: none are. Only kvstores whose record says `replicates` copy.
     replication_bytes_per_s: float = 0.0
-    #: Uses within a half-life for which a prefix gets one holder more.
+    #: Uses within a half-life for which a prefix gets one more holder.
     replication_hot_uses: float = 8.0
-    #: Seconds in which a use comes to count half.
+    #: Seconds after which a use counts half.
     replication_half_life_s: float = 60.0
-    #: Whether workers that can are told to change between prefill and decode, see `roles`.
+    #: Whether able workers are told to change between prefill and decode, see `role_policy`.
     role_changes: bool = False
-    #: The busier side's load at the least, and how many times the other's.
+    #: The least load of the busier role, and its least ratio to the other role's load.
     role_busy_load: float = 0.8
     role_ratio: float = 1.5
-    #: Seconds that it must stay so, and seconds after a change in which none follows.
+    #: Seconds that this must last, and seconds without a further change after one.
     role_lasting_s: float = 60.0
     role_rest_s: float = 300.0
-    #: Tries in a row at one request that bring no token. More than the workers that a rolling
-    #: restart takes away at once.
+    #: Tries of one request in a row that bring no token. More than the workers that a rolling
+    #: restart stops at once.
     max_attempts: int = 4
-    #: Workers that may be lost, or hang, while they compute one request, one after the other
-    #: without a token from decode in between; then it is not tried on another. At one, every
-    #: request of a batch that dies would fail with it.
+    #: Workers that may be lost, or hang, while they compute one request, without a token from
+    #: decode in between. Then the request is not tried on another. At one, every request of a
+    #: batch would fail with its worker.
     max_casualties: int = 2
     #: Requests that wait for decode pages at the most; past it they are refused.
     max_waiting: int = 256
     #: Tokens per block that workers must have; None: as the first worker says.
     block_size: int | None = None
-    #: Bytes per second of a path that nobody has used, for the first estimates.
+    #: Bytes per second of a path that has not been used, for the first estimates.
     prior_bandwidth: float = 1e9
     #: Placements that are kept to explain recent choices.
     kept_decisions: int = 256
 
     @property
     def deferred_at_most(self) -> int:
-        """Requests that are held back at the most, in this mode."""
+        """Requests that are deferred at the most, in this mode."""
         if self.max_deferred is not None:
             return self.max_deferred
         return LOOKAHEAD_DEFERRED if self.admission == "lookahead" else 0

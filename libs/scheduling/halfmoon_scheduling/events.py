@@ -1,7 +1,7 @@
-"""What can happen to the scheduling core: facts, in the past tense.
+"""Define the events that the scheduling core handles, named in the past tense.
 
-Every outcome comes as one of these, failures included, so that a journal of events replays to
-the same commands.
+Every outcome is an event, failures included, so that a journal of events replays to the same
+commands.
 """
 
 import msgspec
@@ -13,10 +13,10 @@ from halfmoon_protocol.sampling import Sampling, Stopping
 
 
 class Casualty(msgspec.Struct, frozen=True):
-    """A worker's start that was lost, or hung, while it computed a request."""
+    """A start of a worker that was lost, or hung, while it computed a request."""
 
     worker_id: WorkerId
-    #: Which start of it: one that is started again is another worker.
+    #: Counts the worker's starts: a restarted worker is another one.
     generation: int
 
 
@@ -31,7 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     #: Hashes of the full blocks of `token_ids`.
     block_hashes: tuple[BlockHash, ...]
     sampling: Sampling
-    #: What is still to come: `max_new_tokens` counts from here, not from the first try.
+    #: The end of this try: `max_new_tokens` counts from here, not from the first try.
     stopping: Stopping
     #: 1 for the first try.
     attempt: int = 1
@@ -43,12 +43,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float | None = None
     #: Largest acceptable predicted time between tokens, seconds; None: no limit.
     tbt_slo_s: float | None = None
-    #: Who asks. No decision looks at it; kvstores count its blocks, and journals show it.
+    #: The tenant of the request. No decision depends on it; kvstores count its blocks, and
+    #: journals show it.
     tenant: str = ""
-    #: Among those that wait, are held back, or are queued for prefill the largest goes first.
+    #: In each queue, before and at prefill, the largest priority goes first.
     priority: int = 0
-    #: Seconds from arrival that admission may hold it back rather than refuse it; None: as
-    #: the conductor's settings say.
+    #: Seconds from arrival that admission may defer it rather than refuse it; None: as the
+    #: conductor's settings say.
     defer_s: float | None = None
 
 
@@ -57,26 +58,28 @@ class Event(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class RequestArrived(Event, frozen=True, tag="request_arrived"):
-    """A client asked, or a request is to be placed again."""
+    """A client has sent a request, or a further try of one begins."""
 
     request: Request
 
 
 class RequestCancelled(Event, frozen=True, tag="request_cancelled"):
-    """The client is gone, or has what it wanted (a stop string)."""
+    """The client is gone, or has all it needs (a stop string)."""
 
     request_id: RequestId
 
 
 class RequestProgressed(Event, frozen=True, tag="request_progressed"):
-    """Decode produced the first token of a try at a request with casualties: it is harmless,
-    and they count no more."""
+    """Decode has produced the first token of a try of a request with casualties.
+
+    The request is harmless, and its casualties count no more.
+    """
 
     request_id: RequestId
 
 
 class RequestFinished(Event, frozen=True, tag="request_finished"):
-    """The decode worker produced the last token."""
+    """The decode worker has produced the last token."""
 
     request_id: RequestId
     #: Tokens of this try, prefill's included; 0: not known.
@@ -84,7 +87,7 @@ class RequestFinished(Event, frozen=True, tag="request_finished"):
 
 
 class WorkerJoined(Event, frozen=True, tag="worker_joined"):
-    """A worker welcomed us; or it did before, and its record changed."""
+    """A worker has answered `Hello` with its record, or its record has changed."""
 
     worker: WorkerInfo
 
@@ -97,21 +100,21 @@ class WorkerLost(Event, frozen=True, tag="worker_lost"):
 
 
 class MessageReceived(Event, frozen=True, tag="message_received"):
-    """A worker answered or published."""
+    """A worker has answered or published."""
 
     worker_id: WorkerId
     message: ToConductor
 
 
 class KvChanged(Event, frozen=True, tag="kv_changed"):
-    """A kvstore published KV events."""
+    """A kvstore has published KV events."""
 
     worker_id: WorkerId
     batch: KvEventBatch
 
 
 class Tick(Event, frozen=True, tag="tick"):
-    """Time passed: deadlines are looked at."""
+    """Time has passed: deadlines are checked."""
 
 
 AnyEvent = (

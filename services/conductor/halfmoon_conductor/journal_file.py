@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     print(f"entry {difference.number} differs, at {difference.entry.now:.6f} s")
     print(f"  event    {difference.entry.event}")
     print(f"  recorded {list(difference.entry.commands)}")
-    print(f"  replayed {list(difference.said)}")
+    print(f"  replayed {list(difference.actual)}")
     return 1
 
 

@@ -74,7 +74,7 @@ def test_a_replay_stops_at_the_first_difference() -> None:
     assert n_same == 1
     assert difference is not None
     assert (difference.number, difference.entry.now) == (1, 1.0)
-    assert difference.said  # "no decode worker is live", where nothing was recorded
+    assert difference.actual  # "no decode worker is live", where nothing was recorded
 
 
 def test_a_journal_cut_off_anywhere_replays_up_to_there() -> None:

@@ -1,7 +1,7 @@
-"""What all messages share: frozen, tagged, written as maps.
+"""Define the base of all messages: frozen, tagged, written as maps.
 
 A message is a MessagePack map with its tag under ``"type"``. Unknown fields are ignored, so
-that a newer peer may add some; a missing required field is an error.
+that a newer peer may add some. A missing required field is an error.
 """
 
 import msgspec

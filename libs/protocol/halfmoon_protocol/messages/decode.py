@@ -1,4 +1,4 @@
-"""Between a conductor and a decode worker."""
+"""Define the messages between a conductor and a decode worker."""
 
 import msgspec
 
@@ -19,9 +19,9 @@ class ReserveDecode(Message, frozen=True, tag="reserve_decode"):
     request_id: RequestName
     #: Tokens whose KV will land; tokens delivered by an earlier try included.
     n_tokens: Positive
-    #: Of this try: its `max_new_tokens` count from behind these `n_tokens`.
+    #: The end of this try: its `max_new_tokens` count from behind these `n_tokens`.
     stopping: Stopping
-    #: Whose child the worker's span is, from here to the last token; none: not traced.
+    #: Parent of the worker's span, which lasts until the last token; none: not traced.
     trace: TraceContext | None = None
 
 
@@ -31,13 +31,13 @@ class StartDecode(Message, frozen=True, tag="start_decode"):
     request_id: RequestName
     first_token: TokenId
     sampling: Sampling
-    #: Of this try, as in the reservation: what is left, `first_token` included. What earlier tries
-    #: delivered is taken off already.
+    #: The end of this try, as in the reservation: it counts the tokens that are left, `first_token`
+    #: included. Tokens that earlier tries delivered are subtracted already.
     stopping: Stopping
-    #: Where the client's output begins: tokens of the client's prompt. Less than the `n_tokens` of
-    #: the reservation when tokens had been delivered before this try; no limit counts from here.
+    #: Tokens of the client's prompt, behind which the client's output begins. Less than the
+    #: `n_tokens` of the reservation when earlier tries delivered tokens; no limit counts from here.
     n_prompt: Positive
-    #: All tokens before `first_token`; empty when sampling does not look at them.
+    #: All tokens before `first_token`; empty when sampling does not depend on them.
     history: tuple[TokenId, ...] = ()
 
 
@@ -68,7 +68,7 @@ class Produced(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: RequestName
     token: TokenId
-    #: "" while it goes on, else "stop" (a stop token) or "length".
+    #: "" while the request continues, else "stop" (a stop token) or "length".
     finish: Finish = ""
 
 
@@ -77,7 +77,7 @@ class TokensProduced(Message, frozen=True, tag="tokens_produced"):
 
     step: Count
     produced: tuple[Produced, ...]
-    #: Scores of those of them whose requests ask for `logprobs`.
+    #: Scores of the tokens whose requests ask for `logprobs`.
     scores: tuple[tuple[RequestName, TokenScore], ...] = ()
 
 
@@ -88,8 +88,8 @@ class DecodeFailed(Message, frozen=True, tag="decode_failed"):
     reason: str
     #: True when another try can succeed (preempted, landing lost), false when it can't.
     retryable: bool
-    #: True when the request itself is at fault, such as a grammar that takes too much: no worker
-    #: should try it again, and its client is told so. `retryable` is false then.
+    #: True when the request itself is at fault, such as by a grammar that takes too long. Then no
+    #: worker should try it again, the client gets this as its error, and `retryable` is false.
     invalid: bool = False
 
 

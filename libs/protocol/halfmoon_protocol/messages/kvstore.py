@@ -1,8 +1,8 @@
-"""Between a kvstore and its clients: prefill workers, and conductors for the index.
+"""Define the messages between a kvstore and its clients: prefill workers and conductors.
 
-A put is two-phase: reserve, write by one-sided transfer, then commit or revoke. A get takes a
-lease on the blocks, reads them by one-sided transfer, and releases it. Blocks are immutable;
-putting one that is there already is success.
+Conductors need them for their index. A put is two-phase: reserve, write by one-sided transfer, then
+commit or revoke. A get takes a lease on the blocks, reads them by one-sided transfer, and releases
+it. Blocks are immutable; a put of a block that is stored already succeeds.
 """
 
 import msgspec
@@ -29,7 +29,7 @@ class ReserveBlocks(Message, frozen=True, tag="reserve_blocks"):
     parent: BlockHash | None
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events.
     token_ids: tuple[TokenId, ...]
-    #: Whose blocks they are, where tenants have quotas; empty: nobody's.
+    #: The tenant whose quota they count against; empty: none.
     tenant: Name = ""
 
 
@@ -53,7 +53,7 @@ class LeaseBlocks(Message, frozen=True, tag="lease_blocks"):
     ticket: TicketName
     layout: KvLayout
     hashes: tuple[BlockHash, ...]
-    #: Of the request that wants them, if it is sampled.
+    #: Of the request that needs the blocks, if it is sampled.
     trace: TraceContext | None = None
 
 
@@ -84,9 +84,10 @@ class ReplicateBlocks(Message, frozen=True, tag="replicate_blocks"):
     #: Hash of the block before the first of `hashes`; none for the start of a prompt.
     parent: BlockHash | None
     #: The blocks' tokens, ``len(hashes) * block_size`` of them: part of the KV events. Empty
-    #: when who orders does not know them: a kvstore that moves its blocks elsewhere.
+    #: when the sender does not know them: a kvstore that moves its blocks elsewhere.
     token_ids: tuple[TokenId, ...]
-    #: Whose blocks they are, if that is known. Copies count, and are not refused for a quota.
+    #: The tenant of the blocks, if known. Copies count against its quota, and are never refused
+    #: for it.
     tenant: Name = ""
 
 
@@ -111,7 +112,7 @@ class VerifyBlocks(Message, frozen=True, tag="verify_blocks"):
 class SnapshotBlocks(Message, frozen=True, tag="snapshot_blocks"):
     """Tell all that is stored; answered by `BlocksSnapshot`."""
 
-    #: Comes back with the answer.
+    #: Repeated in the answer.
     ticket: TicketName = Ticket("")
 
 
@@ -137,7 +138,7 @@ class BlocksReserved(Message, frozen=True, tag="blocks_reserved"):
     places: tuple[Place, ...]
     #: Seconds after which an uncommitted reservation is discarded.
     expires_s: Seconds
-    #: Who must know them stored asks again; who fills a cache need not care.
+    #: A client that needs these stored asks again; one that fills a cache may ignore them.
     not_stored: tuple[BlockHash, ...] = ()
 
 
@@ -154,7 +155,7 @@ class BlocksLeased(Message, frozen=True, tag="blocks_leased"):
     region: Region
     places: tuple[Place, ...]
     expires_s: Seconds
-    #: Of `places`, those that were not in memory when they were asked for.
+    #: Blocks of `places` that were not in memory when they were requested.
     n_from_disk: Count = 0
 
 
@@ -183,9 +184,9 @@ class BlocksSnapshot(Message, frozen=True, tag="blocks_snapshot"):
     #: -1 before the first event.
     sequence: Sequence
     hashes: tuple[BlockHash, ...]
-    #: Of the question.
+    #: The ticket of `SnapshotBlocks`.
     ticket: TicketName = Ticket("")
-    #: Bytes of blocks that fit here without others being given up.
+    #: Bytes of blocks that fit without evicting others.
     room_bytes: Count = 0
 
 
@@ -196,13 +197,13 @@ class KvstoreLoad(Message, frozen=True, tag="kvstore_load"):
     n_reserved: Count
     n_leased: Count
     n_blocks: Count
-    #: Number of a KV event that was published before this; -1: none, or not told. Events and
-    #: this come in order, so a listener who has not heard of it has missed it.
+    #: Number of a KV event that was published before this report; -1: none, or not stated. Events
+    #: and reports arrive in order, so a listener that has not received the event has missed it.
     sequence: Sequence = -1
-    #: The same of the disk; 0 without one.
+    #: The same counts for the disk tier; 0 without one.
     n_disk_stored: Count = 0
     n_disk_blocks: Count = 0
-    #: Blocks asked for since the start, by where they were.
+    #: Blocks requested since the start, by where they were found.
     n_found_in_memory: Count = 0
     n_found_on_disk: Count = 0
     n_missing: Count = 0

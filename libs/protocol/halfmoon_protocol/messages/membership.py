@@ -1,4 +1,4 @@
-"""Who is there: what a worker says of itself, and how a conductor and a worker meet."""
+"""Define a worker's record, and the messages by which a conductor and a worker connect."""
 
 from typing import Annotated, Literal
 
@@ -47,12 +47,12 @@ class Stage(msgspec.Struct, frozen=True):
 
     #: Name of the group; it can work when all its stages are there.
     group: Name
-    #: Which stage this worker is, from 0. Stage 0 is told what to compute, and answers.
+    #: The stage of this worker, from 0. Stage 0 receives the prompt, and answers.
     index: Annotated[int, Meta(ge=0, lt=MAX_STAGES)]
     n_stages: Annotated[int, Meta(ge=1, le=MAX_STAGES)]
     #: Tokens of a chunk at the most.
     chunk_tokens: Positive = 2048
-    #: Seconds in which a chunk's activations go from one stage to the next.
+    #: Seconds in which a chunk's activations are sent from one stage to the next.
     hop_s: Seconds = 0.0
 
 
@@ -61,7 +61,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     worker_id: WorkerName
     role: Role
-    #: Which start of this worker it is; a restart has a higher one.
+    #: Counts the starts of this worker: a restart has a higher one.
     generation: Count
     #: The machine it runs on: workers with equal hosts may share memory.
     host: Name
@@ -69,9 +69,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     commands: Address
     #: ZeroMQ endpoint of its PUB, for events.
     events: Address
-    #: What its KV bytes mean. A kvstore that has not stored anything yet has none.
+    #: The layout of its KV bytes. A kvstore that has not stored anything yet has none.
     layout: KvLayout | None = None
-    #: Name of the model it serves, as clients write it.
+    #: Name of the model it serves, as clients request it.
     model: Name = ""
     #: Tokens of the longest context that the model allows.
     max_context: Count = 0
@@ -79,22 +79,22 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_blocks: Count = 0
     prefill_cost: PrefillCost | None = None
     decode_cost: DecodeCost | None = None
-    #: The kvstore that this prefill worker would rather use, by its settings.
+    #: The kvstore that this prefill worker prefers, by its settings.
     home_kvstore: WorkerName | None = None
-    #: True when it finishes what it has and takes nothing new.
+    #: True when it finishes its requests and takes no new ones.
     draining: bool = False
-    #: Roles that it takes on when a conductor says `ChangeRole`, its present one among them;
-    #: empty: it stays what it is.
+    #: Roles that it takes on after a `ChangeRole`, its present one among them; empty: it keeps
+    #: its role.
     roles: Annotated[tuple[Role, ...], Meta(max_length=16)] = ()
-    #: True when this kvstore knows `ReplicateBlocks` and `DropBlocks`.
+    #: True when this kvstore handles `ReplicateBlocks` and `DropBlocks`.
     replicates: bool = False
-    #: What this prefill worker does in a group, besides taking prompts by itself; None: nothing.
+    #: The stage of this prefill worker in a group, besides whole prompts; None: it is in no group.
     stage: Stage | None = None
     #: Longest uncached rest of a prompt, in tokens, that this decode worker computes in one of
-    #: its steps when it gets `StartPrefill` for a landing of its own; 0: it does not know that.
-    #: Its record states a `prefill_cost` then.
+    #: its steps when it gets `StartPrefill` for a landing of its own; 0: it can't. If it can, its
+    #: record states a `prefill_cost`.
     local_prefill_tokens: Count = 0
-    #: URL at which operators ask this worker by HTTP; empty: they can't.
+    #: URL of this worker's HTTP interface for operators; empty: it has none.
     http: Address = ""
 
 
@@ -137,6 +137,6 @@ class Cancel(Message, frozen=True, tag="cancel"):
     """
 
     request_id: RequestName
-    #: To decode: whoever writes the landing could not be stopped (it is lost), so its pages
+    #: For decode: a worker that writes the landing is lost and could not be stopped, so the pages
     #: are kept aside for a while before another request gets them.
     landing_in_doubt: bool = False

@@ -1,4 +1,4 @@
-"""Between a conductor and a prefill worker."""
+"""Define the messages between a conductor and a prefill worker."""
 
 from typing import Annotated
 
@@ -49,7 +49,7 @@ class CachedPrefix(msgspec.Struct, frozen=True):
 
     kvstore: KvstoreAddress
     n_blocks: Count
-    #: Further kvstores that hold as many, nearest first: for a reader whom `kvstore` fails.
+    #: Further kvstores that hold as many, nearest first: read when `kvstore` fails.
     replicas: Annotated[tuple[KvstoreAddress, ...], Meta(max_length=MAX_REPLICAS)] = ()
 
 
@@ -68,21 +68,21 @@ class StartPrefill(Message, frozen=True, tag="start_prefill"):
     #: Seconds from this message's arrival after which nothing may be written to the landing.
     landing_expires_s: Seconds
     sampling: Sampling
-    #: Of this try: its `max_new_tokens` count from behind `token_ids`, the first token included.
-    #: What earlier tries delivered is taken off already.
+    #: The end of this try: its `max_new_tokens` count from behind `token_ids`, the first token
+    #: included. Tokens that earlier tries delivered are subtracted already.
     stopping: Stopping
     cached: CachedPrefix | None = None
-    #: Where to keep the blocks for reuse; none when no kvstore is there.
+    #: The kvstore that keeps the blocks for reuse; none when no kvstore is live.
     store_in: KvstoreAddress | None = None
-    #: Who asks; told to the kvstore that keeps the blocks.
+    #: The tenant of the request; passed on to the kvstore that keeps the blocks.
     tenant: Name = ""
-    #: The stages after this one, in order, when a group is to compute it. Only for a worker
-    #: whose record says that it is stage 0 of one; it answers for all of them.
+    #: The stages after this one, in order, when a group is to compute the prompt. Only for a worker
+    #: whose record says that it is stage 0 of a group; it answers for all stages.
     stages: Annotated[tuple[StageAddress, ...], Meta(max_length=MAX_STAGES)] = ()
-    #: Of those that are queued the largest goes first; how it is kept from starving the others
-    #: is the worker's to say.
+    #: The largest priority in the queue goes first. The worker decides how others are kept from
+    #: starving.
     priority: Annotated[int, Meta(ge=-(2**40), le=2**40)] = 0
-    #: Whose child the worker's span is; none: not traced.
+    #: Parent of the worker's span; none: not traced.
     trace: TraceContext | None = None
 
 
@@ -93,13 +93,14 @@ class PrefillTimes(msgspec.Struct, frozen=True):
     """What a request waited for at its prefill worker, from the command's arrival to the answer,
     by the worker's clock: each moment is in one of these, so they add up to the whole."""
 
-    #: Its turn: for pages, for its first forward, and between its chunks for those of others.
+    #: Waiting for pages, for its first forward, and between its chunks for those of others.
     queue_s: Measured
-    #: Kvstores: for their answers, and in forward passes for cached layers that were not there.
+    #: Waiting for kvstores: for answers, and in forward passes for cached layers under way.
     fetch_s: Measured
-    #: Forward passes that it was in, without those waits.
+    #: Forward passes with this request, without those waits.
     compute_s: Measured
-    #: The last bytes: from its last forward's end until all were acknowledged and verified.
+    #: Waiting for the last bytes: from the end of the last forward until all are acknowledged and
+    #: verified.
     transfer_s: Measured
 
 
@@ -108,7 +109,7 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
 
     request_id: RequestName
     first_token: TokenId
-    #: "" when it goes on, else "stop" or "length": then no decode is needed.
+    #: "" when the request continues, else "stop" or "length": then no decode is needed.
     finish: Finish
     #: Tokens whose KV was fetched rather than computed.
     n_cached: Count
@@ -118,16 +119,16 @@ class PrefillDone(Message, frozen=True, tag="prefill_done"):
     compute_s: Measured
     #: Seconds from the last forward's end until all bytes were acknowledged.
     drain_s: Measured
-    #: Bytes fetched from a kvstore, and the seconds until the last one was there.
+    #: Bytes fetched from a kvstore, and the seconds until the last one had arrived.
     fetched_bytes: Count = 0
     fetch_s: Measured = 0.0
-    #: Where they came from; none: from the kvstore that was named first, or nothing came.
+    #: The kvstore that they came from; none: the first one named, or nothing was fetched.
     fetched_from: WorkerName | None = None
-    #: The first token's, if the request asks for `logprobs`.
+    #: Score of the first token, if the request asks for `logprobs`.
     score: TokenScore | None = None
-    #: Of the client's prompt from its second token on, if it asks for `prompt_logprobs`.
+    #: Scores of the client's prompt from its second token on, if it asks for `prompt_logprobs`.
     prompt_scores: tuple[TokenScore, ...] = ()
-    #: Where the time went, for people to see; nothing is decided by it.
+    #: Times of all parts, for metrics alone; no decision depends on them.
     times: PrefillTimes | None = None
 
 
@@ -141,8 +142,8 @@ class PrefillFailed(Message, frozen=True, tag="prefill_failed"):
     retryable: bool
     #: The worker that could not be reached, if that was the cause.
     culprit: WorkerId | None = None
-    #: True when the request itself is at fault, such as a grammar that takes too much: no worker
-    #: should try it again, and its client is told so. `retryable` is false then.
+    #: True when the request itself is at fault, such as by a grammar that takes too long. Then no
+    #: worker should try it again, the client gets this as its error, and `retryable` is false.
     invalid: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The limits that a request is held to: its own, or the conductor's in seconds or multiples."""
+"""Compute the limits of a request: its own, or the conductor's in seconds or multiples."""
 
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_scheduling.cluster.cluster_state import Cluster
@@ -7,14 +7,17 @@ from halfmoon_scheduling.events import Request
 
 
 class Slos:
-    """Limits of requests in seconds; multiples need a worker to be multiples of."""
+    """Compute the limits of requests in seconds; a multiple is one of a worker's unloaded time."""
 
     def __init__(self, config: SchedulingConfig, cluster: Cluster) -> None:
         self._config = config
         self._cluster = cluster
 
     def ttft_s(self, request: Request, prefill: WorkerId | None = None) -> float | None:
-        """Time to first token; None: no limit, or a multiple and no prefill worker."""
+        """Return the limit of the time to first token.
+
+        None: there is no limit, or it is a multiple and no prefill worker is given.
+        """
         config = self._config
         limit_s = config.ttft_slo_s if request.ttft_slo_s is None else request.ttft_slo_s
         if limit_s is not None or config.ttft_slo_multiple is None or prefill is None:
@@ -23,7 +26,10 @@ class Slos:
         return config.ttft_slo_multiple * alone_s
 
     def tbt_s(self, request: Request, decode: WorkerId | None) -> float | None:
-        """Time between tokens; None: no limit, or a multiple and no decode worker."""
+        """Return the limit of the time between tokens.
+
+        None: there is no limit, or it is a multiple and no decode worker is given.
+        """
         config = self._config
         limit_s = config.tbt_slo_s if request.tbt_slo_s is None else request.tbt_slo_s
         if limit_s is not None or config.tbt_slo_multiple is None or decode is None:

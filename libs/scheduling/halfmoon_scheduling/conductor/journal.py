@@ -1,11 +1,11 @@
-"""What the core was told and what it said, as bytes; and the same once more, to compare.
+"""Write the events and commands of the core to a journal, and replay one to compare decisions.
 
     journal = "halfmoon journal 1\\n" | record of Header | record of Entry | …
     record  = u32 little-endian length | MessagePack
 
-The core has no clock and no dice, so that a fresh one which is told the same at the same times
-says the same. Where it does not, somebody changed how it decides: since this file was written,
-or by what is not in the events.
+The core has no clock and no dice, so a fresh core that handles the same events at the same times
+returns the same commands. Where it does not, its decisions have changed since the journal was
+written, or depend on something besides the events.
 """
 
 import struct
@@ -20,17 +20,17 @@ from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import AnyEvent
 
 MAGIC = b"halfmoon journal 1\n"
-#: A longer record is no record: a prompt of a million tokens fits.
+#: The longest record: a prompt of a million tokens fits.
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
 
 class BadJournal(ValueError):
-    """Not a journal of this version; the text says what it is instead."""
+    """Not a journal of this version; the text says what was read instead."""
 
 
 class JournalHeader(msgspec.Struct, frozen=True):
-    """How the core that speaks here was set up."""
+    """The configuration of the core that the journal is of."""
 
     config: SchedulingConfig
 
@@ -44,12 +44,12 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplayDifference(msgspec.Struct, frozen=True):
-    """The first entry at which a replay said something else."""
+    """The first entry at which a replay returned other commands."""
 
     #: Counts entries from 0.
     number: int
     entry: JournalEntry
-    said: tuple[AnyCommand, ...]
+    actual: tuple[AnyCommand, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -58,22 +58,22 @@ _entry_decoder = msgspec.msgpack.Decoder(JournalEntry)
 
 
 def encode_header(config: SchedulingConfig) -> bytes:
-    """The beginning of a journal."""
+    """Return the beginning of a journal."""
     return MAGIC + _record(JournalHeader(config))
 
 
 def encode_entry(now: float, event: AnyEvent, commands: list[AnyCommand]) -> bytes:
-    """One further record."""
+    """Return the record of one call of `Conductor.handle`."""
     return _record(JournalEntry(now, event, tuple(commands)))
 
 
 def read_journal(source: BinaryIO) -> tuple[JournalHeader, Iterator[JournalEntry]]:
-    """A journal's header, and its entries as they are asked for.
+    """Read a journal's header, and its entries one at a time.
 
-    A record that is cut off ends the journal: whoever wrote it was killed.
+    A truncated record ends the journal: its writer was killed.
 
     Raises:
-        BadJournal: it does not begin as one; or, from the iterator, a record is not one.
+        BadJournal: not a journal; or, from the iterator, a record that can't be read.
     """
     if source.read(len(MAGIC)) != MAGIC:
         raise BadJournal(f"a journal begins with {MAGIC!r}, this does not")
@@ -88,18 +88,18 @@ def read_journal(source: BinaryIO) -> tuple[JournalHeader, Iterator[JournalEntry
 
 
 def replay_journal(source: BinaryIO) -> tuple[int, ReplayDifference | None]:
-    """Tell a fresh core the same: how many entries agreed, and the first that did not.
+    """Replay a journal; return how many entries agree, and the first that does not.
 
     Raises:
-        BadJournal: as `read`.
+        BadJournal: as `read_journal`.
     """
     header, entries = read_journal(source)
     core = Conductor(header.config)
     number = 0
     for number, entry in enumerate(entries, start=1):
-        said = tuple(core.handle(entry.event, entry.now))
-        if said != entry.commands:
-            return number - 1, ReplayDifference(number - 1, entry, said)
+        actual = tuple(core.handle(entry.event, entry.now))
+        if actual != entry.commands:
+            return number - 1, ReplayDifference(number - 1, entry, actual)
     return number, None
 
 

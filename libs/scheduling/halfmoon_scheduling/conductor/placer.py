@@ -1,7 +1,7 @@
-"""From live workers to a placement, and from what a prefill took to better predictions.
+"""Place requests on live workers, and correct predictions by the times that prefills took.
 
-The conductor's state machine asks here where a request would run; nothing is promised to any
-worker here. The choice itself is `placement.place`, a plain function.
+The conductor's state machine asks where a request would run; the placer reserves nothing at any
+worker. The choice itself is `placement_policy.place`, a plain function.
 """
 
 from collections import OrderedDict
@@ -30,15 +30,15 @@ from halfmoon_scheduling.prediction.cost_model import CostModel
 
 #: Modes that compare times to the first token: there a group, or a decode worker, may be chosen.
 LEAST_TTFT: tuple[PlacementMode, ...] = ("cache_aware", "kvcache_centric", "min_ttft")
-#: Requests whose failing workers are remembered at the most.
+#: Requests whose failed workers are remembered at the most.
 MAX_AVOIDED = 1024
-#: Further kvstores that a reader is told of, and holders that are looked at to choose them.
+#: Further kvstores named to a reader, and holders that are compared to choose them.
 MAX_REPLICAS = 3
 MAX_LOOKED_AT = 16
 
 
 class Placer:
-    """Gathers what placement looks at, and remembers which workers a request failed at."""
+    """Gather the inputs of placement, and remember at which workers a request failed."""
 
     def __init__(
         self, config: SchedulingConfig, cluster: Cluster, index: PrefixIndex, costs: CostModel
@@ -48,7 +48,7 @@ class Placer:
         self._index = index
         self._costs = costs
         self._slos = Slos(config, cluster)
-        #: By the origin of the request, since its tries have different ids.
+        #: By the client's request, since its tries have different ids.
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
     def place(
@@ -59,16 +59,16 @@ class Placer:
         *,
         apart_from: Collection[WorkerId] = (),
     ) -> tuple[Placement, PlacementRequest]:
-        """The best workers now; without a decode worker when none has room.
+        """Return the best workers now, without a decode worker when none has room.
 
         Args:
             request: what to place.
-            not_to_ask: decode workers that said no, or nothing.
+            not_to_ask: decode workers that refused, or did not answer.
             now: seconds.
             apart_from: workers of either role that it must not go to; not all that are able.
 
         Raises:
-            TooLong: none of the workers here can ever take it.
+            NoWorkerFits: none of the workers here can ever take it.
         """
         layout = self._layout()
         prefills, decodes = self._able(request, apart_from)
@@ -123,27 +123,30 @@ class Placer:
         *,
         apart_from: Collection[WorkerId] = (),
     ) -> frozenset[WorkerId]:
-        """Decode workers that `place` would choose among if they all had room.
+        """Return the decode workers that `place` would choose among if they all had room.
 
         Raises:
-            TooLong: see `place`.
+            NoWorkerFits: see `place`.
         """
         _, decodes = self._able(request, apart_from)
         return frozenset(info.worker_id for info in decodes).difference(not_to_ask)
 
     def can_keep_apart(self, request: Request, others: Collection[WorkerId]) -> bool:
-        """Whether a prefill and a decode worker could take a request that are not `others`.
+        """Return whether workers of both roles that are not `others` could take a request.
 
         Raises:
-            TooLong: see `place`.
+            NoWorkerFits: see `place`.
         """
         return all(self._able(request, others))
 
     def _able(
         self, request: Request, apart_from: Collection[WorkerId]
     ) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
-        """The prefill and decode workers that could take a request, without these others; and
-        without those it avoids, unless that leaves none."""
+        """Return the prefill and decode workers that could take a request.
+
+        Workers to keep apart from are left out. So are those that the request avoids, unless none
+        would be left.
+        """
         prefills, decodes = able_workers(
             request,
             self._cluster.role_capacity("prefill"),
@@ -170,7 +173,7 @@ class Placer:
         candidates: Sequence[DecodeCandidate],
         prefixes: Mapping[WorkerId, int],
     ) -> Placement:
-        """Let a decode worker prefill by itself if one can and that is better."""
+        """Choose a decode worker that prefills by itself, if one can and that is faster."""
         local_tokens = self._cluster.local_tokens
         if not local_tokens or placement.decode is None:
             return placement
@@ -189,10 +192,10 @@ class Placer:
         )
 
     def sources(self, placement: Placement, request: Request) -> list[WorkerId]:
-        """Where its prefill worker may read the cached prefix, nearest first; perhaps nowhere.
+        """Return the kvstores to read the cached prefix from, nearest first; there may be none.
 
-        All hold as much of it as placement counts on: that of a block is held with those before
-        it. The one that placement chose is the first of those equally near.
+        Each holds the whole prefix that the placement assumes: a kvstore that holds its last block
+        holds the blocks before it. The placement's own choice is the first among equally near ones.
         """
         chosen = placement.chosen
         reader = self._cluster.get(chosen.worker_id)
@@ -212,9 +215,9 @@ class Placer:
         return [kvstore for *_, kvstore in sorted(ranked)[: 1 + MAX_REPLICAS]]
 
     def store_for(self, request_id: RequestId, chosen: Estimate) -> WorkerId | None:
-        """The kvstore that a live worker is to keep this request's blocks in.
+        """Return the kvstore that is to keep this request's blocks.
 
-        A decode worker has none of its own: it keeps them where it has the others from.
+        A decode worker has no kvstore of its own: it uses the one that it reads from.
         """
         if isinstance(chosen, LocalPrefillEstimate):
             home = chosen.home
@@ -224,14 +227,14 @@ class Placer:
         return None if home in self._avoided.get(original_request_id(request_id), ()) else home
 
     def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
-        """Correct the predictions by what a prefill took; it still is in its worker's queue."""
+        """Correct the predictions by a prefill's times; it is still in its worker's queue."""
         chosen = placement.chosen
         if isinstance(chosen, GroupEstimate | LocalPrefillEstimate):
-            return  # what its stages took, or a prompt's share of a step, is not told
+            return  # times of stages, or a prompt's share of a step, are not reported
         info = self._cluster.get(chosen.worker_id)
-        # Computing and being busy are both at least what this request alone takes: forward
-        # passes are shared, and bytes are on their way when the next one computes. Compute
-        # time includes waits for fetched layers too, which say nothing of computing.
+        # Compute time and busy time are both at least the time that this request alone takes:
+        # forward passes are shared, and bytes are under way while the next request computes.
+        # Compute time includes waits for fetched layers, which are no computing.
         if info is not None and info.prefill_cost is not None and done.fetch_s < done.compute_s / 2:
             self._costs.observe_prefill(
                 chosen.worker_id,
@@ -244,7 +247,7 @@ class Placer:
                 ),
             )
         if done.fetched_from not in (None, chosen.source):
-            return  # another path, at a time when something was wrong
+            return  # another path, while something was wrong
         if chosen.source is not None and chosen.transfer_blocks and chosen.source in self._cluster:
             others = max(0, self._cluster.transfers.get(chosen.source, 0) - 1)
             self._costs.observe_transfer(
@@ -252,19 +255,19 @@ class Placer:
             )
 
     def avoid(self, request_id: RequestId, worker_id: WorkerId) -> None:
-        """Tries at this client's request use another worker from now on, if there is one.
+        """Have later tries of this client's request use another worker, if there is one.
 
-        A kvstore is done without even if there is no other.
+        A kvstore is avoided even if there is no other.
         """
         self._avoided.setdefault(original_request_id(request_id), set()).add(worker_id)
         if len(self._avoided) > MAX_AVOIDED:
             self._avoided.popitem(last=False)
 
     def forget(self, request_id: RequestId) -> None:
-        """This client's request is over, all its tries."""
+        """Drop what is remembered of a client's request: all its tries are over."""
         self._avoided.pop(original_request_id(request_id), None)
 
 
 def _others(workers: Sequence[WorkerInfo], avoided: Collection[WorkerId]) -> Sequence[WorkerInfo]:
-    """Those that need not be avoided; all of them if that leaves nobody."""
+    """Return the workers that need not be avoided, or all if none is left."""
     return [info for info in workers if info.worker_id not in avoided] or workers

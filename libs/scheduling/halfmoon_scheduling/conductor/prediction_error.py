@@ -1,7 +1,7 @@
-"""Predicted against observed: how far the cost model is off, as histograms.
+"""Compare predicted with observed times, in histograms of the cost model's errors.
 
-An error is observed over predicted seconds: 1 is right, 2 took twice as long as was said.
-Histograms rather than means, since a mean of 1 may be half of 0.1 and half of 1.9.
+An error is observed over predicted seconds: 1 is right, 2 took twice as long as predicted.
+Histograms show more than means: a mean of 1 may be half of 0.1 and half of 1.9.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 #: Upper bounds of the buckets but the last, which is open: factors of 1.25 around 1, then wide.
 BUCKET_BOUNDS = (0.1, 0.2, 0.4, 0.64, 0.8, 1.0, 1.25, 1.5625, 2.5, 5.0, 10.0)
 
-#: A first token, the time between tokens; and the parts of what a first token waits for.
+#: Time to first token, time between tokens, and the parts of the time to first token.
 Quantity = Literal["ttft", "tbt", "queue", "prefill", "transfer"]
 
 
@@ -24,20 +24,20 @@ Quantity = Literal["ttft", "tbt", "queue", "prefill", "transfer"]
 class ErrorHistogram:
     """Ratios of observed to predicted times."""
 
-    #: One per bound, and one for what is above the last. Not cumulative.
+    #: One per bound, and one for ratios above the last. Not cumulative.
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_BOUNDS) + 1))
-    #: Sums over all that were observed: ratios, and seconds of both.
+    #: Sums over all observations: ratios, and seconds of both.
     ratio_sum: float = 0.0
     predicted_s: float = 0.0
     observed_s: float = 0.0
 
     @property
     def n(self) -> int:
-        """How many were observed."""
+        """Number of observations."""
         return sum(self.counts)
 
     def observe(self, predicted_s: float, observed_s: float) -> None:
-        """One prediction has come true, more or less; predictions of 0 say nothing."""
+        """Count one observation; a prediction of 0 is ignored."""
         if predicted_s <= 0:
             return
         ratio = observed_s / predicted_s
@@ -48,7 +48,7 @@ class ErrorHistogram:
 
 
 class PredictionErrors:
-    """An error histogram for each predicted quantity."""
+    """Hold an error histogram for each predicted quantity."""
 
     def __init__(self) -> None:
         self.histograms: dict[Quantity, ErrorHistogram] = {
@@ -56,13 +56,13 @@ class PredictionErrors:
         }
 
     def observe(self, quantity: Quantity, predicted_s: float, observed_s: float) -> None:
-        """One prediction and what came of it."""
+        """Count one prediction with the time observed."""
         self.histograms[quantity].observe(predicted_s, observed_s)
 
     def on_prefill_done(self, predicted: Estimate, done: PrefillDone) -> None:
-        """A prefill is done, and says what its parts took."""
+        """Count the parts of a prefill's time, which its worker reports."""
         if isinstance(predicted, GroupEstimate | LocalPrefillEstimate):
-            return  # of these the parts are not told
+            return  # their workers report no parts
         self.observe("queue", predicted.queue_s, done.queue_s)
         self.observe("prefill", predicted.prefill_s, done.compute_s)
         if done.fetched_bytes:
