@@ -15,8 +15,8 @@ def test_what_workers_did_is_counted_by_what_it_was() -> None:
     prefill.ended("stopped")
     ended = prefill.metrics()["halfmoon_prefill_requests_ended_total"][1]
     assert ended == by_label("result", {"done": 0, "failed": 1, "stopped": 1})
-    decode.step(0.5, 3)
-    decode.produced(3)
+    decode.on_step(0.5, 3)
+    decode.on_tokens(3)
     decode.on_give_up("preempted")
     told = decode.metrics()
     step_s, rows = (

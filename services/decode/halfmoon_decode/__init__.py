@@ -1,1 +1,1 @@
-"""Halfmoon's decode worker."""
+"""Run Halfmoon's decode worker."""

@@ -1,4 +1,4 @@
-"""`python -m halfmoon_decode`: one decode worker."""
+"""Run one decode worker: `python -m halfmoon_decode`."""
 
 import sys
 
@@ -8,7 +8,7 @@ from halfmoon_runtime.lifecycle import run_service
 
 
 def main() -> None:
-    """Read the settings, run until told to stop."""
+    """Read the settings, and run until stopped."""
     settings = DecodeSettings.from_args(sys.argv[1:])
     run_service("decode", settings, lambda service: run(settings, service))
 

@@ -1,4 +1,4 @@
-"""Builds a decode worker: model, pool, port, membership; opened in order, closed in reverse."""
+"""Build a decode worker: model, pool, port and membership, closed in reverse order."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -26,7 +26,7 @@ from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 
 
 async def run(settings: DecodeSettings, service: Service) -> None:
-    """Be a decode worker until told to stop, then finish what is here."""
+    """Run a decode worker until it is stopped, then finish its requests."""
     async with AsyncExitStack() as stack:
         worker_id = WorkerId(settings.worker_id)
         service.announce("loading", worker_id=worker_id, model=settings.model)
@@ -93,7 +93,7 @@ async def run(settings: DecodeSettings, service: Service) -> None:
             settings=settings,
             clock=SystemClock(),
             pages=PageAllocator(n_pages),
-            traces=DecodeSpans(tracer),
+            spans=DecodeSpans(tracer),
             watch=watch,
         )
         moved = transfer_engine_metrics(transfer.stats)

@@ -1,4 +1,4 @@
-"""What running requests need besides their pages: how to draw, and what was said so far."""
+"""Hold what running requests need besides their pages: sampling, and the tokens so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ from halfmoon_scheduling.decode.decode_batch import BatchStep
 class _Generation:
     sampling: Sampling
     n_prompt: int
-    #: All tokens so far, kept only when sampling looks at them.
+    #: All tokens so far, kept only when sampling depends on them.
     history: list[int] | None
-    #: Whether a step has run: then this engine alone has written its pages since.
+    #: Whether a step has run: since then this engine alone has written its pages.
     stepped: bool = False
-    #: Of the newest token, if it is wanted, until somebody takes it.
+    #: Score of the newest token, if requested, until `take_scores`.
     scores: list[TokenScore] = field(default_factory=list)
     scratch: SequenceState = field(default_factory=SequenceState)
-    #: Its next token, while that is late.
+    #: Its next token, while the token's grammar mask is late.
     late: PendingToken | None = None
 
 
 class GenerationStates:
-    """Those of one worker, by request: its keys are the batch's running ones."""
+    """Hold one state for each running request of a decode batch."""
 
     def __init__(self) -> None:
         self._running: dict[RequestId, _Generation] = {}
@@ -39,20 +39,20 @@ class GenerationStates:
         return request_id in self._running
 
     def start(self, start: StartDecode) -> None:
-        """A request runs, from its first token on."""
+        """Add a request, which runs from its first token on."""
         history = [*start.history, start.first_token] if start.sampling.needs_history else None
         self._running[start.request_id] = _Generation(start.sampling, start.n_prompt, history)
 
-    def drop(self, request_id: RequestId) -> None:
-        """It runs no more, if it did."""
+    def remove(self, request_id: RequestId) -> None:
+        """Remove a request, if it is here."""
         self._running.pop(request_id, None)
 
     def runs_of(self, step: BatchStep, *, again: bool = False) -> list[Run]:
-        """What the engine is to compute in this step, which is then taken.
+        """Return the runs that the engine computes in a step, which counts as taken then.
 
         Args:
             step: of requests that run.
-            again: after a forward of the same step that failed, wherever it had come to.
+            again: after a forward pass of the same step that failed at any point.
         """
         runs: list[Run] = []
         for row in step.rows:
@@ -75,11 +75,11 @@ class GenerationStates:
 
     @property
     def late(self) -> dict[RequestId, PendingToken]:
-        """Next tokens that are late."""
+        """Next tokens that are late, by request."""
         return {request_id: g.late for request_id, g in self._running.items() if g.late is not None}
 
     def hold(self, request_id: RequestId, late: PendingToken) -> None:
-        """Keep a next token that is late."""
+        """Keep a request's next token, which is late."""
         self._running[request_id].late = late
 
     def add(self, request_id: RequestId, token: int) -> None:
@@ -92,7 +92,7 @@ class GenerationStates:
     def take_scores(
         self, request_ids: Sequence[RequestId]
     ) -> tuple[tuple[RequestId, TokenScore], ...]:
-        """Those of these requests that have one."""
+        """Remove and return the scores of these requests' newest tokens."""
         return tuple(
             (request_id, scores.pop())
             for request_id in request_ids

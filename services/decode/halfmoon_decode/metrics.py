@@ -1,4 +1,4 @@
-"""What a decode worker's metrics show."""
+"""Count what a decode worker does, and collect its metrics."""
 
 from typing import Literal
 
@@ -7,12 +7,12 @@ from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label
 from halfmoon_scheduling.decode.decode_batch import DecodeBatch
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 
-#: Refused pages; its KV did not land in time; it had to make room; its step failed.
+#: Pages were refused; the KV did not land in time; pages ran out; the step failed.
 GiveUpReason = Literal["refused", "not_landed", "preempted", "step_failed"]
 
 
 class DecodeCounts:
-    """What happened since the start."""
+    """Count steps, tokens and failures since the start."""
 
     def __init__(self) -> None:
         self._step_s = FastHistogram(time_buckets(0.0005, 10.0))
@@ -22,21 +22,21 @@ class DecodeCounts:
             ("refused", "not_landed", "preempted", "step_failed"), 0
         )
 
-    def step(self, took_s: float, n_rows: int) -> None:
-        """A forward pass with so many requests is over."""
+    def on_step(self, took_s: float, n_rows: int) -> None:
+        """Count a forward pass with `n_rows` requests."""
         self._step_s.observe(took_s)
         self._n_rows.observe(n_rows)
 
-    def produced(self, n: int) -> None:
-        """So many tokens came out of a step."""
-        self._n_tokens += n
+    def on_tokens(self, n_tokens: int) -> None:
+        """Count the tokens of a step."""
+        self._n_tokens += n_tokens
 
     def on_give_up(self, why: GiveUpReason) -> None:
-        """A request is not decoded here, or no more."""
+        """Count a request that is not decoded here, or no longer."""
         self._given_up[why] += 1
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return all counts as metrics."""
         return {
             "halfmoon_decode_step_seconds": ("Forward passes of the batch.", self._step_s),
             "halfmoon_decode_batch_requests": ("Requests in a forward pass.", self._n_rows),
@@ -53,7 +53,7 @@ class DecodeCounts:
 
 
 def batch_metrics(batch: DecodeBatch, pages: PageAllocator) -> MetricSnapshot:
-    """What the batch and its pool hold now; see `DecodeBatch` for what pages aside are."""
+    """Return metrics of the batch and its pages; `DecodeBatch` explains pages aside."""
     landing, aside = batch.pages_landing, batch.pages_quarantined
     return {
         "halfmoon_decode_requests": (

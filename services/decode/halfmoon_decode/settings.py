@@ -1,4 +1,4 @@
-"""Settings of a decode worker."""
+"""Define the settings of a decode worker."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from halfmoon_runtime.engine_settings import EngineSettings
 
 
 class DecodeSettings(EngineSettings):
-    """One decode worker: how many requests it runs at once, and how long it waits for KV."""
+    """The settings of one decode worker: the size of its batch, and its waits for KV."""
 
     worker_id: str = Field("decode-0", description="Stable name of this worker in the cluster")
     max_running: Annotated[int, Field(ge=1)] = Field(

@@ -1,8 +1,8 @@
-"""What a `StartDecode` must be for its request to run in a batch with others.
+"""Check that the request of a `StartDecode` can run in a batch with others.
 
-The wire's own bounds hold already. Here a start is compared with what this worker knows: its
-vocabulary and the landing. What would fail a forward pass, and with it the requests of others,
-is found before it is in one.
+The wire's own bounds hold already. This module compares a start with the worker's vocabulary and
+with the landing. So a start that would fail a forward pass, and with it other requests, never gets
+into one.
 """
 
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from halfmoon_protocol.sampling import Sampling
 
 
 def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int) -> str:
-    """What is wrong with a start; empty when nothing is.
+    """Return what is wrong with a start; empty when nothing is.
 
-    Stop tokens outside of the vocabulary are no fault: they are compared, and never come.
+    Stop tokens outside of the vocabulary are no fault: they never match a token.
 
     Args:
         start: from the connection that reserved the landing.
@@ -35,7 +35,7 @@ def start_fault(start: StartDecode, *, n_landed: int, n_vocab: int) -> str:
 
 
 def bias_fault(sampling: Sampling, n_vocab: int) -> str:
-    """What is wrong with a request's biases; empty when nothing is."""
+    """Return what is wrong with a request's logit biases; empty when nothing is."""
     biased: Iterable[int] = (token for token, _ in sampling.logit_bias)
     if (worst := max(biased, default=0)) >= n_vocab:
         return f"logit_bias has token {worst}, the vocabulary has {n_vocab} tokens"

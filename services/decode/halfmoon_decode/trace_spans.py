@@ -1,4 +1,4 @@
-"""The span of a request at decode, from its reservation to its last token.
+"""Record the span of a request at decode, from its reservation to its last token.
 
 decode ──▶ wait for the landing   pages are set aside; prefill computes and writes
       ├──▶ first step             from `StartDecode` to the first token made here
@@ -14,7 +14,7 @@ from halfmoon_runtime.observability.tracing import Attributes, Span, Tracer
 
 
 @dataclass
-class _Traced:
+class _RequestSpan:
     span: Span
     reserved_s: float
     #: 0: not yet.
@@ -22,48 +22,48 @@ class _Traced:
     first_step_s: float = 0.0
     last_step_s: float = 0.0
     n_steps: int = 0
-    #: Seconds of the steps that it was in; the rest it waited for a page, or for a stalled pool.
+    #: Seconds of its steps; otherwise it waited for a page.
     stepping_s: float = 0.0
 
 
 class DecodeSpans:
-    """Those of the requests here that are sampled. Without a tracer nothing is kept."""
+    """Hold the spans of sampled requests; without a tracer there is none."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
-        self._traced: dict[RequestId, _Traced] = {}
+        self._spans: dict[RequestId, _RequestSpan] = {}
 
-    def reserved(self, wanted: ReserveDecode, n_pages: int, now: float) -> None:
-        """Pages were set aside."""
-        if self._tracer is None or wanted.trace is None:
+    def on_reserved(self, reserve: ReserveDecode, n_pages: int, now: float) -> None:
+        """Begin the span of a request whose pages are reserved."""
+        if self._tracer is None or reserve.trace is None:
             return
-        said: Attributes = {
-            "halfmoon.request_id": wanted.request_id,
-            "halfmoon.tokens": wanted.n_tokens,
+        attributes: Attributes = {
+            "halfmoon.request_id": reserve.request_id,
+            "halfmoon.tokens": reserve.n_tokens,
             "halfmoon.pages": n_pages,
         }
-        if span := self._tracer.join(wanted.trace, "decode", now, said):
-            self._traced[wanted.request_id] = _Traced(span, now)
+        if span := self._tracer.join(reserve.trace, "decode", now, attributes):
+            self._spans[reserve.request_id] = _RequestSpan(span, now)
 
-    def started(self, request_id: RequestId, now: float) -> None:
-        """Its KV is there; it runs."""
-        if traced := self._traced.get(request_id):
+    def on_started(self, request_id: RequestId, now: float) -> None:
+        """Note that a request has started: its KV has landed."""
+        if traced := self._spans.get(request_id):
             traced.started_s = now
 
-    def stepped(self, request_ids: Collection[RequestId], began: float, ended: float) -> None:
-        """A forward pass over these is over."""
-        if not self._traced:
+    def on_step(self, request_ids: Collection[RequestId], began: float, ended: float) -> None:
+        """Add a forward pass to the spans of its requests."""
+        if not self._spans:
             return
         for request_id in request_ids:
-            if traced := self._traced.get(request_id):
+            if traced := self._spans.get(request_id):
                 traced.first_step_s = traced.first_step_s or ended
                 traced.last_step_s = ended
                 traced.n_steps += 1
                 traced.stepping_s += ended - began
 
-    def ended(self, request_id: RequestId, now: float, *, finish: str, error: str) -> None:
-        """It is gone: finished, failed, or with neither, cancelled."""
-        traced = self._traced.pop(request_id, None)
+    def on_ended(self, request_id: RequestId, now: float, *, finish: str, error: str) -> None:
+        """End the span of a request: finished, failed, or with neither, cancelled."""
+        traced = self._spans.pop(request_id, None)
         if traced is None:
             return
         span = traced.span
@@ -71,11 +71,11 @@ class DecodeSpans:
         if traced.n_steps:
             span.stage("first step", traced.started_s, traced.first_step_s)
         if traced.n_steps > 1:
-            said = {
+            attributes = {
                 "halfmoon.new_tokens": traced.n_steps - 1,
                 "halfmoon.step_s": traced.stepping_s / traced.n_steps,
             }
-            span.stage("steps", traced.first_step_s, traced.last_step_s, said)
+            span.stage("steps", traced.first_step_s, traced.last_step_s, attributes)
         span.set({"halfmoon.new_tokens": traced.n_steps})
         if finish:
             span.set({"gen_ai.response.finish_reasons": [finish]})

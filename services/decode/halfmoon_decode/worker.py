@@ -1,9 +1,9 @@
-"""The decode worker at work: landings, the continuous batch, tokens out.
+"""Run a decode worker: reserve landings, step the continuous batch, send tokens.
 
-`DecodeBatch` decides who is in the next step and on which pages; this shell owns the engine,
-the port and the clock. While a forward pass runs in its thread, reservations and starts are
-taken at once (they touch free pages only), but a request in that pass is let go after it: its
-pages are being written until then.
+`DecodeBatch` decides which requests are in the next step, and on which pages. This shell owns the
+engine, the port and the clock. While a forward pass runs in its thread, reservations and starts are
+handled at once, since they use free pages only. A request in that pass is freed after it: its pages
+are written until then.
 """
 
 import asyncio
@@ -55,15 +55,15 @@ from halfmoon_scheduling.decode.page_allocator import PageAllocator
 log = structlog.get_logger()
 
 _HOUSEKEEPING_S = 0.1
-#: How long to wait for late tokens at a time when there is nothing else to compute.
-_LATE_S = 0.02
+#: Seconds to wait for late tokens at a time when there is nothing else to compute.
+_LATE_TOKENS_S = 0.02
 #: Weight of the newest step in the smoothed step time.
 _STEP_WEIGHT = 0.2
 
 
 @dataclass
 class DecodeWorker:
-    """Serves one port with one engine over one pool."""
+    """Serve one port with one engine over one pool of pages."""
 
     port: Port
     engine: Engine
@@ -72,18 +72,18 @@ class DecodeWorker:
     settings: DecodeSettings
     clock: Clock
     pages: PageAllocator
-    traces: DecodeSpans = field(default_factory=DecodeSpans)
-    #: Of the forward passes.
+    spans: DecodeSpans = field(default_factory=DecodeSpans)
+    #: Ends the process when a forward pass hangs.
     watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
     batch: DecodeBatch = field(init=False)
     conductors: ConductorConnections = field(init=False)
-    #: Running requests; its keys are the batch's running ones.
+    #: Exactly the running requests of the batch.
     _generations: GenerationStates = field(default_factory=GenerationStates, init=False)
-    #: Requests in the forward pass that runs now.
+    #: Requests in the forward pass under way.
     _in_step: set[RequestId] = field(default_factory=set, init=False)
-    #: Requests in that pass that are to be let go after it.
-    _to_cancel: set[RequestId] = field(default_factory=set, init=False)
-    #: Set while no request holds anything here.
+    #: Requests of that pass to free after it.
+    _to_free: set[RequestId] = field(default_factory=set, init=False)
+    #: Set while no request holds pages here.
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _counts: DecodeCounts = field(default_factory=DecodeCounts, init=False)
@@ -98,29 +98,34 @@ class DecodeWorker:
             max_context=self.engine.max_context,
             landing_ttl_s=self.settings.landing_ttl_s,
         )
-        self.conductors = ConductorConnections(self.port, self._on_orphan)
+        self.conductors = ConductorConnections(self.port, self._on_owner_lost)
         self._idle.set()
 
     async def serve(self) -> None:
         """Answer commands and run steps until cancelled.
 
         Raises:
-            Unwanted: no conductor wants this worker.
+            RejectedByConductors: all conductors have refused this worker.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="forward") as forward:
             async with asyncio.TaskGroup() as tasks:
-                others = [
-                    tasks.create_task(self._step_forever(forward)),
-                    tasks.create_task(self._keep_house()),
+                background = [
+                    tasks.create_task(self._run_steps(forward)),
+                    tasks.create_task(self._run_housekeeping()),
                 ]
                 try:
                     await serve_messages(self.port, self._handle)
                 finally:
-                    for task in others:
+                    for task in background:
                         task.cancel()
 
     async def drain(self, info: WorkerInfo, limit_s: float) -> None:
-        """Say that nothing new is taken, and finish what is here, for so long at the most."""
+        """Announce that no new requests are taken, and wait for the present ones to finish.
+
+        Args:
+            info: the worker's record, draining.
+            limit_s: seconds to wait at the most.
+        """
         self.info = info
         await self.conductors.introduce(info)
         with suppress(TimeoutError):
@@ -153,13 +158,13 @@ class DecodeWorker:
             case _:
                 assert_never(message)
 
-    async def _on_reserve(self, peer: PeerId, wanted: ReserveDecode) -> None:
-        request_id = wanted.request_id
+    async def _on_reserve(self, peer: PeerId, reserve: ReserveDecode) -> None:
+        request_id = reserve.request_id
         if request_id in self.batch and self.conductors.owners.of(request_id) == peer:
             record_drop("duplicate", self.port.commands, f"ReserveDecode of {request_id}")
             return
         try:
-            pages = self._reserve(wanted)
+            pages = self._reserve(reserve)
         except ReservationRefused as refusal:
             self._counts.on_give_up("refused")
             await self.conductors.answer(
@@ -171,7 +176,7 @@ class DecodeWorker:
             return
         self._idle.clear()
         self.conductors.owners.add(request_id, peer)
-        self.traces.reserved(wanted, len(pages), self.clock.now())
+        self.spans.on_reserved(reserve, len(pages), self.clock.now())
         landing = Landing(self.region, tuple(pages), self.engine.layout)
         await self.conductors.answer(
             peer,
@@ -180,23 +185,23 @@ class DecodeWorker:
             ),
         )
 
-    def _reserve(self, wanted: ReserveDecode) -> list[int]:
-        """Set pages aside.
+    def _reserve(self, reserve: ReserveDecode) -> list[int]:
+        """Reserve pages for a landing.
 
         Raises:
-            Refusal: none are.
+            ReservationRefused: no pages are reserved.
         """
         if self.info.draining:
             raise ReservationRefused(
                 f"{self.info.worker_id} is stopping: use another one", retryable=True
             )
-        if wanted.request_id in self.batch:
+        if reserve.request_id in self.batch:
             raise ReservationRefused(
-                f"another connection has a request {wanted.request_id!r} here: take another id",
+                f"another connection has a request {reserve.request_id!r} here: take another id",
                 retryable=True,
             )
         return self.batch.reserve(
-            wanted.request_id, wanted.n_tokens, wanted.stopping, self.clock.now()
+            reserve.request_id, reserve.n_tokens, reserve.stopping, self.clock.now()
         )
 
     async def _on_start(self, peer: PeerId, start: StartDecode) -> None:
@@ -216,54 +221,54 @@ class DecodeWorker:
         try:
             self.batch.start(request_id, start.first_token, self.clock.now())
         except KeyError as error:  # it ran out, and is freed
-            await self._say(self._ended(str(error.args[0]), request_id))
+            await self._send_all(self._ended(str(error.args[0]), request_id))
         except ValueError as error:
             await self._end_landing(request_id, str(error), retryable=False)
         else:
             self._generations.start(start)
-            self.traces.started(request_id, self.clock.now())
+            self.spans.on_started(request_id, self.clock.now())
             self._wake.set()
 
     async def _refuse_start(self, peer: PeerId, start: StartDecode, reason: str) -> None:
-        """Say that nothing runs; what another connection holds under this id stays."""
+        """Answer that nothing runs; a request of another connection with this id stays."""
         failed = DecodeFailed(request_id=start.request_id, reason=reason, retryable=True)
         await self.conductors.answer(peer, failed)
 
     async def _end_landing(self, request_id: RequestId, reason: str, *, retryable: bool) -> None:
-        """Free a landing that can't be started, and tell its owner."""
+        """Free a landing that can't be started, and answer its owner."""
         self.batch.cancel(request_id)
-        await self._say(self._ended(reason, request_id, retryable=retryable))
+        await self._send_all(self._ended(reason, request_id, retryable=retryable))
 
     def _on_cancel(self, peer: PeerId, cancel: Cancel) -> None:
         request_id = cancel.request_id
         if request_id in self.batch and self.conductors.owners.of(request_id) != peer:
             record_drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
             return
-        self._let_go(request_id, in_doubt=cancel.landing_in_doubt)
+        self._free(request_id, in_doubt=cancel.landing_in_doubt)
 
-    def _on_orphan(self, request_id: RequestId) -> None:
-        """Its owner is gone; whether its landing is being written is not known."""
-        self._let_go(request_id, in_doubt=True)
+    def _on_owner_lost(self, request_id: RequestId) -> None:
+        """Free a request whose connection is gone; its landing may be under write."""
+        self._free(request_id, in_doubt=True)
 
-    def _let_go(self, request_id: RequestId, *, in_doubt: bool) -> None:
-        """Free all that a request holds: at once, or after the forward pass it is in."""
+    def _free(self, request_id: RequestId, *, in_doubt: bool) -> None:
+        """Free a request's pages: at once, or after the forward pass that it is in."""
         if request_id in self._in_step:
-            self._to_cancel.add(request_id)
+            self._to_free.add(request_id)
             return
         aside_until_s = self.clock.now() + self.settings.quarantine_s if in_doubt else None
         self.batch.cancel(request_id, aside_until_s=aside_until_s)
         self._forget(request_id)
 
     def _forget(self, request_id: RequestId, *, finish: str = "", error: str = "") -> None:
-        self.traces.ended(request_id, self.clock.now(), finish=finish, error=error)
-        self._generations.drop(request_id)
+        self.spans.on_ended(request_id, self.clock.now(), finish=finish, error=error)
+        self._generations.remove(request_id)
         self.conductors.owners.drop(request_id)
         if self.batch.n_running + self.batch.n_reserved == 0:
             self._idle.set()
 
     # -- steps -------------------------------------------------------------------------------
 
-    async def _step_forever(self, forward: ThreadPoolExecutor) -> None:
+    async def _run_steps(self, forward: ThreadPoolExecutor) -> None:
         while True:
             if not self.batch.n_running:
                 self._wake.clear()
@@ -277,31 +282,31 @@ class DecodeWorker:
                 late.pop(request_id, None)
             self._in_step |= late.keys()
             preempted = "preempted: no page is free for its next token"
-            await self._say(self._ended(preempted, *step.preempted))
+            await self._send_all(self._ended(preempted, *step.preempted))
             if not step.rows and not late:
-                # The pool is full of landings: the oldest waits for one to end.
+                # All pages are landings: the oldest request waits for one to end.
                 await asyncio.sleep(_HOUSEKEEPING_S)
                 continue
             began = self.clock.now()
             chosen = await self._compute(step, late, forward)
             took = self.clock.now() - began
-            self.traces.stepped(self._in_step, began, began + took)
-            if step.rows:  # waiting for late tokens alone is no step
-                self._counts.step(took, len(step.rows))
+            self.spans.on_step(self._in_step, began, began + took)
+            if step.rows:  # a wait for late tokens alone is no step
+                self._counts.on_step(took, len(step.rows))
                 self._step_s += (took - self._step_s) * (_STEP_WEIGHT if self._step_s else 1.0)
             self._in_step = set()
-            for request_id in self._to_cancel:
-                self._let_go(request_id, in_doubt=False)
-            self._to_cancel.clear()
+            for request_id in self._to_free:
+                self._free(request_id, in_doubt=False)
+            self._to_free.clear()
             await self._deliver([*(row.request_id for row in step.rows), *late], chosen)
 
     async def _compute(
         self, step: BatchStep, late: Mapping[RequestId, PendingToken], forward: ThreadPoolExecutor
     ) -> dict[RequestId, TokenResult]:
-        """Run a step, and choose what was late in earlier ones; what failed is missing.
+        """Run a step, and choose tokens that were late in earlier ones; leave out failures.
 
-        When a batch fails, one request of it may be the cause, and which one is not told: each
-        is computed once more by itself.
+        When a batch fails, one of its requests may be the cause, and the error does not tell which.
+        So each one is computed once more by itself.
         """
         in_step = [*(row.request_id for row in step.rows), *late]
         runs = self._generations.runs_of(step)
@@ -311,7 +316,7 @@ class DecodeWorker:
         chosen: dict[RequestId, TokenResult] = {}
         rows = {row.request_id: row for row in step.rows}
         for request_id in in_step if len(in_step) > 1 else ():
-            if request_id in self._to_cancel:
+            if request_id in self._to_free:
                 continue
             row, token = rows.get(request_id), late.get(request_id)
             alone = self._generations.runs_of(BatchStep((row,), ()), again=True) if row else []
@@ -331,30 +336,30 @@ class DecodeWorker:
             return None
 
     def _forward(self, runs: Sequence[Run], late: Sequence[PendingToken]) -> list[TokenResult]:
-        """In the forward's thread."""
+        """Run one forward pass, in its thread."""
         chosen = self.engine.forward(runs) if runs else []
-        finished = self.engine.finish(late, 0.0 if runs else _LATE_S) if late else []
+        finished = self.engine.finish(late, 0.0 if runs else _LATE_TOKENS_S) if late else []
         return [*(each for each in chosen if each is not None), *finished]
 
     async def _deliver(
         self, in_step: Sequence[RequestId], chosen: Mapping[RequestId, TokenResult]
     ) -> None:
-        """Record a step's tokens and tell each conductor of its own, in one message each.
+        """Record a step's tokens, and send each connection its own in one message.
 
-        All books are up to date before the first message goes out: others may come meanwhile.
+        All state is up to date before the first message is sent: others may arrive meanwhile.
         """
         self._n_steps += 1
         produced: dict[RequestId, Produced] = {}
         failed: list[RequestId] = []
-        stuck: dict[RequestId, GrammarFailed] = {}
+        grammar_failed: dict[RequestId, GrammarFailed] = {}
         for request_id in in_step:
-            # Those that are missing were let go while the pass was running.
+            # Missing requests were freed while the pass was running.
             if request_id not in self._generations:
                 continue
             if (token := chosen.get(request_id)) is None:
                 failed.append(request_id)
             elif isinstance(token, GrammarFailed):
-                stuck[request_id] = token
+                grammar_failed[request_id] = token
             elif isinstance(token, PendingToken):
                 self._generations.hold(request_id, token)
                 self.batch.hold(request_id)
@@ -362,7 +367,7 @@ class DecodeWorker:
                 self._generations.add(request_id, token)
                 finish = self.batch.produced(request_id, token)
                 produced[request_id] = Produced(request_id, token, finish)
-        self._counts.produced(len(produced))
+        self._counts.on_tokens(len(produced))
         messages: list[tuple[PeerId, Message]] = []
         for peer, request_ids in self.conductors.owners.group(produced).items():
             mine = tuple(produced[request_id] for request_id in request_ids)
@@ -373,14 +378,14 @@ class DecodeWorker:
         for request_id, outcome in produced.items():
             if outcome.finish:
                 self._forget(request_id, finish=outcome.finish)
-        for request_id in (*failed, *stuck):
+        for request_id in (*failed, *grammar_failed):
             self.batch.cancel(request_id)
         for _ in failed:
             self._counts.on_give_up("step_failed")
         messages += self._ended("the forward pass failed", *failed)
-        for request_id, why in stuck.items():
+        for request_id, why in grammar_failed.items():
             messages += self._ended(why.reason, request_id, retryable=False, invalid=why.invalid)
-        await self._say(messages)
+        await self._send_all(messages)
 
     def _ended(
         self,
@@ -389,7 +394,7 @@ class DecodeWorker:
         retryable: bool = True,
         invalid: bool = False,
     ) -> list[tuple[PeerId, Message]]:
-        """Forget requests that the batch holds no more; what to tell their owners."""
+        """Forget requests that the batch no longer holds; return the messages to their owners."""
         messages: list[tuple[PeerId, Message]] = []
         for request_id in request_ids:
             peer = self.conductors.owners.of(request_id)
@@ -401,20 +406,20 @@ class DecodeWorker:
                 messages.append((peer, failed))
         return messages
 
-    async def _say(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
+    async def _send_all(self, messages: Sequence[tuple[PeerId, Message]]) -> None:
         for peer, message in messages:
             await self.conductors.answer(peer, message)
 
     # -- housekeeping ------------------------------------------------------------------------
 
-    async def _keep_house(self) -> None:
-        """Give up landings that nobody started, say how busy it is."""
+    async def _run_housekeeping(self) -> None:
+        """Free landings that expired, and publish the worker's load."""
         while True:
             now = self.clock.now()
             late = self.batch.expire(now)
             for _ in late:
                 self._counts.on_give_up("not_landed")
-            await self._say(self._ended("its KV did not land before the deadline", *late))
+            await self._send_all(self._ended("its KV did not land before the deadline", *late))
             await self.conductors.look(self.info, now)
             await self.port.publish(
                 DecodeLoad(
@@ -429,11 +434,11 @@ class DecodeWorker:
             await asyncio.sleep(_HOUSEKEEPING_S)
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return the worker's metrics."""
         return {**self._counts.metrics(), **batch_metrics(self.batch, self.pages)}
 
     def check(self) -> None:
-        """Audit: the batch, and that every request here has what it should and an owner."""
+        """Audit the batch; each running request has a state, each owned one is in the batch."""
         self.batch.check()
         assert len(self._generations) == self.batch.n_running
         assert self.conductors.owners.all() <= set(self.batch.request_ids())
