@@ -1,4 +1,4 @@
-"""Waiting at decode's door, through the whole core, with costs worked out by hand."""
+"""Waiting before a decode worker that is too busy, through the whole core, with costs by hand."""
 
 from typing import Any
 
