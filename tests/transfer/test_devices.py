@@ -519,7 +519,7 @@ def test_a_device_that_fails_rejects_and_says_why(make_bench: Any, op: Any) -> N
     bench = make_bench(30_000)
     bench.device.broken = True
     outcomes = bench.move(op)
-    assert {each.fate for each in outcomes} == {OutcomeKind.REJECTED}
+    assert {each.kind for each in outcomes} == {OutcomeKind.REJECTED}
     assert "in device memory: it fell off the bus" in outcomes[0].reason
 
 
@@ -533,7 +533,7 @@ def test_a_transfer_that_is_stopped_copies_no_more(make_bench: Any) -> None:
     bench.fates = stop
     outcomes = bench.move("write")
     assert bench.n_carried == 1
-    assert [each.fate for each in outcomes] == [OutcomeKind.APPLIED] * 2 + [OutcomeKind.LOST] * 18
+    assert [each.kind for each in outcomes] == [OutcomeKind.APPLIED] * 2 + [OutcomeKind.LOST] * 18
     assert "out 2" not in bench.log
 
 

@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.rails.check()
-        assert self.rails.n_out == len(self.out)
+        assert self.rails.n_in_flight == len(self.out)
 
 
 TestMachine = Machine.TestCase

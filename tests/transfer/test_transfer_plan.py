@@ -301,10 +301,14 @@ def test_the_notice_goes_out_when_the_last_slice_is_applied_and_not_before() -> 
     plan, given = notifying(piece(2500))
     assert len(given) > 1
     for batch in given[:-1]:
-        assert batch.notice is None
+        assert batch.notification is None
         assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED)) == []
     (last,) = batches(plan.on_carried(given[-1].number, all_of(given[-1], OutcomeKind.APPLIED)))
-    assert (last.notice, last.path, [each.length for each in last.slices]) == (NOTICE, "shm", [0])
+    assert (last.notification, last.path, [each.length for each in last.slices]) == (
+        NOTICE,
+        "shm",
+        [0],
+    )
     assert plan.on_carried(last.number, all_of(last, OutcomeKind.APPLIED)) == [FinishTransfer(None)]
     assert plan.paths_used == ["shm"]
     plan.check()
@@ -317,7 +321,7 @@ def test_a_notice_is_tried_again_and_then_on_the_next_path() -> None:
     for fate in (OutcomeKind.LOST, OutcomeKind.LOST, OutcomeKind.LOST):
         paths.append(batch.path)
         (batch,) = batches(plan.on_carried(batch.number, all_of(batch, fate)))
-        assert batch.notice == NOTICE
+        assert batch.notification == NOTICE
         plan.check()
     assert [*paths, batch.path] == ["shm", "shm", "tcp", "tcp"]
     assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED)) == [
@@ -346,7 +350,7 @@ def test_a_transfer_stopped_while_it_notifies_ends_once() -> None:
 
 def test_who_has_nothing_to_move_is_told_all_the_same() -> None:
     plan, (batch,) = notifying(piece(0))
-    assert batch.notice == NOTICE
+    assert batch.notification == NOTICE
     assert plan.on_carried(batch.number, all_of(batch, OutcomeKind.APPLIED)) == [
         FinishTransfer(None)
     ]

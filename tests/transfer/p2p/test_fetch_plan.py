@@ -48,7 +48,7 @@ def test_gold_is_left_alone_while_offers_are_old() -> None:
     fetch = plan.next(first, gold_too=False)
     assert fetch is not None and fetch.source == OTHER
     assert plan.next(first, gold_too=False) is None
-    assert not plan.full
+    assert not plan.is_saturated
     plan.on_offers([offer(GOLD, range(3), gold=True), offer(OTHER, [1, 2])])
     fetch = plan.next(first)
     assert fetch is not None and (fetch.shard, fetch.source) == (1, OTHER)
@@ -133,15 +133,15 @@ def test_a_shard_that_its_only_source_keeps_failing_is_given_up() -> None:
     assert fetch is not None and fetch.source == THIRD
 
 
-def test_what_nobody_has_is_said() -> None:
+def test_missing_shards_without_a_source_are_reported() -> None:
     plan = make_plan(5, offer(OTHER, [0, 1, 4]))
     for _ in range(3):
         fetch = plan.next(first)
         assert fetch is not None
         plan.on_fetched(fetch.shard)
     assert plan.next(first) is None
-    assert "nobody holds 2 of them, the first is 2" in plan.stuck_reason()
-    assert plan.here == {0, 1, 4}
+    assert "no source has 2 of them, the first is 2" in plan.stuck_reason()
+    assert plan.completed_shards == {0, 1, 4}
 
 
 @settings(max_examples=200, deadline=None)

@@ -185,8 +185,8 @@ def refusal_outcome(batch: Batch, each: Slice, status: AccessStatus, detail: int
     if status is AccessStatus.OK:
         return APPLIED
     where = f"{batch.op} of {each.length} bytes at offset {each.remote_offset}"
-    if batch.notice is not None:
-        where = f"a notification of {len(batch.notice.message)} bytes"
+    if batch.notification is not None:
+        where = f"a notification of {len(batch.notification.message)} bytes"
     region = f"a region of segment {batch.peer.segment}"
     match status:
         case AccessStatus.OUT_OF_BOUNDS:

@@ -125,7 +125,7 @@ class FaultyBackend:
         plan = self._faults.rails.get(rail)
         if plan is None:
             return carry(errand)
-        if errand.batch.notice is not None:
+        if errand.batch.notification is not None:
             return [self._notify(errand, rail, plan, lambda each: carry(each)[0])]
         return self._carry(errand, rail, plan, carry)
 

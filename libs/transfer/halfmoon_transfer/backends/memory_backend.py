@@ -82,11 +82,11 @@ class MemoryBackend:
     def notify(self, errand: CarryRequest) -> SliceOutcome:
         """Put it into the owner's inbox."""
         batch, owner = errand.batch, _find(errand.peer)
-        assert batch.notice is not None
+        assert batch.notification is not None
         if owner is None:
             return _gone(errand)
         try:
-            owner.inbox.deliver(batch.peer.generation, batch.notice)
+            owner.inbox.deliver(batch.peer.generation, batch.notification)
         except AccessRefused as refused:
             return refusal_outcome(batch, batch.slices[0], refused.status, refused.detail)
         return APPLIED
@@ -141,7 +141,7 @@ def _move(errand: CarryRequest, index: int, each: Slice, regions: RegionTable) -
             spots = {index: RegionSpan(each.remote.key, each.remote_offset, remote)}
             failed = regions.load(spots) if batch.op == "read" else {}
             outcome = APPLIED if failed else copy_slice(errand, index, remote)
-            if batch.op == "write" and outcome.fate is OutcomeKind.APPLIED:
+            if batch.op == "write" and outcome.kind is OutcomeKind.APPLIED:
                 failed = regions.store(spots)
             for refused in failed.values():
                 raise refused

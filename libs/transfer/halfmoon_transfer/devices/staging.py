@@ -70,7 +70,7 @@ class _Part:
     def lost(self) -> bool:
         """Whether the path failed for all of it."""
         return all(
-            each.fate in (OutcomeKind.LOST, OutcomeKind.UNREACHABLE) for each in self.outcomes
+            each.kind in (OutcomeKind.LOST, OutcomeKind.UNREACHABLE) for each in self.outcomes
         )
 
     def make_room(self, *, wait: bool) -> bool:
@@ -94,14 +94,14 @@ class _Part:
         device = self._local.device
         if device is not None:
             applied = [
-                n for n, each in enumerate(self.outcomes) if each.fate is OutcomeKind.APPLIED
+                n for n, each in enumerate(self.outcomes) if each.kind is OutcomeKind.APPLIED
             ]
             self._begin(lambda at, view: device.device.copy_in(view, at), applied)
 
     def carry(self, carry: Callable[[CarryRequest], Sequence[SliceOutcome]]) -> None:
         """Have those cuts carried whose bytes are in place; the rest has its outcome."""
         self.wait()
-        going = [n for n, each in enumerate(self.outcomes) if each.fate is not OutcomeKind.REJECTED]
+        going = [n for n, each in enumerate(self.outcomes) if each.kind is not OutcomeKind.REJECTED]
         if self._errand.stop.stopped or not going:
             return
         slices, views = [], []
@@ -211,7 +211,7 @@ def carry_staged(
     outcomes = [APPLIED] * len(errand.batch.slices)
     for part in _flow(errand, locals_, carry, part_bytes):
         for cut, outcome in zip(part.cuts, part.outcomes, strict=True):
-            if outcomes[cut.slice_index].fate is OutcomeKind.APPLIED:
+            if outcomes[cut.slice_index].kind is OutcomeKind.APPLIED:
                 outcomes[cut.slice_index] = outcome
     return outcomes
 

@@ -1,1 +1,1 @@
-"""Keep a segment's record in the metadata store: its value, cache and lease."""
+"""Publish and look up segment records in the metadata store: value, cache and lease."""

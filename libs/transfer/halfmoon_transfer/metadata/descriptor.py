@@ -1,29 +1,29 @@
-"""How a segment is reached: the record that its engine keeps in the metadata store.
+"""Define the segment record, by which peers reach an engine, in the metadata store.
 
     halfmoon/segments/<name>  ->  {"name": …, "generation": …, "host_id": …, "endpoints": {…}}
 
-JSON, without a lease: it is written when the engine opens and removed when it closes. It has
+The value is JSON. It is written when the engine opens and removed when it closes. It has
 no region keys: those travel only to the peers that are meant to use them.
 """
 
 import msgspec
 
 PREFIX = "halfmoon/segments/"
-#: Where generations are counted for engines that are opened without one.
+#: Prefix of the counters that number the starts of engines opened without a generation.
 GENERATIONS = "halfmoon/segment-generations/"
 MAX_NAME_CHARS = 200
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where one backend of an engine listens."""
+    """The address at which one backend of an engine listens."""
 
     address: str
-    #: How the address came about, for the message when it turns out to be wrong.
+    #: The origin of the address, for the error message when it turns out to be wrong.
     origin: str = ""
 
 
 class SegmentDescriptor(msgspec.Struct, frozen=True):
-    """One process's segment, as its peers find it."""
+    """The record by which peers find and reach one process's segment."""
 
     name: str
     #: A restarted process has a higher one.
@@ -35,7 +35,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True):
     endpoints: dict[str, Endpoint]
 
     def rails(self, backend: str) -> tuple[Endpoint, ...]:
-        """All endpoints of one backend, the first one first."""
+        """Return all endpoints of one backend, in the order of their rails."""
         found = [self.endpoints[backend]] if backend in self.endpoints else []
         while (name := rail_name(backend, len(found))) in self.endpoints and found:
             found.append(self.endpoints[name])
@@ -43,7 +43,7 @@ class SegmentDescriptor(msgspec.Struct, frozen=True):
 
 
 def rail_name(backend: str, index: int) -> str:
-    """What a backend's endpoint is published as."""
+    """Return the name under which a rail's endpoint is published."""
     return f"{backend}/{index}" if index else backend
 
 
@@ -51,7 +51,7 @@ def check_segment_name(name: str) -> str:
     """Return `name` if it may name a segment.
 
     Raises:
-        ValueError: empty, too long, or with characters that would not print.
+        ValueError: it is empty, too long, or holds unprintable characters.
     """
     if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise ValueError(
@@ -61,15 +61,15 @@ def check_segment_name(name: str) -> str:
 
 
 def encode(descriptor: SegmentDescriptor) -> bytes:
-    """The record's value."""
+    """Encode a descriptor as the value in the metadata store."""
     return msgspec.json.encode(descriptor)
 
 
 def decode(value: bytes) -> SegmentDescriptor:
-    """The record, read.
+    """Decode a descriptor.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the value is not a descriptor.
     """
     try:
         return msgspec.json.decode(value, type=SegmentDescriptor)

@@ -1,4 +1,4 @@
-"""Where peers are: segment descriptors from the metadata store, cached; and our own record."""
+"""Look up and cache peers' segment descriptors, and publish our own."""
 
 import logging
 import threading
@@ -18,23 +18,23 @@ class SegmentDirectory:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._cache: dict[str, SegmentDescriptor] = {}
-        #: Peers that have no record in the store.
+        #: Descriptors of peers that have no record in the store.
         self._introduced: dict[str, SegmentDescriptor] = {}
         self._lock = threading.Lock()
 
     def cached(self, segment: str, generation: int) -> SegmentDescriptor | None:
-        """What is known of this start of a segment, without asking."""
+        """Return the cached descriptor of this start of a segment, or None."""
         known = self._introduced.get(segment) or self._cache.get(segment)
         return known if known is not None and known.generation == generation else None
 
     def resolve(
         self, segment: str, generation: int, *, fresh: bool
     ) -> tuple[SegmentDescriptor, bool]:
-        """How this start of a segment is reached, and whether that is news.
+        """Return the descriptor of this start of a segment, and True if it has changed.
 
         Raises:
             Rejected: the segment is of another generation.
-            Lost: there is no such segment, or the store can't say.
+            Lost: there is no such segment, or the store fails.
         """
         known = self.cached(segment, generation)
         if known is not None and (not fresh or segment in self._introduced):
@@ -59,31 +59,31 @@ class SegmentDirectory:
         return found, found != known
 
     def forget(self, segment: str) -> None:
-        """Ask the store next time."""
+        """Drop a segment's descriptor, so that the next lookup asks the store."""
         with self._lock:
             self._cache.pop(segment, None)
             self._introduced.pop(segment, None)
 
     def introduce(self, peer: SegmentDescriptor) -> None:
-        """Know a peer that is in no store of ours, until it is forgotten."""
+        """Add a peer that is in no store of ours, until `forget`."""
         with self._lock:
             self._introduced[peer.name] = peer
 
     def next_generation(self, segment: str) -> int:
-        """Count one more start of a segment."""
+        """Count one more start of a segment, and return its generation."""
         return self._store.increment(records.GENERATIONS + segment)
 
     def publish(self, own: SegmentDescriptor, ttl_s: float) -> None:
         """Write our record over that of any earlier start, or renew it.
 
         Args:
-            own: what peers need to know.
-            ttl_s: seconds after which the record is gone unless published again.
+            own: our descriptor.
+            ttl_s: seconds after which the record expires unless published again.
 
         Raises:
-            Rejected: a later start of this segment is there already.
-            TransferError: others keep changing it.
-            MetadataError: the store can't.
+            Rejected: a later start of this segment is published already.
+            TransferError: other processes keep changing the record.
+            MetadataError: the store fails.
         """
         key = records.PREFIX + own.name
         for _ in range(_MAX_PUBLISH_TRIES):
@@ -113,7 +113,7 @@ def _other_generation(now: SegmentDescriptor, generation: int) -> Rejected:
 
 
 def _generation_of(value: bytes) -> int:
-    """The generation in a record; one that is broken may be replaced."""
+    """Return the generation in a record; -1 for a broken record, which may be replaced."""
     try:
         return records.decode(value).generation
     except ValueError:

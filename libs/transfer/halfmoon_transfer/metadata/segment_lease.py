@@ -1,7 +1,7 @@
-"""The lease on our segment's record: renewed while we live, so that it ends when we die.
+"""Renew the lease on our segment's record, so that the record expires when the process dies.
 
-It also brings the record back after the metadata server has lost it. That a later start of
-this segment has taken the name is final: nothing is renewed any more.
+Renewing also restores a record that the metadata server has lost. It stops for good when a
+later start of this segment has taken the name.
 """
 
 import logging
@@ -15,16 +15,16 @@ _log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One thread that publishes again and again; three times as often as needed."""
+    """Publish a record in a thread, three times per lease duration."""
 
     def __init__(self, name: str, publish: Callable[[], None], ttl_s: float) -> None:
         """Start renewing.
 
         Args:
-            name: of the thread.
-            publish: writes the record with a lease of `ttl_s`; raises `TransferError` when
-                it must not be written any more, `MetadataError` when it could not be.
-            ttl_s: seconds of the lease.
+            name: the thread's name.
+            publish: writes the record with a lease of `ttl_s`. It raises `TransferError` when
+                the record must not be written any more, `MetadataError` when the store fails.
+            ttl_s: duration of the lease in seconds.
         """
         self._publish = publish
         self._interval_s = ttl_s / 3
@@ -33,22 +33,22 @@ class Lease:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; the record stays until its lease ends."""
+        """End the thread; the record stays until its lease expires."""
         self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        away = False
+        is_failing = False
         while not self._closing.wait(self._interval_s):
             try:
                 self._publish()
             except MetadataError as error:
-                if not away:
+                if not is_failing:
                     _log.warning("the segment's record can't be renewed, still trying: %s", error)
-                away = True
+                is_failing = True
             except TransferError as error:
                 _log.error("the segment's record is not renewed any more: %s", error)
                 return
             else:
-                away = False
+                is_failing = False

@@ -1,8 +1,8 @@
-"""Large temporary objects (checkpoints) from one to many, each getter a source for the next.
+"""Distribute large temporary objects (checkpoints); each getter is a source for the next one.
 
-No server of its own: clients agree through one record per object in the metadata store
-(`record`, `catalog`), decide by `plan` and move bytes by the transfer engine (`store`).
-`folder` does it with the files of a folder.
+There is no server. Clients agree through one record per object in the metadata store
+(`object_record`, `object_catalog`). A getter decides by its `fetch_plan`; the transfer engine
+moves the bytes. `p2p_store` is the client, `folder_objects` applies it to the files of a folder.
 """
 
 from halfmoon_transfer.p2p.object_getter import GetReport

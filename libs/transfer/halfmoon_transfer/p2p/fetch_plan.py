@@ -1,11 +1,11 @@
-"""Which shard next, and from whom: the decisions of one getter, without sockets, clock or dice.
+"""Choose the next shard and its source for one getter, without sockets, clock or dice.
 
-A shard that a replica has goes before one that only gold has, so that the publisher uploads
-each shard about once, however many getters there are: what it gave to one of them, the others
-get from there. Which shard, and which of its sources, is left to chance (the caller's), so
-that getters that start together ask for different ones.
+A shard that a replica has goes before a shard that only a gold holder has. So the publisher
+uploads each shard about once, however many getters there are: other getters take it from the
+first one. The caller's dice choose among equally good shards and sources, so that getters that
+start together fetch different shards.
 
-    missing ──next──> in flight ──on_fetched──> here
+    missing ──next──> in flight ──on_fetched──> completed
        ^                  |
        └───on_failed──────┘   another source; a source that keeps failing is left alone
 """
@@ -17,15 +17,15 @@ import msgspec
 from halfmoon_transfer.p2p.object_record import ShardSource
 from halfmoon_transfer.p2p.p2p_settings import P2PSettings
 
-#: An index below the number given.
+#: Draws an index below a number.
 Dice = Callable[[int], int]
-#: Failures of the shard so far, and whether the source is gold: the least goes first.
+#: Failures of the shard so far, and whether the source is gold. The lowest rank goes first.
 Rank = tuple[int, bool]
 _HOPELESS: Rank = (1 << 30, True)
 
 
 class ShardOffer(msgspec.Struct, frozen=True):
-    """What one source has."""
+    """The shards that one source offers."""
 
     source: ShardSource
     gold: bool
@@ -33,7 +33,7 @@ class ShardOffer(msgspec.Struct, frozen=True):
 
 
 class FetchShard(msgspec.Struct, frozen=True):
-    """Get this shard from there; its outcome comes back to the plan."""
+    """Fetch this shard from this source; the outcome comes back to the plan."""
 
     shard: int
     source: ShardSource
@@ -45,10 +45,10 @@ class FetchPlan:
     def __init__(self, n_shards: int, settings: P2PSettings) -> None:
         self._n_shards = n_shards
         self._settings = settings
-        #: Neither here nor in flight.
+        #: Neither completed nor in flight.
         self._missing = set(range(n_shards))
         self._in_flight: dict[int, ShardSource] = {}
-        self._here: set[int] = set()
+        self._completed: set[int] = set()
         self._offers: tuple[ShardOffer, ...] = ()
         #: Failures in a row, by source.
         self._strikes: dict[ShardSource, int] = {}
@@ -59,41 +59,41 @@ class FetchPlan:
         self._gone: set[ShardSource] = set()
 
     @property
-    def here(self) -> frozenset[int]:
-        """Shards that are fetched."""
-        return frozenset(self._here)
+    def completed_shards(self) -> frozenset[int]:
+        """Shards that were fetched and verified."""
+        return frozenset(self._completed)
 
     @property
     def done(self) -> bool:
-        """Whether all are."""
-        return len(self._here) == self._n_shards
+        """True once every shard is completed."""
+        return len(self._completed) == self._n_shards
 
     @property
     def n_in_flight(self) -> int:
-        """Fetches given out and not back."""
+        """Fetches that were handed out and have no outcome yet."""
         return len(self._in_flight)
 
     @property
     def suspects(self) -> frozenset[ShardSource]:
-        """Sources that failed, and have not given anything since."""
+        """Sources that failed and have delivered nothing since."""
         return frozenset(self._strikes) | self._gone
 
     def on_offers(self, offers: Sequence[ShardOffer]) -> None:
-        """Who has what, now."""
+        """Replace the known offers of all sources."""
         self._offers = tuple(offers)
 
     @property
-    def full(self) -> bool:
-        """Whether as much is in flight as may be."""
+    def is_saturated(self) -> bool:
+        """True while as many fetches are in flight as the settings allow."""
         return len(self._in_flight) >= self._settings.parallel
 
     def next(self, dice: Dice, *, gold_too: bool = True) -> FetchShard | None:
-        """The next fetch; None while nothing can be asked for, or enough is in flight.
+        """Return the next fetch; None while no source can be asked, or enough is in flight.
 
-        Without `gold_too`, only of replicas: for when the offers are not of just now, and
-        somebody may have meanwhile what only gold had.
+        Without `gold_too`, choose replicas only. Use that while the offers are old: a replica
+        may have got meanwhile what only gold had.
         """
-        if self.full:
+        if self.is_saturated:
             return None
         offers = [
             each
@@ -104,7 +104,7 @@ class FetchPlan:
         best = min((rank for rank, _ in ranks.values()), default=_HOPELESS)
         if best == _HOPELESS:
             return None
-        # In order, so that the same dice mean the same fetch.
+        # In order, so that the same dice choose the same fetch.
         wanted = sorted(shard for shard, (rank, _) in ranks.items() if rank == best)
         shard = wanted[dice(len(wanted))]
         sources = ranks[shard][1]
@@ -117,7 +117,7 @@ class FetchPlan:
         return source not in self._gone and self._strikes.get(source, 0) < self._settings.strikes
 
     def _best(self, shard: int, offers: Sequence[ShardOffer]) -> tuple[Rank, list[ShardSource]]:
-        """Whom to ask for a shard: who failed it least, of those replicas first."""
+        """Return the best rank for a shard and its sources: fewest failures, then replicas."""
         rank, sources = _HOPELESS, list[ShardSource]()
         for each in offers:
             if shard in each.shards:
@@ -131,13 +131,13 @@ class FetchPlan:
         return rank, sorted(sources)
 
     def on_fetched(self, shard: int) -> None:
-        """It is here, and its checksum is right."""
+        """Complete a shard that arrived with the right checksum."""
         source = self._in_flight.pop(shard)
-        self._here.add(shard)
+        self._completed.add(shard)
         self._strikes.pop(source, None)
 
     def on_failed(self, shard: int, reason: str, *, gone: bool = False) -> None:
-        """It is not; `gone`: the source said, or is known, not to have it any more."""
+        """Put a shard back after a failure; `gone` means that its source no longer has it."""
         source = self._in_flight.pop(shard)
         self._missing.add(shard)
         self._failures[shard, source] = self._failures.get((shard, source), 0) + 1
@@ -147,20 +147,20 @@ class FetchPlan:
             self._gone.add(source)
 
     def stuck_reason(self) -> str:
-        """Why nothing can be asked for, in words."""
+        """Explain why no source can be asked for the missing shards."""
         nowhere = sorted(self._missing - _held(self._offers))
         parts = [f"{len(self._missing)} of {self._n_shards} shards are missing"]
         if nowhere:
-            parts.append(f"nobody holds {len(nowhere)} of them, the first is {nowhere[0]}")
+            parts.append(f"no source has {len(nowhere)} of them, the first is {nowhere[0]}")
         parts += [f"{source.segment}: {why}" for source, why in sorted(self._reasons.items())]
         return "; ".join(parts)
 
     def check(self) -> None:
         """Assert what must hold between calls."""
-        flying = set(self._in_flight)
-        assert not (self._missing & flying or self._missing & self._here or flying & self._here)
-        assert self._missing | flying | self._here == set(range(self._n_shards))
-        assert len(flying) <= self._settings.parallel
+        in_flight, completed = set(self._in_flight), self._completed
+        assert self._missing | in_flight | completed == set(range(self._n_shards))
+        assert len(self._missing) + len(in_flight) + len(completed) == self._n_shards
+        assert len(in_flight) <= self._settings.parallel
 
 
 def _held(offers: Sequence[ShardOffer]) -> frozenset[int]:

@@ -1,11 +1,11 @@
-"""Folders as objects: a checkpoint's files, named by their paths in the folder.
+"""Publish and fetch folders: a checkpoint's files, named by their paths in the folder.
 
-`publish_folder` serves the files from where they lie; `get_folder` fetches into a folder beside
-the target and renames it when all of it is there and right, so that a target that exists is
-whole. (It does not wait for the disk: after a power failure, get it again.)
+`publish_folder` serves the files in place. `get_folder` fetches into a folder beside the target
+and renames it once every file is complete and verified. So a target that exists is whole. (It
+does not wait for the disk: after a power failure, fetch it again.)
 
-Names come from whoever published, so they are checked before anything is made: a relative path
-with nothing in it that could lead elsewhere.
+File names come from the publisher. Before any file is created, each name is checked: it must be
+a relative path that stays inside the folder.
 """
 
 import mmap
@@ -31,12 +31,12 @@ def publish_folder(
     replace: bool = False,
     progress: ProgressCallback = lambda n_bytes: None,
 ) -> ObjectRecord:
-    """Offer all files of a folder; they must stay as they are until it is unpublished.
+    """Offer all files of a folder; they must not change until it is unpublished.
 
     Links to files are followed, links to folders are not; empty folders are left out.
 
     Raises:
-        WrongBuffers: there is nothing in it, or a name that can't be sent.
+        WrongBuffers: the folder is empty, or a file name can't be sent.
         P2PError, OSError, MetadataError: see `P2PStore.publish`.
     """
     paths = list_files(folder)
@@ -49,7 +49,7 @@ def publish_folder(
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All files below a folder, in the order of their paths."""
+    """Return all files below a folder, in the order of their paths."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -60,18 +60,18 @@ def get_folder(
     *,
     progress: ProgressCallback = lambda n_bytes: None,
 ) -> GetReport:
-    """Fetch a folder that was published, and serve it until it is dropped.
+    """Fetch a published folder, and serve it until it is dropped.
 
     Args:
         store: the client.
-        name: of the object.
-        target: where it shall be; there must be nothing yet, or an empty folder.
-        progress: called with the bytes of each shard that is here and right.
+        name: the object's name.
+        target: the folder to create; it must not exist yet, or be empty.
+        progress: called with the bytes of each shard that arrived and was verified.
 
     Raises:
-        WrongBuffers: the target exists, or what is published is no folder.
+        WrongBuffers: the target exists, or the published object is no folder.
         P2PError: see `P2PStore.get_replica`.
-        OSError: there is no room, or it can't be written.
+        OSError: the disk is full, or the target can't be written.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise WrongBuffers(f"{target} exists; a folder is fetched as a whole into a new one")
@@ -97,10 +97,10 @@ def get_folder(
 
 
 def check_file_path(label: str) -> str:
-    """Return a file's path in its folder if it stays in there.
+    """Return a file's path in its folder if it stays inside the folder.
 
     Raises:
-        WrongBuffers: it does not, or would not print.
+        WrongBuffers: it leads outside, is too long, or holds unprintable characters.
     """
     parts = label.split("/")
     path = PurePosixPath(label)
@@ -129,7 +129,7 @@ def _checked_labels(record: ObjectRecord) -> tuple[str, ...]:
 
 
 def _make_file(path: Path, n_bytes: int) -> mmap.mmap | bytearray:
-    """A new file of this length, mapped; its blocks are there, so that writing can't fail."""
+    """Create and map a file of this length; its blocks are allocated, so writing can't fail."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x+b") as file:
         if n_bytes == 0:

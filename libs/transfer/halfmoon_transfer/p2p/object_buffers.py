@@ -1,8 +1,8 @@
-"""The bytes of an object where they lie: in memory, or in a file that is published.
+"""Register the bytes of an object with the transfer engine: memory, or published files.
 
-A publisher's bytes are registered so that peers can only read them (but for memory that the
-engine allocated: that is shared as it is). A getter's buffers are registered twice: writable
-for the engine alone, and read-only under the key that is published.
+A publisher's bytes are registered read-only for peers. Memory that the engine allocated is
+the exception: it is shared as it is. A getter's buffers are registered twice: writable for
+the engine alone, and read-only under the published key.
 """
 
 import os
@@ -23,34 +23,34 @@ from halfmoon_transfer.regions.region_table import Memory
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    #: What is published: memory, or the path of a file that stays as it is.
+    #: Input of a publication: memory, or the path of a file that does not change.
     Given: TypeAlias = Buffer | Memory | Path
 
 
 def object_checksum(data: memoryview) -> bytes:
-    """The xxh3-128 of these bytes."""
+    """Return the xxh3-128 of these bytes."""
     return xxhash.xxh3_128_digest(data)
 
 
 class ObjectBuffers:
-    """One object's buffers as regions of an engine, until closed."""
+    """One object's buffers, registered as regions of an engine until `close`."""
 
     def __init__(self, engine: TransferEngine) -> None:
         self.engine = engine
-        #: By buffer: where peers read it; none for an empty one.
+        #: By buffer: the place where peers read it; None for an empty buffer.
         self.places: list[BufferPlace | None] = []
-        #: By buffer: its memory, or its file.
+        #: By buffer: its memory, or the path of its file.
         self.contents: list[memoryview | Path] = []
-        #: By buffer: where we write it; only for getters.
+        #: By buffer: the region that fetched shards are written to; getters only.
         self.landings: list[Region | None] = []
         self._undo = ExitStack()
 
     @classmethod
     def published(cls, engine: TransferEngine, given: "Sequence[Given]") -> "ObjectBuffers":
-        """Those of a publisher.
+        """Register the buffers of a publisher.
 
         Raises:
-            ValueError: not contiguous.
+            ValueError: a buffer is not contiguous.
             OSError: a file can't be opened.
         """
         buffers = cls(engine)
@@ -65,11 +65,11 @@ class ObjectBuffers:
 
     @classmethod
     def to_fill(cls, engine: TransferEngine, given: "Sequence[Buffer | Memory]") -> "ObjectBuffers":
-        """Those of a getter.
+        """Register the buffers of a getter.
 
         Raises:
-            WrongBuffers: one is read-only.
-            ValueError: not contiguous.
+            WrongBuffers: a buffer is read-only.
+            ValueError: a buffer is not contiguous.
         """
         buffers = cls(engine)
         with buffers._undo as undo:
@@ -90,13 +90,13 @@ class ObjectBuffers:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each."""
+        """Bytes of each buffer."""
         return tuple(
             each.stat().st_size if isinstance(each, Path) else len(each) for each in self.contents
         )
 
     def view(self, shard: ObjectShard) -> memoryview:
-        """A shard's bytes, in memory."""
+        """Return a shard's bytes; its buffer must be in memory."""
         content = self.contents[shard.buffer]
         assert isinstance(content, memoryview)
         return content[shard.offset : shard.offset + shard.length]
@@ -104,7 +104,7 @@ class ObjectBuffers:
     def checksums(
         self, shards: Sequence[ObjectShard], progress: Callable[[int], None]
     ) -> tuple[bytes, ...]:
-        """Of each shard; reads everything once.
+        """Compute the checksum of each shard; this reads every buffer once.
 
         Raises:
             OSError: a file can't be read, or got shorter.
@@ -119,7 +119,7 @@ class ObjectBuffers:
         return tuple(sums)
 
     def close(self) -> None:
-        """Take the regions back; when it returns, nobody reads them any more."""
+        """Unregister the regions; after it returns, no peer reads them."""
         self._undo.close()
 
     def _publish_memory(self, given: "Buffer | Memory") -> None:
@@ -128,7 +128,7 @@ class ObjectBuffers:
             self.places.append(BufferPlace(given.region))
             return
         view = memoryview(given)
-        # An empty one can't be cast, nor registered.
+        # An empty view can't be cast, nor registered.
         view = view.cast("B") if view.nbytes else memoryview(bytearray())
         self.contents.append(view)
         self.places.append(BufferPlace(self._register(view.toreadonly())) if view else None)
@@ -138,18 +138,18 @@ class ObjectBuffers:
         if path.stat().st_size == 0:
             self.places.append(None)
             return
-        # Several getters read it soon after each other: out of the page cache.
+        # Several getters read the file soon after each other: serve it from the page cache.
         region = self.engine.register_file(path, writable=False, direct=False)
-        self._undo.callback(self._take_back, region)
+        self._undo.callback(self._unregister, region)
         self.places.append(BufferPlace(region))
 
     def _register(self, view: memoryview) -> Region:
         region = self.engine.register(view)
-        self._undo.callback(self._take_back, region)
+        self._undo.callback(self._unregister, region)
         return region
 
-    def _take_back(self, region: Region) -> None:
-        # An engine that was closed before us has taken all of them back.
+    def _unregister(self, region: Region) -> None:
+        # An engine that was closed before has unregistered all regions.
         with suppress(Rejected):
             self.engine.unregister(region)
 

@@ -1,4 +1,4 @@
-"""Records of objects in the metadata store: read, listed, changed by compare-and-swap."""
+"""Read, list and change object records in the metadata store, by compare-and-swap."""
 
 import logging
 import random
@@ -12,33 +12,33 @@ from halfmoon_transfer.p2p.object_record import ObjectRecord, ShardSource
 from halfmoon_transfer.p2p.p2p_errors import P2PError
 
 _log = logging.getLogger(__name__)
-#: Each failed try means that another client's succeeded.
+#: Each failed try means that another client's change succeeded.
 _MAX_TRIES = 200
 _PAUSE_S = 0.02
 
-#: From what there is to what there shall be; None is no record. May be asked several times.
+#: Maps the current record to the new one; None means no record. May be called several times.
 RecordChange = Callable[[ObjectRecord | None], ObjectRecord | None]
 
 
 class ObjectCatalog:
-    """All objects. Calls block on the store, and raise its errors."""
+    """The records of all objects. Calls block on the store, and raise its errors."""
 
     def __init__(self, store: MetadataStore, *, pause_s: float = _PAUSE_S) -> None:
         self._store = store
-        #: At most so long before the next try of a change that another one forestalled.
+        #: The longest pause before a change that lost its compare-and-swap is tried again.
         self._pause_s = pause_s
 
     def read(self, name: str) -> ObjectRecord | None:
-        """The record of this name.
+        """Return the record of this name, or None.
 
         Raises:
-            P2PError: it is broken.
-            MetadataError: the store can't.
+            P2PError: the record is broken.
+            MetadataError: the store fails.
         """
         return self._decode(name, self._store.get(records.PREFIX + name))
 
     def list(self, prefix: str) -> list[ObjectRecord]:
-        """All records whose names begin so, by name; broken ones are left out."""
+        """Return the records whose names have this prefix, by name; skip broken ones."""
         found = []
         for key, value in sorted(self._store.list(records.PREFIX + prefix).items()):
             try:
@@ -48,11 +48,11 @@ class ObjectCatalog:
         return found
 
     def change(self, name: str, change: RecordChange) -> ObjectRecord | None:
-        """Apply a change to what is there at that moment; what is there afterwards.
+        """Apply a change atomically to the current record, and return the record afterwards.
 
         Raises:
-            P2PError: others keep changing it, or it is broken.
-            MetadataError: the store can't.
+            P2PError: other clients keep changing the record, or it is broken.
+            MetadataError: the store fails.
         """
         key = records.PREFIX + name
         for _ in range(_MAX_TRIES):
@@ -64,16 +64,16 @@ class ObjectCatalog:
             new = None if after is None else records.encode(after)
             if self._store.compare_and_swap(key, value, new):
                 return after
-            # Those who lost must not meet again at once.
+            # Clients that lost the same race must not collide again at once.
             time.sleep(random.uniform(0, self._pause_s))
         raise P2PError(f"the record of object {name} keeps changing; tried {_MAX_TRIES} times")
 
     def remove(self, name: str) -> bool:
-        """Delete the record, even a broken one; whether there was one."""
+        """Delete the record, even a broken one; return True if there was one."""
         return self._store.delete(records.PREFIX + name)
 
     def is_gone(self, source: ShardSource) -> bool:
-        """Whether this start of a segment is over, as far as the store knows."""
+        """Return True if the store says that this start of a segment has ended."""
         value = self._store.get(descriptor.PREFIX + source.segment)
         if value is None:
             return True

@@ -1,8 +1,8 @@
-"""One get: performs what its plan says, by transfers into the getter's buffers.
+"""Fetch one object: carry out a fetch plan by transfers into the getter's buffers.
 
-    record → plan → transfers → checksums → our shards into the record, as they come
+    record → plan → transfers → checksums → completed shards into the record
 
-A getter announces shards as they come, so it is a source long before it is done.
+A getter publishes shards as they arrive, so it is a source long before it is done.
 """
 
 import logging
@@ -23,28 +23,28 @@ from halfmoon_transfer.p2p.p2p_settings import P2PSettings
 from halfmoon_transfer.p2p.shared_record import SharedRecord
 
 _log = logging.getLogger(__name__)
-#: Between looks at the record while nobody can give what is missing.
+#: Interval of reading the record while no source has the missing shards.
 _POLL_S = 0.05
-#: How long a getter keeps to itself what it has from a replica: others can have it from there.
+#: Longest delay of publishing shards that came from a replica: the replica serves them too.
 _ANNOUNCE_S = 0.2
 
-#: Called with a number of bytes that are done.
+#: Called with a number of bytes that were completed.
 ProgressCallback = Callable[[int], None]
 
 
 class GetReport(msgspec.Struct, frozen=True):
-    """How a get went."""
+    """Sizes, time and sources of one finished get."""
 
     n_bytes: int
     seconds: float
-    #: Bytes that came from each segment, and were right.
+    #: Verified bytes from each segment.
     bytes_from: dict[str, int]
-    #: Fetches that failed, and were done elsewhere or again.
+    #: Fetches that failed and were repeated, there or at another source.
     n_failures: int
 
 
 class ObjectGetter:
-    """One get: performs what its plan says, and tells the record."""
+    """Carry out one get, and publish its progress in the record."""
 
     def __init__(
         self,
@@ -61,23 +61,23 @@ class ObjectGetter:
         self._progress = progress
         self._plan = FetchPlan(len(shared.shards), settings)
         self._dice = random.Random()
-        #: When we last changed or read the record, and whether nothing came since.
-        self._heard_at = time.monotonic()
-        self._fresh = True
-        #: Transfers that are over.
-        self._over: queue.SimpleQueue[tuple[FetchShard, Transfer]] = queue.SimpleQueue()
+        #: When the record was last read or changed, and whether no shard was completed since.
+        self._synced_at = time.monotonic()
+        self._is_synced = True
+        #: Transfers that have ended.
+        self._ended: queue.SimpleQueue[tuple[FetchShard, Transfer]] = queue.SimpleQueue()
         self._live: set[Transfer] = set()
         self._bytes_from: Counter[str] = Counter()
         self._n_failures = 0
 
     def run(self) -> GetReport:
-        """Until all shards are here, and said to be."""
+        """Fetch every shard and publish all of them in the record."""
         started = time.monotonic()
         try:
             self._fetch_all()
         finally:
             self._stop()
-        self._announce()
+        self._sync()
         if self._plan.suspects:
             self._shared.remove_dead_holders(self._plan.suspects)
         return GetReport(
@@ -90,12 +90,12 @@ class ObjectGetter:
     def _fetch_all(self) -> None:
         stuck_until: float | None = None
         while not self._plan.done:
-            self._start_what_can_be()
+            self._fill()
             if self._plan.n_in_flight:
                 stuck_until = None
-                self._land(*self._over.get())
-                while not self._over.empty():
-                    self._land(*self._over.get())
+                self._on_ended(*self._ended.get())
+                while not self._ended.empty():
+                    self._on_ended(*self._ended.get())
             else:
                 now = time.monotonic()
                 stuck_until = stuck_until or now + self._settings.patience_s
@@ -103,21 +103,21 @@ class ObjectGetter:
                     name = self._shared.newest.name
                     raise ShardUnavailable(f"object {name}: {self._plan.stuck_reason()}")
                 time.sleep(_POLL_S)
-                self._fresh = False
+                self._is_synced = False
 
-    def _start_what_can_be(self) -> None:
-        """Fill the plan's room. Before gold is asked, we look what others have by now."""
-        if time.monotonic() >= self._heard_at + _ANNOUNCE_S:
-            self._announce()
-        while not self._plan.full:
+    def _fill(self) -> None:
+        """Start fetches until the plan is saturated; read the record before asking gold."""
+        if time.monotonic() >= self._synced_at + _ANNOUNCE_S:
+            self._sync()
+        while not self._plan.is_saturated:
             self._plan.on_offers(self._shared.offers())
-            fetch = self._plan.next(self._dice.randrange, gold_too=self._fresh)
+            fetch = self._plan.next(self._dice.randrange, gold_too=self._is_synced)
             if fetch is not None:
                 self._start(fetch)
-            elif self._fresh:
+            elif self._is_synced:
                 return
             else:
-                self._announce()
+                self._sync()
 
     def _start(self, fetch: FetchShard) -> None:
         shard = self._shared.shards[fetch.shard]
@@ -131,18 +131,18 @@ class ObjectGetter:
         )
         transfer = self._engine.submit("read", [piece], self._settings.shard_timeout_s)
         self._live.add(transfer)
-        transfer.add_done_callback(lambda done: self._over.put((fetch, done)))
+        transfer.add_done_callback(lambda done: self._ended.put((fetch, done)))
 
-    def _land(self, fetch: FetchShard, transfer: Transfer) -> None:
-        """One fetch is over: look at what came."""
-        self._fresh = False
+    def _on_ended(self, fetch: FetchShard, transfer: Transfer) -> None:
+        """Verify the bytes of a fetch that has ended."""
+        self._is_synced = False
         self._live.discard(transfer)
         shard = self._shared.shards[fetch.shard]
         segment = fetch.source.segment
         try:
             transfer.result(0)
         except Rejected as error:
-            # Its owner says so: asking again won't help.
+            # The owner of the region refuses: a retry there won't help.
             self._fail(fetch, str(error), gone=True)
         except TransferError as error:
             self._fail(fetch, str(error), gone=False)
@@ -165,13 +165,14 @@ class ObjectGetter:
         if gone:
             self._shared.remove_dead_holders({fetch.source})
 
-    def _announce(self) -> None:
-        self._heard_at = time.monotonic()
-        self._fresh = True
-        self._shared.announce(self._plan.here)
+    def _sync(self) -> None:
+        """Publish our shards and read the offers of other holders."""
+        self._synced_at = time.monotonic()
+        self._is_synced = True
+        self._shared.publish_shards(self._plan.completed_shards)
 
     def _stop(self) -> None:
-        """Nothing writes into the buffers any more."""
+        """Cancel all transfers and wait until none of them writes into the buffers."""
         for transfer in self._live:
             transfer.cancel()
         for transfer in self._live:

@@ -1,13 +1,13 @@
-"""What is known of an object: one record in the metadata store, changed by compare-and-swap.
+"""Define the record of an object in the metadata store, changed by compare-and-swap.
 
     halfmoon/p2p/<name>  ->  JSON: sizes, shard size, a checksum per shard, and its holders
 
 An object is a list of buffers (files), each cut into *shards*. A *holder* is one start of one
-segment that has some or all shards at the same places as the object itself: one region per
-buffer, and a bitmap. Publishers are *gold* holders, getters *replicas*. (One bitmap per holder
-rather than a list of locations per shard: the record is rewritten at each announcement.)
+segment that has some or all shards: one region per buffer, and a bitmap. Publishers are *gold*
+holders, getters *replicas*. (One bitmap per holder rather than a list of locations per shard:
+the record is rewritten at each announcement.)
 
-Here are the record and its pure changes; who may apply them when is `catalog`'s and `store`'s.
+This module has the record and its pure changes. `object_catalog` and `p2p_store` apply them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,32 +25,32 @@ CHECKSUM_BYTES = 16
 
 
 class ShardSource(msgspec.Struct, frozen=True, order=True):
-    """Who can give shards: one start of one segment."""
+    """A source of shards: one start of one segment."""
 
     segment: str
     generation: int
 
 
 class BufferPlace(msgspec.Struct, frozen=True):
-    """Where a holder has a buffer: from this offset of this region on."""
+    """The place of a holder's buffer: it begins at this offset of this region."""
 
     region: Region
     offset: int = 0
 
 
 class ShardHolder(msgspec.Struct, frozen=True, dict=True):
-    """One who has shards, and may be read from."""
+    """A segment that has shards, and may be read from."""
 
     source: ShardSource
     gold: bool
-    #: By buffer; none for an empty one.
+    #: By buffer; None for an empty buffer.
     places: tuple[BufferPlace | None, ...]
-    #: Bit i % 8 of byte i // 8: whether shard i is there.
+    #: Bit i % 8 of byte i // 8 is set if the holder has shard i.
     bitmap: bytes
 
     @cached_property
     def shards(self) -> frozenset[int]:
-        """Indices of the shards that are there."""
+        """Indices of the shards that the holder has."""
         return frozenset(
             8 * index + bit
             for index, byte in enumerate(self.bitmap)
@@ -60,7 +60,7 @@ class ShardHolder(msgspec.Struct, frozen=True, dict=True):
 
 
 class ObjectShard(msgspec.Struct, frozen=True):
-    """A run of bytes of one buffer."""
+    """A contiguous range of one buffer."""
 
     index: int
     buffer: int
@@ -69,10 +69,10 @@ class ObjectShard(msgspec.Struct, frozen=True):
 
 
 class ObjectRecord(msgspec.Struct, frozen=True):
-    """One object."""
+    """One object: its buffers, checksums and holders."""
 
     name: str
-    #: Random: which publication under this name it is.
+    #: Random id that tells apart publications under the same name.
     publication: str
     #: Bytes of each buffer.
     sizes: tuple[int, ...]
@@ -80,16 +80,16 @@ class ObjectRecord(msgspec.Struct, frozen=True):
     #: The xxh3-128 of each shard.
     checksums: tuple[bytes, ...]
     holders: tuple[ShardHolder, ...]
-    #: By buffer, if it is a folder: the file's path in it.
+    #: By buffer, for a folder: the file's path in the folder.
     labels: tuple[str, ...] = ()
 
     @property
     def n_bytes(self) -> int:
-        """Of the whole object."""
+        """Bytes of the whole object."""
         return sum(self.sizes)
 
     def same_content(self, other: "ObjectRecord") -> bool:
-        """Whether both are the same bytes, cut and named the same."""
+        """Return True if both have the same bytes, shards and labels."""
         return (self.sizes, self.shard_bytes, self.checksums, self.labels) == (
             other.sizes,
             other.shard_bytes,
@@ -98,23 +98,23 @@ class ObjectRecord(msgspec.Struct, frozen=True):
         )
 
     def holder(self, source: ShardSource) -> ShardHolder | None:
-        """The entry of this source."""
+        """Return the entry of this source, or None."""
         return next((each for each in self.holders if each.source == source), None)
 
     def with_holder(self, holder: ShardHolder) -> "ObjectRecord":
-        """With this entry, in place of an earlier one of the same source."""
+        """Return a copy with this entry, which replaces an earlier one of the same source."""
         return msgspec.structs.replace(
             self, holders=(*self.without({holder.source}).holders, holder)
         )
 
     def without(self, sources: Iterable[ShardSource]) -> "ObjectRecord":
-        """Without the entries of these."""
+        """Return a copy without the entries of these sources."""
         gone = frozenset(sources)
         left = tuple(each for each in self.holders if each.source not in gone)
         return msgspec.structs.replace(self, holders=left)
 
     def check(self) -> None:
-        """Assert what must hold of every record that is in the store."""
+        """Assert the invariants of every stored record."""
         n_shards = len(cut_shards(self.sizes, self.shard_bytes))
         assert len(self.checksums) == n_shards
         sources = [each.source for each in self.holders]
@@ -130,14 +130,14 @@ class ObjectSummary(msgspec.Struct, frozen=True):
     n_bytes: int
     n_buffers: int
     n_gold: int
-    #: Getters that have all of it.
+    #: Getters that have all shards.
     n_replicas: int
-    #: Getters that have a part of it so far.
+    #: Getters that have only some shards so far.
     n_partial: int
 
 
 def summarize(record: ObjectRecord) -> ObjectSummary:
-    """The line of a record."""
+    """Return the listing line of a record."""
     n_shards = len(record.checksums)
     replicas = [each for each in record.holders if not each.gold]
     n_whole = sum(len(each.shards) == n_shards for each in replicas)
@@ -152,7 +152,7 @@ def summarize(record: ObjectRecord) -> ObjectSummary:
 
 
 def cut_shards(sizes: Sequence[int], shard_bytes: int) -> tuple[ObjectShard, ...]:
-    """The shards of buffers of these sizes, in order."""
+    """Cut buffers of these sizes into shards, in order."""
     ranges = (
         (buffer, offset, min(shard_bytes, size - offset))
         for buffer, size in enumerate(sizes)
@@ -162,7 +162,7 @@ def cut_shards(sizes: Sequence[int], shard_bytes: int) -> tuple[ObjectShard, ...
 
 
 def bitmap(shards: Iterable[int], n_shards: int) -> bytes:
-    """As `ShardHolder.bitmap` writes it."""
+    """Encode shard indices in the format of `ShardHolder.bitmap`."""
     bits = bytearray(-(-n_shards // 8))
     for index in shards:
         bits[index // 8] |= 1 << index % 8
@@ -173,7 +173,7 @@ def check_object_name(name: str) -> str:
     """Return `name` if it may name an object.
 
     Raises:
-        ValueError: empty, too long, or with characters that would not print.
+        ValueError: it is empty, too long, or holds unprintable characters.
     """
     if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise ValueError(
@@ -183,15 +183,15 @@ def check_object_name(name: str) -> str:
 
 
 def encode(record: ObjectRecord) -> bytes:
-    """The record's value."""
+    """Encode a record as the value in the metadata store."""
     return msgspec.json.encode(record)
 
 
 def decode(value: bytes) -> ObjectRecord:
-    """The record, read and checked: what is wrong with it must not come out later.
+    """Decode and validate a record, so that a broken one fails here and not later.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the value is not a valid record.
     """
     try:
         record = msgspec.json.decode(value, type=ObjectRecord)

@@ -1,18 +1,18 @@
-"""What can go wrong with objects.
+"""Define the errors of P2P objects.
 
 P2PError
-├── NotPublished   there is no object of this name
-├── NameTaken      there is another one, or this client holds it already
-├── WrongBuffers   the buffers are not of the object's sizes, or the folder is not usable
-├── Replaced       somebody published another object of this name meanwhile
-└── Unavailable    nobody who holds a shard could give it; the text says which and why
+├── NotPublished       there is no object of this name
+├── NameTaken          there is another one, or this client holds it already
+├── WrongBuffers       the buffers are not of the object's sizes, or the folder is not usable
+├── ObjectReplaced     another object of this name was published meanwhile
+└── ShardUnavailable   no holder of a shard could deliver it; the text says which and why
 """
 
 from halfmoon_transfer.interface import TransferError
 
 
 class P2PError(TransferError):
-    """The base."""
+    """Base of all errors of P2P objects."""
 
 
 class NotPublished(P2PError):
@@ -24,7 +24,7 @@ class NameTaken(P2PError):
 
 
 class WrongBuffers(P2PError):
-    """The buffers given don't fit the object; or the folder can't be one, or become one."""
+    """The buffers don't fit the object, or the folder can't be published or created."""
 
 
 class ObjectReplaced(P2PError):
@@ -32,4 +32,4 @@ class ObjectReplaced(P2PError):
 
 
 class ShardUnavailable(P2PError):
-    """A shard could not be had from anybody; the text says why."""
+    """No holder of a shard could deliver it; the text says why."""

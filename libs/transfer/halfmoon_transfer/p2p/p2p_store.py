@@ -1,9 +1,9 @@
-"""The P2P store's client: publish an object, get it, serve what was got, stop serving.
+"""Publish objects, fetch them, serve them to other clients, and stop serving.
 
-    publish      checksums → record with a gold holder
-    get_replica  a get, and a holder of its own in the record
-    drop         our replica leaves the record, then its regions are taken back
-    unpublish    the same for gold: the object stays readable while replicas have all of it
+    publish      compute checksums, write a record with a gold holder
+    get_replica  fetch the object, become a holder in the record
+    drop         remove our replica from the record, then unregister its regions
+    unpublish    the same for gold; the object stays readable while replicas have all of it
 
 There is no server: clients agree through one record per object in the metadata store.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class P2PStore:
-    """One process's client. Methods block, and are safe from any thread."""
+    """The P2P client of one process. Methods block, and are safe from any thread."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class P2PStore:
         self._catalog = ObjectCatalog(metadata)
         self._settings = settings or P2PSettings()
         self._source = ShardSource(engine.name, engine.generation)
-        self._holdings = ServedObjects(self._catalog, self._source)
+        self._served = ServedObjects(self._catalog, self._source)
 
     def __enter__(self) -> "P2PStore":
         return self
@@ -58,18 +58,18 @@ class P2PStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What there is.
+    # Lookup.
 
     def list(self, prefix: str = "") -> list[ObjectSummary]:
-        """The objects whose names begin so, by name."""
+        """Return the objects whose names have this prefix, by name."""
         return [records.summarize(each) for each in self._catalog.list(prefix)]
 
     def lookup(self, name: str) -> ObjectRecord:
-        """An object's record: the sizes of its buffers, its labels, its holders.
+        """Return an object's record: the sizes of its buffers, its labels, its holders.
 
         Raises:
             NotPublished: there is none.
-            MetadataError: the metadata store can't say.
+            MetadataError: the metadata store fails.
         """
         record = self._catalog.read(name)
         if record is None:
@@ -88,45 +88,45 @@ class P2PStore:
         replace: bool = False,
         progress: ProgressCallback = lambda n_bytes: None,
     ) -> ObjectRecord:
-        """Offer an object; its bytes must stay as they are until it is unpublished.
+        """Offer an object; its bytes must not change until it is unpublished.
 
-        The same bytes under the same name may be published by several, and each is gold. A
-        record all of whose holders are dead is replaced.
+        Several clients may publish the same bytes under the same name; each is gold. A record
+        is replaced when all its holders are dead.
 
         Args:
-            name: of the object, 1 to 200 printable characters.
+            name: the object's name, 1 to 200 printable characters.
             buffers: memory (peers get to read it), `Memory` of the engine (peers on this host
                 map it, so they could write), or paths of files.
-            labels: by buffer, what it is called; a folder's relative paths.
-            shard_bytes: None: by the object's size, 1 to 64 MiB.
+            labels: by buffer, its label; for a folder the relative path of the file.
+            shard_bytes: bytes of a shard; None derives 1 to 64 MiB from the object's size.
             replace: replace another object of this name.
-            progress: called with bytes read, as checksums are made.
+            progress: called with the bytes of each shard whose checksum was computed.
 
         Raises:
             NameTaken: another object has the name, or this client holds one of this name.
-            ValueError: a name, labels or buffers that can't be.
+            ValueError: the name, labels or buffers are not valid.
             OSError: a file can't be read.
-            MetadataError: the metadata store can't.
+            MetadataError: the metadata store fails.
         """
         records.check_object_name(name)
         if labels and len(labels) != len(buffers):
             raise ValueError(f"{len(labels)} labels for {len(buffers)} buffers")
-        self._holdings.reserve(name)
+        self._served.reserve(name)
         regions: ObjectBuffers | None = None
         try:
             regions = ObjectBuffers.published(self._engine, buffers)
-            record = self._recorded(name, regions, labels, shard_bytes, progress)
+            record = self._new_record(name, regions, labels, shard_bytes, progress)
             after = self._catalog.change(
-                name, lambda before: self._published(before, record, replace=replace)
+                name, lambda before: self._merge(before, record, replace=replace)
             )
             assert after is not None
         except BaseException:
-            self._holdings.release(name, regions)
+            self._served.release(name, regions)
             raise
-        self._holdings.keep(name, ServedObject(after.publication, True, regions))
+        self._served.keep(name, ServedObject(after.publication, True, regions))
         return after
 
-    def _recorded(
+    def _new_record(
         self,
         name: str,
         regions: ObjectBuffers,
@@ -134,7 +134,7 @@ class P2PStore:
         shard_bytes: int | None,
         progress: ProgressCallback,
     ) -> ObjectRecord:
-        """The record of an object that we alone hold."""
+        """Build the record of an object that this client alone holds."""
         sizes = regions.sizes
         shard_bytes = shard_bytes or shard_bytes_for(sum(sizes))
         shards = records.cut_shards(sizes, shard_bytes)
@@ -154,9 +154,10 @@ class P2PStore:
             labels=tuple(labels),
         )
 
-    def _published(
+    def _merge(
         self, before: ObjectRecord | None, own: ObjectRecord, *, replace: bool
     ) -> ObjectRecord:
+        """Join or replace the current record; raise `NameTaken` if another object is alive."""
         if before is None or replace:
             return own
         if before.same_content(own):
@@ -169,30 +170,30 @@ class P2PStore:
         )
 
     def unpublish(self, name: str) -> None:
-        """Stop offering an object that was published here; replicas go on serving it.
+        """Stop serving an object that was published here; replicas go on serving it.
 
-        When it returns, nobody reads the buffers any more.
+        After it returns, no peer reads the buffers.
 
         Raises:
             NotPublished: it was not published here.
-            MetadataError: the metadata store can't; peers are refused all the same.
+            MetadataError: the metadata store fails; peers are refused all the same.
         """
-        self._holdings.leave(name, gold=True)
+        self._served.stop(name, gold=True)
 
     def remove(self, name: str) -> bool:
-        """Delete an object's record, whoever holds it; whether there was one.
+        """Delete an object's record for all its holders; return True if there was one.
 
-        Getters that are at it may still finish. Holders notice by `serving`.
+        Getters of the object may still finish. Holders notice by `serving`.
         """
         return self._catalog.remove(name)
 
     def serving(self, name: str) -> bool:
-        """Whether this client holds the object, and the record (still) says so.
+        """Return True if this client holds the object and the record (still) says so.
 
         Raises:
-            MetadataError: the metadata store can't say.
+            MetadataError: the metadata store fails.
         """
-        held = self._holdings.get(name)
+        held = self._served.get(name)
         if held is None:
             return False
         record = self._catalog.read(name)
@@ -214,19 +215,19 @@ class P2PStore:
         """Fetch an object into buffers of its sizes, and serve it from there until dropped.
 
         Args:
-            name: of the object.
-            buffers: writable, as long as `lookup(name).sizes` says; left alone when it raises.
-            progress: called with the bytes of each shard that is here and right.
+            name: the object's name.
+            buffers: writable, of the sizes in `lookup(name).sizes`; unused once it has raised.
+            progress: called with the bytes of each shard that arrived and was verified.
 
         Raises:
             NotPublished: there is no such object.
             NameTaken: this client holds it already.
-            WrongBuffers: they don't fit.
-            Replaced: another object was published under the name meanwhile.
-            Unavailable: nobody could give some shard.
-            MetadataError: the metadata store can't say what there is.
+            WrongBuffers: the buffers don't fit the object.
+            ObjectReplaced: another object was published under the name meanwhile.
+            ShardUnavailable: no holder could deliver some shard.
+            MetadataError: the metadata store can't be read.
         """
-        self._holdings.reserve(name)
+        self._served.reserve(name)
         regions: ObjectBuffers | None = None
         record: ObjectRecord | None = None
         try:
@@ -242,21 +243,21 @@ class P2PStore:
             report = getter.run()
         except BaseException:
             if record is not None:
-                self._holdings.retract(record)
-            self._holdings.release(name, regions)
+                self._served.retract(record)
+            self._served.release(name, regions)
             raise
-        self._holdings.keep(name, ServedObject(record.publication, False, regions))
+        self._served.keep(name, ServedObject(record.publication, False, regions))
         return report
 
     def drop(self, name: str) -> None:
-        """Stop serving an object that was fetched here; its buffers are the caller's alone.
+        """Stop serving an object that was fetched here; its buffers are the caller's alone then.
 
         Raises:
             NotPublished: it was not fetched here.
-            MetadataError: the metadata store can't; peers are refused all the same.
+            MetadataError: the metadata store fails; peers are refused all the same.
         """
-        self._holdings.leave(name, gold=False)
+        self._served.stop(name, gold=False)
 
     def close(self) -> None:
         """Stop serving everything."""
-        self._holdings.close()
+        self._served.close()

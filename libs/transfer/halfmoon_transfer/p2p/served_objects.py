@@ -1,4 +1,4 @@
-"""What one client serves: each object's name once, from before its first byte to after its last."""
+"""Keep the objects that one client serves, by name; a name is reserved before its first byte."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServedObject(msgspec.Struct, frozen=True):
-    """An object that is served."""
+    """An object that this client serves."""
 
     publication: str
     gold: bool
@@ -23,24 +23,24 @@ class ServedObject(msgspec.Struct, frozen=True):
 
 
 class ServedObjects:
-    """By name. All methods are safe from any thread."""
+    """The served objects by name. All methods are safe from any thread."""
 
     def __init__(self, catalog: ObjectCatalog, own: ShardSource) -> None:
         self._catalog = catalog
         self._own = own
         self._lock = threading.Lock()
-        #: None while it is being published or fetched.
+        #: None while the object is being published or fetched.
         self._held: dict[str, ServedObject | None] = {}
 
     def get(self, name: str) -> ServedObject | None:
-        """What is served under this name."""
+        """Return the object that is served under this name, or None."""
         return self._held.get(name)
 
     def reserve(self, name: str) -> None:
-        """Take a name, for what is being published or fetched; `keep` or `release` follows.
+        """Reserve a name before publishing or fetching; `keep` or `release` must follow.
 
         Raises:
-            NameTaken: it is held already.
+            NameTaken: this client holds the name already.
         """
         with self._lock:
             if name in self._held:
@@ -48,23 +48,23 @@ class ServedObjects:
             self._held[name] = None
 
     def keep(self, name: str, held: ServedObject) -> None:
-        """It is served from now on."""
+        """Serve an object under its reserved name."""
         with self._lock:
             self._held[name] = held
 
     def release(self, name: str, buffers: ObjectBuffers | None) -> None:
-        """It came to nothing."""
+        """Free a reserved name after a failure."""
         if buffers is not None:
             buffers.close()
         with self._lock:
             self._held.pop(name, None)
 
-    def leave(self, name: str, *, gold: bool) -> None:
-        """Leave the record, then take the regions back: nobody reads the buffers any more.
+    def stop(self, name: str, *, gold: bool) -> None:
+        """Leave the record, then unregister the regions; no peer reads the buffers afterwards.
 
         Raises:
-            NotPublished: it was not published (`gold`) or fetched here.
-            MetadataError: the metadata store can't; the regions are taken back all the same.
+            NotPublished: the object was not published (`gold`) or fetched here.
+            MetadataError: the metadata store fails; the regions are unregistered all the same.
         """
         with self._lock:
             held = self._held.get(name)
@@ -73,23 +73,23 @@ class ServedObjects:
                 raise NotPublished(f"object {name} was not {verb} by segment {self._own.segment}")
             del self._held[name]
         try:
-            self._strike_out(name, held.publication)
+            self._leave_record(name, held.publication)
         finally:
             held.buffers.close()
 
     def retract(self, record: ObjectRecord) -> None:
-        """Leave the record of what was announced and came to nothing, if it can be had."""
+        """Leave the record of a get that failed; log it if the store fails."""
         try:
             now = self._catalog.read(record.name)
             if now is not None and now.holder(self._own) is not None:
-                self._strike_out(record.name, record.publication)
+                self._leave_record(record.name, record.publication)
         except (MetadataError, P2PError) as error:
             _log.warning(
                 "our part of object %s stays in the metadata store: %s", record.name, error
             )
 
-    def _strike_out(self, name: str, publication: str) -> None:
-        """Take ourselves out of a record; the last one out takes the record along."""
+    def _leave_record(self, name: str, publication: str) -> None:
+        """Remove our entry from a record; delete the record when no holder is left."""
 
         def change(before: ObjectRecord | None) -> ObjectRecord | None:
             if before is None or before.publication != publication:
@@ -100,10 +100,10 @@ class ServedObjects:
         self._catalog.change(name, change)
 
     def close(self) -> None:
-        """Leave everything."""
+        """Stop serving all objects."""
         for name, held in list(self._held.items()):
             if held is not None:
                 try:
-                    self.leave(name, gold=held.gold)
+                    self.stop(name, gold=held.gold)
                 except MetadataError as error:
                     _log.warning("object %s stays in the metadata store: %s", name, error)

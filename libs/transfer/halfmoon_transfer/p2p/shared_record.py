@@ -1,6 +1,6 @@
-"""An object's record during one get: others' shards are read from it, ours are told in it.
+"""Keep an object's record up to date during one get: read offers, publish own shards.
 
-Nobody is in charge of a record: a holder that died is removed by whoever finds it out.
+No process owns a record: the getter that finds a dead holder removes it.
 """
 
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class SharedRecord:
-    """The newest that one getter has seen. What can't be said now is said later."""
+    """The newest record that one getter has seen. A failed change is repeated with the next."""
 
     def __init__(
         self,
@@ -32,49 +32,49 @@ class SharedRecord:
         own: ShardSource,
         places: tuple[BufferPlace | None, ...],
     ) -> None:
-        """Start with what was looked up.
+        """Start with the record that was looked up.
 
         Args:
-            catalog: where the record is.
-            record: as it was read.
-            own: who gets it.
-            places: by buffer, where others read what we have.
+            catalog: the catalog that holds the record.
+            record: the record as it was read.
+            own: the getter as a source.
+            places: by buffer, the place where other getters read our shards.
         """
         self._catalog = catalog
         self._own = own
         self._places = places
         self.newest = record
         self.shards = cut_shards(record.sizes, record.shard_bytes)
-        #: We have everything: what becomes of the record is no matter any more.
+        #: True once we have every shard: a replaced record does no harm any more.
         self._complete = False
 
     def offers(self) -> list[ShardOffer]:
-        """What others have."""
+        """Return the shards of all other holders."""
         return [
             ShardOffer(each.source, each.gold, each.shards)
             for each in self.newest.holders
             if each.source != self._own
         ]
 
-    def announce(self, here: Collection[int]) -> None:
-        """Say what we have, if anything, and hear what others have.
+    def publish_shards(self, shards: Collection[int]) -> None:
+        """Write our completed shards, if any, into the record and read those of others.
 
         Raises:
-            Replaced: the name is another object's now, and shards are missing.
+            ObjectReplaced: the name is another object's now, and shards are missing.
         """
-        self._complete = len(here) == len(self.shards)
-        holder = ShardHolder(self._own, False, self._places, bitmap(here, len(self.shards)))
+        self._complete = len(shards) == len(self.shards)
+        holder = ShardHolder(self._own, False, self._places, bitmap(shards, len(self.shards)))
 
         def change(before: ObjectRecord) -> ObjectRecord:
-            return before.with_holder(holder) if here or self._complete else before
+            return before.with_holder(holder) if shards or self._complete else before
 
         self._change(change)
 
     def remove_dead_holders(self, suspects: Iterable[ShardSource]) -> None:
-        """Take those holders out whose segment is over.
+        """Remove the suspected holders whose segment has ended.
 
         Raises:
-            Replaced: the name is another object's now, and shards are missing.
+            ObjectReplaced: the name is another object's now, and shards are missing.
         """
         self._change(lambda before: before.without(filter(self._catalog.is_gone, suspects)))
 

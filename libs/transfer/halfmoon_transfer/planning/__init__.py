@@ -1,1 +1,1 @@
-"""Decide without sockets, clocks or threads: the next batch, the next rail, the nearest NIC."""
+"""Choose the next batch, the next rail and the nearest NIC, without sockets or clocks."""

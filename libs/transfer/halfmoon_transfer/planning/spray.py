@@ -1,82 +1,82 @@
-"""Which rail next: the one that is expected to be done first. Pure; time is an argument.
+"""Choose the rail that is expected to finish a batch first. Pure; time is an argument.
 
-A *rail* is one of several ways of the same kind to one peer: an address, a network card. What
-is expected of a rail is what it did:
+A *rail* is one of several paths of the same kind to one peer: an address, a network card. The
+expectation for a rail follows from its past:
 
-    seconds = (bytes under way on it + bytes to send) / its bandwidth x penalty for its distance
+    seconds = (bytes in flight on it + bytes to send) / its bandwidth x penalty for its distance
 
-The bandwidth is a moving average of what batches saw, by the same formula turned over, so that
-a rail that is shared with other traffic looks as slow as it is. Now and then another rail than
-the best one is taken, or an estimate that was bad once would stay so for ever.
+The bandwidth is a moving average over batches, by the same formula solved for it. So a rail
+that is shared with other traffic looks as slow as it is. Now and then another rail than the
+best one is taken; otherwise an estimate that was bad once would stay bad for ever.
 
 A rail is in one of three states:
 
-    good --(a batch was lost on it)--> paused --(its time is over, see `due`)--> probing
-     ^                                   ^                                         |
-     +---------(the probe, or any batch begun since the pause, got through)--------+--(it failed)
+    good --(a batch was lost on it)--> paused --(its pause ends, see `due`)--> probing
+     ^                                   ^                                       |
+     +------(the probe, or any batch begun since the pause, got through)---------+--(it failed)
 
 Each pause is twice as long as the one before, until the rail stays good for as long as its
-last pause was. While no rail is good, the one that is paused least long from now is taken:
-a transfer is never refused for our low opinion of its rails.
+last pause was. While no rail is good, the rail whose pause ends first is taken: a transfer
+is never refused because its rails are paused.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-#: What the far ones cost more: preferred for this memory, secondary, neither.
+#: Cost factors by distance: rails preferred for this memory, secondary ones, all others.
 PENALTIES = (1.0, 5.0, 10.0)
-#: Bytes per second, until a rail has shown something.
+#: Assumed bytes per second of a rail without measurements.
 _NOMINAL = 1e9
-#: Below this a batch says more about latency than about bandwidth.
+#: Smaller batches measure latency rather than bandwidth.
 _MIN_OBSERVED_BYTES = 64 * 1024
-#: Weight of a new observation, and how far it may be off the average.
+#: Weight of a new observation, and its largest ratio to the average.
 _WEIGHT = 0.2
 _CLAMP = 10.0
-#: Ratio of expectations within which two rails count as equally good: they take turns.
+#: Ratio of expected times within which two rails count as equally good, and take turns.
 _TIE = 1.05
 
 
 class SprayLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Patience with rails; see `TransferSettings`."""
+    """Durations of pauses, and the rate of exploration; see `TransferSettings`."""
 
     cooldown_s: float = 1.0
     cooldown_max_s: float = 60.0
-    #: Every so many choices are for a rail that is not the best one.
+    #: One in so many choices takes a rail that is not the best one.
     explore_every: int = 100
 
 
 class SprayTicket(msgspec.Struct, frozen=True):
-    """A batch on its way over a rail; to be given back with what became of it."""
+    """A batch in flight on a rail; its outcome must be reported with this ticket."""
 
     rail: str
     n_bytes: int
-    #: Under way on this rail when it set out, itself included.
+    #: Bytes in flight on this rail when the batch started, the batch included.
     queued_bytes: int
     started: float
-    #: The rail's pauses and returns until then.
+    #: The rail's number of pauses and returns when the batch started.
     epoch: int
 
 
 class _Rail:
-    """What is known of one rail."""
+    """The measurements and the state of one rail."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: The bytes of all tickets that are out.
+        #: Bytes of all open tickets.
         self.queued_bytes = 0
         self.bandwidth = _NOMINAL
         self.measured = False
-        #: The number of the choice that it was taken in last.
+        #: The number of the choice that took this rail last.
         self.last_chosen = -1
-        #: Counts changes of state; a ticket from before says nothing about now.
+        #: Counts changes of state; tickets of an earlier epoch say nothing about the state now.
         self.epoch = 0
-        #: When the pause ends; None: good. While probing it lies in the past.
+        #: End of the pause; None while good. While probing it lies in the past.
         self.paused_until: float | None = None
-        #: Whether a probe is out, and the epoch that it was sent in.
+        #: True while a probe is in flight, and the epoch in which it was sent.
         self.probing = False
         self.probe_epoch = -1
-        #: Length of the last pause, 0 for none, and when the rail was good again.
+        #: Length of the last pause, 0 for none, and the time of its end.
         self.pause_s = 0.0
         self.good_since = 0.0
 
@@ -85,25 +85,25 @@ class Spray:
     """The rails to one peer."""
 
     def __init__(self, rails: Sequence[str], limits: SprayLimits) -> None:
-        """Start with all of them good.
+        """Start with all rails good.
 
         Args:
-            rails: their names, at least one.
-            limits: patience.
+            rails: the names of the rails, at least one.
+            limits: durations of pauses, and the rate of exploration.
         """
         assert rails
         self._limits = limits
         self._rails = {name: _Rail(name) for name in rails}
         self._n_choices = 0
-        self._n_out = 0
+        self._n_in_flight = 0
 
     @property
-    def n_out(self) -> int:
-        """Tickets that are out."""
-        return self._n_out
+    def n_in_flight(self) -> int:
+        """Tickets whose outcome was not reported yet."""
+        return self._n_in_flight
 
     def paused(self) -> list[str]:
-        """The rails that are not good."""
+        """Return the rails that are paused or being probed."""
         return [rail.name for rail in self._rails.values() if rail.paused_until is not None]
 
     @property
@@ -112,7 +112,7 @@ class Spray:
         return sum(rail.paused_until is None for rail in self._rails.values())
 
     def next_due(self) -> float | None:
-        """When the next pause ends; None when no rail waits for that."""
+        """Return when the next pause ends; None when no pause is running."""
         times = [
             rail.paused_until
             for rail in self._rails.values()
@@ -126,9 +126,9 @@ class Spray:
         """Take a rail for a batch of so many bytes.
 
         Args:
-            n_bytes: the batch's.
+            n_bytes: the batch's size.
             now: seconds on a clock that doesn't go back.
-            distances: by rail, an index into `PENALTIES`; 0 for those that are missing.
+            distances: by rail, an index into `PENALTIES`; 0 for missing rails.
         """
         distances = distances or {}
         good = [rail for rail in self._rails.values() if rail.paused_until is None]
@@ -139,12 +139,12 @@ class Spray:
             rail = min(self._rails.values(), key=lambda each: each.paused_until or 0.0)
         rail.last_chosen = self._n_choices
         rail.queued_bytes += n_bytes
-        self._n_out += 1
+        self._n_in_flight += 1
         return SprayTicket(rail.name, n_bytes, rail.queued_bytes, now, rail.epoch)
 
     def _best(self, good: Sequence[_Rail], n_bytes: int, distances: Mapping[str, int]) -> _Rail:
         def expected_s(rail: _Rail) -> float:
-            # Nothing to send still has to queue: one byte, so that queues are compared.
+            # A batch without bytes still queues: count one byte, so that queues are compared.
             seconds = (rail.queued_bytes + max(n_bytes, 1)) / rail.bandwidth
             return seconds * PENALTIES[distances.get(rail.name, 0)]
 
@@ -155,12 +155,12 @@ class Spray:
         return min(others if explore else best, key=lambda each: each.last_chosen)
 
     def expected_s(self, ticket: SprayTicket) -> float | None:
-        """How long the batch should take; None when nothing was measured on this rail yet."""
+        """Return the expected seconds of the batch; None while the rail has no measurement."""
         rail = self._rails[ticket.rail]
         return ticket.queued_bytes / rail.bandwidth if rail.measured else None
 
     def got_through(self, ticket: SprayTicket, now: float) -> None:
-        """The far side answered for the whole batch."""
+        """Record that the peer acknowledged the whole batch."""
         rail = self._settle(ticket)
         seconds = now - ticket.started
         if ticket.n_bytes >= _MIN_OBSERVED_BYTES and seconds > 0:
@@ -173,7 +173,7 @@ class Spray:
             self._return(rail, now)
 
     def failed(self, ticket: SprayTicket, now: float) -> bool:
-        """Some of the batch was lost with its rail; whether that is news and pauses it."""
+        """Record that the rail lost some of the batch; return True if that pauses the rail."""
         rail = self._settle(ticket)
         if ticket.epoch != rail.epoch:
             return False
@@ -181,11 +181,11 @@ class Spray:
         return True
 
     def dropped(self, ticket: SprayTicket) -> None:
-        """Nobody wanted the batch any more; that says nothing about the rail."""
+        """Record that the batch was cancelled; that says nothing about the rail."""
         self._settle(ticket)
 
     def due(self, now: float, *, limit: int) -> list[str]:
-        """Rails whose pause is over: probe them, and say with `probed` how it went."""
+        """Start probing the rails whose pause has ended; `probed` reports each outcome."""
         found = [
             rail
             for rail in self._rails.values()
@@ -197,13 +197,13 @@ class Spray:
         return [rail.name for rail in found]
 
     def probed(self, name: str, now: float, *, ok: bool) -> None:
-        """A probe is back."""
+        """Record the outcome of a probe."""
         rail = self._rails[name]
         if not rail.probing:
             return
         rail.probing = False
         if rail.probe_epoch != rail.epoch:
-            return  # A batch was quicker to tell.
+            return  # A batch has changed the state since.
         if ok:
             self._return(rail, now)
         else:
@@ -212,7 +212,7 @@ class Spray:
     def _settle(self, ticket: SprayTicket) -> _Rail:
         rail = self._rails[ticket.rail]
         rail.queued_bytes -= ticket.n_bytes
-        self._n_out -= 1
+        self._n_in_flight -= 1
         return rail
 
     def _pause(self, rail: _Rail, now: float) -> None:
@@ -230,11 +230,11 @@ class Spray:
         rail.epoch += 1
 
     def check(self) -> None:
-        """Assert what must hold between calls."""
-        assert self._n_out >= 0
+        """Assert the invariants that hold between calls."""
+        assert self._n_in_flight >= 0
         for rail in self._rails.values():
             assert rail.queued_bytes >= 0
             assert rail.bandwidth > 0
             assert rail.pause_s <= self._limits.cooldown_max_s
-        if self._n_out == 0:
+        if self._n_in_flight == 0:
             assert not any(rail.queued_bytes for rail in self._rails.values())

@@ -1,16 +1,15 @@
-"""Which network cards are near which memory: read from sysfs, or given as a matrix.
+"""Map memory locations to near network cards: from sysfs, or from a given matrix.
 
 A *matrix* names, for each memory location, the preferred cards and the secondary ones, in the
 format that Mooncake's engine reads and prints:
 
     {"cpu:0": [["mlx5_0", "mlx5_1"], ["mlx5_2"]], "cuda:0": [["mlx5_0"], ["mlx5_1"]]}
 
-Near main memory are the cards of the same NUMA node. Near a GPU are those with the fewest PCI
-hops to it among those of its node. Memory of no known place ("*") prefers none: all cards
-are as good. Cards that move the bytes without the kernel (RDMA) are what the matrix is made of
-where there are any; otherwise the Ethernet cards are.
+The cards of the same NUMA node are near main memory. The cards of its node with the fewest PCI
+hops are near a GPU. Memory of unknown location ("*") prefers no card: all are equal. The matrix
+holds the RDMA cards of a machine, or the Ethernet cards if it has no RDMA.
 
-Reading is `read_machine`, the only function that looks at files; all else is pure.
+Only `read_machine` reads files; all else is pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +19,9 @@ import msgspec
 
 ANYWHERE = "*"
 _NVIDIA, _AMD = "0x10de", "0x1002"
-#: What PCI classes of displays and accelerators begin with.
+#: Prefixes of the PCI classes of displays and accelerators.
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
-#: PCI hops to a device of which nothing is known, or under another root.
+#: PCI hops to a device of unknown path, or under another root.
 _FAR_HOPS = 99
 
 
@@ -35,15 +34,15 @@ class Device(msgspec.Struct, frozen=True):
     numa_node: int | None = None
     #: The PCI functions from the root to the card; () for a virtual one.
     pci: tuple[str, ...] = ()
-    #: Megabits per second; None when unknown or down.
+    #: Megabits per second; None when unknown or without link.
     speed_mbps: int | None = None
     up: bool = True
-    #: Whose Ethernet interface the RDMA device is, and the other way round.
+    #: The Ethernet interface of an RDMA device, and the other way round.
     partner: str = ""
 
 
 class MachineHardware(msgspec.Struct, frozen=True):
-    """What was found."""
+    """The network cards, GPUs and NUMA nodes of a machine."""
 
     #: "rdma" and "ethernet".
     nics: tuple[Device, ...] = ()
@@ -53,14 +52,15 @@ class MachineHardware(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """For each memory location: preferred cards and secondary ones."""
+    """Preferred and secondary cards, by memory location."""
 
     matrix: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
     def tier(self, location: str, nic: str) -> int:
-        """0 preferred, 1 secondary, 2 neither; what `spray.PENALTIES` is indexed by.
+        """Return 0 for a preferred card, 1 for a secondary one, 2 for others.
 
-        A location that is not in the matrix is taken for "*"; without that, all are equal.
+        This is the index into `spray.PENALTIES`. A location that is not in the matrix counts as
+        "*"; without "*" all cards are equal.
         """
         tiers = self.matrix.get(location) or self.matrix.get(ANYWHERE)
         if tiers is None:
@@ -68,13 +68,13 @@ class Topology(msgspec.Struct, frozen=True):
         return next((index for index, names in enumerate(tiers) if nic in names), 2)
 
     def candidates(self, location: str) -> tuple[str, ...]:
-        """All cards for this location, preferred ones first."""
+        """Return all cards for this location, preferred ones first."""
         tiers = self.matrix.get(location) or self.matrix.get(ANYWHERE) or ((), ())
         return tiers[0] + tiers[1]
 
 
 def topology_of(machine: MachineHardware) -> Topology:
-    """The matrix for what was found."""
+    """Derive the matrix from a machine's hardware."""
     rdma = [nic for nic in machine.nics if nic.kind == "rdma"]
     nics = [nic for nic in rdma or machine.nics if nic.up]
     matrix: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
@@ -93,13 +93,13 @@ def topology_of(machine: MachineHardware) -> Topology:
 def _split(
     nics: Sequence[Device], preferred: Sequence[Device]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names in two tiers; without any that is preferred, all are."""
+    """Return names in two tiers; all cards are preferred if none is."""
     near = [nic.name for nic in preferred] or [nic.name for nic in nics]
     return tuple(near), tuple(nic.name for nic in nics if nic.name not in near)
 
 
 def pci_hops(one: Sequence[str], other: Sequence[str]) -> int:
-    """Steps over the PCI tree between two functions; large when no path is known."""
+    """Count the steps between two functions in the PCI tree; large when no path is known."""
     if not one or not other or one[0] != other[0]:
         return _FAR_HOPS
     shared = 0
@@ -114,15 +114,15 @@ def pci_hops(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def encode_matrix(topology: Topology) -> bytes:
-    """As Mooncake's engine reads it."""
+    """Encode a matrix in the format of Mooncake's engine."""
     return msgspec.json.encode(topology.matrix)
 
 
 def decode_matrix(text: bytes) -> Topology:
-    """A matrix that somebody wrote.
+    """Decode a matrix that an operator wrote.
 
     Raises:
-        ValueError: it is none; the message says where.
+        ValueError: it is not a matrix; the message says where.
     """
     try:
         matrix = msgspec.json.decode(text, type=dict[str, list[list[str]]])
@@ -143,7 +143,7 @@ def decode_matrix(text: bytes) -> Topology:
 
 
 def unknown_nics(topology: Topology, machine: MachineHardware) -> list[str]:
-    """Cards that a matrix names and the machine does not have."""
+    """Return the cards that a matrix names and the machine does not have."""
     known = {nic.name for nic in machine.nics}
     named: Iterable[str] = (
         name for tiers in topology.matrix.values() for tier in tiers for name in tier
@@ -155,7 +155,7 @@ def unknown_nics(topology: Topology, machine: MachineHardware) -> list[str]:
 
 
 def read_machine(sys_path: Path = Path("/sys")) -> MachineHardware:
-    """Look through sysfs. What can't be read is left out or unknown; nothing is raised."""
+    """Read sysfs. Unreadable entries are left out or unknown; nothing is raised."""
     ethernet = [_ethernet(path) for path in _children(sys_path / "class/net")]
     rdma = [_rdma(path) for path in _children(sys_path / "class/infiniband")]
     return MachineHardware(
@@ -173,7 +173,7 @@ def read_machine(sys_path: Path = Path("/sys")) -> MachineHardware:
 
 
 def _ethernet(path: Path) -> Device | None:
-    """A network interface; None for the loopback one, which leads nowhere."""
+    """Read a network interface; None for loopback, which reaches no peer."""
     if _read(path / "type") not in ("1", "32"):
         return None
     return Device(
@@ -204,7 +204,7 @@ def _rdma(path: Path) -> Device:
 
 
 def _partners(rdma: Sequence[Device], ethernet: Sequence[Device]) -> list[Device]:
-    """All cards; a software RDMA device stands where the interface under it does."""
+    """Return all cards; a software RDMA device gets the location of its interface."""
     under: Mapping[str, Device] = {nic.name: nic for nic in ethernet}
     found: list[Device] = []
     over: dict[str, str] = {}
@@ -236,7 +236,7 @@ def _node(device: Path) -> int | None:
 
 
 def _pci(device: Path) -> tuple[str, ...]:
-    """The root and the functions on the way to this device, by the names of their folders."""
+    """Return the PCI root and the functions down to this device, by their folder names."""
     try:
         parts = device.resolve(strict=True).parts
     except (OSError, RuntimeError):
@@ -244,7 +244,7 @@ def _pci(device: Path) -> tuple[str, ...]:
     root = next((i for i, part in enumerate(parts) if part.startswith("pci")), None)
     if root is None:
         return ()
-    # "0000:3b:00.0"; a virtio device and the like hang below one.
+    # "0000:3b:00.0"; virtio devices and the like are below such a function.
     functions = [part for part in parts[root + 1 :] if part.count(":") == 2 and "." in part]
     return (parts[root], *functions)
 

@@ -1,9 +1,9 @@
-"""What to do next in one transfer: cut it, choose paths, try again, finish exactly once.
+"""Plan one transfer: cut it into slices, choose paths, retry, finish exactly once.
 
-Pure: facts come in (`on_resolved`, `on_carried`, `stop`), commands come out, and nothing
-here knows a socket, a thread or a clock. A transfer's pieces are merged where they touch and
-cut into *slices*, the unit of retry. Slices travel in *batches*, each to one peer over one
-path. A path is a backend that reaches the peer; they are tried in order.
+Pure: facts come in (`on_resolved`, `on_carried`, `stop`), commands come out, without sockets,
+threads or clocks. A transfer's pieces are merged where they touch and cut into *slices*, the
+unit of retry. Slices travel in *batches*, each to one peer over one path. A path is a backend
+that reaches the peer; paths are tried in order.
 
 A slice is in one place at a time:
 
@@ -11,11 +11,12 @@ A slice is in one place at a time:
          ^                                      |
          +---- its peer may have moved ---------+---- tried again, here or on the next path
 
-A transfer may leave a notice with its peers: once all slices are applied, one more batch goes to
-each, with the notice instead of bytes. It is tried again over the same paths as slices are.
+A transfer may leave a notification with its peers. Once all slices are applied, one more batch
+goes to each peer, with the notification instead of bytes. It is retried over the same paths as
+slices are.
 
-The transfer ends when all that is done, or, once one has failed for good or the caller
-has stopped it, when no batch is in flight any more: from then on its memory is left alone.
+The transfer ends when all of this is done. After a final failure, or after `stop`, it ends when
+no batch is in flight any more. Its memory is not accessed after the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from halfmoon_transfer.interface import (
     Untrusted,
 )
 
-#: How often one transfer may look a peer up: once, and once more when it may have moved.
+#: Lookups of a peer per transfer: one, and one more when the peer may have moved.
 _MAX_RESOLVES = 2
 
 
@@ -50,14 +51,14 @@ class TransferPath(msgspec.Struct, frozen=True):
 
     name: str
     slice_bytes: int
-    #: Ways of the same kind that the backend has; what is large is spread over them.
+    #: Rails of the backend; large transfers are spread over them.
     n_rails: int = 1
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """A run of bytes that is moved, tried again and acknowledged as one."""
+    """A range of bytes that is moved, retried and acknowledged as one."""
 
-    #: Counts the slices of a transfer.
+    #: Index of the slice in its transfer.
     number: int
     local: Region
     local_offset: int
@@ -72,30 +73,30 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class OutcomeKind(Enum):
-    """What became of a slice in one try."""
+    """The kinds of outcome of one try of a slice."""
 
-    #: The far side acknowledged it (a write), or its bytes are here and right (a read).
+    #: The peer acknowledged the bytes (write), or they arrived and are verified (read).
     APPLIED = "applied"
-    #: The path failed; whether the far side applied it is unknown.
+    #: The path failed; it is unknown if the peer applied the slice.
     LOST = "lost"
     #: The peer can't be reached over this path at all; nothing was sent.
     UNREACHABLE = "unreachable"
     #: The bytes arrived with another checksum.
     CORRUPTED = "corrupted"
-    #: The owner refuses; no path will change that.
+    #: The owner refuses the access; no other path will help.
     REJECTED = "rejected"
-    #: This path can't reach this region, another may.
+    #: This path can't reach this region; another path may.
     UNUSABLE = "unusable"
     #: The peer is of another generation than its cached descriptor says.
     STALE = "stale"
-    #: Whoever is at that address has another cluster key, or none.
+    #: The process at that address has another cluster key, or none.
     UNTRUSTED = "untrusted"
 
 
 class SliceOutcome(msgspec.Struct, frozen=True):
-    """The fate of one slice in one try, with the reason in words."""
+    """The outcome of one try of one slice, with the reason in words."""
 
-    fate: OutcomeKind
+    kind: OutcomeKind
     reason: str = ""
 
 
@@ -103,10 +104,10 @@ APPLIED = SliceOutcome(OutcomeKind.APPLIED)
 
 
 class OutgoingNotification(msgspec.Struct, frozen=True):
-    """A message for a peer; sent again with the same id, it is the same one."""
+    """A message for a peer; the peer drops a repetition with the same id."""
 
     id: bytes
-    #: The segment that it is from.
+    #: The segment that sends it.
     sender: str
     message: bytes
 
@@ -114,7 +115,7 @@ class OutgoingNotification(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """Slices for one peer over one path, carried by one thread."""
 
-    #: Unique in its transfer.
+    #: Unique in the transfer.
     number: int
     #: Number of the transfer in its engine.
     transfer: int
@@ -122,25 +123,25 @@ class Batch(msgspec.Struct, frozen=True):
     peer: PeerKey
     path: str
     slices: tuple[Slice, ...]
-    #: To be delivered in place of bytes: `slices` is then one, of length 0.
-    notice: OutgoingNotification | None = None
+    #: Delivered in place of bytes; `slices` is then one slice of length 0.
+    notification: OutgoingNotification | None = None
 
 
 class ResolvePeer(msgspec.Struct, frozen=True):
-    """Find out how this peer is reached; with `fresh`, don't trust what is cached."""
+    """Look up the paths to this peer; with `fresh`, bypass the cache."""
 
     peer: PeerKey
     fresh: bool
 
 
 class CarryBatch(msgspec.Struct, frozen=True):
-    """Move this batch; its outcomes come back to `on_carried`."""
+    """Move this batch; report its outcomes to `on_carried`."""
 
     batch: Batch
 
 
 class FinishTransfer(msgspec.Struct, frozen=True):
-    """The transfer is over: well, or with this error. The last command, given once."""
+    """End the transfer, with an error or without. This is the last command, given once."""
 
     error: TransferError | None
 
@@ -149,7 +150,7 @@ PlanCommand = ResolvePeer | CarryBatch | FinishTransfer
 
 
 class PlanLimits(msgspec.Struct, frozen=True):
-    """Bounds of a plan; see `TransferSettings`."""
+    """Limits of a plan; see `TransferSettings`."""
 
     batch_bytes: int
     batch_slices: int
@@ -157,7 +158,7 @@ class PlanLimits(msgspec.Struct, frozen=True):
 
 
 class _Failures:
-    """What went wrong with one path to one peer."""
+    """Count the failures of one path to one peer."""
 
     def __init__(self) -> None:
         self.n_tries = 0
@@ -165,7 +166,7 @@ class _Failures:
         self.last = SliceOutcome(OutcomeKind.LOST)
 
     def add(self, each: Slice, outcome: SliceOutcome) -> None:
-        """A slice failed."""
+        """Add the failure of a slice."""
         self.n_tries = max(self.n_tries, each.path_tries + 1)
         self.slices.add(each.number)
         self.last = outcome
@@ -177,20 +178,20 @@ class _Failures:
 
 
 class _Peer:
-    """What a plan knows of one peer."""
+    """The state of one peer in a plan."""
 
     def __init__(self) -> None:
         self.paths: tuple[TransferPath, ...] = ()
         self.n_resolves = 0
-        #: Slices that wait for the answer to a `ResolvePeer`.
+        #: Slices that wait for the result of a `ResolvePeer`.
         self.waiting: list[Slice] = []
-        #: By path: what went wrong with it.
+        #: By path: its failures.
         self.failures: dict[str, _Failures] = {}
-        #: By path: why it does not reach the peer. It is not tried again.
+        #: By path: the outcome that says why it does not reach the peer. It is not retried.
         self.unreachable: dict[str, SliceOutcome] = {}
-        #: Slices that are not applied.
+        #: Number of slices that are not applied.
         self.n_left = 0
-        #: What failed last.
+        #: The kind of the last failure.
         self.last = OutcomeKind.LOST
 
 
@@ -203,29 +204,29 @@ class TransferPlan:
         op: Op,
         pieces: Sequence[Piece],
         limits: PlanLimits,
-        notice: OutgoingNotification | None = None,
+        notification: OutgoingNotification | None = None,
     ) -> None:
         self.number = number
         self.op: Op = op
         self.limits = limits
-        #: Not cut yet: pieces by peer until its paths are known.
+        #: Pieces that are not cut yet, by peer, until its paths are known.
         self._uncut: dict[PeerKey, list[Piece]] = {}
         for piece in merge_pieces(pieces):
             key = PeerKey(piece.remote.segment, piece.remote.generation)
             self._uncut.setdefault(key, []).append(piece)
-        if notice is not None:
-            # Also those with nothing to move are told.
+        if notification is not None:
+            # Peers without bytes to move are notified as well.
             for piece in pieces:
                 self._uncut.setdefault(PeerKey(piece.remote.segment, piece.remote.generation), [])
         self._peers = {key: _Peer() for key in self._uncut}
-        self.notice = notice
-        #: Whether all bytes are applied and what is carried now are notices.
+        self.notification = notification
+        #: True once all bytes are applied and notifications are carried.
         self._notifying = False
         self.n_bytes = sum(piece.length for piece in pieces)
         self.applied_bytes = 0
         self.n_retries = 0
         self.paths_used: list[str] = []
-        #: Batches given out and not back, by number.
+        #: Batches that were handed out and have no outcome yet, by number.
         self._in_flight: dict[int, Batch] = {}
         self._n_slices = 0
         self._n_batches = 0
@@ -233,7 +234,7 @@ class TransferPlan:
         self.finished = False
 
     def begin(self) -> list[PlanCommand]:
-        """The first commands; none if it was stopped before."""
+        """Return the first commands; none if the transfer was stopped before."""
         if self.finished:
             return []
         for peer in self._peers.values():
@@ -243,7 +244,7 @@ class TransferPlan:
     def on_resolved(
         self, key: PeerKey, paths: tuple[TransferPath, ...], *, moved: bool
     ) -> list[PlanCommand]:
-        """The peer is reached over these paths, best first; `moved` since last resolved."""
+        """Carry slices over a peer's paths, best first; `moved` means that they have changed."""
         if self._error is not None:
             return []
         peer = self._peers[key]
@@ -265,64 +266,64 @@ class TransferPlan:
         return self._carry(key, ready) + self._finish()
 
     def on_unresolved(self, key: PeerKey, error: TransferError) -> list[PlanCommand]:
-        """The peer can't be found, or is of another generation."""
+        """Fail: the peer can't be found, or is of another generation."""
         del key
         return [] if self._error is not None else self._fail(error)
 
     def on_carried(self, number: int, outcomes: Sequence[SliceOutcome]) -> list[PlanCommand]:
-        """A batch is back, with one outcome per slice. Only the first answer counts."""
+        """Apply the outcomes of a batch, one per slice. Only the first report counts."""
         batch = self._in_flight.pop(number, None)
         if batch is None:
             return []
         if all(outcome is APPLIED for outcome in outcomes):
             self.applied_bytes += sum(each.length for each in batch.slices)
             self._peers[batch.peer].n_left -= len(batch.slices)
-            if batch.notice is None and batch.path not in self.paths_used:
+            if batch.notification is None and batch.path not in self.paths_used:
                 self.paths_used.append(batch.path)
             return self._finish()
         peer = self._peers[batch.peer]
-        again: list[Slice] = []
+        retry: list[Slice] = []
         for each, outcome in zip(batch.slices, outcomes, strict=True):
-            if outcome.fate is OutcomeKind.APPLIED:
+            if outcome.kind is OutcomeKind.APPLIED:
                 self.applied_bytes += each.length
                 peer.n_left -= 1
-                if batch.notice is None and batch.path not in self.paths_used:
+                if batch.notification is None and batch.path not in self.paths_used:
                     self.paths_used.append(batch.path)
                 continue
             peer.failures.setdefault(batch.path, _Failures()).add(each, outcome)
-            if outcome.fate is OutcomeKind.UNREACHABLE:
+            if outcome.kind is OutcomeKind.UNREACHABLE:
                 peer.unreachable[batch.path] = outcome
-            peer.last = outcome.fate
+            peer.last = outcome.kind
             if self._error is None:
-                self._on_failed(batch.peer, each, outcome, again)
+                self._on_failed(batch.peer, each, outcome, retry)
         if self._error is not None:
             return self._finish()
-        commands = self._carry(batch.peer, again)
+        commands = self._carry(batch.peer, retry)
         if peer.waiting and peer.n_resolves < _MAX_RESOLVES:
             peer.n_resolves += 1
             commands.append(ResolvePeer(batch.peer, fresh=True))
         return commands + self._finish()
 
     def stop(self, error: TransferError) -> list[PlanCommand]:
-        """End with this error as soon as nothing is in flight, unless it ends anyway."""
+        """End with this error once no batch is in flight, unless the transfer ends anyway."""
         return [] if self._error is not None or self.finished else self._fail(error)
 
     @property
     def n_peers(self) -> int:
-        """Starts of segments that it moves bytes to or from."""
+        """Number of peers that bytes are moved to or from."""
         return len(self._peers)
 
     @property
     def is_failing(self) -> bool:
-        """Whether it will end in an error, or has."""
+        """True if the transfer has failed, or will fail."""
         return self._error is not None
 
     def unreachable(self, batch: Batch) -> SliceOutcome | None:
-        """Why there is no use in carrying a batch that was given out, if there is none."""
+        """Return the outcome of a batch whose path turned out not to reach the peer, or None."""
         return self._peers[batch.peer].unreachable.get(batch.path)
 
     def last_failure(self) -> str:
-        """What went wrong so far, in words; empty if nothing did."""
+        """Describe the failures so far; empty if there is none."""
         return "; ".join(
             f"{path} {self._failure(peer, path)}"
             for peer in self._peers.values()
@@ -336,18 +337,18 @@ class TransferPlan:
         return f"does not reach it, with {peer.n_left} slices to move: {unreachable.reason}"
 
     def _on_failed(
-        self, key: PeerKey, each: Slice, outcome: SliceOutcome, again: list[Slice]
+        self, key: PeerKey, each: Slice, outcome: SliceOutcome, retry: list[Slice]
     ) -> None:
-        """Decide about one slice: into `retry`, into `waiting`, or the transfer's end."""
+        """Put a failed slice into `retry` or `waiting`, or fail the transfer."""
         peer = self._peers[key]
-        if outcome.fate is OutcomeKind.REJECTED:
+        if outcome.kind is OutcomeKind.REJECTED:
             self._error = Rejected(outcome.reason)
             return
-        if outcome.fate in (OutcomeKind.STALE, OutcomeKind.UNTRUSTED):
+        if outcome.kind in (OutcomeKind.STALE, OutcomeKind.UNTRUSTED):
             self._wait_for_new_address(key, each)
             return
         path, tries = each.path, each.path_tries + 1
-        is_over = outcome.fate in (OutcomeKind.UNUSABLE, OutcomeKind.UNREACHABLE)
+        is_over = outcome.kind in (OutcomeKind.UNUSABLE, OutcomeKind.UNREACHABLE)
         if is_over or tries >= self.limits.tries_per_path:
             path, tries = path + 1, 0
         while path < len(peer.paths) and peer.paths[path].name in peer.unreachable:
@@ -356,14 +357,14 @@ class TransferPlan:
         if path == len(peer.paths):
             self._wait_for_new_address(key, each)
         else:
-            if outcome.fate is not OutcomeKind.UNUSABLE:
+            if outcome.kind is not OutcomeKind.UNUSABLE:
                 self.n_retries += 1
-            again.append(each)
+            retry.append(each)
 
     def _wait_for_new_address(self, key: PeerKey, each: Slice) -> None:
-        """No path is left: perhaps the peer moved. Asked once, then it is over."""
+        """Keep a slice without a path until the peer is looked up again; give up after that."""
         peer = self._peers[key]
-        # While a second answer is awaited (slices wait), more may join them.
+        # While the second lookup is pending (slices wait), more slices may join.
         if peer.n_resolves < _MAX_RESOLVES or peer.waiting:
             peer.waiting.append(each)
         else:
@@ -391,13 +392,13 @@ class TransferPlan:
         unfinished = self._uncut or any(peer.waiting for peer in self._peers.values())
         if self._error is None and unfinished:
             return []
-        if self._error is None and self.notice is not None and not self._notifying:
+        if self._error is None and self.notification is not None and not self._notifying:
             return self._notify()
         self.finished = True
         return [FinishTransfer(self._error)]
 
     def _notify(self) -> list[PlanCommand]:
-        """Everything is applied: tell the peers, the last thing that is done."""
+        """Carry the notification to every peer, after all bytes are applied."""
         self._notifying = True
         commands: list[PlanCommand] = []
         for key in self._peers:
@@ -428,7 +429,7 @@ class TransferPlan:
             group: list[Slice] = []
             n_bytes = 0
             chosen = [each for each in slices if each.path == index]
-            # Filled up to an equal share of each rail, so that none of them idles.
+            # Fill batches up to an equal share of each rail, so that no rail idles.
             share = -(-sum(each.length for each in chosen) // paths[index].n_rails)
             limit = min(self.limits.batch_bytes, max(share, paths[index].slice_bytes))
             for each in chosen:
@@ -442,23 +443,23 @@ class TransferPlan:
         return commands
 
     def _batch(self, key: PeerKey, path: str, slices: Sequence[Slice]) -> CarryBatch:
-        notice = self.notice if self._notifying else None
-        batch = Batch(self._n_batches, self.number, self.op, key, path, tuple(slices), notice)
+        notification = self.notification if self._notifying else None
+        batch = Batch(self._n_batches, self.number, self.op, key, path, tuple(slices), notification)
         self._n_batches += 1
         self._in_flight[batch.number] = batch
         return CarryBatch(batch)
 
     def check(self) -> None:
-        """Assert what must hold between calls."""
-        flying = [each for batch in self._in_flight.values() for each in batch.slices]
+        """Assert the invariants that hold between calls."""
+        in_flight = [each for batch in self._in_flight.values() for each in batch.slices]
         waiting = [each for peer in self._peers.values() for each in peer.waiting]
-        numbers = [each.number for each in flying + waiting]
+        numbers = [each.number for each in in_flight + waiting]
         assert len(set(numbers)) == len(numbers), "a slice is in two places"
         for peer in self._peers.values():
             assert peer.n_resolves <= _MAX_RESOLVES
         if self._error is None:
             uncut = sum(piece.length for pieces in self._uncut.values() for piece in pieces)
-            left = sum(each.length for each in flying + waiting) + uncut
+            left = sum(each.length for each in in_flight + waiting) + uncut
             assert self.applied_bytes + left == self.n_bytes, "bytes were lost or counted twice"
         if self.finished:
             assert not self._in_flight
@@ -466,7 +467,7 @@ class TransferPlan:
 
 
 def merge_pieces(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The pieces with empty ones left out and neighbours that touch on both sides joined."""
+    """Yield pieces without empty ones; join neighbours that touch on both sides."""
     last: Piece | None = None
     for piece in pieces:
         if piece.length == 0:

@@ -160,7 +160,7 @@ class PathRouter:
     ) -> Sequence[SliceOutcome]:
         """Have this backend carry a batch; an outcome per slice, whatever happens."""
         try:
-            if batch.notice is not None:
+            if batch.notification is not None:
                 return [backend.notify(CarryRequest(batch, peer, (), stop))]
             if self._devices.concerns(batch):
                 return self._devices.carry(CarryRequest(batch, peer, (), stop), backend)

@@ -38,7 +38,7 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
 def applied_bytes(batch: Batch, outcomes: Sequence[SliceOutcome]) -> int:
     """Of a batch's slices, those that are where they should be."""
     pairs = zip(batch.slices, outcomes, strict=True)
-    return sum(each.length for each, outcome in pairs if outcome.fate is OutcomeKind.APPLIED)
+    return sum(each.length for each, outcome in pairs if outcome.kind is OutcomeKind.APPLIED)
 
 
 class TransferCounters:

@@ -109,7 +109,7 @@ class CudaBackend:
                 self._active = [each for each in self._active if each is not revoked]
         return [
             refusal_outcome(batch, each, AccessStatus.UNKNOWN_KEY, 0)
-            if each.remote.key in revoked and outcome.fate is OutcomeKind.APPLIED
+            if each.remote.key in revoked and outcome.kind is OutcomeKind.APPLIED
             else outcome
             for each, outcome in zip(batch.slices, outcomes, strict=True)
         ]

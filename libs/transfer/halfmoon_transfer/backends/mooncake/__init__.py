@@ -1,1 +1,1 @@
-"""A real Mooncake Transfer Engine as a peer, over its TCP protocol and metadata records."""
+"""Exchange bytes with Mooncake's Transfer Engine over its TCP protocol and metadata records."""

@@ -1,7 +1,7 @@
-"""One batch over one connection: which addresses, in which requests, with which outcomes.
+"""Carry one batch over one connection: find addresses, group requests, report outcomes.
 
-Slices that touch are moved by one request. Damage that `faults` asks for is not done here:
-without a checksum nobody would notice.
+Slices that touch are moved by one request. Injected damage is not applied here: the protocol
+has no checksum that could detect it.
 """
 
 import struct
@@ -15,26 +15,26 @@ from halfmoon_transfer.backends.mooncake.mooncake_peers import is_halfmoon
 from halfmoon_transfer.planning.transfer_plan import APPLIED, OutcomeKind, Slice, SliceOutcome
 from halfmoon_transfer.regions.region_table import AccessStatus
 
-#: Bytes moved by one request at the most, when slices touch.
+#: Limit of bytes in one request, when slices touch.
 _RUN_BYTES = 4 * 1024 * 1024
 _ADDRESS = struct.Struct("<QQ")
 
 
 def foreign_key(address: int, length: int) -> bytes:
-    """The key of a region in a foreign segment: Mooncake has none but the address."""
+    """Encode address and length as the key of a foreign region; Mooncake has no other key."""
     return _ADDRESS.pack(address, length)
 
 
 def move_batch(
     lane: MooncakeLane, errand: CarryRequest, outcomes: list[SliceOutcome | None], *, trusted: bool
 ) -> bool:
-    """Move what has no outcome yet; False when the connection is of no more use.
+    """Move the slices without an outcome; return False when the connection is used up.
 
     Args:
         lane: a connection to the peer.
         errand: the batch.
-        outcomes: filled in as slices are done.
-        trusted: whether what the lane knows of our own engine's buffers was just asked.
+        outcomes: one entry per slice, filled in as slices are done.
+        trusted: True if the lane's buffers of a Halfmoon engine were read just now.
 
     Raises:
         FrameError, OSError: the connection broke; slices without an outcome are lost.
@@ -50,7 +50,7 @@ def move_batch(
         elif trusted:
             outcomes[index] = found
         else:
-            # It may be a new region; what this connection knows is from an earlier time.
+            # The region may be newer than the buffers that this connection knows.
             return False
     for run in _runs(addresses, errand):
         if errand.stop.stopped:
@@ -72,7 +72,7 @@ def move_batch(
 
 
 def _find_buffer(lane: MooncakeLane, errand: CarryRequest, each: Slice) -> int | SliceOutcome:
-    """Where a slice lies in one of our own engines, or why it may not be accessed."""
+    """Return a slice's address in a Halfmoon engine, or the outcome if access is refused."""
     buffer = lane.buffers.get(mooncake_records.hash_key(each.remote.key))
     if buffer is None or buffer.halfmoon is None:
         return refusal_outcome(errand.batch, each, AccessStatus.UNKNOWN_KEY, 0)
@@ -103,7 +103,7 @@ def _refused(errand: CarryRequest, each: Slice) -> SliceOutcome:
 
 
 def _runs(addresses: dict[int, int], errand: CarryRequest) -> Iterator[Sequence[int]]:
-    """Indices of slices that touch at the far side, in runs of one request each."""
+    """Yield runs of slices (by index) that touch at the peer; each run is one request."""
     run: list[int] = []
     n_bytes = 0
     previous: tuple[int, Region] | None = None

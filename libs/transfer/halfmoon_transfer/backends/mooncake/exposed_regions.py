@@ -1,9 +1,9 @@
-"""Our regions as Mooncake sees them: buffers at absolute addresses, without keys.
+"""Expose our regions as Mooncake expects them: buffers at absolute addresses, without keys.
 
-An address may be used again: memory that was taken back and registered anew as something else.
-Mooncake peers have nothing to tell the two apart by. Our own engines have the *epoch*, a random
-number that changes whenever a region is taken back: whoever read our record at an epoch and
-finds it still there may use the addresses that the record holds.
+An address may be reused: memory can be unregistered and registered again as another region.
+Mooncake peers can't tell the two apart. Halfmoon engines compare the *epoch*, a random number
+that changes whenever a region is unregistered. The addresses of a record are valid while the
+epoch of that record is still current.
 """
 
 import secrets
@@ -28,7 +28,7 @@ _EPOCH_BITS = 64
 
 
 class ExposedRegions:
-    """One segment's regions by address."""
+    """The regions of one segment, accessed by address."""
 
     def __init__(self, regions: RegionTable) -> None:
         self._regions = regions
@@ -36,15 +36,15 @@ class ExposedRegions:
         self.epoch = secrets.randbits(_EPOCH_BITS)
 
     def next_epoch(self) -> None:
-        """A region was taken back: its address means nothing any more, or something else."""
+        """Change the epoch after a region was unregistered, since its address is now invalid."""
         with self._lock:
             self.epoch = (self.epoch + 1) % 2**_EPOCH_BITS
 
     def acquire(self, address: int, size: int, *, write: bool) -> tuple[RegionEntry, memoryview]:
-        """These bytes, if they lie in one region; the caller gives the entry back.
+        """Return a range of bytes inside one region; the caller must give the entry back.
 
         Raises:
-            Refused: they don't, or it is read-only.
+            AccessRefused: no region holds the whole range, or the region is read-only.
         """
         why = AccessStatus.OUT_OF_BOUNDS
         for entry in self._regions.entries():
@@ -65,10 +65,10 @@ class ExposedRegions:
         self._regions.give_back(entry)
 
     def address(self, region: Region) -> int:
-        """Where one of our regions begins.
+        """Return the address at which one of our regions begins.
 
         Raises:
-            Refused: it is not one of ours, or not in this process's memory.
+            AccessRefused: the region is not ours, or not in this process's memory.
         """
         found = (each.address for each in self._regions.entries() if each.region == region)
         address = next(found, None)
@@ -77,9 +77,9 @@ class ExposedRegions:
         return address
 
     def record(self, name: str, host: str, port: int) -> mooncake_records.SegmentRecord:
-        """All that a peer needs to reach the regions at this data port.
+        """Build the segment record, by which peers reach the regions at this data port.
 
-        The epoch is read first: a region that is taken back meanwhile makes the record stale.
+        The epoch is read first: a region that is unregistered meanwhile makes the record stale.
         """
         epoch = self.epoch
         buffers = tuple(
@@ -93,7 +93,9 @@ class ExposedRegions:
             )
             for each in self._regions.entries()
         )
-        mark = HalfmoonSegmentInfo(self._regions.segment, self._regions.generation, f"{epoch:x}")
+        halfmoon = HalfmoonSegmentInfo(
+            self._regions.segment, self._regions.generation, f"{epoch:x}"
+        )
         return mooncake_records.SegmentRecord(
             name=name,
             protocol="tcp",
@@ -102,5 +104,5 @@ class ExposedRegions:
             tcp_proto_version=2,
             timestamp=mooncake_records.format_timestamp(datetime.now()),
             buffers=buffers,
-            halfmoon=mark,
+            halfmoon=halfmoon,
         )

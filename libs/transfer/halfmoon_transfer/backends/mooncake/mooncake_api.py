@@ -1,4 +1,4 @@
-"""What an engine with the "mooncake" backend can do besides transfers.
+"""Open foreign Mooncake segments, exchange messages with them, and probe them.
 
     engine = TransferEngine.open("here", metadata=store, backends=("mooncake",))
     mooncake = Mooncake(engine)
@@ -6,7 +6,7 @@
     engine.submit("write", [Piece(mine, 0, there.buffers[0].region, 0, n_bytes)])
     mooncake.notify("10.0.0.5:15123", "here", "written")
 
-A foreign segment's buffers become regions of ours, which `submit` takes like any other.
+A foreign segment's buffers become regions that `submit` accepts like any other.
 """
 
 import msgspec
@@ -22,25 +22,25 @@ from halfmoon_transfer.threads.stop_signal import StopSignal
 
 
 class MooncakeBuffer(msgspec.Struct, frozen=True):
-    """One buffer that a foreign segment has registered."""
+    """One registered buffer of a foreign segment."""
 
-    #: For pieces of a transfer; offset 0 is `address`.
+    #: The region for pieces of a transfer; its offset 0 is `address`.
     region: Region
-    #: In the foreign process.
+    #: Virtual address in the foreign process.
     address: int
-    #: "cpu:0", "*", or what else the owner says.
+    #: Location as published by the owner: "cpu:0", "*" or another text.
     location: str
 
 
 class MooncakeSegment(msgspec.Struct, frozen=True):
-    """A foreign segment as it was when it was opened; open it again to see new buffers."""
+    """A snapshot of a foreign segment; open it again to see new buffers."""
 
-    #: What it was opened as.
+    #: The name under which it was opened.
     name: str
     buffers: tuple[MooncakeBuffer, ...]
 
     def locate(self, address: int, length: int) -> tuple[Region, int]:
-        """The region and offset of an address that was learnt some other way.
+        """Return region and offset of an address in the foreign process.
 
         Raises:
             ValueError: no buffer holds all of these bytes.
@@ -56,17 +56,17 @@ class MooncakeSegment(msgspec.Struct, frozen=True):
 
 
 class Mooncake:
-    """An engine among Mooncake's. Methods are safe from any thread, and may block."""
+    """The Mooncake functions of an engine. Methods are safe from any thread, and may block."""
 
     def __init__(self, engine: TransferEngine, *, timeout_s: float = 5.0) -> None:
-        """Look at an engine from this side.
+        """Wrap an engine.
 
         Args:
-            engine: one that was opened with the "mooncake" backend.
-            timeout_s: patience with a peer's handshake port, per call.
+            engine: an engine that was opened with the "mooncake" backend.
+            timeout_s: timeout of a peer's handshake port, per call.
 
         Raises:
-            ValueError: it was opened without.
+            ValueError: the engine was opened without the backend.
         """
         backend = engine.backend("mooncake")
         assert isinstance(backend, MooncakeBackend)
@@ -76,14 +76,14 @@ class Mooncake:
 
     @property
     def name(self) -> str:
-        """What Mooncake peers open this engine's segment as."""
+        """Name under which Mooncake peers open this engine's segment."""
         return self._backend.segment_name
 
     def address(self, region: Region) -> int:
-        """Where one of our regions begins: what a Mooncake peer reads and writes at.
+        """Return the address of one of our regions, at which Mooncake peers read and write.
 
         Raises:
-            Rejected: it is not registered here.
+            Rejected: the region is not registered here.
         """
         try:
             return self._backend.exposed.address(region)
@@ -91,16 +91,16 @@ class Mooncake:
             raise Rejected(f"not a region of segment {self._engine.name} (any more)") from None
 
     def open(self, name: str) -> MooncakeSegment:
-        """Look up a foreign segment and make it known to the engine.
+        """Look up a foreign segment and add it to the engine.
 
-        `engine.release_peer` with a region's `segment` forgets it again.
+        `engine.release_peer` with a region's `segment` removes it again.
 
         Args:
             name: "host:port" of its handshake port, or its name in the metadata server.
 
         Raises:
-            ValueError: a name that can't be one.
-            Lost: it can't be found or does not answer.
+            ValueError: the name is not valid.
+            Lost: the segment can't be found or does not answer.
         """
         descriptor, record = self._backend.open(name, StopSignal.after(self._timeout_s))
         self._engine.introduce(descriptor)
@@ -120,21 +120,21 @@ class Mooncake:
         return MooncakeSegment(name, buffers)
 
     def notify(self, name: str, sender: str, message: str) -> None:
-        """Leave a message at a segment, ours or foreign; it is there when this returns.
+        """Send a message to a segment, Halfmoon or foreign; it is delivered on return.
 
         Raises:
-            ValueError: a name that can't be one, or a message beyond 1 MiB.
-            Rejected: the peer does not take it.
-            Lost: it can't be found or does not answer.
+            ValueError: the name is not valid, or the message is larger than 1 MiB.
+            Rejected: the peer does not accept the message.
+            Lost: the segment can't be found or does not answer.
         """
-        self._backend.leave_message(
+        self._backend.send_message(
             name, MooncakeNotification(sender, message), StopSignal.after(self._timeout_s)
         )
 
     def notifications(self) -> list[MooncakeNotification]:
-        """Messages that were left here since last asked, oldest first."""
+        """Return the messages received since the last call, oldest first."""
         return self._backend.notifications()
 
     def probe(self, name: str) -> None:
-        """Return if a segment's handshake port gives a sign of life; raises like `notify`."""
+        """Check that a segment's handshake port answers; raises like `notify`."""
         self._backend.probe(name, StopSignal.after(self._timeout_s))

@@ -1,12 +1,13 @@
-"""Over Mooncake's TCP protocol: to its Transfer Engine, and between our own engines.
+"""Transfer over Mooncake's TCP protocol: to its Transfer Engine, and between Halfmoon engines.
 
-The protocol has no keys, generations or checksums. Whoever reaches the data port may read and
-write every registered region, by address: open this backend where the network is trusted.
+The protocol has no keys, generations or checksums. Every process that reaches the data port may
+read and write every registered region, by address. Use this backend only where the network is
+trusted.
 
-A region of one of *our own* engines has its ordinary key; where it lies we learn from that
-engine's record, which is good for as long as its epoch lasts (see `server`). A region of a
-*foreign* segment has address and length for a key: it is refused when no such buffer is
-registered there any more, but another buffer at the same address can't be told from it.
+A region of a *Halfmoon* engine has its ordinary key. Its address comes from that engine's
+record, which is valid while its epoch lasts (see `exposed_regions`). A region of a *foreign*
+segment has address and length for a key. Access is refused once no such buffer is registered
+there, but another buffer at the same address can't be told apart.
 """
 
 import logging
@@ -46,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class MooncakeBackend:
-    """Both sides of the protocol."""
+    """The "mooncake" backend: serves our regions and reaches those of peers."""
 
     name = "mooncake"
 
@@ -56,12 +57,12 @@ class MooncakeBackend:
         if settings.cluster_key is not None:
             _log.warning(
                 "segment %s speaks Mooncake's protocol, which has no place for the cluster key: "
-                "whoever reaches its ports is served there",
+                "any process that reaches its ports is served there",
                 home.name,
             )
         self._label = f"halfmoon-transfer-{home.name}-mooncake"
         self._lock = threading.Lock()
-        #: Foreign segments that were opened, by what they were opened as.
+        #: Foreign segments that were opened, by the name they were opened under.
         self._foreign: dict[str, SegmentDescriptor] = {}
         self._regions = home.regions
         self.exposed = ExposedRegions(home.regions)
@@ -111,20 +112,20 @@ class MooncakeBackend:
         undo.callback(listener.close)
         return listener
 
-    # What others see of us.
+    # Our segment as peers see it.
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """Both ports."""
+        """Endpoints of both ports."""
         return {"mooncake": self._handshake_endpoint, "mooncake-v2": self._data_endpoint}
 
     @property
     def segment_name(self) -> str:
-        """What Mooncake peers open us as."""
+        """Name under which Mooncake peers open our segment."""
         return self._registry.name
 
     def record(self) -> SegmentRecord:
-        """Our segment record as of now."""
+        """Build our current segment record."""
         host, port = split_address(self._data_endpoint.address, 0)
         return self.exposed.record(self._registry.name, host, port)
 
@@ -134,7 +135,7 @@ class MooncakeBackend:
                 self._registry.announce(self.record())
 
     def revoke(self, key: bytes) -> None:
-        """Peers of ours must ask anew where regions are; the others see it in our record."""
+        """Invalidate the addresses that Halfmoon peers know, and republish our record."""
         del key
         self.exposed.next_epoch()
         try:
@@ -147,14 +148,14 @@ class MooncakeBackend:
             )
 
     def evict(self, key: bytes) -> None:
-        """Cut the connections that access the region now."""
+        """Close the connections that access the region now."""
         for sock in self._data.accessing(key):
             self._data_listener.hang_up(sock)
 
     # Carrying.
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """Whether the peer listens."""
+        """Return True if the peer has a Mooncake data port."""
         return mooncake_peers.reaches(peer)
 
     def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
@@ -175,19 +176,19 @@ class MooncakeBackend:
         return [outcome or missing for outcome in outcomes]
 
     def notify(self, errand: CarryRequest) -> SliceOutcome:
-        """Not this way: Mooncake's messages have no place for what a notice promises."""
+        """Refuse: Mooncake's messages can't carry the guarantees of a notification."""
         return SliceOutcome(
             OutcomeKind.UNUSABLE,
-            f"{mooncake_peers.describe_peer(errand.peer)}: no notices over Mooncake",
+            f"{mooncake_peers.describe_peer(errand.peer)}: no notifications over Mooncake",
         )
 
     def _carry(
         self, errand: CarryRequest, outcomes: list[SliceOutcome | None], *, fresh: bool
     ) -> SliceOutcome | None:
-        """Move what has no outcome yet over one connection.
+        """Move the slices without an outcome over one connection.
 
         Returns:
-            What happens to the rest, or None when there is no rest or it may go on.
+            The outcome of the remaining slices, or None if none remain or a retry is due.
         """
         where = mooncake_peers.describe_peer(errand.peer)
         try:
@@ -197,15 +198,15 @@ class MooncakeBackend:
         except (OSError, ValueError) as error:
             is_gone = isinstance(error, (ConnectionRefusedError, TimeoutError))
             is_over = errand.stop.stopped or errand.stop.remaining_s() == 0.0
-            fate = OutcomeKind.UNREACHABLE if is_gone and not is_over else OutcomeKind.LOST
-            return SliceOutcome(fate, f"{where}: {error}")
+            kind = OutcomeKind.UNREACHABLE if is_gone and not is_over else OutcomeKind.LOST
+            return SliceOutcome(kind, f"{where}: {error}")
         reused = lane.used
         lane.used = True
         errand.stop.doing = f"waiting for {where}"
-        whole = False
+        is_reusable = False
         try:
             with errand.stop.calling_on_stop(lane.abort):
-                whole = move_batch(lane, errand, outcomes, trusted=not reused)
+                is_reusable = move_batch(lane, errand, outcomes, trusted=not reused)
         except (OSError, MooncakeFrameError) as error:
             if reused:
                 self._lanes.drop_idle(errand.peer.name)
@@ -213,20 +214,20 @@ class MooncakeBackend:
                 OutcomeKind.LOST, f"{where}: {error}{mooncake_peers.failure_hint(errand.peer)}"
             )
         finally:
-            if whole and not errand.stop.stopped:
+            if is_reusable and not errand.stop.stopped:
                 self._lanes.put_back(errand.peer, lane)
             else:
                 self._lanes.discard(lane)
         return None
 
-    # Foreign segments; `face` is what users see of this.
+    # Foreign segments; `mooncake_api` offers this to users.
 
     def open(self, name: str, stop: StopSignal) -> tuple[SegmentDescriptor, SegmentRecord]:
-        """Look up a foreign segment: how it is reached and what its buffers are.
+        """Look up a foreign segment; return its descriptor and its record.
 
         Raises:
-            ValueError: a name that can't be one.
-            Lost: it can't be found or does not answer.
+            ValueError: the name is not valid.
+            Lost: the segment can't be found or does not answer.
         """
         try:
             record, host = self._find(name, stop)
@@ -243,7 +244,7 @@ class MooncakeBackend:
             generation = 1 if known is None else known.generation
             found = mooncake_peers.foreign_descriptor(name, generation, address, version)
             if known not in (None, found):
-                # Another data port: it was started anew, and old regions mean nothing.
+                # Another data port: the segment was restarted, and old regions are invalid.
                 found = mooncake_peers.foreign_descriptor(name, generation + 1, address, version)
             self._foreign[name] = found
         return found, record
@@ -258,23 +259,25 @@ class MooncakeBackend:
             host, port, stop, lambda sock: mooncake_handshake.exchange_records(sock, own)
         ), host
 
-    def leave_message(
-        self, name: str, notification: MooncakeNotification, stop: StopSignal
-    ) -> None:
-        """Leave a message at a segment's handshake port.
+    def send_message(self, name: str, notification: MooncakeNotification, stop: StopSignal) -> None:
+        """Send a message to a segment's handshake port.
 
         Raises:
-            ValueError: a name that can't be one, or a message that is too long.
-            Rejected: the peer does not take it.
-            Lost: it can't be found or does not answer.
+            ValueError: the name is not valid, or the message is too long.
+            Rejected: the peer does not accept the message.
+            Lost: the segment can't be found or does not answer.
         """
-        self._say(name, stop, lambda sock: mooncake_handshake.send_notification(sock, notification))
+        self._handshake_with(
+            name, stop, lambda sock: mooncake_handshake.send_notification(sock, notification)
+        )
 
     def probe(self, name: str, stop: StopSignal) -> None:
-        """Ask a segment's handshake port for a sign of life; raises like `leave_message`."""
-        self._say(name, stop, mooncake_handshake.send_probe)
+        """Check that a segment's handshake port answers; raises like `send_message`."""
+        self._handshake_with(name, stop, mooncake_handshake.send_probe)
 
-    def _say(self, name: str, stop: StopSignal, ask: Callable[[socket.socket], None]) -> None:
+    def _handshake_with(
+        self, name: str, stop: StopSignal, ask: Callable[[socket.socket], None]
+    ) -> None:
         try:
             host, port = self._registry.rpc_address(name)
             self._lanes.ask(host, port, stop, ask)
@@ -284,13 +287,13 @@ class MooncakeBackend:
             raise Lost(f"Mooncake segment {name}: {error}") from error
 
     def notifications(self) -> list[MooncakeNotification]:
-        """The messages that have come since last asked."""
+        """Return the messages received since the last call."""
         return self._handshake.take()
 
-    # The rest of a backend.
+    # Other methods of a backend.
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
-        """There is none over a wire."""
+        """Return None: there is no view over a network."""
         return None
 
     def forget(self, segment: str) -> None:
@@ -298,7 +301,7 @@ class MooncakeBackend:
         self._lanes.drop_idle(segment)
 
     def gauges(self) -> BackendGauges:
-        """Connections of both sides."""
+        """Count the connections that we dialled and accepted."""
         listeners = (self._data_listener, self._handshake_listener)
         return BackendGauges(
             n_connections=self._lanes.n_connections + sum(each.n_connections for each in listeners),
@@ -306,7 +309,7 @@ class MooncakeBackend:
         )
 
     def close(self) -> None:
-        """Withdraw our records, hang up on everybody and stop listening."""
+        """Withdraw our records, close all connections and stop listening."""
         self._regions.unwatch(self._announce)
         self._registry.withdraw()
         self._lanes.close()
@@ -315,7 +318,7 @@ class MooncakeBackend:
 
 
 def _advertised(home: EngineContext, port: int) -> Endpoint:
-    """What peers dial: the engine's host, with a port of our own."""
+    """Return the endpoint that peers dial: the engine's host with one of our ports."""
     host = home.advertise if home.advertise is None else split_address(home.advertise, 1)[0]
     if host is not None and ":" in host:
         host = f"[{host}]"

@@ -1,4 +1,4 @@
-"""What crosses a Mooncake data port, byte for byte. Pure: bytes in, values out, and back.
+"""Encode and decode the frames of a Mooncake data port. Pure: bytes to values, and back.
 
 All integers are little-endian. Requests on one connection are served one after the other.
 
@@ -12,7 +12,7 @@ All integers are little-endian. Requests on one connection are served one after 
     write      -> size bytes, no answer      -> size bytes, <- status once they are applied
 
 The address is a virtual address of the owner's process, and all `size` bytes must lie in one
-registered buffer. Version 1 refuses by closing the connection without a word.
+registered buffer. Version 1 refuses by closing the connection without a status.
 """
 
 import struct
@@ -33,11 +33,11 @@ FrameVersion = Literal[1, 2]
 
 
 class MooncakeFrameError(ValueError):
-    """What came is not the protocol; the connection can't be used any more."""
+    """Received bytes violate the protocol; the connection can't be used any more."""
 
 
 class MooncakeRequest(msgspec.Struct, frozen=True):
-    """The head of a request, without the bytes of a write."""
+    """The header of a request, without the bytes of a write."""
 
     write: bool
     address: int
@@ -46,7 +46,7 @@ class MooncakeRequest(msgspec.Struct, frozen=True):
 
 
 def encode_request(request: MooncakeRequest) -> bytes:
-    """The 24 bytes."""
+    """Encode a request header of 24 bytes."""
     op = _WRITE if request.write else _READ
     if request.version == 2:
         op |= _VERSION_2
@@ -54,10 +54,10 @@ def encode_request(request: MooncakeRequest) -> bytes:
 
 
 def decode_request(header: bytes | memoryview) -> MooncakeRequest:
-    """The 24 bytes, read; what the pad bytes hold doesn't matter.
+    """Decode a request header of 24 bytes; pad bytes are ignored.
 
     Raises:
-        FrameError: an operation that there isn't.
+        MooncakeFrameError: the operation is unknown.
     """
     size, address, op = _HEADER.unpack(header)
     if op & ~_VERSION_2 not in (_READ, _WRITE):
@@ -69,15 +69,15 @@ def decode_request(header: bytes | memoryview) -> MooncakeRequest:
 
 
 def encode_status(code: int) -> bytes:
-    """The 8 bytes."""
+    """Encode a status word of 8 bytes."""
     return _STATUS.pack(code, _MAGIC)
 
 
 def decode_status(word: bytes | memoryview) -> int:
-    """The code.
+    """Decode a status word, and return its code.
 
     Raises:
-        FrameError: it is no status word.
+        MooncakeFrameError: it is no status word.
     """
     code, magic = _STATUS.unpack(word)
     if magic != _MAGIC:

@@ -1,13 +1,13 @@
-"""Mooncake's handshake port: one question and one answer per connection.
+"""Speak the protocol of Mooncake's handshake port: one request and one answer per connection.
 
     u64 length, little-endian | u8 kind | JSON        length = 1 + bytes of JSON
 
-    kind 0  connection    two RDMA devices get to know each other; refused here
+    kind 0  connection    pairs two RDMA devices; refused here
          1  metadata      {my segment record}            -> {your segment record}
          2  notify        {"name", "notify_msg"}         -> {"name": "", "notify_msg": "success"}
          3  probe         {}                             -> {"status": "success"}
 
-The answer has the question's kind. Then the owner half-closes and waits for the other to close.
+The answer has the request's kind. Then the owner half-closes and waits for the peer to close.
 Lengths are checked before anything is allocated: at most 1 MiB, as in Mooncake.
 """
 
@@ -31,7 +31,7 @@ _SUCCESS = "success"
 
 
 class HandshakeKind(IntEnum):
-    """What is asked."""
+    """The kind of a handshake request."""
 
     CONNECTION = 0
     METADATA = 1
@@ -40,17 +40,17 @@ class HandshakeKind(IntEnum):
 
 
 class MooncakeRefusal(Exception):
-    """The peer understood and does not want to; the text is its reason."""
+    """The peer understood the request and refused it; the text is its reason."""
 
 
 # The framing.
 
 
 def encode(kind: HandshakeKind, body: bytes) -> bytes:
-    """A question or an answer.
+    """Encode a request or an answer.
 
     Raises:
-        ValueError: it is too long for the other side.
+        ValueError: it is too long for the peer.
     """
     if len(body) + 1 > MAX_BYTES:
         raise ValueError(f"a handshake of {len(body)} bytes, at most {MAX_BYTES - 1}")
@@ -58,10 +58,10 @@ def encode(kind: HandshakeKind, body: bytes) -> bytes:
 
 
 def decode_head(head: bytes | memoryview) -> tuple[HandshakeKind, int]:
-    """The kind, and how many bytes of JSON follow.
+    """Decode the head; return the kind and the number of JSON bytes that follow.
 
     Raises:
-        FrameError: too long, or a kind that there isn't.
+        MooncakeFrameError: the length is out of bounds, or the kind is unknown.
     """
     length, kind = _HEAD.unpack(head)
     if not 1 <= length <= MAX_BYTES:
@@ -75,64 +75,64 @@ def decode_head(head: bytes | memoryview) -> tuple[HandshakeKind, int]:
 
 
 def read_message(sock: socket.socket) -> tuple[HandshakeKind, bytes]:
-    """One question or answer.
+    """Read one request or answer.
 
     Raises:
-        FrameError: it is none.
+        MooncakeFrameError: the bytes are not a handshake.
         OSError: the connection broke, or the peer is too slow.
     """
     kind, n_bytes = decode_head(receive(sock, HEAD_BYTES))
     return kind, bytes(receive(sock, n_bytes))
 
 
-# Asking.
+# Requests.
 
 
 def exchange_records(sock: socket.socket, own: SegmentRecord) -> SegmentRecord:
-    """Exchange segment records.
+    """Send our segment record, and return the peer's.
 
     Raises:
-        FrameError, RecordError: the answer is none.
+        MooncakeFrameError, RecordError: the answer is not a record.
         OSError: the connection broke.
     """
     return mooncake_records.decode_segment(
-        _ask(sock, HandshakeKind.METADATA, mooncake_records.encode(own))
+        _request(sock, HandshakeKind.METADATA, mooncake_records.encode(own))
     )
 
 
 def send_notification(sock: socket.socket, notification: MooncakeNotification) -> None:
-    """Leave a message.
+    """Send a message.
 
     Raises:
-        Refusal: the peer does not take it.
+        MooncakeRefusal: the peer does not accept it.
         ValueError: it is too long.
-        FrameError, RecordError: the answer is none.
+        MooncakeFrameError, RecordError: the answer is not valid.
         OSError: the connection broke.
     """
-    answer = _ask(sock, HandshakeKind.NOTIFY, mooncake_records.encode(notification))
-    said = mooncake_records.decode_notification(answer).notify_msg
-    if said != _SUCCESS:
-        raise MooncakeRefusal(said)
+    answer = _request(sock, HandshakeKind.NOTIFY, mooncake_records.encode(notification))
+    status = mooncake_records.decode_notification(answer).notify_msg
+    if status != _SUCCESS:
+        raise MooncakeRefusal(status)
 
 
 def send_probe(sock: socket.socket) -> None:
-    """Ask for a sign of life.
+    """Check that the peer answers a probe.
 
     Raises:
-        Refusal: the peer says that it isn't well.
-        FrameError: the answer is none.
+        MooncakeRefusal: the peer answers with a failure.
+        MooncakeFrameError: the answer is not valid.
         OSError: the connection broke.
     """
-    answer = _ask(sock, HandshakeKind.PROBE, b"{}")
+    answer = _request(sock, HandshakeKind.PROBE, b"{}")
     try:
-        said = msgspec.json.decode(answer, type=dict[str, str]).get("status", "")
+        status = msgspec.json.decode(answer, type=dict[str, str]).get("status", "")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MooncakeFrameError(f"not the answer to a probe: {error}") from None
-    if said != _SUCCESS:
-        raise MooncakeRefusal(said)
+    if status != _SUCCESS:
+        raise MooncakeRefusal(status)
 
 
-def _ask(sock: socket.socket, kind: HandshakeKind, body: bytes) -> bytes:
+def _request(sock: socket.socket, kind: HandshakeKind, body: bytes) -> bytes:
     send_all(sock, [encode(kind, body)])
     answered, answer = read_message(sock)
     if answered != kind:
@@ -140,26 +140,26 @@ def _ask(sock: socket.socket, kind: HandshakeKind, body: bytes) -> bytes:
     return answer
 
 
-# Answering.
+# Answers.
 
 
 def notify_answer(refused: str = "") -> bytes:
-    """Whether a message was taken."""
+    """Encode the answer to a message: accepted, or the reason of the refusal."""
     return mooncake_records.encode(MooncakeNotification("", refused or _SUCCESS))
 
 
 def probe_answer() -> bytes:
-    """A sign of life."""
+    """Encode the answer to a probe."""
     return msgspec.json.encode({"status": _SUCCESS})
 
 
 def connection_answer() -> bytes:
-    """No: there is no RDMA behind this port."""
+    """Encode the refusal of an RDMA connection: this port offers none."""
     return msgspec.json.encode({"reply_msg": "this segment is reached over tcp only"})
 
 
 def half_close(sock: socket.socket, linger_s: float) -> None:
-    """Half-close and wait for the other side to close, not for ever."""
+    """Half-close, then wait for the peer to close, for at most `linger_s` seconds."""
     until = time.monotonic() + linger_s
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)

@@ -1,8 +1,8 @@
-"""Our side as an initiator: one data connection, used by one thread at a time.
+"""Read and write over one data connection, used by one thread at a time.
 
-Version 1 does not acknowledge a write. As a connection's requests are served one after the
-other, each write is followed by a read of its last byte: when that byte is here, the write was
-applied; when the connection closes instead, it was refused or lost, and is reported so.
+Version 1 does not acknowledge a write. The peer serves a connection's requests in order, so a
+read of its last byte follows each write. When that byte arrives, the write was applied. When
+the connection closes instead, the write was refused or lost, and is reported as such.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from halfmoon_transfer.threads.stop_signal import StopSignal
 
 
 class AddressRefused(Exception):
-    """The bytes don't lie in one registered buffer of the peer; the connection is of no use."""
+    """The bytes are not in one registered buffer of the peer; the connection is used up."""
 
 
 def dial(host: str, port: int, timeout_s: float, stop: StopSignal) -> socket.socket:
-    """Connect to the host's addresses in turn; the socket keeps the patience that is left.
+    """Connect to the host's addresses in turn; the remaining time becomes the socket's timeout.
 
     Raises:
-        OSError: none of them answers.
+        OSError: no address answers.
     """
     until = time.monotonic() + min(timeout_s, stop.remaining_s())
     error: OSError = ConnectionError(f"{host!r} has no address")
@@ -42,7 +42,7 @@ def dial(host: str, port: int, timeout_s: float, stop: StopSignal) -> socket.soc
         sock = socket.socket(family, kind, protocol)
         sock.settimeout(left)
         try:
-            with stop.calling_on_stop(partial(_kick, sock)):
+            with stop.calling_on_stop(partial(_shut_down, sock)):
                 sock.connect(address)
         except OSError as failed:
             sock.close()
@@ -53,38 +53,39 @@ def dial(host: str, port: int, timeout_s: float, stop: StopSignal) -> socket.soc
 
 
 class MooncakeLane:
-    """A data connection."""
+    """A data connection to one peer."""
 
     def __init__(self, sock: socket.socket, version: FrameVersion) -> None:
         self._socket = sock
         self._version: FrameVersion = version
-        #: To one of our own engines: its buffers by key hash, true for as long as it serves us.
+        #: Buffers of a Halfmoon engine by key hash, valid while it serves this connection.
         self.buffers: dict[str, BufferRecord] = {}
-        #: Whether it has carried anything: an idle connection may have died unnoticed.
+        #: True once it has carried a batch: an idle connection may have died unnoticed.
         self.used = False
 
     def bind(self, epoch: int) -> None:
-        """Ask one of our own engines whether this is still its epoch.
+        """Bind the connection to an epoch of a Halfmoon engine.
 
         Raises:
-            AddressRefused: it is not.
-            FrameError, OSError: as ever.
+            AddressRefused: the engine's epoch has changed.
+            MooncakeFrameError: the answer is not valid.
+            OSError: the connection broke.
         """
         send_all(self._socket, [mooncake_frames.encode_request(MooncakeRequest(False, epoch, 0))])
-        self._status()
+        self._read_status()
 
-    def ready(self) -> None:
-        """From now on it waits as long as it must; `abort` wakes it."""
+    def make_ready(self) -> None:
+        """Remove the timeout of the socket; from now on only `abort` interrupts a wait."""
         self._socket.settimeout(None)
         tune_socket(self._socket)
 
     def write(self, address: int, data: Sequence[memoryview]) -> None:
-        """Put these bytes there, one after the other; they are applied when it returns.
+        """Write these buffers to an address, one after the other; they are applied on return.
 
         Raises:
-            AddressRefused: the peer has no such place.
-            FrameError: the peer answered nonsense.
-            OSError: the connection broke; over version 1 perhaps because it was refused.
+            AddressRefused: no buffer of the peer holds the range.
+            MooncakeFrameError: the answer is not valid.
+            OSError: the connection broke; over version 1 perhaps because of a refusal.
         """
         size = sum(map(len, data))
         head = mooncake_frames.encode_request(MooncakeRequest(True, address, size, self._version))
@@ -96,37 +97,37 @@ class MooncakeLane:
         try:
             send_all(self._socket, [head, *data])
         except OSError:
-            # Perhaps it was refused before all was sent; then the reason is there to read.
+            # The peer may have refused before all was sent; then its status can be read.
             with contextlib.suppress(OSError):
-                self._status()
+                self._read_status()
             raise
-        self._status()
+        self._read_status()
 
     def read(self, address: int, data: Sequence[memoryview]) -> None:
-        """Fill these buffers, one after the other, from there. Raises like `write`."""
+        """Read from an address into these buffers, one after the other. Raises like `write`."""
         size = sum(map(len, data))
         send_all(
             self._socket,
             [mooncake_frames.encode_request(MooncakeRequest(False, address, size, self._version))],
         )
         if self._version == 2:
-            self._status()
+            self._read_status()
         receive_into(self._socket, data)
 
-    def _status(self) -> None:
+    def _read_status(self) -> None:
         code = mooncake_frames.decode_status(receive(self._socket, mooncake_frames.STATUS_BYTES))
         if code != mooncake_frames.APPLIED:
             raise AddressRefused(f"refused with code {code}")
 
     def abort(self) -> None:
-        """Wake the thread that uses it, from another one; the lane is of no use afterwards."""
-        _kick(self._socket)
+        """Interrupt the thread that uses the lane; the lane can't be used afterwards."""
+        _shut_down(self._socket)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
-def _kick(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Connections to peers: dialled, bound to an epoch, kept while unused."""
+"""Dial connections to peers, bind them to an epoch, and keep idle ones."""
 
 import socket
 import threading
@@ -13,17 +13,17 @@ from halfmoon_transfer.backends.mooncake.mooncake_records import SegmentRecord
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
-#: How often a peer's regions may change while we try to reach it.
+#: Tries to bind a connection while the peer's regions keep changing.
 MAX_BINDS = 5
 T = TypeVar("T")
 
 
 class StaleSegment(Exception):
-    """Another start of the segment answers; the text says which."""
+    """Another start of the segment answered; the text says which."""
 
 
 class MooncakeLanePool:
-    """All connections that one engine has dialled. Safe from any thread."""
+    """The connections that one engine has dialled. Safe from any thread."""
 
     def __init__(
         self, own_record: Callable[[], SegmentRecord], *, connect_timeout_s: float, max_idle: int
@@ -32,30 +32,30 @@ class MooncakeLanePool:
         self._connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._lock = threading.Lock()
-        #: Connections that nobody uses now, with whom they lead to; the oldest first.
+        #: Unused connections with their peers, oldest first.
         self._idle: list[tuple[SegmentDescriptor, MooncakeLane]] = []
         self._n_busy = 0
 
     @property
     def n_connections(self) -> int:
-        """Connections open now."""
+        """Number of open connections."""
         with self._lock:
             return len(self._idle) + self._n_busy
 
     def take(self, peer: SegmentDescriptor, stop: StopSignal, *, fresh: bool) -> MooncakeLane:
-        """An idle connection to this peer, or with `fresh` a new one; for one thread's use.
+        """Take an idle connection to this peer, or with `fresh` a new one, for one thread.
 
         Raises:
-            Stale: another start of this segment answers.
-            ValueError: what answers is not what we look for.
-            OSError: nobody answers.
+            StaleSegment: another start of this segment answers.
+            ValueError: another segment or another program answers.
+            OSError: the peer does not answer.
         """
         with self._lock:
             self._n_busy += 1
             for index in reversed(range(len(self._idle))):
                 if self._idle[index][0] == peer and not fresh:
                     return self._idle.pop(index)[1]
-        # None to this start of the peer, or not to be trusted: neither are the others.
+        # No connection to this start of the peer can be trusted: close all others too.
         self.drop_idle(peer.name)
         try:
             return (
@@ -76,11 +76,11 @@ class MooncakeLanePool:
             dial(host, port, self._connect_timeout_s, stop), mooncake_peers.VERSIONS[name]
         )
         if not mooncake_peers.is_halfmoon(peer):
-            lane.ready()
+            lane.make_ready()
         return lane
 
     def _bind(self, peer: SegmentDescriptor, stop: StopSignal) -> MooncakeLane:
-        """A connection to one of our own engines, and what its buffers are."""
+        """Dial a Halfmoon engine, read its buffers and bind the connection to its epoch."""
         host, port = split_address(peer.endpoints["mooncake"].address, 0)
         for _ in range(MAX_BINDS):
             record = self.ask(
@@ -100,9 +100,9 @@ class MooncakeLanePool:
             try:
                 with stop.calling_on_stop(lane.abort):
                     lane.bind(_epoch(mark.epoch))
-                lane.ready()
+                lane.make_ready()
             except AddressRefused:
-                # A region was taken back between the two questions.
+                # A region was unregistered between the two requests.
                 lane.close()
                 continue
             except BaseException:
@@ -115,7 +115,7 @@ class MooncakeLanePool:
         raise MooncakeFrameError("its regions keep changing")
 
     def put_back(self, peer: SegmentDescriptor, lane: MooncakeLane) -> None:
-        """Keep a connection for the next one."""
+        """Return a connection to the pool, for the next batch."""
         with self._lock:
             self._n_busy -= 1
             self._idle.append((peer, lane))
@@ -125,13 +125,13 @@ class MooncakeLanePool:
             old.close()
 
     def discard(self, lane: MooncakeLane) -> None:
-        """Close a connection that was taken."""
+        """Close a taken connection."""
         with self._lock:
             self._n_busy -= 1
         lane.close()
 
     def drop_idle(self, segment: str) -> None:
-        """Close the unused ones to this peer."""
+        """Close the idle connections to this peer."""
         with self._lock:
             dropped = [lane for peer, lane in self._idle if peer.name == segment]
             self._idle = [(peer, lane) for peer, lane in self._idle if peer.name != segment]
@@ -139,17 +139,17 @@ class MooncakeLanePool:
             lane.close()
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for _, lane in idle:
             lane.close()
 
     def ask(self, host: str, port: int, stop: StopSignal, ask: Callable[[socket.socket], T]) -> T:
-        """One handshake; a peer that says nothing is no better than one that does not accept.
+        """Dial a handshake port and run one exchange; a silent peer counts as unreachable.
 
         Raises:
-            OSError: nobody answers, and whatever `ask` raises.
+            OSError: the peer does not answer. Errors of `ask` are passed on.
         """
         sock = dial(host, port, self._connect_timeout_s, stop)
         with sock, stop.calling_on_stop(MooncakeLane(sock, 2).abort):

@@ -1,10 +1,10 @@
-"""Our side of both ports: regions served by address, records, messages, signs of life.
+"""Serve the data port (regions by address) and the handshake port (records, messages, probes).
 
-One thing is added on the data port, in Mooncake's own frames: a version 2 read of 0 bytes at
-"address" E asks whether E is still our epoch. Answered 0, the connection is bound to it: once
-a region has been taken back, the next request on it is refused and the connection closed, so
-that a peer's memory of our addresses never outlives them. Other reads of 0 bytes are refused,
-as Mooncake does.
+The data port has one extension in Mooncake's own frames: a version 2 read of 0 bytes at
+"address" E asks if E is still our epoch. Status 0 binds the connection to the epoch. Once a
+region has been unregistered, the next request is refused and the connection closed. So the
+addresses that a peer knows never outlive the regions. Other reads of 0 bytes are refused, as
+Mooncake does.
 """
 
 import logging
@@ -26,29 +26,29 @@ from halfmoon_transfer.backends.socket_io import SocketClosed, receive, receive_
 from halfmoon_transfer.regions.region_table import AccessRefused, RegionEntry
 
 _log = logging.getLogger(__name__)
-#: How long a refused peer may take to hear it and close.
+#: Seconds in which a refused peer should read the status and close.
 _LINGER_S = 1.0
 
 
 class DataPort:
-    """Serves one segment's regions; `serve` runs in a thread per connection."""
+    """Serve one segment's regions; `serve` runs in a thread per connection."""
 
     def __init__(self, exposed: ExposedRegions) -> None:
         self._exposed = exposed
         self._lock = threading.Lock()
-        #: The region that a connection accesses now.
+        #: Key of the region that each connection accesses now.
         self._accessing: dict[socket.socket, bytes] = {}
 
     def accessing(self, key: bytes) -> list[socket.socket]:
-        """Connections that access this region now."""
+        """Return the connections that access this region now."""
         with self._lock:
             return [sock for sock, each in self._accessing.items() if each == key]
 
     def serve(self, sock: socket.socket) -> None:
-        """Answer requests until the peer hangs up or is refused.
+        """Answer requests until the peer closes the connection or is refused.
 
         Raises:
-            FrameError: the peer sent something else.
+            MooncakeFrameError: the peer violates the protocol.
             OSError: the connection broke, or stalled in the middle of a request.
         """
         epoch: int | None = None
@@ -65,27 +65,27 @@ class DataPort:
                 return
 
     def _is_epoch(self, request: MooncakeRequest) -> bool:
-        asks = request.version == 2 and not request.write
-        return asks and request.address == self._exposed.epoch
+        is_query = request.version == 2 and not request.write
+        return is_query and request.address == self._exposed.epoch
 
     def _answer(self, sock: socket.socket, request: MooncakeRequest, epoch: int | None) -> bool:
-        """Move the bytes; False if the address is refused."""
+        """Move the bytes; return False if the address is refused."""
         try:
             entry, view = self._exposed.acquire(request.address, request.size, write=request.write)
         except AccessRefused:
             return False
         try:
-            # Only now: a region that was taken back before we got hold of this one counts.
+            # Compare after acquiring: a region unregistered before that has changed the epoch.
             if epoch is not None and epoch != self._exposed.epoch:
                 return False
-            self._note(sock, entry)
+            self._set_accessing(sock, entry)
             _move(sock, request, view)
         finally:
-            self._note(sock, None)
+            self._set_accessing(sock, None)
             self._exposed.give_back(entry)
         return True
 
-    def _note(self, sock: socket.socket, entry: RegionEntry | None) -> None:
+    def _set_accessing(self, sock: socket.socket, entry: RegionEntry | None) -> None:
         with self._lock:
             if entry is None:
                 self._accessing.pop(sock, None)
@@ -94,10 +94,10 @@ class DataPort:
 
 
 def _next_header(sock: socket.socket) -> memoryview | None:
-    """The next request's header; None when the peer has hung up in between."""
+    """Read the next request's header; None when the peer closed between two requests."""
     while True:
         try:
-            # Idling between requests is fine, for as long as the peer likes.
+            # A connection may idle between requests for any time.
             if not sock.recv(1, socket.MSG_PEEK):
                 return None
         except BlockingIOError:
@@ -119,14 +119,14 @@ def _move(sock: socket.socket, request: MooncakeRequest, view: memoryview) -> No
 
 
 def _refuse(sock: socket.socket, request: MooncakeRequest) -> None:
-    """Say so where that can be said. Bytes that come are read, lest they erase our words."""
+    """Send the refusal in version 2; read incoming bytes, so that no reset discards it."""
     if request.version == 2:
         send_all(sock, [mooncake_frames.encode_status(mooncake_frames.REFUSED)])
         mooncake_handshake.half_close(sock, _LINGER_S)
 
 
 class HandshakePort:
-    """Answers handshakes; `serve` runs in a thread per connection."""
+    """Answer handshakes; `serve` runs in a thread per connection."""
 
     def __init__(self, record: Callable[[], SegmentRecord], max_notifications: int) -> None:
         self._record = record
@@ -135,17 +135,17 @@ class HandshakePort:
         self._notifications: deque[MooncakeNotification] = deque()
 
     def take(self) -> list[MooncakeNotification]:
-        """The messages that have come since last asked, oldest first."""
+        """Return the messages received since the last call, oldest first."""
         with self._lock:
             taken = list(self._notifications)
             self._notifications.clear()
         return taken
 
     def serve(self, sock: socket.socket) -> None:
-        """Answer one question.
+        """Answer one request.
 
         Raises:
-            FrameError: it was none.
+            MooncakeFrameError: the bytes are not a handshake.
             OSError: the connection broke, or the peer is too slow.
         """
         try:
@@ -159,7 +159,7 @@ class HandshakePort:
         except mooncake_records.RecordError as error:
             raise MooncakeFrameError(str(error)) from error
         except ValueError as error:
-            # Ours is too long, not theirs.
+            # Our answer is too long, not the request.
             _log.error("a peer can't have our record: %s", error)
             return
         send_all(sock, [answer])
@@ -179,7 +179,7 @@ class HandshakePort:
                 return mooncake_handshake.connection_answer()
 
     def _keep(self, notification: MooncakeNotification) -> str:
-        """Why it was not taken; "" when it was."""
+        """Keep a message; return "" or the reason of a refusal."""
         with self._lock:
             if len(self._notifications) >= self._max_notifications:
                 return f"{self._max_notifications} messages wait here already, the limit"

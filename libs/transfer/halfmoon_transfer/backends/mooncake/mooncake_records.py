@@ -1,17 +1,17 @@
-"""Mooncake's records, as values: what is in its metadata store and goes over handshakes. Pure.
+"""Encode and decode Mooncake's records of the metadata store and of handshakes. Pure.
 
     mooncake/[<cluster>/]ram/<name>        the segment record: data port, version, buffers
-    mooncake/[<cluster>/]rpc_meta/<name>   where the segment's handshake port is
+    mooncake/[<cluster>/]rpc_meta/<name>   the address of the segment's handshake port
 
 Both are JSON. A segment whose name holds a "/" has its record at mooncake/[<cluster>/]<name>.
-Fields that we don't know are ignored, as theirs ignores what we add to our own records:
+Unknown fields are ignored. So does Mooncake with the fields that we add to our records:
 
     "halfmoon": {"segment": …, "generation": …, "epoch": …}        of the segment
     "halfmoon": {"key_hash": …, "read_only": …}                    of a buffer
 
-By these two Halfmoon engines find each other's keyed regions at absolute addresses: a region's
-key stays secret, its hash says which buffer it is. The epoch is a random number that changes
-whenever a region is taken back; see `server`.
+With these two, Halfmoon engines find each other's keyed regions at absolute addresses. A
+region's key stays secret; its hash identifies the buffer. The epoch is a random number that
+changes whenever a region is unregistered; see `exposed_regions`.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from datetime import datetime
 
 import msgspec
 
-#: What stands for "no metadata server": segments are named by their handshake address.
+#: URL that means "no metadata server": segments are named by their handshake address.
 P2P = "P2PHANDSHAKE"
 
 
 class RecordError(ValueError):
-    """A record that can't be read, or that we can't use."""
+    """A record that can't be decoded or used."""
 
 
 class HalfmoonBufferInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a Halfmoon engine says of a buffer beyond Mooncake's record."""
+    """Fields that a Halfmoon engine adds to Mooncake's record of a buffer."""
 
     key_hash: str
     read_only: bool = False
@@ -45,21 +45,21 @@ class BufferRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HalfmoonSegmentInfo(msgspec.Struct, frozen=True):
-    """Which start of which Halfmoon segment it is."""
+    """Fields that a Halfmoon engine adds to Mooncake's record of a segment."""
 
     segment: str
     generation: int
-    #: Hexadecimal, as JSON numbers of 64 bits don't survive everywhere.
+    #: Hexadecimal, because some JSON parsers round numbers of 64 bits.
     epoch: str
 
 
 class SegmentRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process's segment."""
+    """The record of one process's segment."""
 
     name: str
     protocol: str
     tcp_data_port: int = 0
-    #: Absent before Mooncake 0.3.13: then it is the host of the segment's handshake port.
+    #: Absent before Mooncake 0.3.13; then the host of the handshake port is meant.
     tcp_data_host: str = ""
     #: Absent before version 2.
     tcp_proto_version: int = 1
@@ -70,26 +70,26 @@ class SegmentRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RpcRecord(msgspec.Struct, frozen=True):
-    """Where a segment's handshake port is."""
+    """The address of a segment's handshake port."""
 
     ip_or_host_name: str
     rpc_port: int
 
 
 class MooncakeNotification(msgspec.Struct, frozen=True):
-    """A small message: Mooncake's name for whom it is from (free text), and its text."""
+    """A small message: the sender's name (free text) and the text."""
 
     name: str
     notify_msg: str
 
 
 def segment_key(name: str, cluster: str = "") -> str:
-    """The metadata key of a segment record."""
+    """Return the metadata key of a segment record."""
     return f"{_prefix(cluster)}{name}" if "/" in name else f"{_prefix(cluster)}ram/{name}"
 
 
 def rpc_key(name: str, cluster: str = "") -> str:
-    """The metadata key of a handshake address."""
+    """Return the metadata key of a handshake address."""
     return f"{_prefix(cluster)}rpc_meta/{name}"
 
 
@@ -98,17 +98,17 @@ def _prefix(cluster: str) -> str:
 
 
 def hash_key(key: bytes) -> str:
-    """What is published of a region's key: enough to recognise it, nothing to derive it from."""
+    """Hash a region's key for publication: it identifies the key and does not reveal it."""
     return hashlib.sha256(b"halfmoon region " + key).hexdigest()[:32]
 
 
 def format_timestamp(now: datetime) -> str:
-    """A moment as Mooncake writes it."""
+    """Format a time in Mooncake's format."""
     return now.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def encode(record: SegmentRecord | RpcRecord | MooncakeNotification) -> bytes:
-    """JSON, with fields that Mooncake wants to see even when they hold defaults."""
+    """Encode a record as JSON, with the fields that Mooncake requires despite defaults."""
     fields = msgspec.to_builtins(record)
     if isinstance(record, SegmentRecord):
         fields = {
@@ -122,10 +122,10 @@ def encode(record: SegmentRecord | RpcRecord | MooncakeNotification) -> bytes:
 
 
 def decode_segment(value: bytes | memoryview) -> SegmentRecord:
-    """A segment record that TCP can be spoken with.
+    """Decode the record of a segment that is reached over TCP.
 
     Raises:
-        RecordError: it is no record, or of another transport, or says nothing sensible.
+        RecordError: it is no record, or of another transport, or has values out of bounds.
     """
     try:
         record = msgspec.json.decode(value, type=SegmentRecord)
@@ -146,10 +146,10 @@ def decode_segment(value: bytes | memoryview) -> SegmentRecord:
 
 
 def decode_rpc(value: bytes | memoryview) -> RpcRecord:
-    """A handshake address.
+    """Decode a handshake address.
 
     Raises:
-        RecordError: it is none.
+        RecordError: the value is not an address.
     """
     try:
         record = msgspec.json.decode(value, type=RpcRecord)
@@ -161,10 +161,10 @@ def decode_rpc(value: bytes | memoryview) -> RpcRecord:
 
 
 def decode_notification(value: bytes | memoryview) -> MooncakeNotification:
-    """A message.
+    """Decode a message.
 
     Raises:
-        RecordError: it is none.
+        RecordError: the value is not a message.
     """
     try:
         return msgspec.json.decode(value, type=MooncakeNotification)

@@ -1,4 +1,4 @@
-"""How Mooncake segments find each other: a metadata server, or by their handshake address."""
+"""Publish our Mooncake records and look up others: by metadata server or by address."""
 
 import logging
 import threading
@@ -15,30 +15,30 @@ _log = logging.getLogger(__name__)
 
 
 class MooncakeRegistry:
-    """Our records, and those of others. Calls may block on the metadata server.
+    """The published records of all segments. Calls may block on the metadata server.
 
-    Records have no lease: Mooncake's servers know none. What a crash left behind is
-    overwritten by the next start of the same name.
+    Records have no lease, because Mooncake's servers have none. The next start of the same
+    name overwrites the records that a crash left behind.
     """
 
     def __init__(self, settings: MooncakeSettings, name: str, rpc: RpcRecord) -> None:
-        """Open the store; nothing is announced yet.
+        """Open the store, without publishing yet.
 
         Args:
-            settings: which store, which keys.
+            settings: the store and the names of our keys.
             name: our segment's name if `settings` has none.
-            rpc: where our handshake port is.
+            rpc: the address of our handshake port.
 
         Raises:
-            ValueError: a metadata URL that can't be used.
+            ValueError: the metadata URL can't be used.
         """
-        #: Whether there is no metadata server, and a segment's name is its address.
+        #: True without a metadata server; then a segment's name is its address.
         self.is_p2p = settings.metadata == P2P
-        #: None also once the records are withdrawn.
+        #: None without a metadata server, and once the records are withdrawn.
         self._store: MetadataStore | None = None
         self._cluster = settings.cluster
         self._rpc = rpc
-        #: Hold it while making a record and announcing it, so that the last one made stays.
+        #: Held while a record is built and published, so that the newest record stays.
         self.lock = threading.Lock()
         if self.is_p2p:
             self.name = join_address(rpc.ip_or_host_name, rpc.rpc_port)
@@ -50,7 +50,7 @@ class MooncakeRegistry:
         """Write our segment record; with `lock` held.
 
         Raises:
-            MetadataError: the server can't.
+            MetadataError: the server fails.
         """
         if self._store is not None:
             self._store.put(
@@ -59,13 +59,13 @@ class MooncakeRegistry:
             )
 
     def announce_rpc(self) -> None:
-        """Write where our handshake port is.
+        """Write the address of our handshake port.
 
-        Some of Mooncake's servers refuse to overwrite this one, so what an earlier start left
-        is removed first.
+        Some of Mooncake's servers refuse to overwrite this record, so the record of an earlier
+        start is removed first.
 
         Raises:
-            MetadataError: the server can't.
+            MetadataError: the server fails.
         """
         if self._store is not None:
             key = mooncake_records.rpc_key(self.name, self._cluster)
@@ -73,7 +73,7 @@ class MooncakeRegistry:
             self._store.put(key, mooncake_records.encode(self._rpc))
 
     def withdraw(self) -> None:
-        """Remove our records, unless another process has written them over; let go of the store."""
+        """Remove our records, unless another process has overwritten them; close the store."""
         store, self._store = self._store, None
         if store is None:
             return
@@ -88,11 +88,11 @@ class MooncakeRegistry:
             store.close()
 
     def rpc_address(self, name: str) -> tuple[str, int]:
-        """Where a segment's handshake port is.
+        """Return host and port of a segment's handshake port.
 
         Raises:
-            ValueError: without a server, a name that is not "host:port".
-            Lost: it is not in the metadata server, or that can't say.
+            ValueError: there is no metadata server and the name is not "host:port".
+            Lost: the metadata server does not have the segment, or fails.
         """
         if self.is_p2p:
             host, port = split_address(name, 0)
@@ -105,11 +105,11 @@ class MooncakeRegistry:
         return rpc.ip_or_host_name, rpc.rpc_port
 
     def record(self, name: str) -> SegmentRecord:
-        """A segment's record, from the metadata server (with one; see `is_p2p`).
+        """Return a segment's record from the metadata server; needs one, see `is_p2p`.
 
         Raises:
-            Lost: it is not there, or the server can't say.
-            RecordError: it is no record of a TCP segment.
+            Lost: the metadata server does not have the segment, or fails.
+            RecordError: the value is not the record of a TCP segment.
         """
         return mooncake_records.decode_segment(
             self._get(mooncake_records.segment_key(name, self._cluster), name)

@@ -69,8 +69,8 @@ def deliver_notification(link: RdmaLink, errand: CarryRequest) -> SliceOutcome:
         VerbsError: a device failed, likewise.
     """
     batch = errand.batch
-    assert batch.notice is not None
-    body = encode(batch.peer.generation, batch.notice)
+    assert batch.notification is not None
+    body = encode(batch.peer.generation, batch.notification)
     if len(body) > SLOT_BYTES:
         return SliceOutcome(
             OutcomeKind.UNUSABLE, f"a notice of {len(body)} bytes; rdma takes {SLOT_BYTES}"
@@ -85,7 +85,7 @@ def deliver_notification(link: RdmaLink, errand: CarryRequest) -> SliceOutcome:
         try:
             if not rail.connected:
                 link.connect(rail)
-            noted = link.announce(rail, batch.notice.id, body)
+            noted = link.announce(rail, batch.notification.id, body)
         except RailFailed as failed:
             missing = f"{rail.pair} failed: {failed}"
             link.health.on_failed(rail.pair, link.peer, str(failed))

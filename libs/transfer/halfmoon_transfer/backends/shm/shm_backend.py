@@ -120,7 +120,7 @@ class ShmBackend:
             return outcomes
         return [
             refusal_outcome(batch, each, AccessStatus.UNKNOWN_KEY, 0)
-            if each.remote.key in revoked and outcome.fate is OutcomeKind.APPLIED
+            if each.remote.key in revoked and outcome.kind is OutcomeKind.APPLIED
             else outcome
             for each, outcome in zip(batch.slices, outcomes, strict=True)
         ]
@@ -128,10 +128,10 @@ class ShmBackend:
     def notify(self, errand: CarryRequest) -> SliceOutcome:
         """Deliver the notice over the Unix socket."""
         batch = errand.batch
-        assert batch.notice is not None
+        assert batch.notification is not None
         try:
             self._peer(errand.peer).notify(
-                ShmNotification(batch.peer.generation, batch.notice), errand.stop
+                ShmNotification(batch.peer.generation, batch.notification), errand.stop
             )
         except AccessRefused as refused:
             return refusal_outcome(batch, batch.slices[0], refused.status, refused.detail)

@@ -248,11 +248,11 @@ class Lane:
         """
         self.used = True
         batch, number = errand.batch, self._n_requests
-        assert batch.notice is not None
+        assert batch.notification is not None
         self._n_requests += 1
         send_all(
             self._socket,
-            [tcp_frames.encode_notification(number, batch.peer.generation, batch.notice)],
+            [tcp_frames.encode_notification(number, batch.peer.generation, batch.notification)],
         )
         reply = self._reply()
         if (reply.op, reply.number, len(reply.slices)) != (tcp_frames.NOTIFY, number, 1):

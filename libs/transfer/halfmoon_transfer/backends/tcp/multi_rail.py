@@ -141,7 +141,7 @@ class MultiRailTcp:
         for _ in rails:
             outcomes = self._over_one_of(rails, errand, carry)
             # Nothing was sent: another rail may do at once.
-            if outcomes[0].fate is not OutcomeKind.UNREACHABLE or not self._has_good(errand.peer):
+            if outcomes[0].kind is not OutcomeKind.UNREACHABLE or not self._has_good(errand.peer):
                 break
         return outcomes
 
@@ -180,14 +180,14 @@ class MultiRailTcp:
         finally:
             watch.forget(attempt)
         lost = any(
-            outcome.fate in (OutcomeKind.LOST, OutcomeKind.UNREACHABLE) for outcome in outcomes
+            outcome.kind in (OutcomeKind.LOST, OutcomeKind.UNREACHABLE) for outcome in outcomes
         )
         self._settle(peer, ticket, attempt, errand, lost=lost)
         if not (lost and attempt.silent):
             return outcomes
         reason = f"rail {ticket.rail} to segment {errand.peer.name}: silent for {patience:.2f} s"
         silent = SliceOutcome(OutcomeKind.LOST, reason)
-        return [silent if each.fate is OutcomeKind.LOST else each for each in outcomes]
+        return [silent if each.kind is OutcomeKind.LOST else each for each in outcomes]
 
     def _patience_s(self, errand: CarryRequest, expected_s: float | None, n_bytes: int) -> float:
         needed = n_bytes / _SLOWEST if expected_s is None else expected_s * _SLACK
@@ -275,7 +275,11 @@ class MultiRailTcp:
         """Nobody is interested in these any more: perhaps they are gone for good."""
         unused_s = self._limits.cooldown_max_s
         for name, peer in list(self._peers.items()):
-            if peer.spray.n_out == 0 and now - peer.used_at > unused_s and peer.spray.paused():
+            if (
+                peer.spray.n_in_flight == 0
+                and now - peer.used_at > unused_s
+                and peer.spray.paused()
+            ):
                 del self._peers[name]
 
     def _answers(self, there: SegmentDescriptor, stop: StopSignal) -> bool:
