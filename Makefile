@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test fuzz fuzz-messages test-soak test-shaken native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma clean
+.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,8 +20,14 @@ help: ## this list
 up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
 	@$(BIN)/halfmoon up
 
-test: $(VENV)/.dev ## all tests
-	$(BIN)/pytest
+# One more than cores: many tests wait for a process or a peer.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+
+test: $(VENV)/.dev ## all tests, several at once: WORKERS=3
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+test-fast: $(VENV)/.dev ## what needs no other process and no torch: run it while you work
+	$(BIN)/python -m pytest -p tests.one_process -q -r fE
 
 # Operations of the long soak; SEED repeats one.
 OPERATIONS ?= 4000

@@ -1,7 +1,9 @@
-"""What all tests share: how hypothesis behaves on a busy machine, which tests must not be skipped,
-and a metadata server."""
+"""Set up what all tests share: hypothesis, workers of one run, required tests, a metadata server."""
 
+import gc
 import os
+import random
+import secrets
 import socket
 import threading
 import time
@@ -24,6 +26,31 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("halfmoon")
+
+#: Equal in all workers of one run, so that they draw the same tests.
+RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex(8)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores: one thread for each worker's torch, and for processes it starts.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """Collect no garbage while modules are imported: half of that time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but leave out what the imports made: it stays."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test marked with `random_seeds(n)` a `seed`, n times."""
+    if (mark := metafunc.definition.get_closest_marker("random_seeds")) is not None:
+        dice = random.Random(f"{RUN_ID} {metafunc.definition.nodeid}")
+        metafunc.parametrize("seed", [dice.randrange(1 << 32) for _ in range(mark.args[0])])
+
 
 #: Test files, separated by spaces, in which a skip is a failure: where all that they need is said
 #: to be installed, a test that does not run is a mistake.

@@ -90,7 +90,7 @@ async def test_damaged_bytes_on_the_disk_are_never_served(nodes: Any, tmp_path: 
         assert not damaged & await client.stored()
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
+@pytest.mark.random_seeds(1)
 async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_what_it_mended(
     nodes: Any, tmp_path: Path, seed: int
 ) -> None:
@@ -129,7 +129,7 @@ async def test_a_node_started_on_a_damaged_file_serves_what_is_whole_and_says_wh
         nodes.kill("a")
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
+@pytest.mark.random_seeds(1)
 async def test_killed_in_the_middle_of_writes_a_node_loses_nothing_that_was_written(
     nodes: Any, tmp_path: Path, seed: int
 ) -> None:

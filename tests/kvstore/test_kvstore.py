@@ -586,7 +586,7 @@ class Believer:
 
 
 @pytest.mark.parametrize("watermarks", [(0.75, 0.5), (1.0, 1.0)], ids=["usual", "full"])
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32) for _ in range(3)])
+@pytest.mark.random_seeds(3)
 async def test_what_the_events_say_is_what_the_store_holds_whatever_is_done_to_it(
     tmp_path: Path, seed: int, watermarks: tuple[float, float]
 ) -> None:

@@ -146,7 +146,7 @@ def places(dice: random.Random) -> list[int]:
     return [*found, *(dice.randrange(SHAPE.n_bytes) for _ in range(1500))]
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
+@pytest.mark.random_seeds(1)
 def test_one_flipped_bit_anywhere_costs_at_most_the_block_that_has_it(
     tmp_path: Path, seed: int
 ) -> None:
@@ -166,7 +166,7 @@ def test_one_flipped_bit_anywhere_costs_at_most_the_block_that_has_it(
             assert restart(tmp_path).said == [], f"byte {at} is still damaged"
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
+@pytest.mark.random_seeds(1)
 def test_a_page_of_zeros_noise_or_another_pages_bytes_costs_at_most_the_block_that_has_it(
     tmp_path: Path, seed: int
 ) -> None:
@@ -312,7 +312,7 @@ def test_a_file_of_version_1_is_read_and_gets_its_copies(tmp_path: Path) -> None
         assert restart(tmp_path).whole == set(SLOTS)
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(1 << 32)])
+@pytest.mark.random_seeds(1)
 def test_one_damaged_byte_of_a_file_of_version_1_costs_at_most_its_block(
     tmp_path: Path, seed: int
 ) -> None:

@@ -32,6 +32,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
 #: Connections that are answered at once; further ones are closed.
 _MAX_CONNECTIONS = 16
+#: Interval of the check that ends the server: `stop` takes this long at the most.
+_STOP_POLL_S = 0.05
 #: Seconds that a caller may take to say what it wants.
 _CALLER_S = 10.0
 #: Seconds until an answer: an event loop that takes longer is stuck.
@@ -131,7 +133,10 @@ class OperatorHttp:
                 error.errno, f"metrics_port {port} on {host} can't be had: {error.strerror}"
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="operator-http", daemon=True
+            target=self._server.serve_forever,
+            args=(_STOP_POLL_S,),
+            name="operator-http",
+            daemon=True,
         )
         self._thread.start()
 
