@@ -1,4 +1,4 @@
-"""Set up what all tests share: hypothesis, workers of one run, required tests, a metadata server."""
+"""Set up what all tests share: hypothesis, workers of one run, required tests, metadata server."""
 
 import gc
 import os

@@ -1,56 +1,101 @@
-"""Run only the tests that stay in this process and need no torch: `make test-fast`.
+"""Run the tests that stay in this process, need no torch and take little time: `make test-fast`.
 
-A plugin: `python -m pytest -p tests.one_process`. It keeps no list of tests, but looks at what they
-do. A file that imports torch or transformers is skipped as a whole; a test that would start a
-process is skipped there and then. So a new test is in or out without a word from its author.
+A pytest plugin: `python -m pytest -p tests.one_process`. What a test does decides: a file that
+imports torch or transformers is skipped, and so is a test where it starts a process. The files
+that take seconds all the same are listed here.
 """
 
 import multiprocessing.util
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+TESTS = Path(__file__).parent
+#: Folders whose tests all need other processes, and files that wait for deadlines or try
+#: thousands of inputs.
+LEFT_OUT = frozenset(
+    TESTS / name
+    for name in (
+        "clients",
+        "compose",
+        "deploy/test_chart.py",
+        "e2e",
+        "fuzz",
+        "cli/test_bench.py",
+        "cli/test_role_options.py",
+        "conductor/test_api_page.py",
+        "conductor/test_counts.py",
+        "conductor/test_cut_calls.py",
+        "conductor/test_grammar_checker.py",
+        "conductor/test_label_fields.py",
+        "conductor/test_strict_tools.py",
+        "kvstore/test_segment_damage.py",
+        "kvstore/test_soak.py",
+        "metadata/test_unreachable.py",
+        "runtime/test_network.py",
+        "runtime/test_zmq_network.py",
+        "services/test_first_token.py",
+        "services/test_hostile_sequences.py",
+        "services/test_hostile_to_decode.py",
+        "services/test_hostile_to_prefill.py",
+        "services/test_long_prompts.py",
+        "services/test_replica_selector.py",
+        "services/test_request.py",
+        "simulator/test_sim_role_changes.py",
+        "transfer/backends/test_tcp_dead_peer.py",
+        "transfer/backends/test_tcp_fast_path.py",
+        "transfer/backends/test_tcp_multi_rail.py",
+    )
+)
 #: Packages that take seconds to import.
 HEAVY = frozenset({"torch", "transformers"})
-#: What Python reports before a process is started.
+#: Audit events that Python raises before it starts a process.
 PROCESS_STARTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 )
 
 
-class _HeavyImports:
-    """A finder that skips what imports a heavy package."""
+class HeavyImportFinder:
+    """Skip the file or the test that imports a heavy package."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
         if name.partition(".")[0] in HEAVY:
-            pytest.skip(f"imports {name}", allow_module_level=True)
+            pytest.skip(f"it imports {name}", allow_module_level=True)
         return None
 
 
-def _skip_process_starts(event: str, _: tuple[Any, ...]) -> None:
+def skip_process_start(*_: Any, **__: Any) -> int:
+    """Skip the test that starts a process."""
+    pytest.skip("it starts a process", allow_module_level=True)
+
+
+def _on_audit_event(event: str, _: tuple[Any, ...]) -> None:
     if event in PROCESS_STARTS:
-        pytest.skip("starts a process", allow_module_level=True)
-
-
-def _skip_spawn(*_: Any) -> int:
-    pytest.skip("starts a process", allow_module_level=True)
+        skip_process_start()
 
 
 def pytest_configure() -> None:
-    sys.meta_path.insert(0, _HeavyImports())
-    sys.addaudithook(_skip_process_starts)
-    # The one way that has no audit event.
-    multiprocessing.util.spawnv_passfds = _skip_spawn  # type: ignore[attr-defined]
+    """Watch imports and process starts from now on."""
+    sys.meta_path.insert(0, HeavyImportFinder())
+    sys.addaudithook(_on_audit_event)
+    # Starts processes without an audit event.
+    multiprocessing.util.spawnv_passfds = skip_process_start
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what takes long, without importing it."""
+    return True if collection_path in LEFT_OUT else None
+
+
+def pytest_sessionfinish() -> None:
+    """Fail if a heavy package was imported after all."""
     if imported := HEAVY & sys.modules.keys():
-        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        raise RuntimeError(f"{', '.join(imported)} was imported in spite of all")
+        raise RuntimeError(f"{', '.join(sorted(imported))} was imported")
