@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 from rich.table import Table
 
-from halfmoon_conductor.generation.gateway_interface import TokenEvent
+from halfmoon_conductor.engine_io.gateway_interface import TokenEvent
 from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_runtime.observability.histogram import FastHistogram

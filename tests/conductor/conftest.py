@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 CHAT_TEMPLATE = """\

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from halfmoon_conductor.errors import ServerOverloaded
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"

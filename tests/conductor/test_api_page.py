@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from halfmoon_conductor.api.anthropic.anthropic_requests import CountTokensRequest, MessagesRequest
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
-from halfmoon_conductor.generation.gateway_interface import GenerationRequest
-from halfmoon_conductor.routes.tokenize_routes import DetokenizeRequest, TokenizeRequest
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.api.tokenize_models import DetokenizeRequest, TokenizeRequest
+from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"

@@ -12,7 +12,7 @@ from halfmoon_conductor.errors import RateLimited
 from halfmoon_conductor.http_server.auth_middleware import Principal
 from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS = "/v1/completions"

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, ModelCard
 from halfmoon_conductor.errors import RequestTooCostly, ServiceUnavailable
-from halfmoon_conductor.generation.gateway_interface import GenerationRequest, ModelCard
 from halfmoon_conductor.inputs.body_preparation import PreparationSpec
 from halfmoon_conductor.inputs.body_preparers import (
     MEMORY_BYTES,
@@ -24,7 +24,7 @@ from halfmoon_conductor.inputs.body_preparers import (
 from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES
 from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedBody
 from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_sandbox import Sandbox
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app

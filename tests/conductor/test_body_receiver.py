@@ -15,7 +15,7 @@ from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceive
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
 
 DEADLINE_S = 10

@@ -8,7 +8,8 @@ import pytest
 
 from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.text.chat_template import ChatTemplate
-from halfmoon_conductor.text.tokenizer import FakeTokenizer, TokenizerUnavailable
+from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

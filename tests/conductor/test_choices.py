@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from halfmoon_conductor.errors import ServerOverloaded
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

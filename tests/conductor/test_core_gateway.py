@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, TokenEvent
 from halfmoon_conductor.errors import (
     ContextLengthExceeded,
     GenerationFailed,
@@ -16,7 +17,6 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
 )
 from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.generation.gateway_interface import GenerationRequest, TokenEvent
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.logprobs import TokenScore

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"

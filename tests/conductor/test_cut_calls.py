@@ -10,11 +10,11 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
-from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 SCHEMA = {

@@ -13,8 +13,8 @@ from halfmoon_conductor.text.detokenizer import (
     Detokenizer,
     WindowDetokenizer,
 )
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.text.text_stream import TextStream
-from halfmoon_conductor.text.tokenizer import HubTokenizer
 
 TEXTS = st.text(st.sampled_from("the moon half.,'\n 半月🌗é\u0301"), max_size=40)
 

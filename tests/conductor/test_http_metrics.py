@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation.gateway_interface import TokenEvent
+from halfmoon_conductor.engine_io.gateway_interface import TokenEvent
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
 from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics

@@ -12,8 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.errors import GenerationFailed, ServerOverloaded
-from halfmoon_conductor.generation.gateway_interface import ModelCard
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 TEXT = "The moon 🌗 is half 半月 full."

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from halfmoon_conductor.api.json_writing import dump_json
-from halfmoon_conductor.api.openai import openai_serializers
+from halfmoon_conductor.api.openai import openai_serializer
 from halfmoon_conductor.api.openai.openai_objects import (
     CompletionChoice,
     CompletionUsage,
@@ -36,7 +36,7 @@ async def test_a_long_answer_is_written_as_a_short_one_is(
     body = {"model": "lab/moon", "max_tokens": 60, **fields}
     told = []
     for most in (10**9, 0):
-        monkeypatch.setattr(openai_serializers, "MAX_INLINE_ANSWER_TOKENS", most)
+        monkeypatch.setattr(openai_serializer, "MAX_INLINE_ANSWER_TOKENS", most)
         answer = await client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         told.append(_without_ids(answer.text))

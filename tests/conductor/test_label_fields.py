@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 HELLO = [{"role": "user", "content": "Hi"}]

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer
-from halfmoon_conductor.text.tokenizer import FakeTokenizer, HubTokenizer
+from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_testing.conductor_http import ScriptedGateway, scripted_score
 

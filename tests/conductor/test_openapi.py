@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.routes.rest_app import create_app
 from halfmoon_conductor.tenants import Tenants
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.observability.metrics.ttft_stages import TTFT_STAGES
 from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.text.tokenizer import FakeTokenizer, HubTokenizer
+from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

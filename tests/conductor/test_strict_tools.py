@@ -13,12 +13,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest
-from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat, ToolCallRules
 from halfmoon_conductor.grammar.grammars import RequestedGrammar
 from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_call_rules_of
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
-from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat, ToolCallRules
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 DAY = {

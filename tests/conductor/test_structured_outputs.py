@@ -8,9 +8,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.routes.rest_app import create_app
-from halfmoon_conductor.text.tokenizer import FakeTokenizer
+from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 CHAT = {"model": "lab/moon", "messages": [{"role": "user", "content": "Hi"}]}

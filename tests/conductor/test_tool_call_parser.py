@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat, ToolCallPlace
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
-from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat, ToolCallPlace
 
 NAMES = ("moon_phase", "moon_rise", "tide")
 #: Texts with what could be taken for markers, ends of strings and blanks.

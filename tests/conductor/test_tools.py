@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_conductor.generation.gateway_interface import ModelCard
-from halfmoon_conductor.text.tokenizer import HubTokenizer
-from halfmoon_conductor.tools.tool_call_parser import (
-    ParsedCall,
-    ToolCallParser,
-    tool_call_format_of,
-)
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
+from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
+from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
+from halfmoon_conductor.tools.tool_call_syntax import tool_call_format_of
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 MOON = {

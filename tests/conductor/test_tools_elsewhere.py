@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from halfmoon_conductor.generation.gateway_interface import ModelCard
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
 
 MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"

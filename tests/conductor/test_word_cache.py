@@ -21,7 +21,7 @@ from tokenizers import (
 
 from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_CHARACTERS
 from halfmoon_conductor.text import word_cache
-from halfmoon_conductor.text.tokenizer import HubTokenizer
+from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_conductor.text.word_cache import WordCache
 
 LLAMA = (

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest
 from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.generation.gateway_interface import GenerationRequest
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks, _Member
@@ -88,6 +88,7 @@ class Running:
         shell = Shell(self.core, FakeClock())
         gateway = CoreGateway(shell)
         metrics = ClusterMetrics(self.core, CollectorRegistry())
+        self.gateway = gateway
         self.hub = WorkerLinks(self.network, store, ConductorId("c"), shell, gateway, metrics)
         shell.connect(self.hub, gateway)
         await Membership(store, a_worker("decode-0")).join()
@@ -161,7 +162,7 @@ class Served(Running):
         )
 
         async def ask() -> None:
-            async for event in self.hub.gateway.generate(asked):
+            async for event in self.gateway.generate(asked):
                 self.tokens.append(event.token)
 
         self.client = asyncio.create_task(ask())

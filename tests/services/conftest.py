@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest, TokenEvent
 from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.generation.gateway_interface import GenerationRequest, TokenEvent
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks

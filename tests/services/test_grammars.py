@@ -10,11 +10,11 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.errors import ApiError, InvalidRequest
 from halfmoon_conductor.grammar import grammars
 from halfmoon_conductor.tools.tool_call_grammars import calls_only_grammar, free_text_grammar
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
-from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine

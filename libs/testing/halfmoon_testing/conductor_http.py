@@ -9,7 +9,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from halfmoon_conductor.generation.gateway_interface import (
+from halfmoon_conductor.engine_io.gateway_interface import (
     Finish,
     GenerationRequest,
     ModelCard,

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from halfmoon_conductor.gc_tuning import tune_gc
 from halfmoon_conductor.generation.core_gateway import CoreGateway
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
+from halfmoon_conductor.http_server.auth_middleware import is_guarded
 from halfmoon_conductor.http_server.body_receiver import BodyLimits
 from halfmoon_conductor.http_server.bounded_http import HttpLimits, bounded_http
 from halfmoon_conductor.inputs.body_preparation import PreparationSpec
@@ -30,7 +31,8 @@ from halfmoon_conductor.page.debug_routes import debug_app
 from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.tenants import Tenants
-from halfmoon_conductor.text.tokenizer import TokenizerUnavailable, open_tokenizer
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
+from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
@@ -146,7 +148,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         )
         server = _Server(
             uvicorn.Config(
-                traced.app(app),
+                traced.app(app, is_guarded),
                 http=bounded_http(HttpLimits(max_connections=_most_connections())),
                 ws="none",
                 lifespan="off",

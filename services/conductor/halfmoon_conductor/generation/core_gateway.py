@@ -13,6 +13,12 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
+from halfmoon_conductor.engine_io.gateway_interface import (
+    Finish,
+    GenerationRequest,
+    ModelCard,
+    TokenEvent,
+)
 from halfmoon_conductor.errors import (
     ApiError,
     ContextLengthExceeded,
@@ -21,12 +27,6 @@ from halfmoon_conductor.errors import (
     InvalidRequest,
     ServerOverloaded,
     ServiceUnavailable,
-)
-from halfmoon_conductor.generation.gateway_interface import (
-    Finish,
-    GenerationRequest,
-    ModelCard,
-    TokenEvent,
 )
 from halfmoon_conductor.observability.metrics.ttft_stages import TtftRecorder, TtftTimestamps
 from halfmoon_conductor.workers.shell import Shell

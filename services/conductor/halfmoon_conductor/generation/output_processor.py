@@ -4,45 +4,26 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-import msgspec
-
+from halfmoon_conductor.engine_io.engine_request import EngineRequest
+from halfmoon_conductor.engine_io.gateway_interface import (
+    Finish,
+    Gateway,
+    GenerationRequest,
+    TokenEvent,
+)
+from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.errors import (
     ContextLengthExceeded,
     GenerationFailed,
     ServerOverloaded,
     ServiceUnavailable,
 )
-from halfmoon_conductor.generation.gateway_interface import (
-    Finish,
-    Gateway,
-    GenerationRequest,
-    TokenEvent,
-)
 from halfmoon_conductor.generation.stream_merging import merge_streams
-from halfmoon_conductor.inputs.input_processor import EngineRequest
 from halfmoon_conductor.observability.metrics.generation_timer import GenerationTimer
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, HttpOutcome
 from halfmoon_conductor.text.text_stream import TextStream
-from halfmoon_conductor.text.tokenizer import Tokenizer
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_protocol.logprobs import TokenScore
-
-
-class OutputPiece(msgspec.Struct, frozen=True):
-    """What one token adds to the answer; often no text at all."""
-
-    text: str
-    token: int
-    finish: Finish = ""
-    #: Which of the request's choices this belongs to.
-    index: int = 0
-    score: TokenScore | None = None
-    #: The stop string that ended the text.
-    stop_string: str | None = None
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the text ends here, and not because the model ended it."""
-        return self.finish == "length" or self.stop_string is not None
 
 
 class OutputProcessor:

@@ -15,7 +15,7 @@ from halfmoon_conductor.grammar.grammar_check_handler import (
     GrammarChecked,
 )
 from halfmoon_conductor.grammar.grammars import RequestedGrammar
-from halfmoon_conductor.text.tokenizer import Tokenizer
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS, MAX_GRAMMAR_CPU_S
 from halfmoon_sandbox import ChildPool, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
 

@@ -9,8 +9,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from halfmoon_conductor.errors import InvalidRequest
-from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.auth_middleware import Principal, principal_of
+from halfmoon_conductor.http_server.validation_errors import describe_validation_error
 
 _Seconds = Annotated[
     float | None,
@@ -76,7 +76,7 @@ def _latency(headers: Headers, name: str) -> float | None:
         return _seconds.validate_python(headers.get(name))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    raise error_responses.describe_validation_error([{**first, "loc": ("header", name)}], None)
+    raise describe_validation_error([{**first, "loc": ("header", name)}], None)
 
 
 _seconds: TypeAdapter[float | None] = TypeAdapter(

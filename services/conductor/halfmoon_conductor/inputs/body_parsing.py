@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from halfmoon_conductor.errors import InvalidRequest
-from halfmoon_conductor.http_server import error_responses
+from halfmoon_conductor.http_server.validation_errors import describe_validation_error
 
 #: Lists and objects in one another, at the most: pydantic's parser has this limit.
 MAX_DEPTH = 200
@@ -71,4 +71,4 @@ def validate_body(shape: TypeAdapter[Any], value: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         described = {**first, "loc": ("body", *first["loc"])}
-    raise error_responses.describe_validation_error([described], value)
+    raise describe_validation_error([described], value)

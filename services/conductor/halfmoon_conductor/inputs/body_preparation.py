@@ -14,8 +14,10 @@ from halfmoon_conductor.api.anthropic.anthropic_requests import CountTokensReque
 from halfmoon_conductor.api.anthropic.anthropic_serializer import TokenCount
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
+from halfmoon_conductor.api.tokenize_models import DetokenizeRequest, TokenizeRequest
+from halfmoon_conductor.engine_io.gateway_interface import Gateway, ModelCard
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.errors import ApiError, InvalidRequest
-from halfmoon_conductor.generation.gateway_interface import Gateway, ModelCard
 from halfmoon_conductor.inputs import body_parsing
 from halfmoon_conductor.inputs.input_processor import InputProcessor
 from halfmoon_conductor.inputs.preparation_messages import (
@@ -28,14 +30,9 @@ from halfmoon_conductor.inputs.preparation_messages import (
     encode_outcome,
     pack_token_ids,
 )
-from halfmoon_conductor.routes.tokenize_routes import (
-    DetokenizeRequest,
-    TokenizeRequest,
-    detokenize_body,
-    tokenize_body,
-)
-from halfmoon_conductor.text.tokenizer import Tokenizer, open_tokenizer
-from halfmoon_conductor.tools.tool_call_parser import ToolCallFormat
+from halfmoon_conductor.inputs.tokenize_bodies import detokenize_body, tokenize_body
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
+from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 
 #: What a body may have besides its conversation: tools, schemas, labels. It is read a second
 #: time, where streams wait for it.

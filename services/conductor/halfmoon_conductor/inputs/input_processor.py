@@ -12,13 +12,12 @@ from uuid import uuid4
 
 import msgspec
 
-from halfmoon_conductor.api.openai.openai_requests import (
-    CallingMessage,
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    SharedFields,
-)
+from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
+from halfmoon_conductor.api.openai.shared_fields import SharedFields
+from halfmoon_conductor.engine_io.engine_request import EngineRequest
+from halfmoon_conductor.engine_io.gateway_interface import Gateway, GenerationRequest, ModelCard
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -26,7 +25,6 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
     UnknownModel,
 )
-from halfmoon_conductor.generation.gateway_interface import Gateway, GenerationRequest, ModelCard
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.grammar.grammars import RequestedGrammar
 from halfmoon_conductor.http_server.request_context import RequestContext
@@ -37,12 +35,8 @@ from halfmoon_conductor.inputs.inline_limits import (
 from halfmoon_conductor.inputs.preparation_messages import PreparedBody
 from halfmoon_conductor.inputs.tool_constraints import grammar_of_chat, tool_call_rules_of
 from halfmoon_conductor.text.chat_template import ChatTemplate
-from halfmoon_conductor.text.tokenizer import Tokenizer
-from halfmoon_conductor.tools.tool_call_parser import (
-    ToolCallFormat,
-    ToolCallRules,
-    tool_call_format_of,
-)
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
+from halfmoon_conductor.tools.tool_call_syntax import tool_call_format_of
 from halfmoon_protocol.sampling import Sampling, Stopping
 
 #: New tokens of a completion that doesn't say how many, as OpenAI has it.
@@ -62,36 +56,6 @@ MAX_RETURNED_TOKEN_IDS = 1 << 20
 MAX_ECHOED_CHARACTERS = 16 << 20
 _SHOWN_CHARACTERS = 200
 _SEED_MASK = 2**63 - 1
-
-
-class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, ready for the gateway, and what the front itself must do with its tokens."""
-
-    #: The client's name of the answer, ``cmpl-…`` or ``chatcmpl-…``.
-    id: str
-    #: One for each choice: the first prompt's `n_per_prompt`, then the next one's.
-    generations: tuple[GenerationRequest, ...]
-    n_per_prompt: int = 1
-    stop_strings: tuple[str, ...] = ()
-    #: Text that each prompt's choices begin with; empty when there is to be none.
-    echoes: tuple[str, ...] = ()
-    #: False when a client wants scores of its prompt and no new token: one is made in vain.
-    shows_new: bool = True
-    #: The calls of tools that answers may have; None: text is text.
-    calling: ToolCallRules | None = None
-
-    @property
-    def n_prompt(self) -> int:
-        """Tokens of all prompts."""
-        return sum(len(each.prompt_token_ids) for each in self.generations[:: self.n_per_prompt])
-
-    def prompt_of(self, index: int) -> tuple[int, ...]:
-        """The prompt of a choice."""
-        return self.generations[index].prompt_token_ids
-
-    def echo_of(self, index: int) -> str:
-        """What a choice begins with."""
-        return self.echoes[index // self.n_per_prompt] if self.echoes else ""
 
 
 class InputProcessor:

@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Scope
 
 from halfmoon_conductor import errors
-from halfmoon_conductor.generation.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 
 _SCOPE_KEY = "halfmoon.read"
 

@@ -5,6 +5,11 @@ from typing import Any
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest
 from halfmoon_conductor.api.structured_fields import schema_of
 from halfmoon_conductor.api.tool_fields import FunctionDefinition, NamedTool, Tool
+from halfmoon_conductor.engine_io.tool_call_rules import (
+    ToolCallFormat,
+    ToolCallPlace,
+    ToolCallRules,
+)
 from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.grammar.grammars import RequestedGrammar
 from halfmoon_conductor.tools.tool_call_grammars import (
@@ -12,7 +17,6 @@ from halfmoon_conductor.tools.tool_call_grammars import (
     free_text_grammar,
     schema_or_calls_grammar,
 )
-from halfmoon_conductor.tools.tool_call_syntax import ToolCallFormat, ToolCallPlace, ToolCallRules
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 #: Of a strict function that says nothing of its parameters: it has none.

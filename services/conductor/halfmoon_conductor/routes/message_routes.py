@@ -18,9 +18,9 @@ from halfmoon_conductor.api.responses.responses_serializer import (
     ResponseObject,
     ResponsesSerializer,
 )
-from halfmoon_conductor.generation.generation_handler import GenerationHandler, send_response
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
+from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from halfmoon_conductor.api.openai.openai_objects import Health, Readiness
-from halfmoon_conductor.generation.gateway_interface import Gateway
+from halfmoon_conductor.engine_io.gateway_interface import Gateway
 from halfmoon_conductor.http_server.auth_middleware import ConcurrencyLimit
 
 

@@ -16,27 +16,24 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from halfmoon_conductor.api.openai.chat_serializer import ChatSerializer
+from halfmoon_conductor.api.openai.completion_serializer import CompletionSerializer
 from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer
 from halfmoon_conductor.api.openai.openai_objects import (
-    AnthropicError,
     ChatCompletion,
-    ErrorResponse,
     Model,
     ModelList,
     TextCompletion,
 )
-from halfmoon_conductor.api.openai.openai_requests import (
-    ChatRequest,
-    CompletionRequest,
-    SharedFields,
-)
-from halfmoon_conductor.api.openai.openai_serializers import ChatSerializer, CompletionSerializer
-from halfmoon_conductor.generation.gateway_interface import Gateway, ModelCard
-from halfmoon_conductor.generation.generation_handler import GenerationHandler, send_response
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
+from halfmoon_conductor.api.openai.shared_fields import SharedFields
+from halfmoon_conductor.engine_io.gateway_interface import Gateway, ModelCard
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.auth_middleware import AuthMiddleware, ConcurrencyLimit
 from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceiver
+from halfmoon_conductor.http_server.error_bodies import AnthropicError, ErrorResponse
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.http_server.request_middleware import RequestMiddleware
 from halfmoon_conductor.inputs.body_preparation import BodyPreparation
@@ -47,14 +44,14 @@ from halfmoon_conductor.observability.history.latency_history import LatencyHist
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.observability.metrics.vllm_metric_names import VllmNamedMetrics
 from halfmoon_conductor.page.page_routes import page_routes
+from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response
 from halfmoon_conductor.routes.generation_route import generation_route
 from halfmoon_conductor.routes.message_routes import messages_router, responses_router
 from halfmoon_conductor.routes.openapi_security import document_api_keys
 from halfmoon_conductor.routes.probe_routes import probes_router
 from halfmoon_conductor.routes.tokenize_routes import tokenizing_router
 from halfmoon_conductor.tenants import Tenants
-from halfmoon_conductor.text.tokenizer import Tokenizer
-from halfmoon_conductor.tools.tool_call_parser import ToolCallFormat
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
 
 class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):

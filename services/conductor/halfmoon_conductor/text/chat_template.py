@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from halfmoon_conductor.errors import InvalidRequest
-from halfmoon_conductor.text.tokenizer import TokenizerUnavailable
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 
 TemplateMessage = Mapping[str, Any]
 

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_CHARACTERS
-
+#: Longer texts are left to the tokenizer: `re` holds the interpreter's lock while it cuts.
+MAX_TEXT_CHARACTERS = 8192
 #: Of one text. A word by itself takes three times what it takes within its text.
 _MAX_NEW_WORDS = 64
 #: Longer words are seldom met again.
@@ -139,7 +139,7 @@ class WordCache:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
         """Token ids of a text, as the tokenizer has them; None: ask the tokenizer."""
-        if len(text) > MAX_INLINE_CHARACTERS or (not text.isascii() and _FOREIGN.search(text)):
+        if len(text) > MAX_TEXT_CHARACTERS or (not text.isascii() and _FOREIGN.search(text)):
             return None
         if any(each in text for each in self._beginnings):
             if any(each in text for each in self._odd):

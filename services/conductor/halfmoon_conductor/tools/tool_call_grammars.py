@@ -7,8 +7,9 @@ first, one blank after each colon.
 from collections.abc import Sequence
 from typing import Any
 
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.grammar.grammars import quote_literal, schema_rule
-from halfmoon_conductor.tools.tool_call_syntax import CLOSE, OPEN, ToolCallFormat
+from halfmoon_conductor.tools.tool_call_syntax import CLOSE, OPEN
 
 #: Names, and schemas of the arguments.
 Functions = Sequence[tuple[str, dict[str, Any]]]

@@ -3,6 +3,11 @@
 How calls are written is in `call_syntax`, and what is between their markers in `call_bodies`.
 """
 
+from halfmoon_conductor.engine_io.tool_call_rules import (
+    ToolCallFormat,
+    ToolCallPlace,
+    ToolCallRules,
+)
 from halfmoon_conductor.tools.tool_call_bodies import (
     ParsedCall,
     begins_with_name,
@@ -12,14 +17,7 @@ from halfmoon_conductor.tools.tool_call_bodies import (
     read_cut_call,
 )
 from halfmoon_conductor.tools.tool_call_grammars import calls_only_grammar
-from halfmoon_conductor.tools.tool_call_syntax import (
-    CLOSE,
-    OPEN,
-    ToolCallFormat,
-    ToolCallPlace,
-    ToolCallRules,
-    tool_call_format_of,
-)
+from halfmoon_conductor.tools.tool_call_syntax import CLOSE, OPEN, tool_call_format_of
 
 __all__ = [
     "ParsedCall",

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from halfmoon_conductor.generation.output_processor import OutputPiece
+from halfmoon_conductor.engine_io.output_piece import OutputPiece
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallRules
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
-from halfmoon_conductor.tools.tool_call_syntax import ToolCallRules
 
 #: Words, or a call.
 TextOrCall = str | ParsedCall

@@ -9,17 +9,16 @@ import asyncio
 import itertools
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 import structlog
 
-from halfmoon_conductor.generation.core_gateway import CoreGateway
-from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_metadata.store_interface import MetadataStore
-from halfmoon_protocol.ids import ConductorId, WorkerId
+from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
+from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import (
     AnyMessage,
     BlocksReplicated,
@@ -70,6 +69,36 @@ _MAX_REASON = 2000
 _AnyRefusal = DecodeRefused | DecodeFailed | PrefillFailed | KvstoreRefused
 
 
+class TokenSink(Protocol):
+    """Take the tokens of requests, which skip the core."""
+
+    def note_scores(self, done: PrefillDone) -> None:
+        """Keep the scores of a prefill until its token is delivered."""
+        ...
+
+    def deliver(
+        self, request_id: RequestId, token: int, finish: str, *, score: TokenScore | None = None
+    ) -> bool:
+        """Hand a token to the client; return whether it still waits for tokens."""
+        ...
+
+    def n_left(self, request_id: RequestId) -> int:
+        """Return how many tokens the client may still get."""
+        ...
+
+    def n_produced(self, request_id: RequestId) -> int:
+        """Return how many tokens this try has delivered."""
+        ...
+
+
+class PrefillMetrics(Protocol):
+    """Count finished prefills."""
+
+    def on_prefill_done(self, worker_id: WorkerId, done: PrefillDone) -> None:
+        """Count a prefill that a worker reports as done, before the core handles it."""
+        ...
+
+
 @dataclass
 class _Member:
     """One worker, as long as its lease lives."""
@@ -94,8 +123,8 @@ class WorkerLinks:
     store: MetadataStore
     conductor_id: ConductorId
     shell: Shell
-    gateway: CoreGateway
-    metrics: ClusterMetrics
+    gateway: TokenSink
+    metrics: PrefillMetrics
     _members: dict[WorkerId, _Member] = field(default_factory=dict, init=False)
     _sessions: "itertools.count[int]" = field(
         default_factory=lambda: itertools.count(1), init=False

@@ -12,7 +12,8 @@ from halfmoon_conductor.api.anthropic.anthropic_tools import (
     Blocks,
     join_text_blocks,
 )
-from halfmoon_conductor.api.openai.openai_requests import ChatMessage, ChatRequest
+from halfmoon_conductor.api.openai.chat_messages import ChatMessage
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest
 from halfmoon_conductor.api.request_fields import (
     MAX_STOP_STRINGS,
     MAX_TOKEN_ID,

@@ -8,7 +8,8 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from halfmoon_conductor.api import sse
-from halfmoon_conductor.generation.output_processor import OutputPiece, OutputProcessor
+from halfmoon_conductor.engine_io.output_piece import OutputPiece
+from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall, parse_complete_members
 from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text

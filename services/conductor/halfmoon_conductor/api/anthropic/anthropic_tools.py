@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from halfmoon_conductor.api.openai.openai_requests import CallingMessage, ChatMessage, TextPart
+from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage, TextPart
 from halfmoon_conductor.api.request_fields import (
     MAX_CHOICES,
     MAX_PARTS,

@@ -10,7 +10,7 @@ from halfmoon_conductor.api.openai.openai_objects import (
     TokenLogprob,
     TopLogprob,
 )
-from halfmoon_conductor.text.tokenizer import Tokenizer
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_protocol.logprobs import TokenScore
 
 #: Told for a token that is impossible: JSON has no infinity. As OpenAI and vLLM have it.

@@ -22,7 +22,8 @@ from halfmoon_conductor.api.label_fields import (
     Reasoning,
     Word,
 )
-from halfmoon_conductor.api.openai.openai_requests import ChatMessage, ChatRequest
+from halfmoon_conductor.api.openai.chat_messages import ChatMessage
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest
 from halfmoon_conductor.api.request_fields import (
     MAX_PARTS,
     MAX_TOKEN_ID,

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from halfmoon_conductor.api import sse
 from halfmoon_conductor.api.openai.openai_objects import PromptTokensDetails
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest, TextConfig
-from halfmoon_conductor.generation.gateway_interface import Finish
+from halfmoon_conductor.engine_io.gateway_interface import Finish
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Tag, model_validator
 
-from halfmoon_conductor.api.openai.openai_requests import CallingMessage, ChatMessage
+from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage
 from halfmoon_conductor.api.request_fields import (
     MAX_CHOICES,
     ApiModel,

@@ -2,7 +2,7 @@
 
 import time
 
-from halfmoon_conductor.generation.gateway_interface import TokenEvent
+from halfmoon_conductor.engine_io.gateway_interface import TokenEvent
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, HttpOutcome
 
 

@@ -7,13 +7,13 @@ one. Neither prompts nor answers are in them.
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from halfmoon_conductor.errors import ApiError
-from halfmoon_conductor.generation.gateway_interface import (
+from halfmoon_conductor.engine_io.gateway_interface import (
     Gateway,
     GenerationRequest,
     ModelCard,
     TokenEvent,
 )
+from halfmoon_conductor.errors import ApiError
 from halfmoon_conductor.observability.tracing.http_tracing import current_span
 from halfmoon_conductor.observability.tracing.try_tracing import TryTracer
 from halfmoon_runtime.clock import Clock

@@ -5,13 +5,13 @@ in `traceresponse` where the request can be looked up. Names of attributes are O
 HTTP servers. A layer of its own around the app, there only where traces are wanted.
 """
 
+from collections.abc import Callable
 from contextvars import ContextVar
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from halfmoon_conductor.http_server.auth_middleware import is_guarded
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.observability.tracing import Span, Tracer
 
@@ -22,14 +22,25 @@ current_span: ContextVar[Span | None] = ContextVar("current_span", default=None)
 class TracingMiddleware:
     """The outermost layer around an app."""
 
-    def __init__(self, app: ASGIApp, *, tracer: Tracer, clock: Clock) -> None:
+    def __init__(
+        self, app: ASGIApp, *, tracer: Tracer, clock: Clock, is_traced: Callable[[str], bool]
+    ) -> None:
+        """Wrap an app.
+
+        Args:
+            app: the app.
+            tracer: opens the spans.
+            clock: gives their times.
+            is_traced: whether requests for a path are traced.
+        """
         self._app = app
+        self._is_traced = is_traced
         self._tracer = tracer
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or not is_guarded(scope["path"]):
+        if scope["type"] != "http" or not self._is_traced(scope["path"]):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

@@ -4,9 +4,11 @@ What makes them is in `traced_http` (requests), `traced_gateway` (generations) a
 (what the core decided, and what it led to).
 """
 
+from collections.abc import Callable
+
 from starlette.types import ASGIApp
 
-from halfmoon_conductor.generation.gateway_interface import Gateway
+from halfmoon_conductor.engine_io.gateway_interface import Gateway
 from halfmoon_conductor.observability.tracing.gateway_tracing import TracedGateway
 from halfmoon_conductor.observability.tracing.http_tracing import TracingMiddleware
 from halfmoon_conductor.observability.tracing.try_tracing import TracedWorkers, TryTracer
@@ -39,8 +41,8 @@ class TracingSetup:
             return gateway
         return TracedGateway(gateway, self._tries, self._clock)
 
-    def app(self, app: ASGIApp) -> ASGIApp:
+    def app(self, app: ASGIApp, is_traced: Callable[[str], bool]) -> ASGIApp:
         """What serves HTTP."""
         if self._tracer is None:
             return app
-        return TracingMiddleware(app, tracer=self._tracer, clock=self._clock)
+        return TracingMiddleware(app, tracer=self._tracer, clock=self._clock, is_traced=is_traced)

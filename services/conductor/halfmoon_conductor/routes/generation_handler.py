@@ -8,15 +8,16 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from halfmoon_conductor.api.json_writing import dump_json
+from halfmoon_conductor.api.openai.openai_serializer import openai_error_event
 from halfmoon_conductor.api.sse import EventStream
+from halfmoon_conductor.engine_io.engine_request import EngineRequest
+from halfmoon_conductor.engine_io.gateway_interface import Gateway
 from halfmoon_conductor.errors import RateLimited
-from halfmoon_conductor.generation.gateway_interface import Gateway
 from halfmoon_conductor.generation.output_processor import OutputProcessor
-from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.request_context import RequestContext
-from halfmoon_conductor.inputs.input_processor import EngineRequest, InputProcessor
+from halfmoon_conductor.inputs.input_processor import InputProcessor
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
-from halfmoon_conductor.text.tokenizer import Tokenizer
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
 
 class ResponseSerializer(Protocol):
@@ -74,7 +75,7 @@ async def send_response(
     written: ResponseSerializer,
     *,
     stream: bool,
-    last_words: Callable[[Exception], bytes] = error_responses.error_event,
+    last_words: Callable[[Exception], bytes] = openai_error_event,
 ) -> Response:
     """Send an answer as the client wants it."""
     if stream:

@@ -1,0 +1,152 @@
+"""Write the answer to a chat completion, whole or as server-sent events."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer, Scored
+from halfmoon_conductor.api.openai.openai_objects import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    FinishReason,
+    ToolCall,
+    ToolFunction,
+)
+from halfmoon_conductor.api.openai.openai_serializer import Chunk, OpenAiSerializer, WrittenChoice
+from halfmoon_conductor.api.openai.shared_fields import SharedFields
+from halfmoon_conductor.engine_io.output_piece import OutputPiece
+from halfmoon_conductor.generation.output_processor import OutputProcessor
+from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
+from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
+
+
+class ChatSerializer(OpenAiSerializer):
+    """``chat.completion`` and its chunks."""
+
+    def __init__(
+        self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
+    ) -> None:
+        super().__init__(answer, body, logprobs)
+        self._readers: dict[int, ToolCallParser] = {}
+
+    def _whole(self, written: Sequence[WrittenChoice]) -> ChatCompletion:
+        completion = ChatCompletion(
+            id=self.id,
+            object="chat.completion",
+            created=self.answer.created,
+            model=self.model,
+            choices=[self._choice(index, choice) for index, choice in enumerate(written)],
+            usage=self.usage(),
+        )
+        if self._body.prompt_logprobs is not None:
+            completion.prompt_logprobs = self._logprobs.prompt(self._prompt(0))
+        if self._body.return_token_ids:
+            completion.prompt_token_ids = list(self.answer.order.prompt_of(0))
+        return completion
+
+    def _choice(self, index: int, written: WrittenChoice) -> ChatChoice:
+        message = AssistantMessage(role="assistant", content=written.text, refusal=None)
+        finish = written.finish
+        if (reader := self._reader(index)) is not None:
+            read = [*map(reader.feed, written.texts), reader.finish(cut=written.is_cut)]
+            message.content = "".join(words for words, _ in read)
+            calls = [call for _, calls in read for call in calls]
+            if calls or reader.cut_in_call:
+                message.content = message.content.strip() or None
+            if calls:
+                message.tool_calls = [_tool_call(call) for call in calls]
+            finish = _finish_of(finish, reader)
+        choice = ChatChoice(
+            index=index,
+            message=message,
+            logprobs=self._told(written.tokens),
+            finish_reason=finish,
+        )
+        if written.stop_reason is not None:
+            choice.stop_reason = written.stop_reason
+        if self._body.return_token_ids:
+            choice.token_ids = written.token_ids
+        return choice
+
+    def _opening(self, index: int) -> list[Chunk]:
+        chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
+        if self._body.return_token_ids and index == 0:
+            chunk.prompt_token_ids = list(self.answer.order.prompt_of(0))
+        return [chunk]
+
+    def _chunks(self, piece: OutputPiece) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        text, calls = piece.text, list[ParsedCall]()
+        finish: FinishReason | None = piece.finish or None
+        if (reader := self._reader(piece.index)) is not None:
+            n_before = reader.n_calls
+            text, calls = reader.feed(piece.text)
+            if piece.finish:
+                rest, last = reader.finish(cut=piece.is_cut)
+                text, calls = text + rest, calls + last
+                finish = _finish_of(piece.finish, reader)
+            for number, call in enumerate(calls, n_before):
+                delta = ChatDelta(tool_calls=[_tool_call(call, number)])
+                chunks.append(self._chunk(piece.index, delta))
+        if text or self._tells_tokens:
+            chunk = self._chunk(piece.index, ChatDelta(content=text))
+            (choice,) = chunk.choices
+            choice.logprobs = self._told([(piece.token, piece.score)])
+            if self._body.return_token_ids:
+                choice.token_ids = [piece.token]
+            chunks.append(chunk)
+        if piece.finish:
+            final = self._chunk(piece.index, ChatDelta(), finish)
+            if (reason := self._stop_reason(piece)) is not None:
+                final.choices[0].stop_reason = reason
+            chunks.append(final)
+        return chunks
+
+    def _reader(self, index: int) -> ToolCallParser | None:
+        """The one that takes a choice's text apart, if the model has tools."""
+        calling = self.answer.order.calling
+        if calling is None:
+            return None
+        if index not in self._readers:
+            self._readers[index] = ToolCallParser.of(calling)
+        return self._readers[index]
+
+    def _told(self, tokens: list[Scored]) -> ChatLogprobs | None:
+        return None if self._body.n_top is None else self._logprobs.chat(tokens)
+
+    def _usage_chunk(self) -> ChatChunk:
+        return self._chunk_of([])
+
+    def _chunk(self, index: int, delta: ChatDelta, finish: FinishReason | None = None) -> ChatChunk:
+        return self._chunk_of(
+            [ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=finish)]
+        )
+
+    def _chunk_of(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.id,
+            object="chat.completion.chunk",
+            created=self.answer.created,
+            model=self.model,
+            choices=choices,
+        )
+
+
+def _finish_of(finish: FinishReason, reader: ToolCallParser) -> FinishReason:
+    """The end of an answer with tools: a call that was cut off is never one to be made."""
+    if reader.cut_in_call:
+        return "length"
+    return "tool_calls" if reader.n_calls and finish == "stop" else finish
+
+
+def _tool_call(call: ParsedCall, index: int | None = None) -> ToolCall:
+    """With an id of its own; in a stream with its place."""
+    function = ToolFunction(name=call.name, arguments=call.arguments)
+    made = ToolCall(id=f"call_{uuid4().hex}", type="function", function=function)
+    if index is not None:
+        made.index = index
+    return made

@@ -1,0 +1,101 @@
+"""Write the answer to a completion, whole or as server-sent events."""
+
+from collections.abc import Sequence
+
+from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer, Scored
+from halfmoon_conductor.api.openai.openai_objects import (
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    TextCompletion,
+)
+from halfmoon_conductor.api.openai.openai_serializer import Chunk, OpenAiSerializer, WrittenChoice
+from halfmoon_conductor.api.openai.shared_fields import SharedFields
+from halfmoon_conductor.engine_io.output_piece import OutputPiece
+from halfmoon_conductor.generation.output_processor import OutputProcessor
+
+
+class CompletionSerializer(OpenAiSerializer):
+    """``text_completion``."""
+
+    def __init__(
+        self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
+    ) -> None:
+        super().__init__(answer, body, logprobs)
+        #: Where the next token of each choice begins, in a stream's text.
+        self._offsets = [0] * len(answer.choices)
+
+    def _whole(self, written: Sequence[WrittenChoice]) -> TextCompletion:
+        return TextCompletion(
+            id=self.id,
+            object="text_completion",
+            created=self.answer.created,
+            model=self.model,
+            choices=[self._choice(index, choice) for index, choice in enumerate(written)],
+            usage=self.usage(),
+        )
+
+    def _choice(self, index: int, written: WrittenChoice) -> CompletionChoice:
+        echoed = self._prompt(index) if self.answer.order.echoes else []
+        choice = CompletionChoice(
+            index=index,
+            text=self.answer.order.echo_of(index) + written.text,
+            logprobs=self._told(index, [*echoed, *written.tokens]),
+            finish_reason=written.finish,
+        )
+        if written.stop_reason is not None:
+            choice.stop_reason = written.stop_reason
+        if self._body.prompt_logprobs is not None:
+            choice.prompt_logprobs = self._logprobs.prompt(self._prompt(index))
+        if self._body.return_token_ids:
+            choice.prompt_token_ids = list(self.answer.order.prompt_of(index))
+            choice.token_ids = written.token_ids
+        return choice
+
+    def _opening(self, index: int) -> list[Chunk]:
+        order = self.answer.order
+        if not (order.echoes or self._body.return_token_ids):
+            return []
+        choice = CompletionChunkChoice(
+            index=index,
+            text=order.echo_of(index),
+            logprobs=self._told(index, self._prompt(index)) if order.echoes else None,
+            finish_reason=None,
+        )
+        if self._body.return_token_ids:
+            choice.prompt_token_ids, choice.token_ids = list(order.prompt_of(index)), []
+        return [self._chunk([choice])]
+
+    def _chunks(self, piece: OutputPiece) -> list[Chunk]:
+        shown = self.answer.order.shows_new
+        choice = CompletionChunkChoice(
+            index=piece.index,
+            text=piece.text,
+            logprobs=self._told(piece.index, [(piece.token, piece.score)] if shown else []),
+            finish_reason=piece.finish or None,
+        )
+        if (reason := self._stop_reason(piece)) is not None:
+            choice.stop_reason = reason
+        if self._body.return_token_ids:
+            choice.token_ids = [piece.token] if shown else []
+        return [self._chunk([choice])]
+
+    def _told(self, index: int, tokens: list[Scored]) -> CompletionLogprobs | None:
+        if self._body.n_top is None:
+            return None
+        told = self._logprobs.completion(tokens, self._offsets[index])
+        self._offsets[index] += self._logprobs.n_characters(tokens)
+        return told
+
+    def _usage_chunk(self) -> CompletionChunk:
+        return self._chunk([])
+
+    def _chunk(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
+        return CompletionChunk(
+            id=self.id,
+            object="text_completion",
+            created=self.answer.created,
+            model=self.model,
+            choices=choices,
+        )

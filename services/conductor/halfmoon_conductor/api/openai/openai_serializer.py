@@ -1,0 +1,191 @@
+"""An answer in OpenAI's shapes: whole, or as server-sent events."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from halfmoon_conductor.api import sse
+from halfmoon_conductor.api.json_writing import MAX_INLINE_ANSWER_TOKENS, dump_json
+from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer, Scored
+from halfmoon_conductor.api.openai.openai_objects import (
+    ChatChunk,
+    CompletionChunk,
+    CompletionUsage,
+    FinishReason,
+    PromptTokensDetails,
+)
+from halfmoon_conductor.api.openai.shared_fields import SharedFields
+from halfmoon_conductor.api.sse import EventTemplate
+from halfmoon_conductor.engine_io.output_piece import OutputPiece
+from halfmoon_conductor.generation.output_processor import OutputProcessor
+from halfmoon_conductor.http_server import error_responses
+
+Chunk = CompletionChunk | ChatChunk
+
+
+@dataclass
+class WrittenChoice:
+    """What has been read of one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[Scored] = field(default_factory=list)
+    finish: FinishReason = "stop"
+    stop_reason: int | str | None = None
+    #: As `OutputPiece.is_cut` of the last one.
+    is_cut: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the new tokens."""
+        return [token for token, _ in self.tokens]
+
+
+class OpenAiSerializer(ABC):
+    """Writes one answer.
+
+    Args:
+        body: what the client asked for.
+    """
+
+    def __init__(
+        self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
+    ) -> None:
+        self.answer = answer
+        self.id = answer.order.id
+        self.model = body.model
+        self._body = body
+        self._logprobs = logprobs
+        #: Whether a piece says something even when it has no text.
+        self._tells_tokens = body.n_top is not None or bool(body.return_token_ids)
+        #: Whether pieces in the midst of a choice differ in their text only.
+        self._only_texts = not (
+            self._tells_tokens or body.wants_continuous_usage or answer.order.calling
+        )
+        n_prompts = answer.order.n_prompt * answer.order.n_per_prompt
+        per_token = int(bool(body.return_token_ids))
+        if body.n_prompt_top is not None:
+            per_token += 1 + body.n_prompt_top
+        #: Tokens and scores that the answer tells of its prompts.
+        self._n_told_of_prompts = n_prompts * per_token
+        #: Whether the answer that `whole` gave is long to write.
+        self.is_long = False
+        #: The event of such a piece, by choice.
+        self._templates: dict[int, EventTemplate] = {}
+
+    async def whole(self) -> BaseModel:
+        """All of it, once it is complete."""
+        written = [WrittenChoice() for _ in self.answer.choices]
+        async with aclosing(self.answer.pieces()) as pieces:
+            async for piece in pieces:
+                choice = written[piece.index]
+                choice.texts.append(piece.text)
+                if self.answer.order.shows_new:
+                    choice.tokens.append((piece.token, piece.score))
+                if piece.finish:
+                    choice.finish = piece.finish
+                    choice.stop_reason = self._stop_reason(piece)
+                    choice.is_cut = piece.is_cut
+        self.is_long = self._n_told > MAX_INLINE_ANSWER_TOKENS
+        return (
+            await asyncio.to_thread(self._whole, written) if self.is_long else self._whole(written)
+        )
+
+    @property
+    def _n_told(self) -> int:
+        """Tokens and scores in the answer, besides its text."""
+        n_new = self.answer.n_generated if self._tells_tokens else 0
+        return n_new * (1 + (self._body.n_top or 0)) + self._n_told_of_prompts
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events; the first is there as soon as the first token is."""
+        begun: set[int] = set()
+        async with aclosing(self.answer.pieces()) as pieces:
+            async for piece in pieces:
+                if piece.index not in begun:
+                    begun.add(piece.index)
+                    for event in await self._opened(piece.index):
+                        yield event
+                if self._only_texts and not piece.finish:
+                    if piece.text:
+                        yield self._template(piece.index).fill(piece.text)
+                elif piece.text or piece.finish or self._tells_tokens:
+                    for chunk in self._chunks(piece):
+                        yield self._event(chunk)
+        if self._body.wants_usage_chunk:
+            yield self._event(self._usage_chunk(), self.usage())
+        yield sse.DONE
+
+    async def _opened(self, index: int) -> list[bytes]:
+        """Events before a choice's first piece."""
+        if self._n_told_of_prompts <= MAX_INLINE_ANSWER_TOKENS:
+            return [self._event(chunk) for chunk in self._opening(index)]
+
+        def written() -> list[bytes]:
+            return [sse.format_event(dump_json(chunk).decode()) for chunk in self._opening(index)]
+
+        return await asyncio.to_thread(written)
+
+    def usage(self) -> CompletionUsage:
+        """As far as the answer has been read."""
+        n_prompt, n_generated = self.answer.order.n_prompt, self.answer.n_generated
+        return CompletionUsage(
+            prompt_tokens=n_prompt,
+            completion_tokens=n_generated,
+            total_tokens=n_prompt + n_generated,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.answer.n_cached),
+        )
+
+    def _stop_reason(self, last: OutputPiece) -> int | str | None:
+        """What a client asked to stop at, if that is what ended the text."""
+        if last.stop_string is None and last.finish == "stop":
+            return last.token if last.token in (self._body.stop_token_ids or ()) else None
+        return last.stop_string
+
+    def _template(self, index: int) -> EventTemplate:
+        if index not in self._templates:
+            mark = uuid4().hex
+            (chunk,) = self._chunks(OutputPiece(mark, 0, "", index))
+            self._templates[index] = EventTemplate(self._event(chunk), mark)
+        return self._templates[index]
+
+    def _event(self, chunk: Chunk, usage: CompletionUsage | None = None) -> bytes:
+        if self._body.wants_usage_chunk:
+            chunk.usage = self.usage() if self._body.wants_continuous_usage else usage
+        return sse.format_event(chunk.model_dump_json(exclude_unset=True))
+
+    def _prompt(self, index: int) -> list[Scored]:
+        """The prompt's tokens, with their scores as far as there are some."""
+        tokens = self.answer.order.prompt_of(index)
+        scores = self.answer.choices[index].prompt_scores or (None,) * (len(tokens) - 1)
+        return list(zip(tokens, (None, *scores), strict=True))
+
+    @abstractmethod
+    def _whole(self, written: Sequence[WrittenChoice]) -> BaseModel: ...
+
+    @abstractmethod
+    def _opening(self, index: int) -> list[Chunk]:
+        """What goes before a choice's first piece."""
+
+    @abstractmethod
+    def _chunks(self, piece: OutputPiece) -> list[Chunk]:
+        """One piece."""
+
+    @abstractmethod
+    def _usage_chunk(self) -> Chunk:
+        """A chunk without choices."""
+
+
+def openai_error_event(error: Exception) -> bytes:
+    """Write the last event of a stream that began and could not be finished."""
+    body = error_responses.openai_body(error_responses.to_client_error(error))
+    return sse.format_event(body.model_dump_json())

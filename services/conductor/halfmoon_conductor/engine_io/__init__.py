@@ -1,0 +1,1 @@
+"""Define the plain data that passes between the rooms, from a request to its tokens."""

@@ -1,0 +1,64 @@
+"""Tokenize for the fake engine, which needs no files."""
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import parse_qsl, urlsplit
+
+from halfmoon_conductor.text.detokenizer import ByteDetokenizer, Detokenizer
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
+
+
+class FakeTokenizer:
+    """For the fake engine: a token per byte of UTF-8, and a word per token.
+
+    Encoding and decoding are not each other's inverse, as the fake model's tokens mean
+    nothing: ``encode("a")`` is [97] and ``decode([97])`` is " t97".
+    """
+
+    #: One line per message, and a line to go on with.
+    chat_template: str | None = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+
+    #: The fake engine's tokens are no text.
+    definition = ""
+    knows_grammars = False
+
+    def __init__(self, vocab_size: int = 997, eos_token_ids: tuple[int, ...] = ()) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.special_tokens: Mapping[str, str] = {}
+        self.longest_token_bytes = 1
+        self.source = f"fake://tokenizer?vocab={vocab_size}&eos={max((-1, *eos_token_ids))}"
+
+    @classmethod
+    def from_spec(cls, spec: str) -> "FakeTokenizer":
+        """Read `vocab` and `eos` of ``fake://tiny?vocab=997&eos=-1``; the rest is the engine's.
+
+        Raises:
+            TokenizerUnavailable: one of them is not a number, or `vocab` is not positive.
+        """
+        query = dict(parse_qsl(urlsplit(spec).query))
+        try:
+            vocab_size, eos = int(query.get("vocab", 997)), int(query.get("eos", -1))
+        except ValueError as error:
+            raise TokenizerUnavailable(f"{spec}: {error}") from None
+        if vocab_size < 1:
+            raise TokenizerUnavailable(f"{spec}: vocab is {vocab_size}, must be at least 1")
+        return cls(vocab_size, (eos,) if eos >= 0 else ())
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """A token per byte; there are no special tokens to add."""
+        return [byte % self.vocab_size for byte in text.encode()]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """A word per token."""
+        return "".join(f" t{token}" for token in token_ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Its word."""
+        return f" t{token}".encode()
+
+    def detokenizer(self) -> Detokenizer:
+        """Each token's word."""
+        return ByteDetokenizer(self.token_bytes)

@@ -1,0 +1,192 @@
+"""Texts into token ids and back: the model's own tokenizer, without transformers or torch.
+
+`open_tokenizer` takes the same model spec as the workers: a local folder, a hub id (of which
+only the tokenizer's files are fetched), or ``fake://…``, which needs no file at all.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Fast
+from tokenizers.decoders import ByteLevel
+
+from halfmoon_conductor.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from halfmoon_conductor.text.tokenizer_files import (
+    chat_template_of,
+    naming_model,
+    read_configs,
+    special_tokens_of,
+)
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
+from halfmoon_conductor.text.word_cache import WordCache
+from halfmoon_models.bounded_files import read_text
+from halfmoon_models.errors import one_line
+from halfmoon_models.text_file_checks import (
+    MAX_TOKEN_IDS,
+    MAX_TOKENIZER_BYTES,
+)
+
+#: How vocabularies without an alphabet of bytes write one.
+#: As many as the largest vocabularies have.
+_REMEMBERED_TOKENS = 1 << 18
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class HubTokenizer:
+    """The tokenizer in a folder in the hub's layout, with what its configs say of it."""
+
+    def __init__(self, folder: Path, *, spec: str = "") -> None:
+        spec = spec or str(folder)
+        with naming_model(spec):
+            configs = read_configs(folder)
+            content = read_text(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
+        try:
+            self._fast = Fast.from_str(content)
+        except BaseException as error:  # the library raises bare Exception, and panics
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise TokenizerUnavailable(
+                f"tokenizer.json of {spec} is unusable: {one_line(error, 300)}; fetch the file "
+                "once more, or save it again with transformers' AutoTokenizer"
+            ) from None
+        # A tokenizer.json may say to cut or to pad, as it was trained: never for serving.
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self._words = WordCache.open(content.encode(), self._fast)
+        with naming_model(spec):
+            self._special_tokens = special_tokens_of(configs)
+            self._chat_template = chat_template_of(folder, configs["tokenizer_config.json"])
+            self._eos_token_ids = self._find_eos(configs)
+            self._vocab_size = self._find_vocab_size(configs["config.json"])
+        self._hidden = frozenset(
+            token for token, added in self._fast.get_added_tokens_decoder().items() if added.special
+        )
+        self._source = str(folder)
+        self._longest_token_bytes = self._find_longest_token()
+        #: Remembered: every token that is generated asks.
+        self._token_bytes = lru_cache(_REMEMBERED_TOKENS)(self._spelt)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are less than this: what the model embeds, where its config says so."""
+        return self._vocab_size
+
+    @property
+    def longest_token_bytes(self) -> int:
+        """Of the vocabulary, added tokens included."""
+        return self._longest_token_bytes
+
+    @property
+    def source(self) -> str:
+        """The folder."""
+        return self._source
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Of the generation config, else the config, else the tokenizer's config."""
+        return self._eos_token_ids
+
+    @property
+    def definition(self) -> str:
+        """As text, without cutting and padding."""
+        return str(self._fast.to_str())
+
+    @property
+    def knows_grammars(self) -> bool:
+        """Whether there is a token that ends an answer."""
+        return bool(self._eos_token_ids)
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Such as ``bos_token``."""
+        return self._special_tokens
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source."""
+        return self._chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        if self._words is not None:
+            known = self._words.encode(text, add_special_tokens=add_special_tokens)
+            if known is not None:
+                return known
+        # `encode` would hold the interpreter's lock for as long as it takes, seconds for a
+        # very long text, and stop the event loop with it; this lets go of it.
+        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a whole sequence."""
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_bytes(self, token: int) -> bytes:
+        """Exact for byte-level decoders; else as the vocabulary writes it, ``▁`` as a space."""
+        piece = self._fast.id_to_token(token)
+        if piece is None:
+            return b""
+        if token in self._hidden:
+            return str(piece).encode()
+        if isinstance(self._fast.decoder, ByteLevel):
+            return self._token_bytes(token)
+        if (byte := _BYTE_TOKEN.fullmatch(piece)) is not None:
+            return bytes([int(byte[1], 16)])
+        return str(piece).replace("▁", " ").encode()
+
+    def detokenizer(self) -> Detokenizer:
+        """Exact for byte-level decoders, by a window for others."""
+        if isinstance(self._fast.decoder, ByteLevel):
+            return ByteDetokenizer(self._token_bytes)
+        return WindowDetokenizer(self.decode, self._hidden)
+
+    def _spelt(self, token: int) -> bytes:
+        piece = None if token in self._hidden else self._fast.id_to_token(token)
+        if piece is None:
+            return b""
+        try:
+            return bytes([_BYTE_OF[character] for character in piece])
+        except KeyError:  # an added token, written as itself
+            return str(piece).encode()
+
+    def _find_eos(self, configs: Mapping[str, dict[str, Any]]) -> tuple[int, ...]:
+        config = configs["config.json"]
+        for source in (configs["generation_config.json"], config, config.get("text_config", {})):
+            if (found := source.get("eos_token_id")) is not None:
+                return tuple(found) if isinstance(found, list) else (int(found),)
+        eos = self._fast.token_to_id(self._special_tokens.get("eos_token", ""))
+        return () if eos is None else (eos,)
+
+    def _find_longest_token(self) -> int:
+        """A byte-level piece has a character for each byte; other pieces are texts."""
+        is_byte_level = isinstance(self._fast.decoder, ByteLevel)
+        added = [token.content for token in self._fast.get_added_tokens_decoder().values()]
+        longest = max((len(token.encode()) for token in added), default=1)
+        pieces = self._fast.get_vocab(with_added_tokens=False)
+        measure = len if is_byte_level else (lambda piece: len(piece.encode()))
+        return max(longest, *map(measure, pieces), 1)
+
+    def _find_vocab_size(self, config: dict[str, Any]) -> int:
+        embedded = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+        if embedded and (type(embedded) is not int or not 0 < embedded <= MAX_TOKEN_IDS):
+            raise ValueError(f"config.json: vocab_size is {one_line(embedded, 60)}")
+        return int(embedded or max(self._fast.get_vocab().values(), default=-1) + 1)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that byte-level BPE writes for each byte, to the byte.
+
+    Printable Latin-1 characters stand for themselves; the other bytes, in order, for the
+    characters from U+0100 on (GPT-2's alphabet, which all byte-level tokenizers keep).
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _byte_alphabet()

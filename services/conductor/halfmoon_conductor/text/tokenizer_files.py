@@ -1,0 +1,94 @@
+"""Read the files of a model that its tokenizer is made of."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+
+from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
+from halfmoon_models.bounded_files import list_files, read_json_object, read_text
+from halfmoon_models.errors import ModelError, ModelNotFound, one_line
+from halfmoon_models.foreign_formats import check_file_names
+from halfmoon_models.text_file_checks import MAX_SMALL_BYTES, check_text_files
+
+#: All that is read of a model; its weights are the workers' matter.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
+
+
+def fetch_tokenizer_files(spec: str) -> Path:
+    """Fetch the tokenizer's files of a hub id and return their folder.
+
+    Raises:
+        TokenizerUnavailable: the hub does not give them.
+    """
+    try:
+        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=list(TOKENIZER_FILES)))
+    except Exception as error:  # a dozen kinds: no such id, no access, no network, a bad name
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TokenizerUnavailable(
+            f"{spec} is not a local folder, and could not be fetched from the hub: "
+            f"{one_line(first_line, 300)}"
+        ) from None
+
+
+@contextmanager
+def naming_model(spec: str) -> Iterator[None]:
+    """Turn what a malformed config raises into an error that names the model."""
+    try:
+        yield
+    except ModelError as error:
+        raise TokenizerUnavailable(str(error)) from None
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise TokenizerUnavailable(
+            f"a config file of {spec} is unusable: {one_line(error, 300)}"
+        ) from None
+
+
+def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
+    """The JSON files beside tokenizer.json, checked; an empty object for one that is missing.
+
+    Raises:
+        ModelError: a file is damaged, or no tokenizer is there.
+    """
+    names = list_files(folder)
+    if "tokenizer.json" not in names and "config.json" not in names:
+        with suppress(ModelNotFound):  # what it is instead, if that shows
+            check_file_names(folder, names)
+    configs = {
+        name: read_json_object(folder / name, MAX_SMALL_BYTES) if name in names else {}
+        for name in TOKENIZER_FILES
+        if name.endswith(".json") and name != "tokenizer.json"
+    }
+    check_text_files(folder, configs["config.json"], names, needs_tokenizer=True)
+    return configs
+
+
+def special_tokens_of(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    """Roles such as ``bos_token``; a token is written as its text or as an object with it."""
+    tokens: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for role, token in configs[name].items():
+            content = token.get("content") if isinstance(token, dict) else token
+            if role.endswith("_token") and isinstance(content, str):
+                tokens[role] = content
+    return tokens
+
+
+def chat_template_of(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    """Of its own file, else of the config: one template, or several of which one is default."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return read_text(path, MAX_SMALL_BYTES)
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        template = {each["name"]: each["template"] for each in template}.get("default")
+    return template if isinstance(template, str) else None
