@@ -41,7 +41,7 @@ def run(console: Console) -> None:
     registry = CollectorRegistry()
     metrics = HttpMetrics(registry)
     meter = GenerationTimer(metrics, time.perf_counter())
-    meter.first_token(TokenEvent(1), 100)
+    meter.on_first_token(TokenEvent(1), 100)
     bounds = metrics.inter_token_latency_s.bounds
     ours = FastHistogram(bounds)
     theirs = prometheus_client.Histogram("a_seconds", "A.", buckets=bounds, registry=None)
@@ -53,7 +53,7 @@ def run(console: Console) -> None:
         ("observation, FastHistogram", ours.observe),
         ("observation, the library's Histogram", theirs.observe),
         ("increment, the library's Counter", lambda _: counter.inc()),
-        ("token through Meter: all of the front's metrics", lambda _: meter.token()),
+        ("token through Meter: all of the front's metrics", lambda _: meter.on_token()),
     ]
     for name, work in rows:
         table.add_row(name, f"{_nanoseconds(work):.0f}")

@@ -155,11 +155,11 @@ async def test_browsers_are_let_in_only_from_the_origins_that_are_set(open_front
 def test_a_limit_is_over_when_its_time_has_passed() -> None:
     now_s = 0.0
     caller = Principal(lab(requests_per_minute=1, max_concurrent=5), lambda: now_s)
-    with caller.entered(), pytest.raises(RateLimited) as refused, caller.entered():
+    with caller.acquire(), pytest.raises(RateLimited) as refused, caller.acquire():
         pass
     assert refused.value.retry_after_s == pytest.approx(60.0)
     now_s = 60.0
-    with caller.entered():
+    with caller.acquire():
         assert caller.n_running == 1
     assert caller.n_running == 0
 

@@ -202,7 +202,7 @@ async def test_what_is_held_of_bodies_is_given_back_whatever_happens() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"x" * 70_000, "more_body": True}
 
-    body = bodies.opened()
+    body = bodies.open()
     with pytest.raises(ServerOverloaded):
         await body.read(receive)
     assert bodies.n_bytes == 140_000

@@ -205,15 +205,15 @@ def test_a_worker_that_the_core_refuses_is_not_shown_as_live(watched: Watched) -
 def test_the_workers_that_are_remembered_are_bounded_and_strangers_are_not_among_them() -> None:
     seen = WorkerHistory()
     for n in range(MAX_DEPARTED + 5):
-        seen.joined(a_worker(f"decode-{n}"), 0.0)
-        seen.left(WorkerId(f"decode-{n}"), "gone", 0.0)
-    assert len(seen.gone(1.0)) == MAX_DEPARTED
-    assert seen.gone(1.0)[0].info.worker_id == f"decode-{MAX_DEPARTED + 4}"
+        seen.on_joined(a_worker(f"decode-{n}"), 0.0)
+        seen.on_left(WorkerId(f"decode-{n}"), "gone", 0.0)
+    assert len(seen.departed(1.0)) == MAX_DEPARTED
+    assert seen.departed(1.0)[0].info.worker_id == f"decode-{MAX_DEPARTED + 4}"
     stranger = WorkerId("decode-x")
-    seen.heard(stranger, None, 1.0)
-    seen.left(stranger, "gone", 1.0)
-    assert seen.last(stranger) is None
-    assert stranger not in [gone.info.worker_id for gone in seen.gone(1.0)]
+    seen.on_report(stranger, None, 1.0)
+    seen.on_left(stranger, "gone", 1.0)
+    assert seen.last_report(stranger) is None
+    assert stranger not in [gone.info.worker_id for gone in seen.departed(1.0)]
 
 
 def test_what_was_heard_of_an_earlier_start_is_forgotten(watched: Watched) -> None:
@@ -281,7 +281,7 @@ def test_the_revision_moves_when_a_request_does_and_rests_when_none_does(
 def test_the_tries_that_are_remembered_are_bounded() -> None:
     seen = RequestHistory(kept=3)
     for n in range(5):
-        seen.arrived(a_request(f"cmpl-{n}"), 0.0)
+        seen.on_arrival(a_request(f"cmpl-{n}"), 0.0)
     assert seen.get(RequestId("cmpl-1")) is None
     assert seen.get(RequestId("cmpl-2")) is not None
 
@@ -306,7 +306,7 @@ def test_what_all_conversations_begin_with_is_hotter_than_each_of_them() -> None
     for turn in range(2):
         for name in ("a", "b", "c"):
             own = blocks(name, 3) if turn else []
-            uses.used([*system, *own], RequestId(f"cmpl-{name}"), 0.0)
+            uses.on_use([*system, *own], RequestId(f"cmpl-{name}"), 0.0)
     top, *rest = uses.hottest(10, 0.0)
     assert (top.block, top.n_blocks, top.uses) == (system[-1], 4, 6.0)
     assert {(p.block, p.n_blocks, p.uses) for p in rest} == {
@@ -316,15 +316,15 @@ def test_what_all_conversations_begin_with_is_hotter_than_each_of_them() -> None
 
 def test_of_prefixes_that_are_used_together_the_longest_one_is_shown() -> None:
     uses, prompt = PrefixUseCounter(half_life_s=60.0), blocks("prompt", 8)
-    uses.used(prompt[:4], RequestId("cmpl-1"), 0.0)
+    uses.on_use(prompt[:4], RequestId("cmpl-1"), 0.0)
     for n in range(20):
-        uses.used(prompt, RequestId(f"cmpl-{n}"), 0.0)
+        uses.on_use(prompt, RequestId(f"cmpl-{n}"), 0.0)
     assert [(p.n_blocks, p.uses) for p in uses.hottest(10, 0.0)] == [(8, 20.0)]
 
 
 def test_uses_fade_and_a_prefix_that_cooled_is_not_shown() -> None:
     uses = PrefixUseCounter(half_life_s=60.0)
-    uses.used(blocks("old", 2), RequestId("cmpl-1"), 0.0)
+    uses.on_use(blocks("old", 2), RequestId("cmpl-1"), 0.0)
     assert [p.uses for p in uses.hottest(10, 60.0)] == [0.5]
     assert uses.hottest(10, 61.0) == []
 
@@ -332,7 +332,7 @@ def test_uses_fade_and_a_prefix_that_cooled_is_not_shown() -> None:
 def test_prefixes_that_are_counted_are_bounded() -> None:
     uses = PrefixUseCounter(half_life_s=60.0)
     for n in range(MAX_PREFIXES + 10):
-        uses.used(blocks(f"p{n}", 1), RequestId(f"cmpl-{n}"), 0.0)
+        uses.on_use(blocks(f"p{n}", 1), RequestId(f"cmpl-{n}"), 0.0)
     hot = {p.last for p in uses.hottest(2 * MAX_PREFIXES, 0.0)}
     assert len(hot) == MAX_PREFIXES
     assert "cmpl-9" not in hot
@@ -354,8 +354,8 @@ def latencies(clock: FakeClock) -> LatencyHistory:
 
 def test_a_second_is_told_when_it_is_over(latencies: LatencyHistory, clock: FakeClock) -> None:
     for n in range(1, 11):
-        latencies.next_token(n / 100, clock.now())
-    latencies.first_token(0.5, clock.now())
+        latencies.on_next_token(n / 100, clock.now())
+    latencies.on_first_token(0.5, clock.now())
     assert latencies.since(0) == []
     clock.advance(1.0)
     (second,) = latencies.since(0)
@@ -369,9 +369,9 @@ def test_a_second_is_told_when_it_is_over(latencies: LatencyHistory, clock: Fake
 def test_seconds_without_tokens_are_left_out_and_known_ones_not_told_again(
     latencies: LatencyHistory, clock: FakeClock
 ) -> None:
-    latencies.next_token(0.1, clock.now())
+    latencies.on_next_token(0.1, clock.now())
     clock.advance(30)
-    latencies.next_token(0.2, clock.now())
+    latencies.on_next_token(0.2, clock.now())
     clock.advance(1)
     assert [second.at_s for second in latencies.since(0)] == [1000, 1030]
     assert [second.at_s for second in latencies.since(1000)] == [1030]
@@ -380,7 +380,7 @@ def test_seconds_without_tokens_are_left_out_and_known_ones_not_told_again(
 
 def test_ten_minutes_are_remembered(latencies: LatencyHistory, clock: FakeClock) -> None:
     for _ in range(KEPT_SECONDS + 50):
-        latencies.next_token(0.1, clock.now())
+        latencies.on_next_token(0.1, clock.now())
         clock.advance(1)
     assert len(latencies.since(0)) == KEPT_SECONDS
     clock.advance(KEPT_SECONDS)
@@ -392,7 +392,7 @@ def test_a_busy_second_keeps_a_bounded_sample_from_all_of_it(
 ) -> None:
     n = 20 * MAX_SAMPLES
     for i in range(n):
-        latencies.next_token(i / n, clock.now())
+        latencies.on_next_token(i / n, clock.now())
     clock.advance(1)
     (second,) = latencies.since(0)
     assert second.tbt is not None

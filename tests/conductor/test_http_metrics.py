@@ -52,11 +52,11 @@ def test_a_generation_is_measured_from_when_its_request_was_read(
     latencies = LatencyHistory(clock.now)
     meter = GenerationTimer(HttpMetrics(registry, latencies), clock.now())
     clock.advance(0.125)
-    meter.asked()
+    meter.on_sent()
     clock.advance(0.375)
-    meter.first_token(TokenEvent(7, stages={"prefill": 0.25}), n_prompt=3)
+    meter.on_first_token(TokenEvent(7, stages={"prefill": 0.25}), n_prompt=3)
     clock.advance(0.25)
-    meter.token()
+    meter.on_token()
     meter.on_last_token()
     names = ("time_to_first_token", "first_decode", "inter_token_latency", "e2e_request_latency")
     assert sums(registry, *(f"{name}_seconds" for name in names)) == [0.5, 0.25, 0.25, 0.75]
@@ -91,7 +91,7 @@ def test_the_stages_of_a_second_try_begin_where_the_first_began() -> None:
     ]
     for now, event, commands in course:
         assert moments.stages() is None
-        first_tokens.watch(now, event, commands)
+        first_tokens.record(now, event, commands)
     assert moments.stages() == {
         "retry": 2.0,
         "place": 0.5,

@@ -308,7 +308,7 @@ def test_a_grammar_is_made_of_what_may_be_called() -> None:
         chat(MOON, LOOSE, tool_choice={"type": "function", "function": {"name": "moon"}})
     )
     calling = tool_call_rules_of(body, "hermes")
-    assert calling == ToolCallRules(parser="hermes", names=("moon",), most=1, place="only")
+    assert calling == ToolCallRules(format="hermes", names=("moon",), max_calls=1, place="only")
     wanted = grammar_of_chat(body, calling)
     assert isinstance(wanted, RequestedGrammar)
     assert "tide" not in wanted.grammar
@@ -317,7 +317,7 @@ def test_a_grammar_is_made_of_what_may_be_called() -> None:
 def test_an_answer_of_a_form_leaves_no_room_for_calls_that_are_whole_answers() -> None:
     body = ChatRequest.model_validate(chat(MOON, response_format={"type": "json_object"}))
     assert tool_call_rules_of(body, "llama3_json") is None
-    assert grammar_of_chat(body, None) == body.wanted()
+    assert grammar_of_chat(body, None) == body.requested_grammar()
 
 
 def test_llamas_calls_under_a_grammar_begin_with_the_name() -> None:

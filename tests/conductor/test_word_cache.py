@@ -137,7 +137,7 @@ def hub(plain: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> HubTokeni
 def test_odd_texts_have_the_tokens_that_they_have_without_a_cache(
     plain: Tokenizer, hub: HubTokenizer, text: str, special: bool
 ) -> None:
-    assert hub._words is not None
+    assert hub._word_cache is not None
     expected = plain.encode(text, add_special_tokens=special).ids
     learning, knowing = [hub.encode(text, add_special_tokens=special) for _ in range(2)]
     assert learning == knowing == expected
@@ -203,7 +203,7 @@ def test_no_more_words_are_remembered_than_are_allowed(monkeypatch: pytest.Monke
     for number in range(100):
         text = f"moon {number} half {number + 1} moon"
         assert cache.encode(text, add_special_tokens=True) in (None, plain.encode(text).ids)
-        assert len(cache._known) <= 40
+        assert len(cache._word_ids) <= 40
     assert cache.encode(text, add_special_tokens=True) == plain.encode(text).ids
 
 

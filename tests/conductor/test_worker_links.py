@@ -248,4 +248,4 @@ async def test_a_kvstore_of_another_layout_is_named_and_not_sent_away() -> None:
         other = msgspec.structs.replace(LAYOUT, model="halfmoon.bytes")
         at.say_as("kvstore-0", Welcome(worker=a_worker("kvstore-0", layout=other)))
         assert at.hub.refusals() == {}
-        assert list(at.hub._unused) == ["kvstore-0"]
+        assert list(at.hub._logged_unused) == ["kvstore-0"]

@@ -209,7 +209,7 @@ def test_the_page_on_metrics_lists_vllms_names(served: Served) -> None:
     assert set(rows) == set(VLLM_METRIC_NAMES)
     for name, sources in VLLM_METRIC_NAMES.items():
         for source in sources:
-            assert f"`{source.ours}`" in rows[name], name
+            assert f"`{source.metric}`" in rows[name], name
         assert {"model_name", "engine"} <= (served.families[name].labels or set())
 
 

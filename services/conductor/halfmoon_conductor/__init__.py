@@ -1,1 +1,1 @@
-"""Halfmoon's REST API and global scheduler."""
+"""Serve Halfmoon's REST API and schedule its requests on the workers."""

@@ -1,4 +1,4 @@
-"""`python -m halfmoon_conductor`: one conductor."""
+"""Run one conductor: ``python -m halfmoon_conductor``."""
 
 import os
 import sys
@@ -11,11 +11,11 @@ from halfmoon_runtime.lifecycle import run_service
 
 
 def main() -> None:
-    """Read the settings, run until told to stop."""
+    """Read the settings and run until told to stop."""
     settings = ConductorSettings.from_args(sys.argv[1:])
-    # Texts come one at a time: the tokenizer's own threads would only take turns with ours.
+    # Texts come one at a time, so the tokenizer's own threads would only compete with ours.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # One loop does all of a conductor's work; this one halves what sockets and wake-ups take.
+    # One event loop does all of a conductor's work. uvloop halves the cost of sockets and wake-ups.
     run_service(
         "conductor",
         settings,

@@ -1,4 +1,4 @@
-"""Builds a conductor: metadata, core, hub, REST; opened in order, closed in reverse."""
+"""Build a conductor: metadata, core, worker links, REST. Open in order and close in reverse."""
 
 import asyncio
 import os
@@ -47,24 +47,24 @@ from halfmoon_runtime.observability.tracing import open_tracer
 from halfmoon_sandbox import Sandbox
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 
-#: libzmq looks for heartbeats only while there is room for messages: with this much, a loop that
-#: stands still for half a minute loses no worker that is alive.
+#: libzmq reads heartbeats only while its receive queue has room. With this much room, a loop that
+#: stands still for half a minute loses no live worker.
 _SOCKETS = SocketSettings(receive_queue_messages=8192)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with signals left to the service's lifecycle."""
+    """Run uvicorn and leave signals to the service's lifecycle."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
+        """Capture no signals."""
         yield
 
 
 async def run(settings: ConductorSettings, service: Service) -> None:
-    """Be a conductor until told to stop, then finish the requests that are here."""
+    """Run a conductor until told to stop, then finish the requests in progress."""
     async with AsyncExitStack() as stack:
-        # First of all: loading takes seconds, in which others might take the port.
+        # Listen first: loading takes seconds, in which another process might take the port.
         listener = _listen(settings.host, settings.http_port)
         stack.callback(listener.close)
         service.announce("loading", worker_id=settings.worker_id, model=settings.model)
@@ -75,7 +75,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
         except TokenizerUnavailable as error:
             raise CannotStart(str(error)) from error
-        helpers = ProcessPreparer(
+        preparer = ProcessPreparer(
             Sandbox(
                 "halfmoon_conductor.inputs.body_preparation:make_handler",
                 msgspec.msgpack.encode(
@@ -85,15 +85,17 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             ),
             max(2, os.cpu_count() or 2),
         )
-        stack.callback(helpers.close)
-        helpers.start()
+        stack.callback(preparer.close)
+        preparer.start()
         grammars = GrammarChecker.of(tokenizer)
         stack.callback(grammars.close)
         if tokenizer.knows_grammars:
             grammars.start()
         embedded = settings.metadata == EMBEDDED
-        leases = StallingClock()
-        store: MetadataStore = MemoryStore(leases) if embedded else open_store(settings.metadata)
+        lease_clock = StallingClock()
+        store: MetadataStore = (
+            MemoryStore(lease_clock) if embedded else open_store(settings.metadata)
+        )
         stack.callback(store.close)
         network = ZmqNetwork(_SOCKETS)
         stack.push_async_callback(network.close)
@@ -116,15 +118,17 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         gateway = CoreGateway(shell, served_model_name=settings.served_model_name)
         registry = CollectorRegistry()
         metrics = ClusterMetrics(core, registry)
-        shell.watch(metrics.record)
-        hub = WorkerLinks(network, store, ConductorId(settings.worker_id), shell, gateway, metrics)
-        shell.connect(traced.workers(hub), gateway)
-        await stack.enter_async_context(service.running(hub.run()))
+        shell.add_recorder(metrics.record)
+        links = WorkerLinks(
+            network, store, ConductorId(settings.worker_id), shell, gateway, metrics
+        )
+        shell.connect(traced.workers(links), gateway)
+        await stack.enter_async_context(service.running(links.run()))
 
-        about = ConductorInfo(settings.worker_id, settings.metadata.partition(":")[0])
-        mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, hub, clock, about))]
+        info = ConductorInfo(settings.worker_id, settings.metadata.partition(":")[0])
+        mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, links, clock, info))]
         if embedded:
-            service.spawn(leases.follow(), name="leases")
+            service.spawn(lease_clock.follow(), name="leases")
             mounts.append(("/metadata", metadata_app(store)))
         app = create_app(
             traced.gateway(gateway),
@@ -143,13 +147,13 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tenants=tenants,
             extra_mounts=mounts,
             tool_call_parser=settings.tool_call_parser,
-            preparer=helpers,
+            preparer=preparer,
             grammars=grammars,
         )
         server = _Server(
             uvicorn.Config(
                 traced.app(app, is_guarded),
-                http=bounded_http(HttpLimits(max_connections=_most_connections())),
+                http=bounded_http(HttpLimits(max_connections=_max_connections())),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -169,21 +173,21 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         await serving
 
 
-def _most_connections() -> int:
-    """Clients' connections at the most: a quarter of the descriptors is for all else."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return min(HttpLimits().max_connections, most * 3 // 4)
+def _max_connections() -> int:
+    """Return the limit of client connections; a quarter of the descriptors is for all else."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    return min(HttpLimits().max_connections, hard_limit * 3 // 4)
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Open a listening socket.
 
     Raises:
-        OSError: naming the address that can't be had.
+        OSError: the address is not available; the text names it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named so that asyncio turns Nagle's delay off: 40 ms per answer else.
+    # asyncio turns Nagle's delay (40 ms per answer) off only if the protocol is named.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,34 +1,33 @@
-"""What a client is told when it gets no tokens, and with which status.
+"""Errors that a client receives instead of tokens, with their HTTP status.
 
 ApiError
-├── InvalidRequest       400  the request itself is wrong; `param` names the field
-│   ├── Harmful          400  workers were lost while they computed it; it is not tried again
-│   ├── NotSupported     400  a known field that asks for what Halfmoon does not do
-│   ├── TooLong          400  more tokens than the model, or any worker, can hold
-│   └── TooCostly        400  making tokens of it takes more time or memory than one may
-├── InvalidKey           401  no API key, or none that is valid here
-├── NotPermitted         403  a valid key, and no operator's
-├── ModelNotFound        404  another model than the one served here
-├── TooSlow              408  headers or body did not arrive in time
-├── BodyTooLarge         413  more bytes than the front accepts
-├── UrlTooLong           414  the same of the URL
-├── HeadTooLarge         431  the same of the headers
-├── Overloaded           429  refused now so that others keep their latency; retry later
-├── RateLimited          429  this tenant asks more than it may; retry later
-├── GenerationFailed     500  it began and could not be finished
-└── Unavailable          503  nobody is there to serve it; retry later
+├── InvalidRequest            400  the request itself is wrong; `param` names the field
+│   ├── HarmfulRequest        400  workers were lost while they computed it; it is not retried
+│   ├── NotSupported          400  a known field with a value that Halfmoon does not support
+│   ├── ContextLengthExceeded 400  more tokens than the model, or any worker, can hold
+│   └── RequestTooCostly      400  parsing or tokenizing it takes too much time or memory
+├── InvalidKey                401  no API key, or an invalid one
+├── NotPermitted              403  a valid key that is not an operator's
+├── UnknownModel              404  another model than the one served
+├── RequestTimedOut           408  headers or body did not arrive in time
+├── BodyTooLarge              413  more bytes than the conductor accepts
+├── UrlTooLong                414  a longer URL than the conductor accepts
+├── HeadTooLarge              431  larger headers than the conductor accepts
+├── ServerOverloaded          429  refused so that other requests keep their latency; retry later
+├── RateLimited               429  over the tenant's limits; retry later
+├── GenerationFailed          500  the generation began and could not be finished
+└── ServiceUnavailable        503  no worker is there to serve it; retry later
 
 The gateway raises `ContextLengthExceeded`, `ServerOverloaded` and `ServiceUnavailable` before the
-first token, and
-`GenerationFailed` and `InvalidRequest` at any time. How these look on the wire is
-`error_responses`.
+first token, and `GenerationFailed` and `InvalidRequest` at any time. `error_responses` writes these
+errors as HTTP responses.
 """
 
 from typing import ClassVar
 
 
 class ApiError(Exception):
-    """The base of all of these: `message` is meant for the client's eyes."""
+    """Base of all errors whose `message` is shown to the client."""
 
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"
@@ -39,21 +38,21 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        #: The field of the request that is to blame.
+        #: The field of the request that caused the error.
         self.param = param
-        #: Seconds after which trying again may help; None when it won't.
+        #: Seconds after which a retry may help; None when it won't.
         self.retry_after_s = retry_after_s
 
 
 class InvalidRequest(ApiError):
-    """The request itself is wrong; the same request will fail again."""
+    """An invalid request; the same request will fail again."""
 
     status = 400
     kind = "invalid_request_error"
 
 
 class NotSupported(InvalidRequest):
-    """A known field with a value that asks for what Halfmoon does not do."""
+    """A known field with a value that Halfmoon does not support."""
 
     code = "not_supported"
 
@@ -65,19 +64,19 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class HarmfulRequest(InvalidRequest):
-    """Workers were lost or hung while they computed it, one after the other."""
+    """A request that several workers were lost or hung on, one after the other."""
 
     code = "harmful_request"
 
 
 class RequestTooCostly(InvalidRequest):
-    """Reading it, or making tokens of it, took more time or memory than one request may."""
+    """A request that takes too much time or memory to parse or tokenize."""
 
     code = "too_costly"
 
 
 class InvalidKey(ApiError):
-    """No API key, or none that is valid here."""
+    """A missing or invalid API key."""
 
     status = 401
     kind = "invalid_request_error"
@@ -85,7 +84,7 @@ class InvalidKey(ApiError):
 
 
 class NotPermitted(ApiError):
-    """A valid API key, and this is for operators alone."""
+    """A valid API key on a route for operators alone."""
 
     status = 403
     kind = "invalid_request_error"
@@ -93,7 +92,7 @@ class NotPermitted(ApiError):
 
 
 class UnknownModel(ApiError):
-    """Another model than the one that is served here."""
+    """A model that is not served here."""
 
     status = 404
     kind = "invalid_request_error"
@@ -101,7 +100,7 @@ class UnknownModel(ApiError):
 
 
 class BodyTooLarge(ApiError):
-    """A request body over the limit; it was not read to its end."""
+    """A request body over the limit; the rest of it was not read."""
 
     status = 413
     kind = "invalid_request_error"
@@ -109,7 +108,7 @@ class BodyTooLarge(ApiError):
 
 
 class UrlTooLong(ApiError):
-    """A URL over the limit; nothing of the request was looked at."""
+    """A URL over the limit; the rest of the request was not read."""
 
     status = 414
     kind = "invalid_request_error"
@@ -117,7 +116,7 @@ class UrlTooLong(ApiError):
 
 
 class HeadTooLarge(ApiError):
-    """Headers over the limit, in bytes or in number; nothing of the request was looked at."""
+    """Headers over the limit, in bytes or in number; the rest of the request was not read."""
 
     status = 431
     kind = "invalid_request_error"
@@ -133,7 +132,7 @@ class RequestTimedOut(ApiError):
 
 
 class ServerOverloaded(ApiError):
-    """Refused so that the requests already here keep their latency."""
+    """A refusal that keeps the latency of the requests already here."""
 
     status = 429
     kind = "rate_limit_error"
@@ -144,7 +143,7 @@ class ServerOverloaded(ApiError):
 
 
 class RateLimited(ApiError):
-    """A tenant asks more often, or for more, than it may."""
+    """A request over its tenant's rate or concurrency limit."""
 
     status = 429
     kind = "rate_limit_error"
@@ -155,13 +154,13 @@ class RateLimited(ApiError):
 
 
 class GenerationFailed(ApiError):
-    """The generation began, or was about to, and could not be finished."""
+    """A generation that began, or was about to, and could not be finished."""
 
     code = "generation_failed"
 
 
 class ServiceUnavailable(ApiError):
-    """Nobody is there to serve this request."""
+    """A request that no worker is there to serve."""
 
     status = 503
     kind = "server_error"

@@ -1,18 +1,18 @@
-"""Python's garbage collector, told what a conductor is: much that stays, and short requests."""
+"""Tune Python's garbage collector for a conductor: many lasting objects, short requests."""
 
 import gc
 
-#: Objects made and not yet gone before the collector looks at the young ones. By default 700, a
-#: few requests on their way: it would look thirty times a second, find nothing, and have the
-#: processor's caches full of what it looked at. Nearly all goes without it, as counts drop to 0.
+#: New objects before a collection of the young generation. Python's default of 700 equals a few
+#: requests in flight. It would collect thirty times a second, find nothing and fill the processor's
+#: caches. Nearly all objects are freed without it when their reference count drops to 0.
 YOUNG_OBJECTS = 5_000
 
 
 def tune_gc() -> None:
-    """Take all that is there out of the collector's sight, and let it look seldom.
+    """Exclude all present objects from collection, and collect seldom.
 
-    Were it to look through what starting made again and again, all streams would pause for tens
-    of milliseconds each time.
+    Collecting the objects made at start again and again would pause all streams for tens of
+    milliseconds each time.
     """
     gc.collect()
     gc.freeze()

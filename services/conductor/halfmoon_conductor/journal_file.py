@@ -1,7 +1,7 @@
-"""The journal of a live conductor, in a file: every event with its time, and what followed.
+"""Write the journal of a live conductor to a file: every event with its time and its commands.
 
-`python -m halfmoon_conductor.journal_file PATH` replays one and says whether a fresh core says
-the same.
+``python -m halfmoon_conductor.journal_file PATH`` replays a journal and reports whether a fresh
+core returns the same commands.
 """
 
 import sys
@@ -24,10 +24,12 @@ log = structlog.get_logger()
 
 
 class JournalFile:
-    """Appends to a new file until it is full; what a crash loses is less than a tick's worth."""
+    """Append the core's calls to a new file until it is full; a crash loses at most one tick's
+    entries.
+    """
 
     def __init__(self, path: Path, config: SchedulingConfig, *, max_bytes: int) -> None:
-        """Begin a journal; one that is there already is kept beside it as ``….previous``.
+        """Begin a journal. Rename an existing one to ``….previous``.
 
         Raises:
             OSError: the file can't be written.
@@ -41,7 +43,7 @@ class JournalFile:
         self._file.flush()
 
     def record(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """Write one call of the core down. A full journal, or a full disk, ends it."""
+        """Append one call of the core. A full journal, or a full disk, ends the journal."""
         if self._file is None:
             return
         entry = encode_entry(now, event, commands)
@@ -58,7 +60,7 @@ class JournalFile:
             self._file = None
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Flush and close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

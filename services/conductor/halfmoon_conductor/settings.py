@@ -1,4 +1,4 @@
-"""Settings of a conductor."""
+"""Define the settings of a conductor."""
 
 from typing import Annotated, Literal
 
@@ -7,12 +7,12 @@ from pydantic import Field
 from halfmoon_runtime.observability.tracing import TracedSettings
 from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
 
-#: `metadata` says this when the conductor is to serve the metadata store itself.
+#: Value of `metadata` with which the conductor serves the metadata store itself.
 EMBEDDED = "embedded"
 
 
 class ConductorSettings(TracedSettings):
-    """One conductor: where it listens, which model it speaks for, how it decides."""
+    """Settings of one conductor: where it listens, which model it serves, how it schedules."""
 
     worker_id: str = Field("conductor-0", description="Stable name of this conductor")
     metadata: str = Field(
@@ -129,7 +129,7 @@ class ConductorSettings(TracedSettings):
 
     @property
     def scheduling(self) -> SchedulingConfig:
-        """What the scheduling core needs of these."""
+        """The settings of the scheduling core."""
         return SchedulingConfig(
             placement=self.placement,
             kvcache_balancing_threshold=self.kvcache_balancing_threshold,

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: tenants with their API keys, read from a file.
+"""Read tenants, their API keys and their limits from a file.
 
     [[tenants]]
     name = "lab"
@@ -6,13 +6,13 @@
     requests_per_minute = 600      # left out: no limit
     tokens_per_minute = 200000
     max_concurrent = 32
-    operator = true                # may look at /debug, and so at what all tenants do
+    operator = true                # may read /debug, which shows the requests of all tenants
 
-The file has hashes only. A key is 256 random bits, so a plain hash of it can't be turned back.
+The file has only hashes. A key is 256 random bits, so its plain hash can't be reversed.
 
     python -m halfmoon_conductor.tenants add tenants.toml lab [--operator]
 
-makes a key, adds its tenant to the file, and prints the key: the only time it is to be seen.
+makes a key, adds its hash to the file and prints the key. It is not shown again.
 """
 
 import hashlib
@@ -24,28 +24,28 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-#: How keys begin, so that scanners for leaked secrets can know them.
+#: Prefix of all keys, by which scanners for leaked secrets recognise them.
 KEY_PREFIX = "hm-"
-#: Between a tenant's name and what its requests say: no name has it.
+#: Separates a tenant's name from the request's salt; no tenant name contains it.
 _SEPARATOR = "\x1f"
 
 
 def salt_of(tenant: str, cache_salt: str) -> str:
-    """Derive what enters the block hashes of a request.
+    """Derive the salt of a request's block hashes.
 
-    Each tenant's salts are a space of their own, and so are those of requests without a key: a
-    tenant's begin with its name, which is never empty, the others with the separator. Only a
-    request with neither has the empty salt of the shared cache.
+    Each tenant's salts are a space of their own, and so are those of requests without a key. A
+    tenant's salts begin with its name, which is never empty; the others begin with the separator.
+    Only a request with neither tenant nor salt has the empty salt of the shared cache.
 
     Args:
         tenant: the tenant's name; empty for a request without a key.
-        cache_salt: what the request says; any text.
+        cache_salt: the request's `cache_salt`; any text.
     """
     return f"{tenant}{_SEPARATOR}{cache_salt}" if tenant or cache_salt else ""
 
 
 class TenantsFileError(Exception):
-    """The file can't be used: the text says why."""
+    """A tenants file that can't be used; the text says why."""
 
 
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,15 +54,15 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     key_sha256: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...]
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
-    #: Of prompts and answers together.
+    #: Tokens of prompts and answers together.
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
     #: Requests being answered at once.
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None
-    #: Whether its keys open what is for operators.
+    #: Whether its keys open the routes for operators.
     operator: bool = False
 
     def salt(self, cache_salt: str) -> str:
-        """What enters the block hashes: no tenant can make another's."""
+        """Return the salt of the tenant's block hashes; no other tenant can produce it."""
         return salt_of(self.name, cache_salt)
 
 
@@ -71,7 +71,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tenants:
-    """All of them, found by their keys."""
+    """Find tenants by their API keys."""
 
     def __init__(self, tenants: tuple[Tenant, ...]) -> None:
         self._by_hash: dict[str, Tenant] = {}
@@ -89,15 +89,15 @@ class Tenants:
 
     @classmethod
     def read(cls, path: Path) -> "Tenants":
-        """Those of a file.
+        """Read the tenants of a file.
 
         Raises:
-            BadTenants: it can't be read, or says what it must not.
+            TenantsFileError: the file can't be read, or is not valid.
         """
         return cls(_read(path).tenants)
 
     def of(self, key: str) -> Tenant | None:
-        """Whose key this is. What is compared are hashes: times tell nothing of a key."""
+        """Return the tenant with this key. Comparing hashes leaks no timing information on keys."""
         return self._by_hash.get(hash_api_key(key))
 
     def __len__(self) -> int:
@@ -105,25 +105,25 @@ class Tenants:
 
 
 def hash_api_key(key: str) -> str:
-    """As the file has it."""
+    """Return the hash of a key as the file stores it."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
 def new_key() -> str:
-    """256 bits of chance."""
+    """Return a key of 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def add_tenant(path: Path, name: str, *, operator: bool = False) -> str:
-    """Add a tenant without limits, or one more key to one that is there; the key.
+    """Add a tenant without limits, or another key to an existing tenant; return the key.
 
     Args:
         path: the file.
-        name: of the tenant.
-        operator: whether it may see what is for operators; one that may already, still may.
+        name: the tenant's name.
+        operator: whether the tenant is an operator; an existing operator stays one.
 
     Raises:
-        BadTenants: the name or the file can't be used.
+        TenantsFileError: the name or the file is not valid.
     """
     key = new_key()
     tenants = list(_read(path).tenants) if path.exists() else []
@@ -168,7 +168,7 @@ def _written(tenant: Tenant) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; the exit status."""
+    """Run the command line; return the exit status."""
     operator = "--operator" in arguments
     match [argument for argument in arguments if argument != "--operator"]:
         case ["add", path, name]:

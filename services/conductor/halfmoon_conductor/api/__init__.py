@@ -1,1 +1,1 @@
-"""Shapes of requests and answers that all APIs share; one package below for each API."""
+"""Define request and response shapes: what the APIs share, and a package for each API."""

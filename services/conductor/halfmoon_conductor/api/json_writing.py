@@ -1,7 +1,7 @@
-"""Writes answers that are long: token ids and log probabilities by the ten thousand.
+"""Write long answers: token ids and log probabilities by the ten thousand.
 
-It is done in a thread, and in small pieces: whatever needs the interpreter's lock meanwhile, the
-event loop above all, has it between two of them.
+A thread writes them in small pieces. Other threads, the event loop above all, get the GIL between
+two pieces.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-#: Tokens and scores in an answer that is written on the event loop, at the most.
+#: Most tokens and scores of an answer that is written on the event loop.
 MAX_INLINE_ANSWER_TOKENS = 1_000
 _PIECE = 128
 
@@ -32,7 +32,7 @@ def _pieces(value: Any) -> Iterator[bytes]:
     elif isinstance(value, list) and len(value) > _PIECE:
         for start in range(0, len(value), _PIECE):
             yield b"," if start else b"["
-            # Of long lists the elements have all of their fields.
+            # Elements of long lists have all of their fields set.
             yield to_json(value[start : start + _PIECE])[1:-1]
         yield b"]"
     elif isinstance(value, list) and value and isinstance(value[0], BaseModel):

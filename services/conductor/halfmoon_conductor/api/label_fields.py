@@ -1,4 +1,4 @@
-"""Fields that clients send and that change no answer: checked, bounded, and left alone."""
+"""Define fields that change no answer: they are checked, bounded and otherwise ignored."""
 
 from typing import Annotated
 
@@ -9,11 +9,11 @@ from halfmoon_conductor.api.request_fields import ApiModel, Text
 
 MAX_LABEL_CHARACTERS = 1024
 MAX_WORD_CHARACTERS = 64
-#: As OpenAI bounds them.
+#: OpenAI's limits.
 MAX_METADATA_KEYS = 16
 MAX_METADATA_KEY_CHARACTERS = 64
 MAX_METADATA_VALUE_CHARACTERS = 512
-#: What a response may be asked to include that no answer here has.
+#: Values of `include` for which answers here have nothing.
 _NEVER_INCLUDED = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -25,7 +25,7 @@ _NEVER_INCLUDED = (
 )
 
 Label = Annotated[Text, Field(max_length=MAX_LABEL_CHARACTERS)]
-#: One of a few that OpenAI has, and adds to.
+#: One of a few values that OpenAI defines, and extends.
 Word = Annotated[Text, Field(max_length=MAX_WORD_CHARACTERS)]
 Metadata = Annotated[
     dict[
@@ -52,7 +52,7 @@ Include = Annotated[
 
 
 class Reasoning(ApiModel):
-    """How much a model is to think, and what is told of it."""
+    """Settings of a model's reasoning."""
 
     effort: Word | None = Field(None, description="For models whose template has such a switch.")
     summary: Word | None = Field(None, description="Changes nothing: no thoughts are kept apart.")
@@ -62,6 +62,6 @@ class Reasoning(ApiModel):
 
 
 class ObfuscationOptions(ApiModel):
-    """What a stream of typed events says besides the answer."""
+    """Options of a stream of typed events."""
 
     include_obfuscation: bool | None = Field(None, description="Changes nothing: there is none.")

@@ -1,8 +1,8 @@
-"""The kinds of fields that requests are made of, and how each says what is wrong with it.
+"""Define the kinds of request fields, and how each reports an invalid value.
 
-A field is *supported*; or *neutral*: known, taken with the values that ask for nothing and
-refused, by name, with any other; or unknown and refused. So nothing that a client asks for
-is ignored in silence. Constraints written here are the ones in ``/openapi.json``.
+A field is *supported*, *neutral* or unknown. A neutral field is known: values that ask for nothing
+are accepted, and any other is refused by name. Unknown fields are refused. So no field is ignored
+silently. The constraints written here appear in ``/openapi.json``.
 """
 
 import json
@@ -31,15 +31,15 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOKEN_ID = 2**32 - 1
 MAX_LOGIT_BIASES = 1024
-#: Turns of a conversation.
+#: Messages of a conversation.
 MAX_MESSAGES = 4096
-#: Of the other APIs' conversations, which become chats with a system message besides.
+#: Messages in the other APIs, whose conversations become chats with an additional system message.
 MAX_TURNS = MAX_MESSAGES - 1
-#: Parts of one content.
+#: Parts of one message's content.
 MAX_PARTS = 1024
-#: More names for a chat template.
+#: Client's variables for a chat template.
 MAX_VARIABLES = 64
-#: Answers to one request: its prompts, times `n`.
+#: Answers to one request: its prompts times `n`.
 MAX_CHOICES = 128
 
 
@@ -48,7 +48,7 @@ _DIGITS = re.compile("[0-9]{1,9}")
 
 
 class IgnoredValues:
-    """Marks a known field that asks for nothing: left out, null, or one of these values."""
+    """Mark a known field that accepts only values without effect: none, null, or one of these."""
 
     def __init__(self, *values: Any) -> None:
         self._allowed = (None, *values)
@@ -56,13 +56,13 @@ class IgnoredValues:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        """Any value, then our own look at it."""
+        """Accept any value, then check it."""
         return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The values that are taken."""
+        """Return the accepted values."""
         return {"enum": list(self._allowed)}
 
     def _check(self, value: Any) -> Any:
@@ -77,12 +77,12 @@ class IgnoredValues:
 
 
 def form_discriminator(message: str, kind: Callable[[Any], str | None]) -> Discriminator:
-    """Tells the forms of a field apart, so that an error speaks of the form that was meant."""
+    """Return a discriminator of a field's forms, so that errors describe the form that was sent."""
     return Discriminator(kind, custom_error_type="wrong_type", custom_error_message=message)
 
 
 def text_or_list_form(value: Any) -> str | None:
-    """The form of a field that is one text or several parts."""
+    """Return the form of a field that is one text or several parts."""
     if isinstance(value, str):
         return "text"
     return "list" if isinstance(value, list | tuple) else None
@@ -102,7 +102,7 @@ def _prompt_form(value: Any) -> str | None:
 
 
 def _unicode(text: str) -> str:
-    """JSON can spell half of a surrogate pair, which no encoding of text can."""
+    """Refuse half of a surrogate pair, which JSON can write and UTF-8 can't."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -159,7 +159,7 @@ Prompt = Annotated[
 
 
 class ApiModel(BaseModel):
-    """What all of a request's objects have in common: exact types, no unknown fields."""
+    """Base of all request objects: exact types, no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -170,12 +170,12 @@ class ApiModel(BaseModel):
 
 
 def reject_unknown_fields(shape: type[BaseModel], body: Any) -> Any:
-    """One error for the first unknown field, where pydantic would make one for each."""
+    """Raise one error for the first unknown field, where pydantic would raise one for each."""
     if isinstance(body, dict):
         known = {field.alias or name for name, field in shape.model_fields.items()}
         for name in body:
             if name not in known:
-                # A name with half of a surrogate pair could not be told.
+                # A name with half of a surrogate pair can't be encoded.
                 told = name.encode(errors="replace").decode()
                 raise PydanticCustomError("unknown_field", "{field}", {"field": told})
     return body

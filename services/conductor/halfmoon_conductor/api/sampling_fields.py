@@ -1,4 +1,4 @@
-"""Fields on how tokens are drawn and when an answer ends, which several APIs have."""
+"""Define fields of several APIs on how tokens are drawn and when an answer ends."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from halfmoon_conductor.api.request_fields import (
 
 
 class SamplingFields(ApiModel):
-    """All of them optional; null is as if left out."""
+    """Sampling fields, all optional; null equals leaving the field out."""
 
     temperature: float | None = Field(
         None, ge=0, le=2, allow_inf_nan=False, description="Default 1. 0 is greedy."
@@ -43,5 +43,5 @@ class SamplingFields(ApiModel):
     ignore_eos: bool | None = Field(None, description="Go on after an end-of-text token.")
 
     def sampling_fields(self) -> dict[str, Any]:
-        """Those that were sent, to ask the same of another API's shape."""
+        """Return the fields' values, for another API's request model."""
         return {name: getattr(self, name) for name in SamplingFields.model_fields}

@@ -1,4 +1,4 @@
-"""Fields that ask for an answer of a given form: OpenAI's `response_format`, and vLLM's."""
+"""Define fields for structured output: OpenAI's `response_format`, and vLLM's fields."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ def _schema_form(value: Any) -> str | None:
     return "object" if isinstance(value, dict) else None
 
 
-#: vLLM takes a schema as an object or as its text.
+#: vLLM accepts a schema as an object or as its text.
 SchemaOrText = Annotated[
     Annotated[Schema, Tag("object")] | Annotated[Text, Tag("text")],
     form_discriminator("must be a JSON schema, as an object or as its text", _schema_form),
@@ -35,23 +35,23 @@ SchemaOrText = Annotated[
 
 
 class JsonSchema(ApiModel):
-    """A schema with a name, as OpenAI wraps it."""
+    """A JSON schema with a name, as OpenAI wraps it."""
 
     name: Text = Field(description="A label; changes nothing.")
     description: Text | None = Field(None, description="A label; changes nothing.")
-    # Its name in requests is one that pydantic's models have already.
+    # pydantic's models already use the name `schema`.
     schema_: Schema | None = Field(None, alias="schema", description="Left out: any object.")
     strict: bool | None = Field(None, description="The schema is kept to either way.")
 
 
 def format_kind(value: Any) -> str | None:
-    """The type that a format says it has."""
+    """Return the type that a format declares."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
 
 def check_format_type(value: Any) -> Any:
-    """Refuse, by name, the types that are none of ours."""
+    """Refuse unsupported types by name."""
     if format_kind(value) in (None, "text", "json_object", "json_schema"):
         return value
     raise PydanticCustomError(
@@ -61,19 +61,19 @@ def check_format_type(value: Any) -> Any:
 
 
 class TextFormat(ApiModel):
-    """Any text."""
+    """Any text will do."""
 
     type: Literal["text"]
 
 
 class ObjectFormat(ApiModel):
-    """Any JSON object."""
+    """The answer is a JSON object."""
 
     type: Literal["json_object"]
 
 
 class SchemaFormat(ApiModel):
-    """JSON of a schema."""
+    """The answer is JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -88,15 +88,15 @@ ResponseFormat = Annotated[
 ]
 
 
-def schema_of(asked: TextFormat | ObjectFormat | SchemaFormat | None) -> Schema | None:
-    """The schema that an answer has to be JSON of; None: any text will do."""
-    if isinstance(asked, SchemaFormat):
-        return asked.json_schema.schema_ or {"type": "object"}
-    return {"type": "object"} if isinstance(asked, ObjectFormat) else None
+def schema_of(requested: TextFormat | ObjectFormat | SchemaFormat | None) -> Schema | None:
+    """Return the schema that the answer has to match; None: any text will do."""
+    if isinstance(requested, SchemaFormat):
+        return requested.json_schema.schema_ or {"type": "object"}
+    return {"type": "object"} if isinstance(requested, ObjectFormat) else None
 
 
 class StructuredOutputs(ApiModel):
-    """vLLM's wishes for an answer's form; exactly one of them."""
+    """vLLM's fields for structured output; exactly one is set."""
 
     json_: SchemaOrText | None = Field(None, alias="json")
     regex: Text | None = Field(None, description="The whole answer matches it.")
@@ -118,58 +118,60 @@ def grammar_of_fields(
     *,
     format_field: str = "response_format",
 ) -> RequestedGrammar | None:
-    """The grammar that a request's fields ask for together; None: any text will do.
+    """Return the grammar that a request's fields ask for; None: any text will do.
 
     Args:
-        response_format: OpenAI's wish.
-        structured: vLLM's.
-        guided: the same under its older names.
-        format_field: what the client calls the first one, for errors.
+        response_format: OpenAI's field.
+        structured: vLLM's field.
+        guided: vLLM's fields under their older names.
+        format_field: the client's name of `response_format`, for errors.
 
     Raises:
-        InvalidRequest: two of them ask, or one can't be made a grammar of.
+        InvalidRequest: two fields ask for a grammar, or one can't be turned into one.
     """
-    #: The field, what makes its grammar, and whether a client wrote that itself.
-    asked: list[tuple[str, Callable[[], str], bool]] = []
-    if (form := schema_of(response_format)) is not None:
-        asked.append((format_field, lambda: grammars.grammar_of_schema(form), False))
+    #: The field, the function that builds its grammar, and whether the client wrote that grammar.
+    requested: list[tuple[str, Callable[[], str], bool]] = []
+    if (schema := schema_of(response_format)) is not None:
+        requested.append((format_field, lambda: grammars.grammar_of_schema(schema), False))
     if structured is not None:
-        parts = _parts(structured)
-        if len(parts) != 1:
+        builders = _grammar_builders(structured)
+        if len(builders) != 1:
             raise InvalidRequest(
                 "structured_outputs must have exactly one of json, regex, choice, grammar and "
-                f"json_object; it has {len(parts)}.",
+                f"json_object; it has {len(builders)}.",
                 param="structured_outputs",
             )
-        asked += [("structured_outputs", make, name == "grammar") for name, make in parts]
-    asked += [(f"guided_{name}", make, name == "grammar") for name, make in _parts(guided)]
-    if not asked:
+        requested += [("structured_outputs", build, name == "grammar") for name, build in builders]
+    requested += [
+        (f"guided_{name}", build, name == "grammar") for name, build in _grammar_builders(guided)
+    ]
+    if not requested:
         return None
-    param, make, own = asked[0]
-    if len(asked) > 1:
+    param, build, from_client = requested[0]
+    if len(requested) > 1:
         raise InvalidRequest(
-            f"{param} and {asked[1][0]} both say what the answer must be; send one of them.",
-            param=asked[1][0],
+            f"{param} and {requested[1][0]} both say what the answer must be; send one of them.",
+            param=requested[1][0],
         )
     try:
-        return RequestedGrammar(make(), param, own)
+        return RequestedGrammar(build(), param, from_client)
     except ValueError as error:
         raise InvalidRequest(f"{param} can't be used: {error}", param=param) from None
 
 
-def _parts(wish: StructuredOutputs) -> list[tuple[str, Callable[[], str]]]:
-    parts: list[tuple[str, Callable[[], str]]] = []
-    if (schema := wish.json_) is not None:
-        parts.append(("json", lambda: grammars.grammar_of_schema(_read(schema))))
-    if (regex := wish.regex) is not None:
-        parts.append(("regex", lambda: grammars.grammar_of_regex(regex)))
-    if (choice := wish.choice) is not None:
-        parts.append(("choice", lambda: grammars.grammar_of_choices(choice)))
-    if (grammar := wish.grammar) is not None:
-        parts.append(("grammar", lambda: grammars.check_client_grammar(grammar)))
-    if wish.json_object:
-        parts.append(("json_object", grammars.grammar_of_any_object))
-    return parts
+def _grammar_builders(fields: StructuredOutputs) -> list[tuple[str, Callable[[], str]]]:
+    builders: list[tuple[str, Callable[[], str]]] = []
+    if (schema := fields.json_) is not None:
+        builders.append(("json", lambda: grammars.grammar_of_schema(_read(schema))))
+    if (regex := fields.regex) is not None:
+        builders.append(("regex", lambda: grammars.grammar_of_regex(regex)))
+    if (choice := fields.choice) is not None:
+        builders.append(("choice", lambda: grammars.grammar_of_choices(choice)))
+    if (grammar := fields.grammar) is not None:
+        builders.append(("grammar", lambda: grammars.check_client_grammar(grammar)))
+    if fields.json_object:
+        builders.append(("json_object", grammars.grammar_of_any_object))
+    return builders
 
 
 def _read(schema: Schema | str) -> Schema:

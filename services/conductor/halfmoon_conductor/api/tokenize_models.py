@@ -20,7 +20,7 @@ _MAX_TOKENS = 2**20
 
 
 class TokenizeRequest(ApiModel):
-    """A text or a conversation."""
+    """A text or a conversation to tokenize."""
 
     model: Text | None = Field(None, description="Left out: the one that is served.")
     prompt: Text | None = Field(None, description="This, or messages.")
@@ -53,7 +53,7 @@ class TokenizeRequest(ApiModel):
 
 
 class TokenizeResponse(BaseModel):
-    """Its tokens."""
+    """The tokens of a text."""
 
     count: int
     max_model_len: int
@@ -62,13 +62,13 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(ApiModel):
-    """Tokens."""
+    """Tokens to turn into text."""
 
     model: Text | None = Field(None, description="Left out: the one that is served.")
     tokens: list[TokenId] = Field(max_length=_MAX_TOKENS, fail_fast=True)
 
 
 class DetokenizeResponse(BaseModel):
-    """Their text."""
+    """The text of tokens."""
 
     prompt: str

@@ -1,7 +1,7 @@
-"""Fields about tools: those on offer, which to use, and calls handed back with their results.
+"""Define fields about tools: tools on offer, which to use, earlier calls and their results.
 
-They are chat completions' own. What the other APIs call a tool, a choice or a call becomes one
-of these (`of`).
+These are the fields of chat completions. The other APIs convert their tools, choices and calls to
+these (`of`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class FunctionDefinition(ApiModel):
-    """What a tool does and what it takes."""
+    """A tool's name, purpose and parameters."""
 
     name: Name
     description: Text | None = None
@@ -28,7 +28,7 @@ class FunctionDefinition(ApiModel):
 
 
 class Tool(ApiModel):
-    """Something that the model may call."""
+    """A tool that the model may call."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -41,42 +41,42 @@ class Tool(ApiModel):
         parameters: dict[str, JsonValue] | None,
         strict: bool | None,
     ) -> Self:
-        """The one with these."""
+        """Return the tool with these properties."""
         function = FunctionDefinition(
             name=name, description=description, parameters=parameters, strict=strict
         )
         return cls(type="function", function=function)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it; `strict` is for grammars, not for the model."""
+        """Return the tool as chat templates read it, without `strict`, which is for grammars."""
         return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
 class FunctionName(ApiModel):
-    """Of one of the tools."""
+    """The name of one of the tools."""
 
     name: Name
 
 
 class NamedTool(ApiModel):
-    """The one to call."""
+    """The choice of one tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """The one of this name."""
+        """Return the choice of the tool with this name."""
         return cls(type="function", function=FunctionName(name=name))
 
 
 def object_text(text: str) -> str:
-    """A text that is a JSON object's, or empty for one without names.
+    """Check that a text is a JSON object's, or empty for an object without members.
 
-    An answer's call that was cut off may be handed back too: it begins as an object does.
+    A call that was cut off may be sent back too: it begins as an object does.
 
     Raises:
-        PydanticCustomError: it is not.
+        PydanticCustomError: it is another text.
     """
     if text.lstrip()[:1] in ("", "{"):
         return text
@@ -84,7 +84,7 @@ def object_text(text: str) -> str:
 
 
 class CalledFunction(ApiModel):
-    """What an earlier answer called."""
+    """The function that an earlier answer called."""
 
     name: Name
     arguments: Annotated[Text, AfterValidator(object_text)] = Field(
@@ -93,7 +93,7 @@ class CalledFunction(ApiModel):
 
 
 class CalledTool(ApiModel):
-    """A call of an earlier answer, handed back."""
+    """A call of an earlier answer, sent back by the client."""
 
     id: Text
     type: Literal["function"]
@@ -101,20 +101,20 @@ class CalledTool(ApiModel):
 
     @classmethod
     def of(cls, call_id: str, name: str, arguments: str) -> Self:
-        """The call of this id.
+        """Return the call with this id.
 
         Args:
-            call_id: what its result is handed back with.
-            name: of what was called.
+            call_id: the id that its result refers to.
+            name: the function's name.
             arguments: the text of a JSON object.
         """
         function = CalledFunction(name=name, arguments=arguments)
         return cls(id=call_id, type="function", function=function)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it, with the arguments as an object.
+        """Return the call as chat templates read it, with the arguments as an object.
 
-        Of arguments that are cut off, those members that were complete.
+        Of arguments that are cut off, only complete members are kept.
         """
         function = {
             "name": self.function.name,
@@ -140,10 +140,10 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_CHOICES, fail_fast=True)]
 
 
 def reject_other_types(known: Sequence[str | None], body: Any, way_out: str) -> Any:
-    """A body whose type is one of these, or left out.
+    """Return a body whose type is one of these, or left out.
 
-    Looked at before anything else of it: what is wrong with a web search is its type, and not
-    that its fields are unknown.
+    The type is checked first: the error in a web search tool is its type, and not its unknown
+    fields.
 
     Raises:
         PydanticCustomError: it has another type.
@@ -156,10 +156,10 @@ def reject_other_types(known: Sequence[str | None], body: Any, way_out: str) -> 
 
 
 def check_tool_choice(tools: Sequence[Tool], choice: Any) -> None:
-    """That what must be called is on offer.
+    """Check that tool names are unique and that the chosen tool is on offer.
 
     Raises:
-        PydanticCustomError: it is not, or a name is there twice.
+        PydanticCustomError: a name occurs twice, or the chosen tool is missing.
     """
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):

@@ -7,30 +7,30 @@ from halfmoon_conductor.engine_io.tool_call_rules import ToolCallRules
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, ready for the gateway, and what the front itself must do with its tokens."""
+    """A request as the gateway takes it, with what the conductor does to its tokens."""
 
-    #: The client's name of the answer, ``cmpl-…`` or ``chatcmpl-…``.
+    #: The id of the answer, ``cmpl-…`` or ``chatcmpl-…``.
     id: str
-    #: One for each choice: the first prompt's `n_per_prompt`, then the next one's.
+    #: One for each choice: the first prompt's `n_per_prompt`, then the next prompt's.
     generations: tuple[GenerationRequest, ...]
     n_per_prompt: int = 1
     stop_strings: tuple[str, ...] = ()
-    #: Text that each prompt's choices begin with; empty when there is to be none.
-    echoes: tuple[str, ...] = ()
-    #: False when a client wants scores of its prompt and no new token: one is made in vain.
-    shows_new: bool = True
-    #: The calls of tools that answers may have; None: text is text.
-    calling: ToolCallRules | None = None
+    #: Text of each prompt, which its choices begin with; empty without `echo`.
+    echoed_prompts: tuple[str, ...] = ()
+    #: False when the client wants scores of its prompt and no new token; one is generated anyway.
+    returns_new_tokens: bool = True
+    #: The tool calls that answers may have; None: all text is text.
+    tool_call_rules: ToolCallRules | None = None
 
     @property
     def n_prompt(self) -> int:
-        """Tokens of all prompts."""
+        """Tokens of all prompts together."""
         return sum(len(each.prompt_token_ids) for each in self.generations[:: self.n_per_prompt])
 
     def prompt_of(self, index: int) -> tuple[int, ...]:
-        """The prompt of a choice."""
+        """Return the prompt of a choice."""
         return self.generations[index].prompt_token_ids
 
     def echo_of(self, index: int) -> str:
-        """What a choice begins with."""
-        return self.echoes[index // self.n_per_prompt] if self.echoes else ""
+        """Return the text that a choice begins with."""
+        return self.echoed_prompts[index // self.n_per_prompt] if self.echoed_prompts else ""

@@ -1,7 +1,7 @@
-"""The boundary between the REST front and the gateway: one request in, tokens out.
+"""Define the gateway: it takes a generation request and returns tokens.
 
-The front knows HTTP, texts and token ids; the gateway knows workers and the scheduling core.
-Neither knows the other's inside: only what is here, and the errors of `errors`.
+The REST API knows HTTP, texts and token ids; the gateway knows workers and the scheduling core.
+Both depend only on this module and on `errors`.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,79 +18,80 @@ Finish = Literal["", "stop", "length"]
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The model that the workers serve."""
 
-    #: As clients write it.
+    #: The model's name in requests.
     name: str
-    #: Tokens of prompt and answer together, at the most.
+    #: Most tokens of prompt and answer together.
     max_context: int
-    #: When it became available here, in whole seconds since 1970.
+    #: When the model became available here, in whole seconds since 1970.
     created: int
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to generate, checked and in token ids."""
+    """One generation: a checked prompt in token ids, and how to sample."""
 
-    #: The client's id of it, ``cmpl-…`` or ``chatcmpl-…``; unique.
+    #: The client's request id, ``cmpl-…`` or ``chatcmpl-…``; unique.
     request_id: str
-    #: At least one.
+    #: At least one token.
     prompt_token_ids: tuple[int, ...]
     sampling: Sampling
     #: Prompt and new tokens together fit into `ModelCard.max_context`.
     stopping: Stopping
-    #: Requests share cached prefixes only with those of the same salt.
+    #: Requests share cached prefixes only with requests of the same salt.
     salt: str = ""
-    #: Latencies that the client asks for; None: those of the conductor's settings.
+    #: Latency targets of the client; None: those of the conductor's settings.
     ttft_slo_s: float | None = None
     tbt_slo_s: float | None = None
-    #: Among requests that wait the largest goes first.
+    #: Waiting requests with the largest priority go first.
     priority: int = 0
-    #: Who asks; empty without API keys.
+    #: The tenant's name; empty without API keys.
     tenant: str = ""
 
 
 class TokenEvent(msgspec.Struct, frozen=True):
-    """One new token."""
+    """One generated token."""
 
     token: int
-    #: "" while it goes on; "stop": this is a stop token; "length": the last one asked for.
+    #: "" before the last token; "stop": this is a stop token; "length": the requested length is
+    #: reached.
     finish: Finish = ""
-    #: Tokens of the prompt whose KV came from a cache; said by the first event.
+    #: Tokens of the prompt whose KV came from a cache; set in the first event.
     n_cached: int = 0
-    #: If `Sampling.logprobs` asks for it.
+    #: Set if `Sampling.logprobs` asks for it.
     score: TokenScore | None = None
-    #: If `Sampling.prompt_logprobs` asks for them, of all tokens of the prompt but the first;
-    #: said by the first event.
+    #: Scores of the prompt's tokens but the first, if `Sampling.prompt_logprobs` asks for them; set
+    #: in the first event.
     prompt_scores: tuple[TokenScore, ...] = ()
-    #: Where the time from the request to the first token went, in seconds by
-    #: `first_token.Stage`; said by the first event, where it is known.
+    #: Seconds of each `ttft_stages.TtftStage` from the request to the first token; set in the first
+    #: event, where known.
     stages: Mapping[str, float] | None = None
 
 
 class Gateway(Protocol):
-    """Where generations come from."""
+    """Generate tokens for requests."""
 
     @property
     def model(self) -> ModelCard | None:
-        """The model served; None until a worker has joined and said."""
+        """The model served; None until a worker has joined."""
         ...
 
     def ready(self) -> bool:
-        """Whether at least one prefill and one decode worker are alive."""
+        """Return whether at least one prefill and one decode worker are alive."""
         ...
 
     def missing(self) -> Sequence[str]:
-        """The roles that nobody alive fills, such as ``prefill``; empty when ready."""
+        """Return the roles without a live worker, such as ``prefill``; empty when ready."""
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Tokens as they are produced; the last one has a `finish`.
+        """Yield tokens as they are produced; the last one has a `finish`.
 
-        Closing the generator (`aclose`, or cancelling the task that waits for it) cancels
-        the request on every worker. It is advanced and closed by one task.
+        Closing the generator (`aclose`, or cancelling the task that waits for it) cancels the
+        request on every worker. One task advances and closes it.
 
         Raises:
-            TooLong: before the first token; no worker can hold it.
-            Overloaded: before the first token; refused by admission.
-            Unavailable: before the first token; no live prefill or decode worker.
-            GenerationFailed: at any time; nobody is left to go on with it.
+            ContextLengthExceeded: before the first token; no worker can hold the request.
+            ServerOverloaded: before the first token; admission refused the request.
+            ServiceUnavailable: before the first token; no live prefill or decode worker.
+            GenerationFailed: at any time; no worker is left to continue.
         """
         ...

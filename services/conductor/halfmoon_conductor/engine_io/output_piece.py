@@ -7,12 +7,12 @@ from halfmoon_protocol.logprobs import TokenScore
 
 
 class OutputPiece(msgspec.Struct, frozen=True):
-    """What one token adds to the answer; often no text at all."""
+    """The piece of an answer that one token adds; its text is often empty."""
 
     text: str
     token: int
     finish: Finish = ""
-    #: Which of the request's choices this belongs to.
+    #: Index of the choice that this piece belongs to.
     index: int = 0
     score: TokenScore | None = None
     #: The stop string that ended the text.
@@ -20,5 +20,5 @@ class OutputPiece(msgspec.Struct, frozen=True):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text ends here, and not because the model ended it."""
+        """True if a limit or a stop string ended the text, and not the model."""
         return self.finish == "length" or self.stop_string is not None

@@ -7,18 +7,18 @@ import msgspec
 ToolCallFormat = Literal["hermes", "llama3_json"]
 
 
-#: Where calls may be: anywhere, as the model likes (free); anywhere, as a grammar has them
-#: (exact); so too, and only in an answer that begins with one (first); they are all that the
-#: answer is (only).
+#: Where calls may be. "free": anywhere, as the model likes. "exact": anywhere, as a grammar writes
+#: them. "first": as "exact", and only in an answer that begins with one. "only": the answer is
+#: nothing but calls.
 ToolCallPlace = Literal["free", "exact", "first", "only"]
 
 
 class ToolCallRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls that one answer may have."""
+    """The tool calls that one answer may have."""
 
-    parser: ToolCallFormat
-    #: Functions that may be called.
+    format: ToolCallFormat
+    #: Names of the functions that may be called.
     names: tuple[str, ...] = ()
-    #: Calls at the most; later ones are dropped.
-    most: int
+    #: Most calls; later ones are dropped.
+    max_calls: int
     place: ToolCallPlace = "free"

@@ -1,1 +1,1 @@
-"""An engine request to tokens, and tokens to pieces of an answer."""
+"""Generate: from an engine request to tokens, and from tokens to pieces of an answer."""

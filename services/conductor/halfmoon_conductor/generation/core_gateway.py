@@ -1,8 +1,8 @@
-"""Clients' requests on their way through the core: tries, tokens, endings.
+"""Send clients' requests through the scheduling core: tries, tokens, endings.
 
-A request is tried under an id of its own each time (`retry_id`), so that tokens of a try that
-was given up can't reach the client. Tokens delivered are kept: the next try's prompt is the
-client's prompt and those tokens, and its answer goes on from there.
+Each try has its own id (`retry_id`), so that late tokens of an abandoned try can't reach the
+client. Delivered tokens are kept: the next try's prompt is the client's prompt followed by them,
+and its answer goes on from there.
 """
 
 import asyncio
@@ -47,42 +47,42 @@ from halfmoon_scheduling.events import (
 log = structlog.get_logger()
 
 _UNAVAILABLE_RETRY_S = 1.0
-#: Tokens of one try that show that a request does no harm: prefill's one and decode's first.
+#: Tokens of one try that prove a request harmless: prefill's token and decode's first.
 _HARMLESS_TOKENS = 2
 
 
 @dataclass
 class _Stream:
-    """One client's request."""
+    """One client's request and what it has received."""
 
     request: GenerationRequest
-    #: What the client will be given, in order; the bound is `max_new_tokens` and one error.
+    #: Tokens and errors for the client, in order; at most `max_new_tokens` and one error.
     out: asyncio.Queue[TokenEvent | ApiError] = field(default_factory=asyncio.Queue)
     attempt: int = 0
     #: Tokens handed to `out` so far.
     tokens: list[int] = field(default_factory=list)
-    #: How many of them there were when the try under way began.
+    #: Number of `tokens` when the current try began.
     n_before: int = 0
-    #: Scores that came with a prefill whose token has yet to be delivered.
+    #: Scores of a finished prefill whose token is not delivered yet.
     first_score: TokenScore | None = None
     prompt_scores: tuple[TokenScore, ...] = ()
-    #: Tries in a row before this one that brought none.
+    #: Consecutive earlier tries that delivered no token.
     fruitless: int = 0
-    #: Workers lost under tries since decode last produced a token of it.
+    #: Workers lost during tries since decode last produced a token of the request.
     casualties: tuple[Casualty, ...] = ()
     #: Whether the last token or an error is in `out`.
     over: bool = False
-    #: Its way to its first token.
-    moments: TtftTimestamps = field(default_factory=TtftTimestamps)
+    #: Times of the stages up to the first token.
+    timestamps: TtftTimestamps = field(default_factory=TtftTimestamps)
 
     @property
     def current(self) -> RequestId:
-        """The id of the try under way."""
+        """The id of the current try."""
         first = RequestId(self.request.request_id)
         return first if self.attempt <= 1 else retry_id(first, self.attempt)
 
     def end(self, error: ApiError) -> None:
-        """Nothing more will come but this."""
+        """End the request with an error, unless it has ended."""
         if not self.over:
             self.over = True
             self.out.put_nowait(error)
@@ -95,13 +95,13 @@ class CoreGateway:
         self._shell = shell
         self._name = served_model_name
         self._created = int(time.time())
-        #: By the client's request id, `origin` of every try's id.
+        #: By the client's request id, which `original_request_id` returns for the id of every try.
         self._streams: dict[str, _Stream] = {}
-        shell.watch(TtftRecorder(self._moments).watch)
+        shell.add_recorder(TtftRecorder(self._timestamps_of).record)
 
     @property
     def model(self) -> ModelCard | None:
-        """The model served; None until a worker has joined and said."""
+        """The model served; None until a worker has joined."""
         cluster = self._shell.core.cluster
         if cluster.layout is None:
             return None
@@ -112,21 +112,21 @@ class CoreGateway:
         )
 
     def ready(self) -> bool:
-        """Whether at least one prefill and one decode worker are alive."""
+        """Return whether at least one prefill and one decode worker are alive."""
         return not self.missing()
 
     def missing(self) -> Sequence[str]:
-        """The roles that nobody alive fills."""
+        """Return the roles without a live worker."""
         cluster = self._shell.core.cluster
         return [role for role in ("prefill", "decode") if not cluster.accepting(role)]
 
     @property
     def n_live(self) -> int:
-        """Requests of clients that are not over."""
+        """Requests of clients that have not ended."""
         return len(self._streams)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `generation.Gateway.generate`."""
+        """Yield the tokens of a request; see `Gateway.generate`."""
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id} is in use")
         stream = _Stream(request)
@@ -146,10 +146,10 @@ class CoreGateway:
                 stream.over = True
                 self._shell.post(RequestCancelled(stream.current))
 
-    # -- what the shell asks -----------------------------------------------------------------
+    # -- calls of the shell and the worker links ---------------------------------------------
 
     def note_scores(self, done: PrefillDone) -> None:
-        """Keep a prefill's scores until its token is delivered: they skip the core."""
+        """Keep a prefill's scores until its token is delivered; scores skip the core."""
         stream = self._streams.get(original_request_id(done.request_id))
         if stream is not None and stream.current == done.request_id:
             stream.first_score, stream.prompt_scores = done.score, done.prompt_scores
@@ -162,7 +162,7 @@ class CoreGateway:
         n_cached: int = 0,
         score: TokenScore | None = None,
     ) -> bool:
-        """Hand a token to the client; whether anybody still waits for it."""
+        """Hand a token to the client; return whether the request still wants tokens."""
         stream = self._streams.get(original_request_id(request_id))
         if stream is None or stream.over or stream.current != request_id:
             return False
@@ -172,31 +172,31 @@ class CoreGateway:
             self._shell.post(RequestProgressed(request_id))
         ending: Finish = msgspec.convert(finish, Finish) if finish else ""
         stream.over = bool(ending)
-        # Only with the first token: what a later try finds cached is no saving of the client's.
+        # Only with the first token: tokens that a later try finds cached save the client nothing.
         first = len(stream.tokens) == 1
         told, prompt_scores = (n_cached, stream.prompt_scores) if first else (0, ())
         if score is None:
             score, stream.first_score = stream.first_score, None
-        stages = stream.moments.stages() if first else None
+        stages = stream.timestamps.stages() if first else None
         stream.out.put_nowait(TokenEvent(token, ending, told, score, prompt_scores, stages))
         return True
 
     def n_left(self, request_id: RequestId) -> int:
-        """Tokens that the client may still get; 0 when it is gone or the try is over."""
+        """Return how many tokens the client may still get; 0 when it is gone or the try is over."""
         stream = self._streams.get(original_request_id(request_id))
         if stream is None or stream.over or stream.current != request_id:
             return 0
         return stream.request.stopping.max_new_tokens - len(stream.tokens)
 
     def n_produced(self, request_id: RequestId) -> int:
-        """Tokens that this try has delivered; 0 when its client is gone."""
+        """Return how many tokens this try has delivered; 0 when its client is gone."""
         stream = self._streams.get(original_request_id(request_id))
         if stream is None or stream.current != request_id:
             return 0
         return len(stream.tokens) - stream.n_before
 
     def reject(self, command: Reject) -> None:
-        """Refuse a request, or, once tokens are out, end it with an error."""
+        """Refuse a request; once tokens are delivered, end it with an error."""
         stream = self._streams.get(original_request_id(command.request_id))
         if stream is None or stream.current != command.request_id:
             return
@@ -212,7 +212,7 @@ class CoreGateway:
                 stream.end(ContextLengthExceeded(command.reason))
 
     def resubmit(self, command: Resubmit) -> None:
-        """Start the next try, with what was delivered so far."""
+        """Start the next try from the tokens delivered so far."""
         stream = self._streams.get(original_request_id(command.request_id))
         if stream is None or stream.over or stream.current != command.request_id:
             return
@@ -239,9 +239,9 @@ class CoreGateway:
         else:
             stream.end(GenerationFailed(command.reason))
 
-    def _moments(self, request_id: RequestId) -> TtftTimestamps | None:
+    def _timestamps_of(self, request_id: RequestId) -> TtftTimestamps | None:
         stream = self._streams.get(original_request_id(request_id))
-        return stream.moments if stream is not None and stream.current == request_id else None
+        return stream.timestamps if stream is not None and stream.current == request_id else None
 
     # -- tries -------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class CoreGateway:
 
 
 def _request_of(stream: _Stream, layout: KvLayout) -> Request:
-    """The try under way, as the core sees it: what was delivered is part of the prompt."""
+    """Return the current try as the core sees it: delivered tokens are part of the prompt."""
     asked = stream.request
     token_ids = (*asked.prompt_token_ids, *stream.tokens)
     n_out = len(stream.tokens)

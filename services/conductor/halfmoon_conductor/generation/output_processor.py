@@ -1,4 +1,4 @@
-"""Generations being read: tokens in, pieces of text out; counts and times kept."""
+"""Turn the tokens of an engine request into pieces of text, and count and time them."""
 
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -27,47 +27,52 @@ from halfmoon_protocol.logprobs import TokenScore
 
 
 class OutputProcessor:
-    """Reads one order's generations, once.
+    """Read the generations of one engine request, once.
 
     Args:
-        spend: told of every generated token, as somebody pays for it.
-        began_s: `time.perf_counter` when the request had been read.
+        charge: is called for every generated token, with 1.
+        received_s: `time.perf_counter` when the body had been received.
     """
 
     def __init__(
         self,
         gateway: Gateway,
-        order: EngineRequest,
+        request: EngineRequest,
         tokenizer: Tokenizer,
         metrics: HttpMetrics,
-        spend: Callable[[int], None],
+        charge: Callable[[int], None],
         *,
-        began_s: float,
+        received_s: float,
     ) -> None:
-        self.order = order
+        self.request = request
         self.created = int(time.time())
         self.choices = [
-            _Choice(gateway, order, index, tokenizer, metrics, spend, began_s=began_s)
-            for index in range(len(order.generations))
+            _Choice(gateway, request, index, tokenizer, metrics, charge, received_s=received_s)
+            for index in range(len(request.generations))
         ]
 
     @property
     def n_generated(self) -> int:
-        """Tokens that the client gets, as far as read."""
-        return sum(choice.n_generated for choice in self.choices) if self.order.shows_new else 0
+        """Tokens returned to the client so far."""
+        return (
+            sum(choice.n_generated for choice in self.choices)
+            if self.request.returns_new_tokens
+            else 0
+        )
 
     @property
     def n_cached(self) -> int:
-        """Tokens of the prompts that came from a cache; each prompt counted once."""
-        return sum(choice.n_cached for choice in self.choices[:: self.order.n_per_prompt])
+        """Tokens of the prompts that came from a cache; each prompt counts once."""
+        return sum(choice.n_cached for choice in self.choices[:: self.request.n_per_prompt])
 
     def pieces(self) -> AsyncGenerator[OutputPiece, None]:
-        """A piece for each token of each choice; each choice's last one has a `finish`.
+        """Yield a piece for each token of each choice; each choice's last piece has a `finish`.
 
-        Whoever stops reading earlier must close this, which cancels the generations.
+        Close the generator to stop earlier, which cancels the generations.
 
         Raises:
-            TooLong, Overloaded, Unavailable, GenerationFailed: as `Gateway.generate`.
+            ContextLengthExceeded, ServerOverloaded, ServiceUnavailable, GenerationFailed: as
+                `Gateway.generate`.
         """
         if len(self.choices) == 1:
             return self.choices[0].pieces()
@@ -75,42 +80,42 @@ class OutputProcessor:
 
 
 class _Choice:
-    """One generation of an order."""
+    """One generation of an engine request."""
 
     def __init__(
         self,
         gateway: Gateway,
-        order: EngineRequest,
+        request: EngineRequest,
         index: int,
         tokenizer: Tokenizer,
         metrics: HttpMetrics,
-        spend: Callable[[int], None],
+        charge: Callable[[int], None],
         *,
-        began_s: float,
+        received_s: float,
     ) -> None:
-        #: Tokens of the prompt that came from a cache, and tokens generated; as far as read.
+        #: Tokens of the prompt that came from a cache, and tokens generated so far.
         self.n_cached = 0
         self.n_generated = 0
-        #: Of the prompt but for its first token; there with the first piece, if asked for.
+        #: Scores of the prompt's tokens but the first; set with the first piece, if requested.
         self.prompt_scores: tuple[TokenScore, ...] = ()
         self._index = index
-        self._generation: GenerationRequest = order.generations[index]
-        self._shows_new = order.shows_new
+        self._generation: GenerationRequest = request.generations[index]
+        self._returns_new_tokens = request.returns_new_tokens
         self._gateway = gateway
         self._text = TextStream(
             tokenizer.detokenizer(),
-            order.stop_strings,
+            request.stop_strings,
             min_tokens=self._generation.stopping.min_new_tokens,
         )
-        self._meter = GenerationTimer(metrics, began_s)
-        self._spend = spend
+        self._timer = GenerationTimer(metrics, received_s)
+        self._charge = charge
 
     async def pieces(self) -> AsyncGenerator[OutputPiece, None]:
-        """See `OutputProcessor.pieces`."""
-        #: None for what never began: its status counts it.
+        """Yield a piece for each token; see `OutputProcessor.pieces`."""
+        #: None for a request refused before its first token: its HTTP status counts it.
         outcome: HttpOutcome | None = "abort"
         last: OutputPiece | None = None
-        self._meter.asked()
+        self._timer.on_sent()
         try:
             async with aclosing(self._gateway.generate(self._generation)) as events:
                 async for event in events:
@@ -120,10 +125,10 @@ class _Choice:
                         outcome, last = piece.finish, piece
                         break
                     yield piece
-            # Closed before the last piece is written: after a stop string nothing runs on.
+            # Closed before the last piece is written: after a stop string the workers stop at once.
             if last is None:
                 raise GenerationFailed("The generation ended without saying why.")
-            self._meter.on_last_token()
+            self._timer.on_last_token()
             yield last
         except (ContextLengthExceeded, ServerOverloaded, ServiceUnavailable):
             outcome = None
@@ -133,12 +138,12 @@ class _Choice:
             raise
         finally:
             if outcome is not None:
-                self._meter.ended(outcome)
+                self._timer.on_end(outcome)
 
     def _piece(self, event: TokenEvent) -> OutputPiece:
-        if not self._shows_new:
+        if not self._returns_new_tokens:
             return OutputPiece("", event.token, event.finish, self._index)
-        # A stop token is counted and reported, and its text is not shown.
+        # A stop token is counted and reported; its text is not shown.
         text = "" if event.finish == "stop" else self._text.push(event.token)
         if event.finish and not self._text.stopped:
             text += self._text.finish()
@@ -150,8 +155,8 @@ class _Choice:
     def _count(self, event: TokenEvent) -> None:
         if self.n_generated == 0:
             self.n_cached, self.prompt_scores = event.n_cached, event.prompt_scores
-            self._meter.first_token(event, len(self._generation.prompt_token_ids))
+            self._timer.on_first_token(event, len(self._generation.prompt_token_ids))
         else:
-            self._meter.token()
+            self._timer.on_token()
         self.n_generated += 1
-        self._spend(1)
+        self._charge(1)

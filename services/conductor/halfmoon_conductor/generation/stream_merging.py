@@ -1,4 +1,4 @@
-"""Several generators read at once, as one."""
+"""Merge several generators into one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -9,16 +9,16 @@ T = TypeVar("T")
 
 
 class _Over:
-    """In the queue: one of the sources has ended."""
+    """Marks in the queue that one source has ended."""
 
 
 async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items as they come, each source's in its order. Each is advanced and closed by one task.
+    """Yield items as they arrive, in order within each source.
 
-    Whoever stops reading must close this, which closes all sources. What one of them raises
-    is raised here, and ends the others.
+    One task advances and closes each source. Closing this generator closes all sources. An error of
+    one source is raised here, and ends the others.
     """
-    # One place for each source: none runs ahead of whoever reads.
+    # One slot for each source: no source runs ahead of the reader.
     items: asyncio.Queue[T | _Over | Exception] = asyncio.Queue(len(sources))
 
     async def read(source: AsyncGenerator[T, None]) -> None:
@@ -33,8 +33,8 @@ async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
     tasks: list[asyncio.Task[None]] = []
     try:
         for source in sources:
-            # One after the other, with room between them for who else is on the loop: the first
-            # step of each may take milliseconds.
+            # Sources start one after the other, and other tasks run in between: each first step may
+            # take milliseconds.
             tasks.append(asyncio.create_task(read(source)))
             await asyncio.sleep(0)
         n_left = len(tasks)

@@ -1,1 +1,1 @@
-"""Structured output: fields to one grammar, checked in child processes."""
+"""Build grammars for structured output, and check them in child processes."""

@@ -1,7 +1,7 @@
-"""The child process that checks grammars: translates, compiles, and makes the first mask.
+"""Check grammars in a child process: translate, compile, and compute the first mask.
 
-`halfmoon_sandbox` forks it from a template that has read the model's tokenizer. What it costs
-to check a text that a client chose is not known before: the process may be ended at any moment.
+`halfmoon_sandbox` forks the process from a template that has loaded the model's tokenizer. The cost
+of a client's grammar is unknown in advance, so the process may be killed at any moment.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _SHOWN_CHARACTERS = 300
 
 
 class CheckArgument(msgspec.Struct, frozen=True):
-    """What the template is made of."""
+    """Settings of the template process."""
 
     #: Text of a ``tokenizer.json``; empty: grammars are compiled without tokens.
     tokenizer: str
@@ -26,30 +26,30 @@ class CheckArgument(msgspec.Struct, frozen=True):
 
 
 class CheckGrammar(msgspec.Struct, frozen=True):
-    """Check this text."""
+    """A grammar to check."""
 
     text: str
     #: Whether a client wrote it: Lark, or GBNF (rules with ``::=``), which is translated.
-    own: bool
+    from_client: bool
 
 
 class GrammarChecked(msgspec.Struct, frozen=True):
-    """The answer to `CheckGrammar`."""
+    """The result of `CheckGrammar`."""
 
-    #: In Lark; empty where it can't be used.
+    #: The grammar in Lark; empty if it can't be used.
     grammar: str = ""
-    #: Why it can't be used.
+    #: The reason why it can't be used.
     problem: str = ""
 
 
 def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
-    """A handler of `CheckGrammar` messages.
+    """Make a handler of `CheckGrammar` messages.
 
     Args:
-        argument: a `CheckArgument`.
+        argument: a `CheckArgument` in MessagePack.
     """
-    made = msgspec.msgpack.decode(argument, type=CheckArgument)
-    tokenizer = _tokenizer(made)
+    argument_ = msgspec.msgpack.decode(argument, type=CheckArgument)
+    tokenizer = _tokenizer(argument_)
     decoder = msgspec.msgpack.Decoder(CheckGrammar)
 
     def handle(request: bytes) -> bytes:
@@ -58,23 +58,23 @@ def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
     return handle
 
 
-def _tokenizer(made: CheckArgument) -> llguidance.LLTokenizer | None:
-    if not made.tokenizer or not made.eos_token_ids:
+def _tokenizer(argument_: CheckArgument) -> llguidance.LLTokenizer | None:
+    if not argument_.tokenizer or not argument_.eos_token_ids:
         return None
     try:
         return llguidance.LLTokenizer(
-            made.tokenizer, n_vocab=made.n_vocab, eos_token=list(made.eos_token_ids)
+            argument_.tokenizer, n_vocab=argument_.n_vocab, eos_token=list(argument_.eos_token_ids)
         )
-    except ValueError:  # workers find the same and refuse by name
+    except ValueError:  # workers find the same error and refuse such requests
         return None
 
 
-def _check(asked: CheckGrammar, tokenizer: llguidance.LLTokenizer | None) -> GrammarChecked:
-    grammar = asked.text
-    if asked.own:
+def _check(check: CheckGrammar, tokenizer: llguidance.LLTokenizer | None) -> GrammarChecked:
+    grammar = check.text
+    if check.from_client:
         try:
             grammar = str(any_to_lark(grammar))
-        except Exception as error:  # the translator raises what it likes
+        except Exception as error:  # the translator raises many types
             return GrammarChecked(problem=f"can't be used: {str(error)[:_SHOWN_CHARACTERS]}")
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
             return GrammarChecked(

@@ -1,4 +1,4 @@
-"""Checking grammars before anything is spent, in child processes with limits."""
+"""Check grammars in child processes with limits, before any worker is involved."""
 
 import asyncio
 import weakref
@@ -21,11 +21,11 @@ from halfmoon_sandbox import ChildPool, ChildUnavailable, HandlerFailed, LimitEx
 
 log = structlog.get_logger()
 
-#: Checks at once, and those that may wait for their turn.
+#: Checks that run at once, and checks that may wait.
 _MAX_RUNNING = 2
 _MAX_WAITING = 64
 _RETRY_S = 1.0
-#: Outcomes that are remembered, the last used ones.
+#: Results that are remembered, the last used ones.
 _MAX_REMEMBERED = 2048
 _MEMORY_BYTES = 512 * 1024 * 1024
 
@@ -33,10 +33,10 @@ _decoder = msgspec.msgpack.Decoder(GrammarChecked)
 
 
 class GrammarChecker:
-    """Checks wishes of clients, and remembers what came out.
+    """Check clients' grammars and remember the results.
 
     Args:
-        argument: of the child processes.
+        argument: settings of the child processes.
     """
 
     def __init__(self, argument: CheckArgument) -> None:
@@ -47,40 +47,40 @@ class GrammarChecker:
         )
         self._pool = ChildPool(sandbox)
         self._remembered: OrderedDict[tuple[str, bool], GrammarChecked] = OrderedDict()
-        self._turn = asyncio.Semaphore(_MAX_RUNNING)
+        self._slots = asyncio.Semaphore(_MAX_RUNNING)
         self._n_waiting = 0
         weakref.finalize(self, sandbox.close)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """A checker for a model's tokenizer."""
+        """Return a checker for a model's tokenizer."""
         return cls(
             CheckArgument(tokenizer.definition, tokenizer.vocab_size, tokenizer.eos_token_ids)
         )
 
     def start(self) -> None:
-        """Begin to load the template, so that the first request need not wait for that."""
+        """Start the template process, so that the first request need not wait for it."""
         self._pool.start()
 
     def close(self) -> None:
         """End all child processes."""
         self._pool.close()
 
-    async def check(self, wanted: RequestedGrammar) -> str:
-        """The grammar in Lark, known to compile within its budget of time and memory.
+    async def check(self, requested: RequestedGrammar) -> str:
+        """Return the grammar in Lark, known to compile within its limits of time and memory.
 
         Raises:
-            InvalidRequest: it does not compile, is too large or takes too much; it says which.
-            Overloaded: too many checks wait.
-            Unavailable: no process can be started to check it.
+            InvalidRequest: it does not compile, is too large or too costly; the text says which.
+            ServerOverloaded: too many checks wait.
+            ServiceUnavailable: no child process can be started.
         """
-        if len(wanted.grammar) > MAX_GRAMMAR_CHARACTERS:
+        if len(requested.grammar) > MAX_GRAMMAR_CHARACTERS:
             raise InvalidRequest(
-                f"{wanted.param} makes a grammar of {len(wanted.grammar)} characters, over the "
-                f"{MAX_GRAMMAR_CHARACTERS} that one may have.",
-                param=wanted.param,
+                f"{requested.param} makes a grammar of {len(requested.grammar)} characters, over "
+                f"the {MAX_GRAMMAR_CHARACTERS} that one may have.",
+                param=requested.param,
             )
-        key = (wanted.grammar, wanted.own)
+        key = (requested.grammar, requested.from_client)
         checked = self._remembered.get(key)
         if checked is None:
             checked = self._remembered[key] = await self._checked(CheckGrammar(*key))
@@ -88,21 +88,21 @@ class GrammarChecker:
                 self._remembered.popitem(last=False)
         self._remembered.move_to_end(key)
         if checked.problem:
-            raise InvalidRequest(f"{wanted.param} {checked.problem}", param=wanted.param)
+            raise InvalidRequest(f"{requested.param} {checked.problem}", param=requested.param)
         return checked.grammar
 
-    async def _checked(self, asked: CheckGrammar) -> GrammarChecked:
+    async def _checked(self, check: CheckGrammar) -> GrammarChecked:
         if self._n_waiting >= _MAX_WAITING:
             raise ServerOverloaded(
                 f"{self._n_waiting} grammars wait to be checked, the most that may.", _RETRY_S
             )
         self._n_waiting += 1
         try:
-            await self._turn.acquire()
+            await self._slots.acquire()
         finally:
             self._n_waiting -= 1
         try:
-            answer = await self._pool.call(msgspec.msgpack.encode(asked), cpu_s=MAX_GRAMMAR_CPU_S)
+            answer = await self._pool.call(msgspec.msgpack.encode(check), cpu_s=MAX_GRAMMAR_CPU_S)
         except LimitExceeded as error:
             log.warning("grammar_refused", reason=str(error), limit=error.limit)
             return GrammarChecked(
@@ -115,5 +115,5 @@ class GrammarChecker:
             log.error("grammar_not_checked", reason=str(error))
             raise ServiceUnavailable("Grammars can't be checked now.", _RETRY_S) from error
         finally:
-            self._turn.release()
+            self._slots.release()
         return _decoder.decode(answer)

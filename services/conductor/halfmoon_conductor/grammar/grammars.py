@@ -1,7 +1,7 @@
-"""What an answer must be, from the fields that clients know to one grammar for the workers.
+"""Turn the fields for structured output into one grammar for the workers.
 
-The grammar is Lark text (see `halfmoon_protocol.sampling.Sampling.grammar`). Here it is put
-together, within limits of size and depth; `grammar_checker` compiles it before anything is spent.
+The grammar is Lark text (see `halfmoon_protocol.sampling.Sampling.grammar`). It is assembled here,
+within limits of size and depth; `grammar_checker` compiles it before any worker is involved.
 """
 
 import json
@@ -14,10 +14,10 @@ import msgspec
 from halfmoon_conductor.grammar.schema_depth import check_depth
 from halfmoon_protocol.sampling import MAX_GRAMMAR_CHARACTERS
 
-#: Of a grammar that a client wrote itself.
+#: Most characters of a grammar that a client wrote itself.
 MAX_CLIENT_GRAMMAR_CHARACTERS = 3_000
 MAX_SCHEMA_REFERENCES = 128
-#: Between the parts of JSON a model may indent, and not go on with blanks for ever.
+#: Whitespace between the parts of JSON: a model may indent, but not write blanks for ever.
 _BLANKS = "[ \\n\\t]{0,16}"
 
 
@@ -26,25 +26,25 @@ class RequestedGrammar(msgspec.Struct, frozen=True):
 
     grammar: str
     param: str
-    #: Whether the client wrote it: Lark or GBNF, which is to be made Lark.
-    own: bool = False
+    #: Whether the client wrote it, in Lark or in GBNF, which is translated to Lark.
+    from_client: bool = False
 
 
 def grammar_of_any_object() -> str:
-    """Some JSON object."""
+    """Return the grammar of any JSON object."""
     return grammar_of_schema({"type": "object"})
 
 
 def grammar_of_schema(schema: dict[str, Any]) -> str:
-    """JSON of a schema."""
+    """Return the grammar of JSON that matches a schema."""
     return f"start: {schema_rule(schema)}"
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """A schema from its text.
+    """Parse a schema.
 
     Raises:
-        ValueError: it is no JSON object, or too long, whatever blanks are in it.
+        ValueError: it is not a JSON object, or too long, whitespace included.
     """
     if len(text) > (most := 4 * MAX_GRAMMAR_CHARACTERS):
         raise ValueError(
@@ -60,17 +60,17 @@ def read_schema(text: str) -> dict[str, Any]:
 
 
 def schema_rule(schema: dict[str, Any]) -> str:
-    """The same as a part of a rule.
+    """Return a schema as part of a grammar rule.
 
     Raises:
-        ValueError: too many references, too deep, or a number that JSON has not.
+        ValueError: it has too many references, is too deep, or has a number that JSON can't write.
     """
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         raise ValueError("x-guidance of the schema is not an object")
     options = {"whitespace_pattern": _BLANKS, **options}
     try:
-        # Escaped to ASCII, so that half of a surrogate pair is the library's to refuse.
+        # Escaped to ASCII, so that the library refuses half of a surrogate pair.
         text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
     except RecursionError:
         raise ValueError("the schema is nested too deep") from None
@@ -84,7 +84,7 @@ def schema_rule(schema: dict[str, Any]) -> str:
 
 
 def grammar_of_regex(pattern: str) -> str:
-    """A whole text that matches, anchored or not.
+    """Return the grammar of a whole text that matches a pattern, anchored or not.
 
     Raises:
         ValueError: it is longer than any grammar may be.
@@ -98,20 +98,20 @@ def grammar_of_regex(pattern: str) -> str:
 
 
 def grammar_of_choices(choices: Sequence[str]) -> str:
-    """One of these texts."""
+    """Return the grammar of one of these texts."""
     return "start: " + " | ".join(quote_literal(choice) for choice in choices)
 
 
 def quote_literal(text: str) -> str:
-    """A text as it stands, as a part of a rule."""
+    """Return a literal text as part of a grammar rule."""
     return json.dumps(text)
 
 
 def check_client_grammar(text: str) -> str:
-    """A client's grammar as it is, Lark or GBNF.
+    """Return a client's grammar, Lark or GBNF, unchanged.
 
     Raises:
-        ValueError: too long.
+        ValueError: it is too long.
     """
     if len(text) > MAX_CLIENT_GRAMMAR_CHARACTERS:
         raise ValueError(

@@ -1,23 +1,23 @@
-"""How deep a JSON schema is, its references followed.
+"""Bound the depth of a JSON schema, with its references followed.
 
-The grammar library recurses as deep as one schema leads to another, and references may chain
-what looks flat. Cycles are fine: a recursive schema is compiled once, however deep its texts.
+The grammar library recurses from schema to subschema, and references may chain what looks flat.
+Cycles are harmless: a recursive schema is compiled once, however deep its texts are.
 """
 
 from typing import Any
 
-#: Objects and arrays of a schema within one another, references followed. An object within an
-#: object takes two of these.
+#: Most nested objects and arrays of a schema, references followed. An object within an object
+#: counts as two.
 MAX_SCHEMA_DEPTH = 200
 
 
 def check_depth(schema: dict[str, Any], limit: int = MAX_SCHEMA_DEPTH) -> None:
-    """Refuse a schema that is deeper than `limit`. Takes time by its size, not its depth.
+    """Check the depth of a schema, in time proportional to its size.
 
     Raises:
-        ValueError: it is; the text names depth and limit.
+        ValueError: it is deeper than `limit`; the text names the limit.
     """
-    #: By id: the depth below a container, once it is known; None while that is being found out.
+    #: Depth below each container by id; None while it is being computed.
     depths: dict[int, int | None] = {}
     stack: list[tuple[Any, bool]] = [(schema, False)]
     while stack:
@@ -30,7 +30,7 @@ def check_depth(schema: dict[str, Any], limit: int = MAX_SCHEMA_DEPTH) -> None:
             stack.append((node, True))
             stack += [(each, False) for each in below if id(each) not in depths]
             continue
-        # One that is still being found out leads back here: a cycle adds nothing.
+        # A container that is still being computed leads back here: a cycle adds no depth.
         depth = 1 + max((depths.get(id(each)) or 0 for each in below), default=0)
         depths[id(node)] = depth
         if depth > limit:
@@ -41,7 +41,7 @@ def check_depth(schema: dict[str, Any], limit: int = MAX_SCHEMA_DEPTH) -> None:
 
 
 def _below(node: Any, root: dict[str, Any]) -> list[Any]:
-    """The containers that a container leads to, by what it holds or by a reference."""
+    """Return the containers that a container leads to, directly or by a reference."""
     values = node.values() if isinstance(node, dict) else node
     found = [value for value in values if isinstance(value, dict | list)]
     reference = node.get("$ref") if isinstance(node, dict) else None
@@ -53,7 +53,7 @@ def _below(node: Any, root: dict[str, Any]) -> list[Any]:
 
 
 def _target(pointer: str, root: dict[str, Any]) -> Any:
-    """What a JSON pointer (RFC 6901) names; None when that is no container."""
+    """Return the container that a JSON pointer (RFC 6901) names; None if it is no container."""
     node: Any = root
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

@@ -1,13 +1,13 @@
-"""Who gets in: API keys, and limits on how often and how many at once.
+"""Check API keys, and limit each tenant's rate and concurrency.
 
-In front of all routes that cost something. A request without a valid key is refused before
-its body is read. A place is taken when the body is here, and given back when the client is gone,
-whatever is being done for it.
+The middleware guards all routes that cost something. A request without a valid key is refused
+before its body is read. A slot is taken once the body has arrived, and released when the client is
+gone, whatever work is left.
 
-`/debug` shows requests of all tenants: where there are tenants it needs the
-key of one that is an operator, and is neither counted nor limited. `/health`, `/ready`,
-`/metrics`, the schema and what workers use stay open: they are for the network that the cluster
-is in. So is the page at `/`, which has nothing in it but what it asks of the others.
+`/debug` shows the requests of all tenants. With a tenants file it needs an operator's key, and is
+neither counted nor limited. `/health`, `/ready`, `/metrics`, the schema and the routes that workers
+use stay open: they are for the cluster's own network. The page at `/` is open too: it has no data
+but what it reads from other routes.
 """
 
 import time
@@ -32,17 +32,17 @@ from halfmoon_conductor.http_server.token_bucket import TokenBucket
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, RejectionReason
 from halfmoon_conductor.tenants import Tenant, Tenants, salt_of
 
-#: What needs a key; all below these too.
+#: Paths that need a key, with all below them.
 _GUARDED = ("/v1", "/tokenize", "/detokenize")
-#: What needs an operator's, likewise.
+#: Paths that need an operator's key, with all below them.
 _FOR_OPERATORS = ("/debug",)
-#: Nobody knows when one of many requests will end; soon is likely.
+#: When one of many requests will end is unknown; soon is likely.
 _RETRY_WHEN_FULL_S = 1.0
 _SCOPE_KEY = "halfmoon.caller"
 
 
 class Principal:
-    """Who asks: a tenant with what it has used, or anybody where there are no tenants."""
+    """The sender of requests: a tenant with its usage, or any client if there are no tenants."""
 
     def __init__(self, tenant: Tenant | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.tenant = tenant
@@ -53,19 +53,19 @@ class Principal:
 
     @property
     def name(self) -> str:
-        """Empty for anybody."""
+        """The tenant's name; empty without tenants."""
         return self.tenant.name if self.tenant else ""
 
     def salt(self, cache_salt: str | None) -> str:
-        """What enters the block hashes of this caller's requests."""
+        """Return the salt of the block hashes of this principal's requests."""
         return salt_of(self.name, cache_salt or "")
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """While one of its requests is answered.
+    def acquire(self) -> Iterator[None]:
+        """Hold a slot while one of its requests is answered.
 
         Raises:
-            RateLimited: it asks too often, or too much at once.
+            RateLimited: over the tenant's requests per minute or concurrency.
         """
         limit = self.tenant.max_concurrent if self.tenant else None
         if limit is not None and self.n_running >= limit:
@@ -80,7 +80,7 @@ class Principal:
         finally:
             self.n_running -= 1
 
-    def admit(self, n_tokens: int) -> None:
+    def charge_prompt(self, n_tokens: int) -> None:
         """Charge a prompt before it is computed.
 
         Raises:
@@ -89,7 +89,7 @@ class Principal:
         self._take(self._tokens, n_tokens, "tokens")
 
     def charge_generated(self, n_tokens: int) -> None:
-        """Charge tokens that were generated; nobody knew how many there would be."""
+        """Charge generated tokens, whose number is not known in advance."""
         if self._tokens is not None:
             self._tokens.take(n_tokens, self._clock())
 
@@ -107,20 +107,20 @@ class Principal:
 
 
 class ConcurrencyLimit:
-    """How many guarded requests are being answered, of all callers, and may be at once."""
+    """Limit the guarded requests that are answered at once, of all principals together."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         self.n_running = 0
-        self._most = most
+        self._limit = limit
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """While one of them is answered.
+    def acquire(self) -> Iterator[None]:
+        """Hold a slot while a request is answered.
 
         Raises:
-            Overloaded: there are as many as may be.
+            ServerOverloaded: the limit is reached.
         """
-        if self.n_running >= self._most:
+        if self.n_running >= self._limit:
             raise ServerOverloaded(
                 f"{self.n_running} requests are being answered, the most that are taken at once.",
                 _RETRY_WHEN_FULL_S,
@@ -133,13 +133,13 @@ class ConcurrencyLimit:
 
 
 class AuthMiddleware:
-    """The layer around an app that lets callers in.
+    """Let only valid, permitted requests through to an app.
 
     Args:
-        app: what is inside.
-        tenants: None where anybody may ask.
-        load: counts who is inside.
-        bodies: those that are being read.
+        app: the app to wrap.
+        tenants: None accepts requests without a key.
+        load: counts the requests that are being answered.
+        bodies: receives request bodies.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class AuthMiddleware:
         self._metrics = metrics
         self._tenants = tenants
         self._load = load
-        #: What each tenant has used, by name; "" is anybody.
-        self._callers: dict[str, Principal] = {}
+        #: Principals by tenant name; "" without tenants.
+        self._principals: dict[str, Principal] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
@@ -167,24 +167,24 @@ class AuthMiddleware:
         if scope["type"] != "http" or not is_guarded(scope["path"]):
             await self._app(scope, receive, send)
             return
-        body = self._bodies.opened()
+        body = self._bodies.open()
         with ExitStack() as stack:
             stack.callback(body.release)
             try:
-                caller = self._identify(Headers(scope=scope))
+                principal = self._identify(Headers(scope=scope))
                 await body.read(receive)
-                stack.enter_context(caller.entered())
-                stack.enter_context(self._load.entered())
+                stack.enter_context(principal.acquire())
+                stack.enter_context(self._load.acquire())
             except ApiError as error:
-                self._metrics.on_rejected(_why(error, body))
+                self._metrics.on_rejected(_rejection_reason(error, body))
                 response = error_responses.error_response(error, scope["path"])
                 if not body.is_read and not isinstance(error, InvalidKey):
                     response.headers["connection"] = "close"
                 await response(scope, receive, send)
                 return
-            if caller.name:
-                stack.enter_context(structlog.contextvars.bound_contextvars(tenant=caller.name))
-            scope[_SCOPE_KEY] = caller
+            if principal.name:
+                stack.enter_context(structlog.contextvars.bound_contextvars(tenant=principal.name))
+            scope[_SCOPE_KEY] = principal
             await unless_client_gone(receive, self._serve(scope, receive, send, body))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, body: ReceivedBody) -> None:
@@ -206,9 +206,9 @@ class AuthMiddleware:
 
     def _identify(self, headers: Headers) -> Principal:
         if self._tenants is None:
-            return self._callers.setdefault("", Principal(None))
+            return self._principals.setdefault("", Principal(None))
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        # Anthropic's clients send theirs in a header of its own.
+        # Anthropic's clients send their key in another header.
         key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not key:
             raise InvalidKey(
@@ -217,18 +217,18 @@ class AuthMiddleware:
         tenant = self._tenants.of(key)
         if tenant is None:
             raise InvalidKey("This API key is none that is valid here.")
-        return self._callers.setdefault(tenant.name, Principal(tenant))
+        return self._principals.setdefault(tenant.name, Principal(tenant))
 
 
 def principal_of(scope: Scope) -> Principal:
-    """Who sent the request of this scope, which came through the door."""
-    caller = scope[_SCOPE_KEY]
-    assert isinstance(caller, Principal)
-    return caller
+    """Return the principal of a request that `AuthMiddleware` let in."""
+    principal = scope[_SCOPE_KEY]
+    assert isinstance(principal, Principal)
+    return principal
 
 
 def is_guarded(path: str) -> bool:
-    """Whether a path is one of the API's, rather than for probes and operators."""
+    """Return whether a path needs a key, unlike those for probes and operators."""
     return _is_below(_GUARDED, path)
 
 
@@ -236,8 +236,8 @@ def _is_below(tops: tuple[str, ...], path: str) -> bool:
     return any(path == each or path.startswith(f"{each}/") for each in tops)
 
 
-def _why(error: ApiError, body: ReceivedBody) -> RejectionReason:
-    """What is counted of a refusal here."""
+def _rejection_reason(error: ApiError, body: ReceivedBody) -> RejectionReason:
+    """Return the reason by which a refusal is counted."""
     if isinstance(error, InvalidKey):
         return "invalid_key"
     if not body.is_read:

@@ -1,7 +1,7 @@
-"""Bodies of requests while they are read: how long, how fast, and how many bytes of all together.
+"""Receive request bodies within limits of size, time and total memory.
 
-A body is read whole before its request takes a slot or any work is done for it. Small bodies
-are always taken, so that large ones that fill the memory do not keep them out.
+A body is received completely before its request takes a slot or causes any work. Small bodies are
+always accepted, so that large ones that fill the memory do not block them.
 """
 
 import asyncio
@@ -13,65 +13,65 @@ from starlette.types import Message, Receive, Scope
 from halfmoon_conductor.errors import BodyTooLarge, RequestTimedOut, ServerOverloaded
 from halfmoon_conductor.http_server.disconnect import ClientGone
 
-#: A body of so many bytes is taken however many others there are.
+#: Bodies up to this size are accepted however many others are being read.
 SMALL_BYTES = 64 * 1024
 _RETRY_S = 1.0
 _SCOPE_KEY = "halfmoon.body"
 
 
 class BodyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is taken."""
+    """Limits on request bodies."""
 
     #: A prompt of a million tokens fits, as text or as ids.
     max_bytes: int = 8 * 1024 * 1024
-    #: Of all bodies that are being read, or being made prompts of.
+    #: Bytes of all bodies that are being received or turned into prompts.
     max_total_bytes: int = 1024 * 1024 * 1024
-    #: No byte for so long, and the request is refused.
+    #: Seconds without a byte after which the request is refused.
     timeout_s: float = 30.0
-    #: Over all of a body, with `timeout_s` added to its time.
+    #: Least mean rate over a body, with `timeout_s` added to its time.
     least_bytes_per_s: int = 16 * 1024
 
 
 class ReceivedBody:
-    """One request's, held until `release`."""
+    """The body of one request, held in memory until `release`."""
 
-    def __init__(self, bodies: "BodyReceiver") -> None:
-        self._bodies = bodies
+    def __init__(self, receiver: "BodyReceiver") -> None:
+        self._receiver = receiver
         self._n_bytes = 0
-        #: Empty until all of it was read, and after `release`.
+        #: Empty until the body has been read completely, and after `release`.
         self.content = b""
         self.is_read = False
 
     def release(self) -> None:
-        """Let go of it; once more is fine."""
-        self._bodies.n_bytes -= self._n_bytes
+        """Free the body; calling it again does nothing."""
+        self._receiver.n_bytes -= self._n_bytes
         self._n_bytes = 0
         self.content = b""
 
     async def read(self, receive: Receive) -> None:
-        """Read all of it into `content`.
+        """Read the whole body into `content`.
 
         Raises:
-            BodyTooLarge: over `BodyLimits.max_bytes`.
-            TooSlow: it does not come, or too slowly.
-            Overloaded: too many large ones are being read.
-            ClientGone: the client hung up first.
+            BodyTooLarge: it is over `BodyLimits.max_bytes`.
+            RequestTimedOut: it does not arrive, or too slowly.
+            ServerOverloaded: too many large bodies are being read.
+            ClientGone: the client disconnected first.
         """
-        limits, loop = self._bodies.limits, asyncio.get_running_loop()
-        began_s, pieces = loop.time(), []
+        limits, loop = self._receiver.limits, asyncio.get_running_loop()
+        began_s, chunks = loop.time(), []
         try:
             async with asyncio.timeout_at(began_s + limits.timeout_s) as deadline:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
-                    piece = message.get("body", b"")
-                    self._take(len(piece))
-                    pieces.append(piece)
+                    chunk = message.get("body", b"")
+                    self._take(len(chunk))
+                    chunks.append(chunk)
                     if not message.get("more_body", False):
                         break
-                    earned_s = limits.timeout_s + self._n_bytes / limits.least_bytes_per_s
-                    deadline.reschedule(min(began_s + earned_s, loop.time() + limits.timeout_s))
+                    allowed_s = limits.timeout_s + self._n_bytes / limits.least_bytes_per_s
+                    deadline.reschedule(min(began_s + allowed_s, loop.time() + limits.timeout_s))
         except TimeoutError:
             raise RequestTimedOut(
                 f"{self._n_bytes} bytes of the body came in {loop.time() - began_s:.1f} s; send "
@@ -79,68 +79,68 @@ class ReceivedBody:
                 f"{limits.least_bytes_per_s} a second over all."
             ) from None
         self.is_read = True
-        self.content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _take(self, n_bytes: int) -> None:
-        bodies = self._bodies
+        receiver = self._receiver
         self._n_bytes += n_bytes
-        bodies.n_bytes += n_bytes
-        if self._n_bytes > bodies.limits.max_bytes:
-            raise bodies.too_large_error()
-        if self._n_bytes > SMALL_BYTES and bodies.n_bytes > bodies.limits.max_total_bytes:
+        receiver.n_bytes += n_bytes
+        if self._n_bytes > receiver.limits.max_bytes:
+            raise receiver.too_large_error()
+        if self._n_bytes > SMALL_BYTES and receiver.n_bytes > receiver.limits.max_total_bytes:
             raise ServerOverloaded(
-                f"{bodies.limits.max_total_bytes} bytes of bodies are being read, the most that "
+                f"{receiver.limits.max_total_bytes} bytes of bodies are being read, the most that "
                 f"are taken at once; bodies of up to {SMALL_BYTES} bytes still are.",
                 _RETRY_S,
             )
 
 
 class BodyReceiver:
-    """All that are held."""
+    """Receive bodies and bound the bytes of all of them together."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self.limits = limits
         self.n_bytes = 0
 
-    def opened(self) -> ReceivedBody:
-        """Begin one; `release` it."""
+    def open(self) -> ReceivedBody:
+        """Return a new body; call `release` on it in the end."""
         return ReceivedBody(self)
 
     def too_large_error(self) -> BodyTooLarge:
-        """What to say of a body over the limit."""
+        """Return the error for a body over the limit."""
         return BodyTooLarge(
             f"The body is over {self.limits.max_bytes} bytes, the most that is accepted."
         )
 
     def check_content_length(self, scope: Scope) -> None:
-        """Refuse a body by the length that its header gives, unread.
+        """Check the length that the header declares, before anything is read.
 
         Raises:
-            BodyTooLarge: it is over the limit.
+            BodyTooLarge: the declared length is over the limit.
         """
         value = Headers(scope=scope).get("content-length", "")
-        # More digits than any length that is taken: no need to know which number it is.
+        # With more digits than any accepted length, the number need not be parsed.
         if value.isdecimal() and (len(value) > 18 or int(value) > self.limits.max_bytes):
             raise self.too_large_error()
 
 
 def replay_body(scope: Scope, body: ReceivedBody, receive: Receive) -> Receive:
-    """Put a body that was read back before what the server says next."""
+    """Return a `receive` that yields a body that was already read, then the server's messages."""
     scope[_SCOPE_KEY] = body
-    is_told = False
+    is_replayed = False
 
-    async def replayed() -> Message:
-        nonlocal is_told
-        if is_told:
+    async def receive_again() -> Message:
+        nonlocal is_replayed
+        if is_replayed:
             return await receive()
-        is_told = True
+        is_replayed = True
         return {"type": "http.request", "body": body.content, "more_body": False}
 
-    return replayed
+    return receive_again
 
 
 def received_body_of(scope: Scope) -> ReceivedBody:
-    """The body of this scope's request, which was read before its route."""
+    """Return the body of this scope's request, which was received before its route ran."""
     body = scope[_SCOPE_KEY]
     assert isinstance(body, ReceivedBody)
     return body

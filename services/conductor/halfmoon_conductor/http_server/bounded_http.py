@@ -1,14 +1,13 @@
-"""The HTTP/1.1 server's protocol, with bounds on what a connection may send before it is served.
+"""Serve HTTP/1.1 connections with bounds on what arrives before an app is called.
 
-httptools collects a header for as long as it comes, and uvicorn every header, URL, chunk and
-pipelined request. Here each is counted while it arrives. What is too much is answered and the
-connection closed, before an app hears of it:
+httptools collects a header of any length, and uvicorn any number of headers, URL bytes, chunks and
+pipelined requests. This protocol counts each of them while it arrives. What is over a limit is
+answered, and the connection closed, before an app sees it:
 
     connection ──first byte──► head ──blank line──► body ──last byte──► served, next head
         └── 408 after `head_timeout_s` ──┘ 431, 414      └── 413: too many chunks
 
-What a body says, how long it may be and how fast it must come is not looked at here: see
-`bodies`.
+Content, length and pace of a body are not checked here: see `body_receiver`.
 """
 
 import asyncio
@@ -30,28 +29,29 @@ from halfmoon_conductor.errors import (
 )
 from halfmoon_conductor.http_server import error_responses
 
-#: Bytes around a chunk of a body: its length in hex, and two line ends.
+#: Bytes around a chunk of a body: its length in hexadecimal, and two line ends.
 _CHUNK_OVERHEAD = 20
-#: What is read of a body whose request has its answer already, so that its connection may stay.
+#: Bytes of a body that are still read after its request was answered, to keep the connection.
 _UNREAD_BYTES = 64 * 1024
 _RETRY_S = 1.0
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connection may send."""
+    """Limits of one connection."""
 
-    #: Request line and headers together, trailers of a chunked body included.
+    #: Request line and headers together, with the trailers of a chunked body.
     max_head_bytes: int = 64 * 1024
     max_headers: int = 128
     max_url_bytes: int = 8 * 1024
-    #: Pieces of one body.
+    #: Chunks of one body.
     max_chunks: int = 65_536
-    #: Requests sent ahead, before the one before them has its answer.
+    #: Pipelined requests: sent before the previous one was answered.
     max_pipelined: int = 8
     max_connections: int = 16_384
-    #: From the connection, or the first byte of a later request, to the end of its headers.
+    #: Seconds from the connection, or from the first byte of a later request, to the end of its
+    #: headers.
     head_timeout_s: float = 20.0
-    #: A client that still sends when it is refused gets so long to read why.
+    #: Seconds that a refused client which is still sending gets to read the answer.
     linger_s: float = 2.0
 
 
@@ -62,16 +62,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
-        #: Whether the connection is closing, and what still arrives is thrown away.
-        self._deaf = False
-        #: Of the message that is being read: raw bytes, bytes of body, and headers and their
-        #: bytes. Bytes that came in one piece with the message's first ones are not in the first.
+        #: Whether the connection is closing, so that arriving data is discarded.
+        self._ignores_data = False
+        #: Counters of the message being read: raw bytes, body bytes, chunks, headers and header
+        #: bytes. Raw bytes that came in one read with the message's first bytes are not counted.
         self._n_raw = self._n_body = self._n_chunks = self._n_headers = self._n_header_bytes = 0
         self._is_in_head = self._is_incomplete = False
-        #: What is wrong with the message, known in a callback of the parser.
-        self._trouble: ApiError | None = None
+        #: The error that a parser callback found in the message.
+        self._error: ApiError | None = None
         self._timer: asyncio.TimerHandle | None = None
-        closable = cast(asyncio.Transport, _Lingering(transport, self._linger))
+        closable = cast(asyncio.Transport, _LingeringTransport(transport, self._linger))
         super().connection_made(closable)
         self._set_timer()
         if len(self.connections) > self.limits.max_connections:
@@ -84,13 +84,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self._deaf = True
+        self._ignores_data = True
         self._unset_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self._deaf:
+        if self._ignores_data:
             return
         self._n_raw += len(data)
         super().data_received(data)
@@ -101,53 +101,55 @@ class BoundedHttp(HttpToolsProtocol):
             self._set_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or what a callback below stopped at."""
-        self._refuse(self._trouble or InvalidRequest(msg))
+        """Refuse data that is not HTTP, or that a callback below rejected."""
+        self._refuse(self._error or InvalidRequest(msg))
 
-    # -- the parser's callbacks: one that raises ends the parsing, and `send_400_response` follows
+    # -- parser callbacks: raising ends the parsing, and `send_400_response` follows
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Start counting a request."""
         if len(self.pipeline) >= self.limits.max_pipelined:
-            self._stop(InvalidRequest(f"Over {self.limits.max_pipelined} requests sent ahead."))
+            self._abort_parsing(
+                InvalidRequest(f"Over {self.limits.max_pipelined} requests sent ahead.")
+            )
         self._n_raw = self._n_body = self._n_chunks = self._n_headers = self._n_header_bytes = 0
         self._is_in_head = self._is_incomplete = True
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of its URL."""
+        """Check the URL's length."""
         if len(self.url) + len(url) > self.limits.max_url_bytes:
-            self._stop(
+            self._abort_parsing(
                 UrlTooLong(f"The URL is over {self.limits.max_url_bytes} bytes, the most taken.")
             )
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A whole header, or a trailer after a chunked body."""
+        """Count a header, or a trailer after a chunked body."""
         self._n_headers += 1
         self._n_header_bytes += len(name) + len(value)
         if self._n_headers > self.limits.max_headers:
-            self._stop(
+            self._abort_parsing(
                 HeadTooLarge(
                     f"The request has over {self.limits.max_headers} headers, the most taken."
                 )
             )
         if self._n_header_bytes > self.limits.max_head_bytes:
-            self._stop(self._head_too_large())
+            self._abort_parsing(self._head_too_large())
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The app hears of the request now."""
+        """Hand the request to the app."""
         self._is_in_head = False
         self._unset_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of its body."""
+        """Count a chunk of the body."""
         self._n_body += len(body)
         self._n_chunks += 1
         if self._n_chunks > self.limits.max_chunks:
-            self._stop(
+            self._abort_parsing(
                 BodyTooLarge(f"The body has over {self.limits.max_chunks} pieces, the most taken.")
             )
         if self.cycle.response_complete and self._n_body > _UNREAD_BYTES:
@@ -155,7 +157,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """All of the request is here."""
+        """Stop the timer: the request is complete."""
         self._is_incomplete = False
         self._unset_timer()
         super().on_message_complete()
@@ -163,17 +165,19 @@ class BoundedHttp(HttpToolsProtocol):
     # -- the end -----------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """The request has its answer; the rest of its body must not take for ever."""
+        """Limit the time for the rest of the body, now that the request is answered."""
         super().on_response_complete()
         if self._is_incomplete and self._timer is None:
             self._set_timer()
 
-    def _stop(self, trouble: ApiError) -> None:
-        self._trouble = trouble
-        raise _Stopped
+    def _abort_parsing(self, error: ApiError) -> None:
+        self._error = error
+        raise _ParsingAborted
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with this error and close; close only, where the answer would be another's."""
+        """Answer with an error and close. Only close, if the answer would be read as another
+        request's.
+        """
         if self.transport.is_closing():
             return
         cycle = self.cycle
@@ -193,10 +197,10 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
     def _linger(self, transport: asyncio.Transport) -> None:
-        """Close, but not while the client sends: it would lose the answer before it reads it."""
-        if self._deaf:
+        """Close once the client stops sending; otherwise it would lose the answer unread."""
+        if self._ignores_data:
             return
-        self._deaf = True
+        self._ignores_data = True
         self._unset_timer()
         if not self._is_incomplete or not transport.can_write_eof():
             transport.close()
@@ -229,12 +233,12 @@ class BoundedHttp(HttpToolsProtocol):
         )
 
 
-class _Stopped(Exception):
-    """Ends the parser's work."""
+class _ParsingAborted(Exception):
+    """Raised in a callback to end the parsing."""
 
 
-class _Lingering:
-    """A transport whose `close` is another one."""
+class _LingeringTransport:
+    """Wrap a transport to replace its `close`."""
 
     def __init__(
         self, transport: asyncio.Transport, close: Callable[[asyncio.Transport], None]
@@ -242,17 +246,17 @@ class _Lingering:
         self._transport = transport
         self._close = close
         self._is_closing = False
-        # Bound here: a token's way to its client is no longer than without this.
+        # Bound directly: each token's write costs no extra call.
         self.write = transport.write
 
     def close(self) -> None:
-        """Close as it was said."""
+        """Close through the given function, once."""
         if not self._is_closing:
             self._is_closing = True
             self._close(self._transport)
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or will be."""
+        """Return whether it is closed or closing."""
         return self._is_closing or self._transport.is_closing()
 
     def __getattr__(self, name: str) -> Any:
@@ -260,5 +264,5 @@ class _Lingering:
 
 
 def bounded_http(limits: HttpLimits) -> type[asyncio.Protocol]:
-    """Make the class of connections that uvicorn is to use."""
+    """Make the connection class that uvicorn is to use."""
     return type("LimitedHttp", (BoundedHttp,), {"limits": limits})

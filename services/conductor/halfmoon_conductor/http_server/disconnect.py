@@ -1,7 +1,7 @@
-"""Notice that a client has gone away, and stop working for it.
+"""Notice that a client has disconnected, and cancel the work for it.
 
-A server tells an app that its client hung up only when the app asks for the next message, so
-somebody must be asking all the while.
+An ASGI server reports a disconnect only when the app awaits the next message, so a task awaits
+messages all the while.
 """
 
 import asyncio
@@ -14,39 +14,39 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client hung up before it had its answer."""
+    """A client that disconnected before its answer was complete."""
 
 
 async def unless_client_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Do `work` for a client whose request has been read to its end.
+    """Run `work` for a client whose request has been read completely.
 
-    When the client hangs up first, `work` is cancelled, and has ended when this returns. It is
-    done in the caller's task: another one would cost every token a detour.
+    When the client disconnects first, `work` is cancelled and has ended when this returns. It runs
+    in the caller's task: a task of its own would cost every token a context switch.
 
     Raises:
-        ClientGone: it did.
+        ClientGone: the client disconnected first.
     """
-    listening, over = asyncio.create_task(_gone(receive)), False
+    watcher, is_over = asyncio.create_task(_disconnected(receive)), False
     try:
-        # A limit of time that the client sets by hanging up.
-        async with asyncio.timeout(None) as limit:
+        # A timeout that the client's disconnect sets to now.
+        async with asyncio.timeout(None) as cancelled_when_gone:
 
             def on_gone(_: "asyncio.Task[None]") -> None:
-                if not over:
-                    limit.reschedule(asyncio.get_running_loop().time())
+                if not is_over:
+                    cancelled_when_gone.reschedule(asyncio.get_running_loop().time())
 
-            listening.add_done_callback(on_gone)
+            watcher.add_done_callback(on_gone)
             return await work
     except TimeoutError:
-        if limit.expired():
+        if cancelled_when_gone.expired():
             raise ClientGone from None
         raise
     finally:
-        over = True
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        is_over = True
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

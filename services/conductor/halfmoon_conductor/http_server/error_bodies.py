@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class ErrorBody(BaseModel):
-    """What went wrong."""
+    """An error in OpenAI's shape."""
 
     message: str
     type: str
@@ -15,20 +15,20 @@ class ErrorBody(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Every answer that is not a success, whatever its status."""
+    """The body of every response with an error status."""
 
     error: ErrorBody
 
 
 class AnthropicErrorBody(BaseModel):
-    """What went wrong, in Anthropic's words for it."""
+    """An error in Anthropic's shape."""
 
     type: str
     message: str
 
 
 class AnthropicError(BaseModel):
-    """Every answer below /v1/messages that is not a success."""
+    """The body of every response below /v1/messages with an error status."""
 
     type: Literal["error"]
     error: AnthropicErrorBody

@@ -1,8 +1,8 @@
-"""Errors on the wire: whatever goes wrong, a client reads its API's error shape.
+"""Write errors as HTTP responses in the client's API shape.
 
-OpenAI's is ``{"error": {"message", "type", "param", "code"}}``; clients of Anthropic's API get
-that one's. The status belongs to the error, and ``Retry-After`` is there where trying again may
-help. What is our own mistake is logged whole and told in one sentence without details.
+OpenAI's shape is ``{"error": {"message", "type", "param", "code"}}``; routes of Anthropic's API use
+that API's shape. ``Retry-After`` is set where a retry may help. Internal errors are logged in full,
+and the response has one sentence without details.
 """
 
 import math
@@ -29,7 +29,7 @@ from halfmoon_conductor.http_server.error_bodies import (
 )
 from halfmoon_conductor.http_server.validation_errors import describe_validation_error
 
-#: Below this path errors have Anthropic's shape.
+#: Routes at or below this path use Anthropic's error shape.
 _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
@@ -38,17 +38,17 @@ _ANTHROPIC_KINDS = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-#: What nginx logs for a client that hung up; nobody is there to read it.
+#: The status that nginx logs for a client that disconnected; no client reads it.
 CLIENT_GONE_STATUS = 499
 _INTERNAL = "Something went wrong inside; the server's log has the details."
-#: Of a message, whatever is in it.
+#: Longest message; the rest is cut off.
 _MOST_CHARACTERS = 1000
 
 _log = structlog.get_logger(__name__)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer in this shape whatever the app's routes raise."""
+    """Make an app answer with error responses whatever its routes raise."""
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> Response:
@@ -64,7 +64,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        """No such route, no such method, or a body that could not be read."""
+        """Answer an unknown route, a wrong method or an unreadable body."""
         reason = f"{error.detail} ({request.method} {request.url.path})"
         kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
         body = _body(reason, kind, None, None)
@@ -72,10 +72,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def error_response(error: ApiError, path: str) -> Response:
-    """The response that tells of this error to whoever asked at this path."""
+    """Return the response for an error on a route."""
     headers = {}
     if error.retry_after_s is not None:
-        # Whole seconds, and never "at once".
+        # Whole seconds, at least one.
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, InvalidKey):
         headers["www-authenticate"] = "Bearer"
@@ -83,12 +83,12 @@ def error_response(error: ApiError, path: str) -> Response:
 
 
 def internal_error(path: str) -> Response:
-    """For a mistake of ours: nothing of our inside is told."""
+    """Return the response for an internal error, without details."""
     return error_response(ApiError(_INTERNAL), path)
 
 
 def to_client_error(error: Exception) -> ApiError:
-    """What a client is told of an error in mid-stream, and the log of it."""
+    """Log an error in mid-stream, and return the error to show to the client."""
     if isinstance(error, ApiError):
         _log.error("generation failed in mid-stream", reason=error.message)
         return error
@@ -97,12 +97,12 @@ def to_client_error(error: Exception) -> ApiError:
 
 
 def openai_body(error: ApiError) -> ErrorResponse:
-    """OpenAI's shape of an error."""
+    """Return an error in OpenAI's shape."""
     return _body(error.message, error.kind, error.param, error.code)
 
 
 def anthropic_body(error: ApiError) -> AnthropicError:
-    """Anthropic's shape of an error."""
+    """Return an error in Anthropic's shape."""
     return _as_anthropic(error.status, openai_body(error))
 
 
@@ -118,7 +118,7 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Error
 
 
 def _encodable(text: str) -> str:
-    """Clients' own words come back in errors, and may be long, or hold what can't be encoded."""
+    """Shorten a text and replace what UTF-8 can't encode: errors repeat the client's own input."""
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[:_MOST_CHARACTERS]}…"
     return text.encode(errors="replace").decode()
@@ -128,8 +128,8 @@ def _response(
     path: str, status: int, body: ErrorResponse, headers: Mapping[str, str] | None
 ) -> Response:
     anthropic = path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
-    told = _as_anthropic(status, body) if anthropic else body
-    return JSONResponse(told.model_dump(), status_code=status, headers=dict(headers or {}))
+    content = _as_anthropic(status, body) if anthropic else body
+    return JSONResponse(content.model_dump(), status_code=status, headers=dict(headers or {}))
 
 
 def _as_anthropic(status: int, body: ErrorResponse) -> AnthropicError:

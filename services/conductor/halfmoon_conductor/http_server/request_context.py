@@ -1,4 +1,4 @@
-"""What a request says besides its body: who asks, and by headers how soon it wants an answer."""
+"""Read a request's principal and, from its headers, its latency targets."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,34 +15,34 @@ from halfmoon_conductor.http_server.validation_errors import describe_validation
 _Seconds = Annotated[
     float | None,
     Header(gt=0, allow_inf_nan=False),
-    # A header is there or not; it can't be null.
+    # A header can be absent but not null.
     WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
 ]
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """Who asks. Latencies are latest acceptable predictions, seconds; None: as settings say."""
+    """A request's principal and latency targets in seconds; None: those of the settings."""
 
-    caller: Principal
+    principal: Principal
     ttft_slo_s: float | None = None
     tbt_slo_s: float | None = None
 
     def slos(
         self, ttft_slo_s: float | None, tbt_slo_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Time to first token and between tokens, with those that the body has.
+        """Return the targets for TTFT and TBT, those in the body included.
 
         Raises:
-            InvalidRequest: header and body contradict each other.
+            InvalidRequest: header and body differ.
         """
         return (
-            _either(self.ttft_slo_s, ttft_slo_s, "ttft_slo_s"),
-            _either(self.tbt_slo_s, tbt_slo_s, "tbt_slo_s"),
+            _agreed_slo(self.ttft_slo_s, ttft_slo_s, "ttft_slo_s"),
+            _agreed_slo(self.tbt_slo_s, tbt_slo_s, "tbt_slo_s"),
         )
 
 
-def _either(header: float | None, field: float | None, name: str) -> float | None:
+def _agreed_slo(header: float | None, field: float | None, name: str) -> float | None:
     if header is not None and field is not None and header != field:
         raise InvalidRequest(
             f"{name} is {field}, and the header X-{name.replace('_', '-')} says {header}; "
@@ -52,22 +52,25 @@ def _either(header: float | None, field: float | None, name: str) -> float | Non
     return field if header is None else header
 
 
-# For the schema, and never called: `generation_route` knows who asks.
-async def _read(x_ttft_slo_s: _Seconds = None, x_tbt_slo_s: _Seconds = None) -> RequestContext:
+# FastAPI reads the headers for its schema here and never calls it: `generation_route` makes
+# contexts.
+async def _declared_headers(
+    x_ttft_slo_s: _Seconds = None, x_tbt_slo_s: _Seconds = None
+) -> RequestContext:
     raise NotImplementedError
 
 
 def request_context_of(headers: Headers, scope: Scope) -> RequestContext:
-    """Who asks, of a request that came through the door.
+    """Return the context of a request that `AuthMiddleware` let in.
 
     Raises:
-        InvalidRequest: a latency in a header is no positive number.
+        InvalidRequest: a latency target in a header is not a positive number.
     """
-    caller = principal_of(scope)
+    principal = principal_of(scope)
     if "x-ttft-slo-s" not in headers and "x-tbt-slo-s" not in headers:
-        return RequestContext(caller)
+        return RequestContext(principal)
     return RequestContext(
-        caller, _latency(headers, "x-ttft-slo-s"), _latency(headers, "x-tbt-slo-s")
+        principal, _latency(headers, "x-ttft-slo-s"), _latency(headers, "x-tbt-slo-s")
     )
 
 
@@ -83,5 +86,5 @@ _seconds: TypeAdapter[float | None] = TypeAdapter(
     Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 )
 
-#: A route's argument of this type is who asks.
-RequestContextDependency = Annotated[RequestContext, Depends(_read)]
+#: Type of a route's argument that receives the request's context.
+RequestContextDependency = Annotated[RequestContext, Depends(_declared_headers)]

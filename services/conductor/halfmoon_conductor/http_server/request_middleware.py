@@ -1,7 +1,6 @@
-"""What every request passes first and every response last, whichever route it is for.
+"""Wrap all routes: name and count each request, bound its body, answer unexpected errors.
 
-It names the request (``X-Request-Id``), bounds its body, counts it, and has the last word when
-a route fails in a way that nobody foresaw.
+The name goes into ``X-Request-Id`` and the log.
 """
 
 import re
@@ -20,20 +19,21 @@ from halfmoon_conductor.http_server.disconnect import ClientGone
 from halfmoon_conductor.http_server.error_responses import CLIENT_GONE_STATUS
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 
-#: A client's request id goes into logs and headers: short, and no spaces or controls.
+#: A client's request id goes into logs and headers: short, without spaces and control characters.
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-#: Bodies that come with other methods are read by none of the routes outside the door.
+#: Unguarded routes read no body with other methods.
 _WITH_BODIES = ("POST", "PUT", "PATCH")
 
 _log = structlog.get_logger(__name__)
 
 
 class RequestMiddleware:
-    """The outermost of our layers around an app.
+    """The outermost middleware of the app.
 
     Args:
-        app: what is inside.
-        bodies: bounds them: longer ones are refused with 413, unread where they say their length.
+        app: the app to wrap.
+        bodies: bounds request bodies. Longer ones are refused with 413, unread if the header
+            declares their length.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: HttpMetrics, bodies: BodyReceiver) -> None:
@@ -46,8 +46,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        offered = Headers(scope=scope).get("x-request-id", "")
-        request_id = offered if _REQUEST_ID.fullmatch(offered) else f"req-{uuid4().hex}"
+        offered_tools = Headers(scope=scope).get("x-request-id", "")
+        request_id = offered_tools if _REQUEST_ID.fullmatch(offered_tools) else f"req-{uuid4().hex}"
         with (
             self._metrics.in_flight.track_inprogress(),
             structlog.contextvars.bound_contextvars(http_request_id=request_id),
@@ -65,7 +65,7 @@ class RequestMiddleware:
             if reply.status:
                 raise
             response = error_responses.error_response(error, scope["path"])
-            # What was not read of it is not worth reading.
+            # The rest of the body is not worth reading.
             response.headers["connection"] = "close"
             await response(scope, receive, reply)
         except ClientGone:
@@ -82,7 +82,7 @@ class RequestMiddleware:
             _log.debug("answered", route=_route(scope), status=reply.status)
 
     async def _serve_unguarded(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
-        body = self._bodies.opened()
+        body = self._bodies.open()
         try:
             await body.read(receive)
             await self._app(scope, replay_body(scope, body, receive), reply)
@@ -91,7 +91,7 @@ class RequestMiddleware:
 
 
 class _Reply:
-    """A `send` that remembers the status, and names the request in the headers."""
+    """Send a response, remember its status and add the request id to its headers."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -107,5 +107,5 @@ class _Reply:
 
 
 def _route(scope: Scope) -> str:
-    """The route's pattern: a client's own paths would be labels without end."""
+    """Return the route's pattern; clients' own paths would make unbounded labels."""
     return getattr(scope.get("route"), "path", None) or "unmatched"

@@ -9,7 +9,7 @@ _SHOWN_CHARACTERS = 60
 
 
 def describe_validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:
-    """What pydantic found wrong with a body, as one sentence on its first finding."""
+    """Describe pydantic's first finding in one sentence."""
     error = errors[0]
     kind, context = error["type"], error.get("ctx", {})
     if kind == "json_invalid":
@@ -45,10 +45,10 @@ def describe_validation_error(errors: Sequence[Mapping[str, Any]], body: Any) ->
 
 
 def _param(error: Mapping[str, Any], body: Any) -> str | None:
-    """Where the error is, such as ``messages[0].content``.
+    """Return the path of the field, such as ``messages[0].content``.
 
-    pydantic's location has the names of union branches in it too: what can't be followed
-    into the body is one of those, unless it is the very thing that is missing or unknown.
+    pydantic's location also contains the names of union branches. A step that is not found in the
+    body is such a name, unless it is the field that is missing or unknown.
     """
     path, value = "", body
     steps = list(error["loc"][1:])
@@ -65,7 +65,7 @@ def _param(error: Mapping[str, Any], body: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """A small offending value, to be recognised by whoever sent it."""
+    """Return a small offending value, by which the client recognises it."""
     if not isinstance(value, str | int | float | bool | None):
         return ""
     text = repr(value)

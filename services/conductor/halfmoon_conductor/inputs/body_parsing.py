@@ -1,7 +1,7 @@
-"""From the bytes of a body to checked fields, or to one short error; nothing here needs the model.
+"""Parse and validate a body; report the first error in one sentence.
 
-JSON is read by pydantic's parser, which bounds its depth. What it refuses, and `json` might take
-(half of a surrogate pair, `NaN`), is read again by that one.
+Nothing here needs the model. pydantic's parser reads JSON and bounds its depth. What it refuses and
+`json` might accept (half of a surrogate pair, `NaN`) is parsed again by `json`.
 """
 
 import json
@@ -14,16 +14,16 @@ from starlette.datastructures import Headers
 from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.http_server.validation_errors import describe_validation_error
 
-#: Lists and objects in one another, at the most: pydantic's parser has this limit.
+#: Most nested lists and objects, as in pydantic's parser.
 MAX_DEPTH = 200
 _NOT_JSON = "The body was not read as JSON: send Content-Type: application/json with it."
 
 
 def check_headers(headers: Headers) -> None:
-    """Check that a body is said to be plain JSON.
+    """Check that the headers declare plain JSON.
 
     Raises:
-        InvalidRequest: it is said to be something else, or to be compressed.
+        InvalidRequest: they declare another type, or compression.
     """
     kind = headers.get("content-type", "")
     if kind != "application/json":
@@ -36,10 +36,10 @@ def check_headers(headers: Headers) -> None:
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse JSON; None for no bytes at all.
+    """Parse JSON; return None for an empty body.
 
     Raises:
-        InvalidRequest: it is no JSON, or nested over `MAX_DEPTH` levels.
+        InvalidRequest: it is not JSON, or nested over `MAX_DEPTH` levels.
     """
     if not content:
         return None
@@ -61,10 +61,10 @@ def parse_json(content: bytes) -> Any:
 
 
 def validate_body(shape: TypeAdapter[Any], value: Any) -> Any:
-    """Check a parsed body against a shape.
+    """Validate a parsed body against a model.
 
     Raises:
-        InvalidRequest: it does not fit; the text is of the first thing that is wrong.
+        InvalidRequest: it does not fit; the text describes the first error.
     """
     try:
         return shape.validate_python(value)

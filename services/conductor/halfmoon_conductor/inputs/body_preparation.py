@@ -1,11 +1,11 @@
-"""Reads a large body to its end: parses, checks, renders and tokenises it.
+"""Prepare a large body: parse, check, render and tokenize it.
 
-All that a request can make expensive is here, in plain functions of its bytes. It runs in helper
-processes (`helpers`): `make_handler` is what these load.
+All work that a request can make expensive is here, in plain functions of its bytes. It runs in
+child processes (`body_preparers`), which load `make_handler`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 from pydantic import TypeAdapter
@@ -15,11 +15,10 @@ from halfmoon_conductor.api.anthropic.anthropic_serializer import TokenCount
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
 from halfmoon_conductor.api.tokenize_models import DetokenizeRequest, TokenizeRequest
-from halfmoon_conductor.engine_io.gateway_interface import Gateway, ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.errors import ApiError, InvalidRequest
 from halfmoon_conductor.inputs import body_parsing
-from halfmoon_conductor.inputs.input_processor import InputProcessor
 from halfmoon_conductor.inputs.preparation_messages import (
     PreparationJob,
     PreparationOutcome,
@@ -30,18 +29,19 @@ from halfmoon_conductor.inputs.preparation_messages import (
     encode_outcome,
     pack_token_ids,
 )
+from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
 from halfmoon_conductor.inputs.tokenize_bodies import detokenize_body, tokenize_body
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 
-#: What a body may have besides its conversation: tools, schemas, labels. It is read a second
-#: time, where streams wait for it.
+#: Most bytes and values of a body besides its conversation, such as tools, schemas and labels. The
+#: event loop that serves all streams parses them a second time.
 MAX_OTHER_BYTES = 512 * 1024
 MAX_OTHER_VALUES = 20_000
-#: Of all of a body: messages, parts, tools and schemas.
+#: Most objects of a whole body: messages, parts, tools and schemas.
 MAX_OBJECTS = 20_000
 
-_SHAPES: Mapping[str, type] = {
+_MODELS: Mapping[str, type] = {
     shape.__name__: shape
     for shape in (
         CompletionRequest,
@@ -57,18 +57,18 @@ _NO_TURN = {"messages": [{"role": "user", "content": ""}]}
 
 
 class BodyPreparation:
-    """For one model."""
+    """Prepare bodies for one model."""
 
     def __init__(self, tokenizer: Tokenizer, parser: ToolCallFormat | Literal["auto"]) -> None:
-        self._model = _Model()
-        self._intake = InputProcessor(cast(Gateway, self._model), tokenizer, parser)
-        self._shapes: dict[str, TypeAdapter[Any]] = {
-            name: TypeAdapter(shape) for name, shape in _SHAPES.items()
+        self._card: ModelCard | None = None
+        self._encoder = PromptEncoder(lambda: self._card, tokenizer, parser)
+        self._models: dict[str, TypeAdapter[Any]] = {
+            name: TypeAdapter(shape) for name, shape in _MODELS.items()
         }
 
     def outcome(self, job: PreparationJob) -> PreparationOutcome:
-        """Read a body."""
-        self._model.model = job.card
+        """Prepare a body, or return the error in it."""
+        self._card = job.card
         try:
             value = body_parsing.parse_json(job.content)
             if _exceeds(value, MAX_OBJECTS, of=(dict,)):
@@ -76,73 +76,69 @@ class BodyPreparation:
                     f"The body has over {MAX_OBJECTS} objects (messages, parts, tools and all in "
                     "them), the most that are accepted."
                 )
-            return self._prepared(body_parsing.validate_body(self._shapes[job.shape], value), value)
+            return self._prepared(body_parsing.validate_body(self._models[job.shape], value), value)
         except ApiError as error:
             return PreparationRefused.of(error)
 
     def _prepared(self, body: Any, value: dict[str, Any]) -> PreparationOutcome:
-        intake = self._intake
+        encoder = self._encoder
         match body:
             case CompletionRequest():
-                prompts = intake.prompts_of(body)
-                fields = _light(value, {"prompt": [""] * len(prompts)})
+                prompts = encoder.encode_prompts(body)
+                fields = _replace_fields(value, {"prompt": [""] * len(prompts)})
                 return PreparedBody(
-                    fields, tuple(map(pack_token_ids, prompts)), intake.echoes_of(body)
+                    fields, tuple(map(pack_token_ids, prompts)), encoder.echoed_prompts(body)
                 )
             case ChatRequest():
-                return self._chat(body, _light(value, _NO_TURN))
+                return self._chat(body, _replace_fields(value, _NO_TURN))
             case ResponsesRequest():
-                told = {} if body.instructions is None else {"instructions": body.instructions}
-                return self._chat(body.as_chat(), _light(value, {"input": ""}, told))
+                kept = {} if body.instructions is None else {"instructions": body.instructions}
+                return self._chat(body.as_chat(), _replace_fields(value, {"input": ""}, kept))
             case MessagesRequest():
-                return self._chat(body.as_chat(), _light(value, {**_NO_TURN, "system": None}))
+                return self._chat(
+                    body.as_chat(), _replace_fields(value, {**_NO_TURN, "system": None})
+                )
             case CountTokensRequest():
-                n_tokens = len(intake.conversation(body.as_chat()))
+                n_tokens = len(encoder.encode_conversation(body.as_chat()))
                 return PreparedAnswer(TokenCount(input_tokens=n_tokens).model_dump_json().encode())
             case TokenizeRequest():
-                return PreparedAnswer(tokenize_body(intake, body).model_dump_json().encode())
+                return PreparedAnswer(tokenize_body(encoder, body).model_dump_json().encode())
             case DetokenizeRequest():
-                return PreparedAnswer(detokenize_body(intake, body).model_dump_json().encode())
+                return PreparedAnswer(detokenize_body(encoder, body).model_dump_json().encode())
         raise TypeError(f"nothing is known of {type(body).__name__}")
 
     def _chat(self, chat: ChatRequest, fields: bytes) -> PreparedBody:
-        return PreparedBody(fields, (pack_token_ids(self._intake.checked_conversation(chat)),))
+        return PreparedBody(fields, (pack_token_ids(self._encoder.encode_chat(chat)),))
 
 
-class _Model:
-    """All that the intake asks of a gateway."""
-
-    model: ModelCard | None = None
-
-
-def _light(
-    value: dict[str, Any], instead: Mapping[str, Any], told: Mapping[str, Any] | None = None
+def _replace_fields(
+    value: dict[str, Any], replaced: Mapping[str, Any], kept: Mapping[str, Any] | None = None
 ) -> bytes:
-    """A body with these fields instead of its own.
+    """Return a body as JSON with some fields replaced.
 
     Args:
-        value: the body.
-        instead: fields that became tokens.
-        told: fields that stay as long as they are, since the answer says them again.
+        value: the parsed body.
+        replaced: fields that became tokens, with their replacements.
+        kept: fields that keep any length, since the answer repeats them.
 
     Raises:
-        InvalidRequest: the other fields are too many, or too long.
+        InvalidRequest: the other fields have too many values or bytes.
     """
-    told = told or {}
-    rest = {name: each for name, each in value.items() if name not in (*instead, *told)}
+    kept = kept or {}
+    rest = {name: each for name, each in value.items() if name not in (*replaced, *kept)}
     content = msgspec.json.encode(rest)
     if len(content) > MAX_OTHER_BYTES or _exceeds(rest, MAX_OTHER_VALUES, of=(object,)):
         largest = max(rest, key=lambda name: len(msgspec.json.encode(rest[name])))
         raise InvalidRequest(
-            f"The fields besides {next(iter(instead))} are over the {MAX_OTHER_BYTES} bytes and "
+            f"The fields besides {next(iter(replaced))} are over the {MAX_OTHER_BYTES} bytes and "
             f"{MAX_OTHER_VALUES} values that they may have in all; the largest is {largest}.",
             param=largest,
         )
-    return msgspec.json.encode({**rest, **instead, **told})
+    return msgspec.json.encode({**rest, **replaced, **kept})
 
 
 def _exceeds(value: Any, most: int, *, of: tuple[type, ...]) -> bool:
-    """Whether there are more values of these types in a value, itself included."""
+    """Return whether a value, itself included, contains more than `most` values of these types."""
     n, rest = 0, [value]
     while rest:
         each = rest.pop()
@@ -157,7 +153,7 @@ def _exceeds(value: Any, most: int, *, of: tuple[type, ...]) -> bool:
 
 
 class PreparationSpec(msgspec.Struct, frozen=True):
-    """Which model a helper is for."""
+    """The model that a child process prepares bodies for."""
 
     tokenizer: str
     tool_call_parser: ToolCallFormat | Literal["auto"]

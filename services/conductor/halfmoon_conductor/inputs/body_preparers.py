@@ -1,5 +1,7 @@
-"""Large bodies are read in child processes: bounded in time and memory, and ended at once when
-their client is gone. Where there are none, as in tests, a thread does it.
+"""Prepare large bodies in child processes, within limits of time and memory.
+
+A child is ended at once when its client is gone. Where there are none, as in tests, a thread
+does the work.
 """
 
 import asyncio
@@ -21,9 +23,9 @@ from halfmoon_conductor.inputs.preparation_messages import (
 )
 from halfmoon_sandbox import ChildPool, ChildUnavailable, HandlerFailed, LimitExceeded, Sandbox
 
-#: Address space that one helper may use beyond what all share.
+#: Address space of one child beyond what all children share.
 MEMORY_BYTES = 1024 * 1024 * 1024
-#: Larger bodies leave one helper to those that are not.
+#: Larger bodies leave one child free for smaller ones.
 _LARGE_BYTES = 256 * 1024
 _MIB = 1024 * 1024
 _RETRY_S = 1.0
@@ -32,50 +34,50 @@ _log = structlog.get_logger(__name__)
 
 
 class PreparationBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Processor seconds that reading one body may take: ten times what ordinary text takes."""
+    """CPU seconds allowed for one body: ten times what ordinary text takes."""
 
     base_s: float = 2.0
     per_mib_s: float = 1.5
     per_token_s: float = 1e-5
 
     def of(self, job: PreparationJob) -> float:
-        """For this body: no more than a full context of ordinary text needs."""
+        """Return the budget of a body: at most what a full context of ordinary text needs."""
         by_bytes = self.per_mib_s * len(job.content) / _MIB
         return self.base_s + min(by_bytes, self.per_token_s * job.card.max_context)
 
 
 class BodyPreparer(Protocol):
-    """Where large bodies are read."""
+    """Prepare large bodies."""
 
     async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
-        """Read one. Cancelling ends the work.
+        """Prepare a body. Cancelling ends the work.
 
         Raises:
-            InvalidRequest: what is wrong with it.
-            TooCostly: it takes too much time or memory.
-            Unavailable: there is no helper.
+            InvalidRequest: the body is not valid.
+            RequestTooCostly: it takes too much time or memory.
+            ServiceUnavailable: there is no child process.
         """
         ...
 
 
 class ThreadPreparer:
-    """Reads in this process: nothing is bounded, and nothing can be ended."""
+    """Prepare bodies in a thread of this process, without limits."""
 
     def __init__(self, preparation: BodyPreparation) -> None:
         self._preparation = preparation
 
     async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
-        """See `BodyPreparer`."""
+        """Prepare a body; see `BodyPreparer.prepare`."""
         return _checked(await asyncio.to_thread(self._preparation.outcome, job))
 
 
 class ProcessPreparer:
-    """Reads in children of a sandbox, some at a time; `close` ends them.
+    """Prepare bodies in the children of a sandbox, several at once; `close` ends them.
 
     Args:
-        sandbox: of `preparing.make_handler`.
-        n_helpers: at work at once, at least 2.
-        budget: of each body.
+        sandbox: runs `body_preparation.make_handler`.
+        n_helpers: children at work at once, at least 2.
+        budget: CPU time of each body.
     """
 
     def __init__(
@@ -88,22 +90,22 @@ class ProcessPreparer:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of helpers that have nothing to do; asks for them, and waits."""
+        """Process ids of idle children."""
         return [child.pid for child, _ in self._pool.idle]
 
     async def prepare(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
-        """See `BodyPreparer`."""
+        """Prepare a body; see `BodyPreparer.prepare`."""
         if len(job.content) <= _LARGE_BYTES:
             return await self._in_turn(job)
         async with self._large_places:
             return await self._in_turn(job)
 
     def start(self) -> None:
-        """Begin to load what helpers are forked from, so that no request waits for that."""
+        """Start the process that children are forked from, so that no request waits for it."""
         self._pool.start()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all children."""
         self._pool.close()
 
     async def _in_turn(self, job: PreparationJob) -> PreparedBody | PreparedAnswer:
@@ -112,7 +114,7 @@ class ProcessPreparer:
                 content = await self._pool.call(
                     encode_job(job),
                     cpu_s=self._budget.of(job),
-                    # A large one takes memory from the system that its helper would keep.
+                    # A child that prepared a large body would keep its memory.
                     reuse=len(job.content) <= _LARGE_BYTES,
                 )
             except LimitExceeded as error:

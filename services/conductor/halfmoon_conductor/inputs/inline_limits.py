@@ -1,16 +1,16 @@
-"""Where work on a body is done: short ones here and now, others in a helper process.
+"""Set the sizes up to which a body is parsed and tokenized on the event loop.
 
-A helper costs half a millisecond and a turn in a queue: more than tokenising a few pages takes.
-A book would stop every stream for as long as it takes.
+A child process costs half a millisecond and a wait in a queue: more than tokenizing a few pages.
+Tokenizing a book on the event loop would pause every stream.
 """
 
-#: About 2,000 tokens, which take the tokenizer two milliseconds.
+#: About 2,000 tokens, for which the tokenizer takes two milliseconds.
 MAX_INLINE_CHARACTERS = 8192
-#: A body of so many bytes is read, checked and tokenised on the event loop.
+#: Bodies up to this size are parsed, checked and tokenized on the event loop.
 MAX_INLINE_BYTES = MAX_INLINE_CHARACTERS + 2048
-#: A chat template may write more than it was given, such as a schema with indents.
+#: A chat template may write more than it was given, such as an indented schema.
 MAX_INLINE_RENDERED_CHARACTERS = 4 * MAX_INLINE_CHARACTERS
 
 
 class InlineLimitExceeded(Exception):
-    """A small body turned out to be much work: it is for a helper."""
+    """Raised when a small body turns out to be too much work for the event loop."""

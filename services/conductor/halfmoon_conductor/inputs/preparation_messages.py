@@ -1,7 +1,7 @@
-"""What passes between the front and the helper processes that read its large bodies.
+"""Define the messages between the conductor and the child processes that read its large bodies.
 
-A helper parses, checks, renders and tokenises. It gives back token ids, and the body without the
-texts that became tokens: little, whatever the client sent.
+A child process parses, checks, renders and tokenizes a body. It returns token ids, and the body
+without the texts that became tokens: little, whatever the client sent.
 """
 
 import sys
@@ -19,30 +19,30 @@ _SCOPE_KEY = "halfmoon.read"
 
 
 class PreparationJob(msgspec.Struct, frozen=True):
-    """A body to read."""
+    """A body to prepare."""
 
-    #: Name of its shape's class.
+    #: Name of the request model's class.
     shape: str
     content: bytes
     card: ModelCard
 
 
 class PreparedBody(msgspec.Struct, frozen=True, tag="prepared"):
-    """What a generation needs of a body."""
+    """The parts of a body that a generation needs."""
 
-    #: The body as JSON, without what became tokens.
+    #: The body as JSON, without the fields that became tokens.
     fields: bytes
-    #: Token ids of each prompt, 4 bytes each in this machine's order.
+    #: Token ids of each prompt, 4 bytes each in this machine's byte order.
     packed: tuple[bytes, ...]
-    echoes: tuple[str, ...] = ()
+    echoed_prompts: tuple[str, ...] = ()
 
     def prompts(self) -> list[list[int]]:
-        """Token ids of each prompt."""
+        """Return the token ids of each prompt."""
         return [unpack_token_ids(each) for each in self.packed]
 
 
 class PreparedAnswer(msgspec.Struct, frozen=True, tag="answered"):
-    """The whole answer to a request that needs no worker."""
+    """The complete answer to a request that needs no worker."""
 
     content: bytes
 
@@ -56,7 +56,7 @@ _KINDS = (
 
 
 class PreparationRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """One of the errors of `errors`."""
+    """One of the errors in `errors`, in a form that can be sent."""
 
     kind: str
     message: str
@@ -64,11 +64,11 @@ class PreparationRefused(msgspec.Struct, frozen=True, tag="refused"):
 
     @classmethod
     def of(cls, error: errors.ApiError) -> "PreparationRefused":
-        """The same, to be sent."""
+        """Return the message for an error."""
         return cls(type(error).__name__, error.message, error.param)
 
     def error(self) -> errors.ApiError:
-        """The error again."""
+        """Return the error of this message."""
         kind = getattr(errors, self.kind, None)
         if kind not in _KINDS:
             return errors.ApiError(self.message, param=self.param)
@@ -84,12 +84,12 @@ decode_outcome = msgspec.msgpack.Decoder(PreparationOutcome).decode
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Token ids in 4 bytes each."""
+    """Pack token ids into 4 bytes each."""
     return array("I", token_ids).tobytes()
 
 
 def unpack_token_ids(data: bytes) -> list[int]:
-    """Token ids of `packed`."""
+    """Unpack the token ids of one prompt."""
     ids = array("I")
     ids.frombytes(data)
     return ids.tolist()
@@ -99,21 +99,21 @@ assert array("I").itemsize == 4, sys.platform
 
 
 class ReadBody(msgspec.Struct, frozen=True):
-    """How a request's body was read."""
+    """The outcome of reading a request's body."""
 
-    #: `time.perf_counter` when all of it was here.
-    began_s: float
-    #: Of a helper; None: the route has the whole body, and it is small.
+    #: `time.perf_counter` when the body had been received.
+    received_s: float
+    #: Result of a child process; None: the body is small, and the route has all of it.
     prepared: PreparedBody | None = None
 
 
 def keep_read_body(scope: Scope, read: ReadBody) -> None:
-    """Keep this for the route."""
+    """Keep the outcome in the scope, for the route."""
     scope[_SCOPE_KEY] = read
 
 
 def read_body_of(scope: Scope) -> ReadBody:
-    """How the body of this scope's request was read."""
+    """Return how the body of this scope's request was read."""
     read: Any = scope[_SCOPE_KEY]
     assert isinstance(read, ReadBody)
     return read

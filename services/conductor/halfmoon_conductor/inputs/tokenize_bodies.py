@@ -6,39 +6,39 @@ from halfmoon_conductor.api.tokenize_models import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from halfmoon_conductor.inputs.input_processor import InputProcessor
+from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
 
 
 def tokenize_body(
-    intake: InputProcessor, body: TokenizeRequest, *, here: bool = False
+    encoder: PromptEncoder, body: TokenizeRequest, *, inline: bool = False
 ) -> TokenizeResponse:
-    """The tokens of a text, or of a conversation as the chat template writes it.
+    """Return the tokens of a text, or of a conversation as the chat template writes it.
 
     Raises:
-        ApiError: as `InputProcessor.encode_messages` and `InputProcessor.encode`.
-        NotShort: `here`, and it is much work.
+        ApiError: as `PromptEncoder.encode_messages` and `PromptEncoder.encode`.
+        InlineLimitExceeded: `inline`, and it is too much work for the event loop.
     """
-    card = intake.card(body.model)
+    card = encoder.model_card(body.model)
     if body.messages is not None:
-        tokens = intake.encode_messages(
+        tokens = encoder.encode_messages(
             body.messages,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=body.chat_template_kwargs,
-            here=here,
+            inline=inline,
         )
     else:
-        tokens = intake.encode(body.prompt or "", body.add_special_tokens is not False)
-    strings = [intake.token_text(each) for each in tokens] if body.return_token_strs else None
+        tokens = encoder.encode(body.prompt or "", body.add_special_tokens is not False)
+    texts = [encoder.token_text(each) for each in tokens] if body.return_token_strs else None
     return TokenizeResponse(
-        count=len(tokens), max_model_len=card.max_context, tokens=tokens, token_strs=strings
+        count=len(tokens), max_model_len=card.max_context, tokens=tokens, token_strs=texts
     )
 
 
-def detokenize_body(intake: InputProcessor, body: DetokenizeRequest) -> DetokenizeResponse:
-    """The text of tokens; special ones have none.
+def detokenize_body(encoder: PromptEncoder, body: DetokenizeRequest) -> DetokenizeResponse:
+    """Return the text of tokens; special tokens have none.
 
     Raises:
-        ApiError: one of them is none of the model's.
+        ApiError: the model does not have one of them.
     """
-    intake.card(body.model)
-    return DetokenizeResponse(prompt=intake.decode(body.tokens))
+    encoder.model_card(body.model)
+    return DetokenizeResponse(prompt=encoder.decode(body.tokens))

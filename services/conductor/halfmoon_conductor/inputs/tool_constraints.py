@@ -1,4 +1,4 @@
-"""What a chat with tools asks of its answer: which calls it may have, and a grammar for them."""
+"""Derive from a chat with tools which calls its answer may have, and their grammar."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from halfmoon_conductor.tools.tool_call_grammars import (
 )
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-#: Of a strict function that says nothing of its parameters: it has none.
+#: Parameters of a strict function that declares none.
 _NO_PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {},
@@ -27,69 +27,72 @@ _NO_PARAMETERS: dict[str, Any] = {
 }
 
 
-def tool_call_rules_of(body: ChatRequest, parser: ToolCallFormat | None) -> ToolCallRules | None:
-    """The calls that an answer to this may have; None: it can't have any.
+def tool_call_rules_of(body: ChatRequest, format: ToolCallFormat | None) -> ToolCallRules | None:
+    """Return the calls that the answer may have; None: it can't have any.
 
     Args:
-        body: what the client asks for.
-        parser: how the model writes calls, if it is offered tools.
+        body: the client's request.
+        format: how the model writes calls, if tools are offered.
     """
-    if parser is None:
+    if format is None:
         return None
-    names = tuple(tool.function.name for tool in _callable(body))
-    most = 1 if isinstance(body.tool_choice, NamedTool) else body.most_calls
-    formed = schema_of(body.response_format) is not None
+    names = tuple(tool.function.name for tool in _callable_tools(body))
+    max_calls = 1 if isinstance(body.tool_choice, NamedTool) else body.max_calls
+    has_schema = schema_of(body.response_format) is not None
     place: ToolCallPlace = "free"
     if body.tool_choice not in (None, "auto"):
         place = "only"
-    elif formed and parser == "llama3_json":
-        return None  # a call is JSON too, and the answer's own form goes first
-    elif formed:
+    elif has_schema and format == "llama3_json":
+        return None  # a call is JSON too, and the requested schema takes precedence
+    elif has_schema:
         place = "first"
-    elif any(tool.function.strict for tool in body.offered):
+    elif any(tool.function.strict for tool in body.offered_tools):
         place = "exact"
-    return ToolCallRules(parser=parser, names=names, most=most, place=place)
+    return ToolCallRules(format=format, names=names, max_calls=max_calls, place=place)
 
 
-def grammar_of_chat(body: ChatRequest, calling: ToolCallRules | None) -> RequestedGrammar | None:
-    """What the answer must be, if anything, its calls included.
+def grammar_of_chat(body: ChatRequest, rules: ToolCallRules | None) -> RequestedGrammar | None:
+    """Return the grammar of the answer, its calls included; None: any text will do.
 
     Raises:
-        InvalidRequest: what was asked for can't be had; the text says which field and why.
+        InvalidRequest: a field is not supported; the text names it and the reason.
     """
-    wanted = body.wanted()
-    if calling is None or calling.place == "free":
-        return wanted
-    if wanted is not None and wanted.param != body.format_field:
-        what = "tool_choice" if calling.place == "only" else "a strict function in tools"
+    requested = body.requested_grammar()
+    if rules is None or rules.place == "free":
+        return requested
+    if requested is not None and requested.param != body.format_field:
+        conflicting = "tool_choice" if rules.place == "only" else "a strict function in tools"
         raise InvalidRequest(
-            f"{wanted.param} and {what} both say what the answer must be; send one of them.",
-            param="tool_choice" if calling.place == "only" else "tools",
+            f"{requested.param} and {conflicting} both say what the answer must be; send one of "
+            "them.",
+            param="tool_choice" if rules.place == "only" else "tools",
         )
     body.check_ending("tools")
     try:
-        return RequestedGrammar(_grammar(body, calling), "tools")
+        return RequestedGrammar(_grammar(body, rules), "tools")
     except ValueError as error:
         raise InvalidRequest(f"tools can't be used: {error}", param="tools") from None
 
 
-def _grammar(body: ChatRequest, calling: ToolCallRules) -> str:
-    functions = [tool.function for tool in _callable(body)]
-    if calling.place == "only":
-        schemas = [(each.name, _schema(each)) for each in functions]
-        return calls_only_grammar(calling.parser, schemas, calling.most)
-    schemas = [(each.name, _schema(each) if each.strict else _ANY_OBJECT) for each in functions]
-    form = schema_of(body.response_format)
-    if form is not None:
-        return schema_or_calls_grammar(schemas, calling.most, form)
-    return free_text_grammar(calling.parser, schemas, calling.most)
+def _grammar(body: ChatRequest, rules: ToolCallRules) -> str:
+    functions = [tool.function for tool in _callable_tools(body)]
+    if rules.place == "only":
+        schemas = [(each.name, _argument_schema(each)) for each in functions]
+        return calls_only_grammar(rules.format, schemas, rules.max_calls)
+    schemas = [
+        (each.name, _argument_schema(each) if each.strict else _ANY_OBJECT) for each in functions
+    ]
+    schema = schema_of(body.response_format)
+    if schema is not None:
+        return schema_or_calls_grammar(schemas, rules.max_calls, schema)
+    return free_text_grammar(rules.format, schemas, rules.max_calls)
 
 
-def _schema(function: FunctionDefinition) -> dict[str, Any]:
-    """What the arguments must be: some object at least, since nothing else is a call.
+def _argument_schema(function: FunctionDefinition) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which must be an object.
 
     Raises:
-        ValueError: the parameters are of another type.
+        ValueError: the declared parameters are of another type.
     """
     schema = function.parameters or (_NO_PARAMETERS if function.strict else _ANY_OBJECT)
     kind = schema.get("type", "object")
@@ -98,9 +101,9 @@ def _schema(function: FunctionDefinition) -> dict[str, Any]:
     return {**schema, "type": "object"}
 
 
-def _callable(body: ChatRequest) -> list[Tool]:
-    """The tools that the answer may call."""
+def _callable_tools(body: ChatRequest) -> list[Tool]:
+    """Return the tools that the answer may call."""
     choice = body.tool_choice
     if not isinstance(choice, NamedTool):
-        return body.offered
-    return [tool for tool in body.offered if tool.function.name == choice.function.name]
+        return body.offered_tools
+    return [tool for tool in body.offered_tools if tool.function.name == choice.function.name]

@@ -1,1 +1,1 @@
-"""Measures, spans and recent history; no decision looks at any of it."""
+"""Observe the conductor: metrics, traces and recent history. No decision depends on any of it."""

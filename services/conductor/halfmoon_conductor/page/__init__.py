@@ -1,1 +1,1 @@
-"""What operators look at: the web page, and the /debug routes that it reads."""
+"""Serve operators: the web page, and the /debug routes that it reads."""

@@ -1,7 +1,7 @@
-"""The cluster as operators are shown it: `/debug/cluster`.
+"""Show the cluster to operators: `/debug/cluster`.
 
-Times on a clock of the conductor's own are given as so long ago; what is predicted, and what
-was reported, stand beside each other under names of their own.
+Times on the conductor's clock are given as seconds ago. Predicted and reported values stand beside
+each other under different names.
 """
 
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeLoad, KvstoreLoad, PrefillLoad, WorkerInfo
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 
-#: Hot prefixes that are shown at the most.
+#: Most hot prefixes that are shown.
 MAX_HOT = 16
 
 
 class ConductorInfo(NamedTuple):
-    """Who is asked."""
+    """The conductor that serves the view."""
 
     conductor_id: str
     #: Kind of its metadata server: embedded, redis, etcd or http.
@@ -28,27 +28,27 @@ class ConductorInfo(NamedTuple):
 
 
 class _Queues(NamedTuple):
-    """What the core predicts of the pools now, by worker."""
+    """The core's current predictions, by worker."""
 
     prefills_s: dict[WorkerId, float]
     decodes_s: dict[WorkerId, float]
 
 
 def cluster_view(
-    observer: CoreObserver, hub: WorkerLinks, about: ConductorInfo, now: float
+    observer: CoreObserver, links: WorkerLinks, conductor: ConductorInfo, now: float
 ) -> dict[str, Any]:
-    """All of it, ready to be written as JSON."""
+    """Return the cluster's state, ready to be written as JSON."""
     core = observer.core
-    refusals, unused = hub.refusals(), core.cluster.unused_kvstores
+    refusals, unused = links.refusals(), core.cluster.unused_kvstores
     queues = _Queues(core.cluster.prefills.queues_s(now), core.cluster.decodes.loads_s())
     workers = [
-        _record(info, unused.get(info.worker_id, "")) | _lately(observer, info, queues, now)
+        _record(info, unused.get(info.worker_id, "")) | _current(observer, info, queues, now)
         for info in core.cluster.workers()
     ]
-    workers += [_record(info, refusals[info.worker_id]) for info in hub.refused()]
+    workers += [_record(info, refusals[info.worker_id]) for info in links.refused_workers()]
     layout, pools = core.cluster.layout, core.loads(now)
     return {
-        "conductor": about._asdict(),
+        "conductor": conductor._asdict(),
         "now_s": now,
         "model": core.cluster.model,
         "layout": layout,
@@ -60,8 +60,8 @@ def cluster_view(
         "reuse": observer.requests.reuse,
         "workers": workers,
         "gone": [
-            _record(gone.info) | {"reason": gone.reason, "s_ago": now - gone.at_s}
-            for gone in observer.workers.gone(now)
+            _record(worker.info) | {"reason": worker.reason, "s_ago": now - worker.at_s}
+            for worker in observer.workers.departed(now)
         ],
         "hot_prefixes": _hot_prefixes(observer, now),
     }
@@ -80,24 +80,24 @@ def _record(info: WorkerInfo, refused: str = "") -> dict[str, Any]:
     }
 
 
-def _lately(
+def _current(
     observer: CoreObserver, info: WorkerInfo, queues: _Queues, now: float
 ) -> dict[str, Any]:
-    heard = observer.workers.last(info.worker_id)
+    report = observer.workers.last_report(info.worker_id)
     return {
-        # A kvstore says nothing until it knows what a block is.
-        "heard_s_ago": None if heard is None or heard.load is None else now - heard.at_s,
+        # A kvstore reports nothing until it knows the block layout.
+        "heard_s_ago": None if report is None or report.load is None else now - report.at_s,
         "home": observer.core.cluster.home_of(info.worker_id) if info.role == "prefill" else None,
-        "load": _load(observer.core, info, None if heard is None else heard.load, queues),
+        "load": _load(observer.core, info, None if report is None else report.load, queues),
     }
 
 
 def _load(
     core: Conductor, info: WorkerInfo, reported: AnyWorkerLoad | None, queues: _Queues
 ) -> dict[str, Any]:
-    """What it said last, what this conductor has there, and what is predicted of it.
+    """Return a worker's last report, this conductor's requests there, and predictions for it.
 
-    One that has said nothing yet is shown idle, with all of its blocks free.
+    A worker without a report is shown idle, with all of its blocks free.
     """
     worker_id, n_blocks = info.worker_id, info.n_blocks
     match info.role:

@@ -1,8 +1,8 @@
-"""What the conductor knows, for operators: the routes below `/debug`.
+"""Serve the conductor's state to operators: the routes below `/debug`.
 
-Read-only. Decisions are the last placements, deferrals and refusals with every candidate's
-estimates, so that "why there?" and "why not?" have an answer, each with what came of it; beside
-them how true predictions came.
+All routes are read-only. Decisions are the last placements, deferrals and refusals, with every
+candidate's estimates and a reason for each. Each decision has its outcome beside it, and the errors
+of the predictions are shown in total.
 """
 
 from itertools import islice
@@ -27,18 +27,25 @@ from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.conductor.decision_log import Decision
 from halfmoon_scheduling.conductor.prediction_error import BUCKET_BOUNDS, ErrorHistogram
 
-#: Of a number in a query.
+#: Most digits of a number in a query.
 _MAX_DIGITS = 18
 
 
 def debug_app(
-    observer: CoreObserver, hub: WorkerLinks, clock: Clock, about: ConductorInfo
+    observer: CoreObserver, links: WorkerLinks, clock: Clock, conductor: ConductorInfo
 ) -> Starlette:
-    """The app to mount at ``/debug``; `clock` is that of the shell."""
+    """Build the app to mount at ``/debug``.
+
+    Args:
+        observer: the histories.
+        links: the links to the workers.
+        clock: the shell's clock.
+        conductor: describes this conductor.
+    """
     core = observer.core
 
     async def cluster(request: Request) -> Response:
-        return _json(cluster_view(observer, hub, about, clock.now()))
+        return _json(cluster_view(observer, links, conductor, clock.now()))
 
     async def decisions(request: Request) -> Response:
         try:
@@ -83,19 +90,21 @@ def debug_app(
 
 
 def _decision(observer: CoreObserver, decision: Decision) -> dict[str, Any]:
-    """One decision, in words too, and what came of it."""
+    """Return one decision with its explanation and its outcome."""
     mode, chosen = observer.core.config.placement, decision.placement.chosen
-    told: dict[str, Any] = msgspec.to_builtins(decision)
-    told["why"] = explain_placement(decision, mode)
-    rows = zip(told["placement"]["estimates"], decision.placement.estimates, strict=True)
+    shown: dict[str, Any] = msgspec.to_builtins(decision)
+    shown["why"] = explain_placement(decision, mode)
+    rows = zip(shown["placement"]["estimates"], decision.placement.estimates, strict=True)
     for row, estimate in rows:
         row["why_not"] = explain_rejected_candidate(estimate, chosen, mode)
-    told["course"] = observer.requests.get(decision.request_id)
-    return told
+    shown["course"] = observer.requests.get(decision.request_id)
+    return shown
 
 
 def _errors(histogram: ErrorHistogram) -> dict[str, Any]:
-    """Observed over predicted; bounds are the buckets' upper ones, the last bucket is open."""
+    """Return a histogram of observed over predicted values. Bounds are upper ones; the last bucket
+    is open.
+    """
     return {
         "n": histogram.n,
         "mean_ratio": histogram.ratio_sum / max(1, histogram.n),
@@ -107,10 +116,10 @@ def _errors(histogram: ErrorHistogram) -> dict[str, Any]:
 
 
 def _number(request: Request, name: str, default: float) -> float:
-    """A number of at least 0 out of the query.
+    """Return a number of at least 0 from the query.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the text is not such a number.
     """
     text = request.query_params.get(name, str(default))
     if len(text) > _MAX_DIGITS or not text.replace(".", "", 1).isdecimal():

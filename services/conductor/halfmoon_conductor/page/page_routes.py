@@ -1,8 +1,8 @@
-"""The web page at `/`: files of this package, as they are.
+"""Serve the web page at `/`, from the files of this package.
 
-The page holds no data. All that it shows it asks of `/debug` and `/v1`, with the key that these
-need. It loads nothing from elsewhere and has no script or style within its HTML; the headers
-make browsers hold it to that.
+The page contains no data: it reads all of it from `/debug` and `/v1`, with the API key that these
+need. It loads nothing from other sites and has no inline script or style; the headers make browsers
+enforce that.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _TYPES = {
 
 
 def page_routes() -> list[Route]:
-    """`/`, and each of the page's files below `/page/`."""
+    """Return the routes of `/` and of each of the page's files below `/page/`."""
     folder = files("halfmoon_conductor.page").joinpath("assets")
     served = {each.name: _Served(each.name, each.read_bytes()) for each in folder.iterdir()}
     routes = [Route(f"/page/{name}", file.answer) for name, file in served.items()]
@@ -39,7 +39,7 @@ def page_routes() -> list[Route]:
 
 
 class _Served:
-    """One file, in memory."""
+    """One file, kept in memory."""
 
     def __init__(self, name: str, content: bytes) -> None:
         self._content = content

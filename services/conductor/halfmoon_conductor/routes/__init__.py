@@ -1,1 +1,1 @@
-"""The REST app and its routes."""
+"""Route requests: the REST app, its routes, and the way from a checked body to a response."""

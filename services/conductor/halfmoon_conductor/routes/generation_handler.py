@@ -1,4 +1,4 @@
-"""What all routes that generate share: from a request's order to its answer, streamed or whole."""
+"""Generate answers for all routes: charge the prompt, run the generation, send the response."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -21,67 +21,73 @@ from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
 
 class ResponseSerializer(Protocol):
-    """An answer in one API's shapes."""
+    """Write an answer in one API's shapes."""
 
     @property
     def is_long(self) -> bool:
-        """Whether what `whole` gave is long to write."""
+        """True if the answer that `whole` returned takes long to write."""
         ...
 
     def whole(self) -> Coroutine[Any, Any, BaseModel]:
-        """All of it, once it is complete."""
+        """Return the whole answer once it is complete."""
         ...
 
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events."""
+        """Yield the answer as server-sent events."""
         ...
 
 
 class GenerationHandler:
-    """Between the routes and the gateway."""
+    """Start the generation of an answer for a route."""
 
     def __init__(
-        self, gateway: Gateway, tokenizer: Tokenizer, intake: InputProcessor, metrics: HttpMetrics
+        self, gateway: Gateway, tokenizer: Tokenizer, inputs: InputProcessor, metrics: HttpMetrics
     ) -> None:
-        self.intake = intake
-        self.tokenizer = tokenizer
+        self.inputs = inputs
+        self._tokenizer = tokenizer
         self._gateway = gateway
         self._metrics = metrics
 
-    def answer(
-        self, order: EngineRequest, asker: RequestContext, began_s: float
+    def generate(
+        self, request: EngineRequest, context: RequestContext, received_s: float
     ) -> OutputProcessor:
-        """The answer to an order, still to be read.
+        """Return the output of a request; reading it generates the answer.
 
         Raises:
-            RateLimited: this minute's tokens of the asker are used up.
+            RateLimited: the principal has used up this minute's tokens.
         """
         try:
-            asker.caller.admit(order.n_prompt)
+            context.principal.charge_prompt(request.n_prompt)
         except RateLimited:
             self._metrics.on_rejected("tenant_limit")
             raise
         return OutputProcessor(
             self._gateway,
-            order,
-            self.tokenizer,
+            request,
+            self._tokenizer,
             self._metrics,
-            asker.caller.charge_generated,
-            began_s=began_s,
+            context.principal.charge_generated,
+            received_s=received_s,
         )
 
 
 async def send_response(
-    written: ResponseSerializer,
+    serializer: ResponseSerializer,
     *,
     stream: bool,
-    last_words: Callable[[Exception], bytes] = openai_error_event,
+    error_event: Callable[[Exception], bytes] = openai_error_event,
 ) -> Response:
-    """Send an answer as the client wants it."""
+    """Respond with a whole answer, or stream it.
+
+    Args:
+        serializer: writes the answer.
+        stream: whether the client asked for server-sent events.
+        error_event: writes the last event of a stream that fails midway.
+    """
     if stream:
-        return EventStream(written.events(), last_words)
-    whole = await written.whole()
-    if written.is_long:
+        return EventStream(serializer.events(), error_event)
+    whole = await serializer.whole()
+    if serializer.is_long:
         content = await asyncio.to_thread(dump_json, whole)
         return Response(content, media_type="application/json")
     return Response(whole.model_dump_json(exclude_unset=True), media_type="application/json")

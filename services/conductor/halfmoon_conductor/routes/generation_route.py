@@ -1,8 +1,8 @@
-"""Routes that take a body: their own way from bytes to an endpoint's arguments.
+"""Route requests with a body from their bytes to an endpoint's arguments.
 
-FastAPI finds out anew for every request what its endpoint wants, which takes longer than all
-else that the front does with it, and reads bodies of any size on the event loop. Here short
-bodies are read at once, and others by a helper process. FastAPI writes the schema.
+FastAPI inspects each endpoint's arguments anew for every request and parses bodies of any size on
+the event loop. This route class inspects its endpoint once. It parses short bodies inline and
+hands long ones to a child process. FastAPI still writes the OpenAPI schema.
 """
 
 import inspect
@@ -15,72 +15,80 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
 from halfmoon_conductor.http_server.body_receiver import received_body_of
 from halfmoon_conductor.http_server.request_context import RequestContext, request_context_of
 from halfmoon_conductor.inputs import body_parsing, preparation_messages
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer
 from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES, InlineLimitExceeded
-from halfmoon_conductor.inputs.input_processor import InputProcessor
 from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedAnswer, ReadBody
 
 
-def generation_route(intake: InputProcessor, preparer: BodyPreparer) -> type[APIRoute]:
+def generation_route(model_card: Callable[[], ModelCard], preparer: BodyPreparer) -> type[APIRoute]:
     """Make the class of routes whose long bodies `preparer` reads.
 
-    Their endpoints take a `body`, and may take the `request` and an `asker`.
+    Their endpoints take a `body`, and may take the `request` and a `context`.
+
+    Args:
+        model_card: returns the model served; raises an `ApiError` when there is none.
+        preparer: parses and tokenizes long bodies.
     """
 
     class GenerationRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            return _Handler(self.endpoint, intake, preparer).handle
+            return _EndpointCaller(self.endpoint, model_card, preparer).handle
 
     return GenerationRoute
 
 
-class _Handler:
-    """Of one route."""
+class _EndpointCaller:
+    """Call one route's endpoint."""
 
     def __init__(
-        self, endpoint: Callable[..., Any], intake: InputProcessor, preparer: BodyPreparer
+        self,
+        endpoint: Callable[..., Any],
+        model_card: Callable[[], ModelCard],
+        preparer: BodyPreparer,
     ) -> None:
-        body = get_type_hints(endpoint)["body"]
+        model = get_type_hints(endpoint)["body"]
         self._endpoint = endpoint
-        self._intake = intake
+        self._model_card = model_card
         self._preparer = preparer
-        self._name: str = body.__name__
-        self._shape: TypeAdapter[Any] = TypeAdapter(body)
-        self._wants_asker = "asker" in inspect.signature(endpoint).parameters
+        self._model_name: str = model.__name__
+        self._body_type: TypeAdapter[Any] = TypeAdapter(model)
+        self._takes_context = "context" in inspect.signature(endpoint).parameters
 
     async def handle(self, request: Request) -> Response:
         """Answer one request."""
-        began_s = time.perf_counter()
+        received_s = time.perf_counter()
         headers, scope = request.headers, request.scope
         body_parsing.check_headers(headers)
-        asker = request_context_of(headers, scope) if self._wants_asker else None
-        body = received_body_of(scope)
-        if len(body.content) <= MAX_INLINE_BYTES:
-            fields = body_parsing.validate_body(self._shape, body_parsing.parse_json(body.content))
-            preparation_messages.keep_read_body(scope, ReadBody(began_s))
+        context = request_context_of(headers, scope) if self._takes_context else None
+        received = received_body_of(scope)
+        if len(received.content) <= MAX_INLINE_BYTES:
+            parsed = body_parsing.parse_json(received.content)
+            body = body_parsing.validate_body(self._body_type, parsed)
+            preparation_messages.keep_read_body(scope, ReadBody(received_s))
             try:
-                return await self._answer(fields, request, asker)
+                return await self._respond(body, request, context)
             except InlineLimitExceeded:
                 pass
-        read = await self._preparer.prepare(
-            PreparationJob(self._name, body.content, self._intake.card(None))
-        )
-        body.release()
-        if isinstance(read, PreparedAnswer):
-            return Response(read.content, media_type="application/json")
-        preparation_messages.keep_read_body(scope, ReadBody(began_s, read))
-        return await self._answer(self._shape.validate_json(read.fields), request, asker)
+        job = PreparationJob(self._model_name, received.content, self._model_card())
+        prepared = await self._preparer.prepare(job)
+        received.release()
+        if isinstance(prepared, PreparedAnswer):
+            return Response(prepared.content, media_type="application/json")
+        preparation_messages.keep_read_body(scope, ReadBody(received_s, prepared))
+        body = self._body_type.validate_json(prepared.fields)
+        return await self._respond(body, request, context)
 
-    async def _answer(
-        self, fields: Any, request: Request, asker: RequestContext | None
+    async def _respond(
+        self, body: Any, request: Request, context: RequestContext | None
     ) -> Response:
-        if asker is None:
-            answer = await self._endpoint(body=fields)
+        if context is None:
+            response = await self._endpoint(body=body)
         else:
-            answer = await self._endpoint(body=fields, request=request, asker=asker)
-        if isinstance(answer, BaseModel):
-            return Response(answer.model_dump_json(), media_type="application/json")
-        return answer  # type: ignore[no-any-return]
+            response = await self._endpoint(body=body, request=request, context=context)
+        if isinstance(response, BaseModel):
+            return Response(response.model_dump_json(), media_type="application/json")
+        return response  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Routes of two more APIs for the same chats: Anthropic's Messages and OpenAI's Responses."""
+"""Serve two more APIs for chats: Anthropic's Messages and OpenAI's Responses."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from halfmoon_conductor.api.anthropic import anthropic_serializer
 from halfmoon_conductor.api.anthropic.anthropic_requests import CountTokensRequest, MessagesRequest
 from halfmoon_conductor.api.anthropic.anthropic_serializer import (
     AnthropicMessage,
     MessagesSerializer,
     TokenCount,
+    anthropic_error_event,
 )
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
 from halfmoon_conductor.api.responses.responses_serializer import (
@@ -22,67 +22,73 @@ from halfmoon_conductor.http_server.request_context import RequestContextDepende
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
 from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response
 
-Responses = dict[int | str, dict[str, Any]]
+OpenApiResponses = dict[int | str, dict[str, Any]]
 
 
 def messages_router(
-    front: GenerationHandler,
-    generation: Responses,
-    counting: Responses,
+    handler: GenerationHandler,
+    generation_responses: OpenApiResponses,
+    count_responses: OpenApiResponses,
     route_class: type[APIRoute],
 ) -> APIRouter:
-    """Anthropic's.
+    """Make the routes of Anthropic's Messages API.
 
     Args:
-        front: answers.
-        generation: how a generating route may answer, for the schema.
-        counting: how the other one may.
+        handler: generates answers.
+        generation_responses: of the generating route, for the schema.
+        count_responses: of the route that counts tokens.
         route_class: reads their bodies.
     """
     router = APIRouter(route_class=route_class)
 
-    @router.post("/v1/messages", response_model=AnthropicMessage, responses=generation)
+    @router.post("/v1/messages", response_model=AnthropicMessage, responses=generation_responses)
     async def create_message(
-        body: MessagesRequest, request: Request, asker: RequestContextDependency
+        body: MessagesRequest, request: Request, context: RequestContextDependency
     ) -> Response:
         """Answer a conversation, in Anthropic's shapes."""
         chat, read = body.as_chat(), read_body_of(request.scope)
-        order = await front.intake.chat(chat, asker, read.prepared)
-        shape = MessagesSerializer(front.answer(order, asker, read.began_s), body.model)
+        engine_request = await handler.inputs.chat(chat, context, read.prepared)
+        output = handler.generate(engine_request, context, read.received_s)
         return await send_response(
-            shape, stream=bool(body.stream), last_words=anthropic_serializer.anthropic_error_event
+            MessagesSerializer(output, body.model),
+            stream=bool(body.stream),
+            error_event=anthropic_error_event,
         )
 
-    @router.post("/v1/messages/count_tokens", responses=counting)
+    @router.post("/v1/messages/count_tokens", responses=count_responses)
     async def count_tokens(body: CountTokensRequest) -> TokenCount:
-        """How many tokens a conversation has."""
-        front.intake.card(body.model)
-        n_tokens = len(front.intake.conversation(body.as_chat(), here=True))
+        """Count the tokens of a conversation."""
+        encoder = handler.inputs.encoder
+        encoder.model_card(body.model)
+        n_tokens = len(encoder.encode_conversation(body.as_chat(), inline=True))
         return TokenCount(input_tokens=n_tokens)
 
     return router
 
 
 def responses_router(
-    front: GenerationHandler, generation: Responses, route_class: type[APIRoute]
+    handler: GenerationHandler, generation_responses: OpenApiResponses, route_class: type[APIRoute]
 ) -> APIRouter:
-    """OpenAI's newer one.
+    """Make the route of OpenAI's Responses API.
 
     Args:
-        front: answers.
-        generation: how its route may answer, for the schema.
+        handler: generates answers.
+        generation_responses: of its route, for the schema.
         route_class: reads its bodies.
     """
     router = APIRouter(route_class=route_class)
 
-    @router.post("/v1/responses", response_model=ResponseObject, responses=generation)
+    @router.post("/v1/responses", response_model=ResponseObject, responses=generation_responses)
     async def create_response(
-        body: ResponsesRequest, request: Request, asker: RequestContextDependency
+        body: ResponsesRequest, request: Request, context: RequestContextDependency
     ) -> Response:
         """Answer an input. Nothing is stored: send the whole conversation each time."""
         chat, read = body.as_chat(), read_body_of(request.scope)
-        order = await front.intake.chat(chat, asker, read.prepared)
-        shape = ResponsesSerializer(front.answer(order, asker, read.began_s), body)
-        return await send_response(shape, stream=bool(body.stream), last_words=shape.error_event)
+        engine_request = await handler.inputs.chat(chat, context, read.prepared)
+        output = handler.generate(engine_request, context, read.received_s)
+        serializer = ResponsesSerializer(output, body)
+        return await send_response(
+            serializer, stream=bool(body.stream), error_event=serializer.error_event
+        )
 
     return router

@@ -1,4 +1,4 @@
-"""What ``/openapi.json`` says of API keys, where they are asked for."""
+"""Document API keys in ``/openapi.json`` where they are required."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ _SCHEMES = {
 
 
 def document_api_keys(app: FastAPI) -> None:
-    """Have the schema say of each route that the door guards: a key, in either header.
+    """Declare in the schema that guarded routes need a key, in either header.
 
     Args:
-        app: with all of its routes, or they are added before the schema is first asked for.
+        app: all of its routes must be added before the schema is first requested.
     """
     document_of = app.openapi
 
@@ -29,5 +29,5 @@ def document_api_keys(app: FastAPI) -> None:
                     operation["security"] = [{name: []} for name in _SCHEMES]
         return made
 
-    # FastAPI looks the method up on its app, and is meant to be told so.
+    # FastAPI calls this method of its app, and documents replacing it.
     app.openapi = document  # type: ignore[method-assign]

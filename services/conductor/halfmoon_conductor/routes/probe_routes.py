@@ -1,4 +1,4 @@
-"""Routes for what watches a conductor: load balancers, scripts and Prometheus. No key is needed."""
+"""Serve probes for load balancers, scripts and Prometheus, without an API key."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -12,13 +12,13 @@ from halfmoon_conductor.http_server.auth_middleware import ConcurrencyLimit
 
 
 class VersionInfo(BaseModel):
-    """Of this conductor; vLLM's shape."""
+    """The version of this conductor, in vLLM's shape."""
 
     version: str
 
 
 class ServerLoad(BaseModel):
-    """How busy this conductor is; vLLM's shape."""
+    """The load of this conductor, in vLLM's shape."""
 
     #: Requests being answered, streams included.
     server_load: int
@@ -27,46 +27,46 @@ class ServerLoad(BaseModel):
 def probes_router(
     gateway: Gateway, load: ConcurrencyLimit, metrics: Collector, version: str
 ) -> APIRouter:
-    """The routes.
+    """Make the routes.
 
     Args:
-        gateway: whose workers' presence is told.
-        load: what the door counts.
-        metrics: what ``/metrics`` shows.
-        version: Halfmoon's.
+        gateway: tells which roles have workers.
+        load: counts the requests being answered.
+        metrics: the metrics that ``/metrics`` shows.
+        version: Halfmoon's version.
     """
     router = APIRouter()
 
     @router.get("/health")
     async def health() -> Health:
-        """The process lives and answers."""
+        """Report that the process is alive."""
         return Health(status="ok")
 
     @router.get("/ping")
     async def ping() -> Health:
-        """The same, where SageMaker and others look for it."""
+        """Report the same where SageMaker and others look for it."""
         return Health(status="ok")
 
     @router.get("/ready", response_model=Readiness, responses={503: {"model": Readiness}})
     async def ready() -> Response:
-        """Whether prefill and decode workers are there to serve requests."""
+        """Report whether prefill and decode workers are ready for requests."""
         is_ready = gateway.ready()
         report = Readiness(ready=is_ready, missing=list(gateway.missing()))
         return JSONResponse(report.model_dump(), status_code=200 if is_ready else 503)
 
     @router.get("/load")
     async def show_load() -> ServerLoad:
-        """How many requests are being answered."""
+        """Report how many requests are being answered."""
         return ServerLoad(server_load=load.n_running)
 
     @router.get("/version")
     async def show_version() -> VersionInfo:
-        """Which Halfmoon this is."""
+        """Report Halfmoon's version."""
         return VersionInfo(version=version)
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics(request: Request) -> Response:
-        """Prometheus metrics."""
+        """Return Prometheus metrics."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(metrics), headers={"content-type": content_type})
 

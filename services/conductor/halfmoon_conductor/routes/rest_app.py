@@ -1,7 +1,8 @@
-"""The REST front: OpenAI's API over a gateway.
+"""Build the REST app: OpenAI's API over a gateway.
 
-Routes only: a request is read by `openai_requests`, made an order by `intake`, read as tokens
-by `answering` and written by `answer_shapes`; errors are `error_responses`.
+Only routes are here. The models of `api` check a body, and `InputProcessor` turns it into an engine
+request. `OutputProcessor` generates and detokenizes, and a serializer of `api` writes the answer.
+`error_responses` writes errors.
 """
 
 from collections.abc import Sequence
@@ -49,18 +50,18 @@ from halfmoon_conductor.routes.generation_route import generation_route
 from halfmoon_conductor.routes.message_routes import messages_router, responses_router
 from halfmoon_conductor.routes.openapi_security import document_api_keys
 from halfmoon_conductor.routes.probe_routes import probes_router
-from halfmoon_conductor.routes.tokenize_routes import tokenizing_router
+from halfmoon_conductor.routes.tokenize_routes import tokenize_router
 from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
 
 class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the front accepts."""
+    """Limits on what the REST API accepts."""
 
     bodies: BodyLimits = BodyLimits()
     #: Requests being answered at once, streams included.
     max_concurrent: int = 4096
-    #: Origins whose pages may call from a browser; none: no answer has CORS headers.
+    #: Origins whose pages may call from a browser; without any, no response has CORS headers.
     cors_origins: tuple[str, ...] = ()
 
 
@@ -77,29 +78,30 @@ def create_app(
     preparer: BodyPreparer | None = None,
     grammars: GrammarChecker | None = None,
 ) -> FastAPI:
-    """The app to serve. It owns nothing that must be closed.
+    """Build the app to serve. It owns nothing that must be closed.
 
     Args:
-        gateway: where tokens come from.
+        gateway: generates tokens.
         tokenizer: the model's.
-        registry: where the front's metrics go, and what ``/metrics`` shows.
-        latencies: where latencies go besides, for operators.
-        limits: what is accepted.
-        tenants: who may ask; None: anybody.
+        registry: receives the HTTP metrics, and is what ``/metrics`` shows.
+        latencies: also receives latencies, for operators.
+        limits: limits on bodies and concurrency.
+        tenants: API keys; None: requests need no key.
         extra_mounts: other apps, each at its path and below.
         tool_call_parser: how the model writes calls; "auto": as its chat template shows.
-        preparer: reads long bodies; None: threads of this process do.
-        grammars: checks them; None: one is made when the first grammar comes.
+        preparer: parses and tokenizes long bodies; None: threads of this process do.
+        grammars: checks grammars; None: a checker is started with the first grammar.
 
     Raises:
         TokenizerUnavailable: the tokenizer's chat template is not valid.
     """
     metrics = HttpMetrics(registry, latencies)
     shown = VllmNamedMetrics(registry, lambda: "" if gateway.model is None else gateway.model.name)
-    intake = InputProcessor(gateway, tokenizer, tool_call_parser, grammars)
+    inputs = InputProcessor(gateway, tokenizer, tool_call_parser, grammars)
+    encoder = inputs.encoder
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
-    route_class = generation_route(intake, preparer)
-    front = GenerationHandler(gateway, tokenizer, intake, metrics)
+    route_class = generation_route(lambda: encoder.model_card(None), preparer)
+    handler = GenerationHandler(gateway, tokenizer, inputs, metrics)
     app = FastAPI(
         title="Halfmoon",
         summary="The Mooncake serving system behind OpenAI's API",
@@ -129,22 +131,24 @@ def create_app(
         return LogprobSerializer(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
 
     async def create_completion(
-        body: CompletionRequest, request: Request, asker: RequestContextDependency
+        body: CompletionRequest, request: Request, context: RequestContextDependency
     ) -> Response:
-        """Go on with a text."""
+        """Complete a text."""
         read = read_body_of(request.scope)
-        order = await intake.completion(body, asker, read.prepared)
-        shape = CompletionSerializer(front.answer(order, asker, read.began_s), body, logprobs(body))
-        return await send_response(shape, stream=bool(body.stream))
+        engine_request = await inputs.completion(body, context, read.prepared)
+        output = handler.generate(engine_request, context, read.received_s)
+        serializer = CompletionSerializer(output, body, logprobs(body))
+        return await send_response(serializer, stream=bool(body.stream))
 
     async def create_chat_completion(
-        body: ChatRequest, request: Request, asker: RequestContextDependency
+        body: ChatRequest, request: Request, context: RequestContextDependency
     ) -> Response:
         """Answer a conversation."""
         read = read_body_of(request.scope)
-        order = await intake.chat(body, asker, read.prepared)
-        shape = ChatSerializer(front.answer(order, asker, read.began_s), body, logprobs(body))
-        return await send_response(shape, stream=bool(body.stream))
+        engine_request = await inputs.chat(body, context, read.prepared)
+        output = handler.generate(engine_request, context, read.received_s)
+        serializer = ChatSerializer(output, body, logprobs(body))
+        return await send_response(serializer, stream=bool(body.stream))
 
     for path, endpoint, answer in (
         ("/v1/completions", create_completion, TextCompletion),
@@ -158,29 +162,27 @@ def create_app(
             responses=_GENERATION_RESPONSES,
             route_class_override=route_class,
         )
-    app.include_router(responses_router(front, _GENERATION_RESPONSES, route_class))
+    app.include_router(responses_router(handler, _GENERATION_RESPONSES, route_class))
     app.include_router(
         messages_router(
-            front,
+            handler,
             _with_error(AnthropicError, _GENERATION_RESPONSES),
             _with_error(AnthropicError, _errors(400, 401, 404, 413, 429, 503)),
             route_class,
         )
     )
-    app.include_router(
-        tokenizing_router(intake, _errors(400, 401, 404, 413, 429, 503), route_class)
-    )
+    app.include_router(tokenize_router(encoder, _errors(400, 401, 404, 413, 429, 503), route_class))
 
     @app.get("/v1/models", responses=_errors(401, 429))
     async def list_models() -> ModelList:
-        """The model served, once a worker has joined."""
+        """List the model served, once a worker has joined."""
         card = gateway.model
         return ModelList(object="list", data=[] if card is None else [_model(card)])
 
     @app.get("/v1/models/{model:path}", responses=_errors(401, 404, 429, 503))
     async def retrieve_model(model: str) -> Model:
-        """One model by its name, which may have slashes."""
-        return _model(intake.card(model))
+        """Return one model by its name, which may have slashes."""
+        return _model(encoder.model_card(model))
 
     app.include_router(probes_router(gateway, load, shown, app.version))
 
@@ -204,7 +206,7 @@ def _model(card: ModelCard) -> Model:
 
 
 class _AsApp:
-    """An object, which a route calls as an app where it would call a function as a handler."""
+    """Wrap an app in an object: Starlette's routes call a function as a handler, not as an app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -237,7 +239,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def _with_error(
     model: type[BaseModel], responses: dict[int | str, dict[str, Any]]
 ) -> dict[int | str, dict[str, Any]]:
-    """The same with errors of another shape."""
+    """Return responses with another model for errors."""
     return {
         status: {**each, "model": model} if "model" in each else each
         for status, each in responses.items()

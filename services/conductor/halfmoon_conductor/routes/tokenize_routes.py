@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``: what the model makes of a text, in vLLM's shapes."""
+"""Serve ``/tokenize`` and ``/detokenize``."""
 
 from typing import Any
 
@@ -11,24 +11,32 @@ from halfmoon_conductor.api.tokenize_models import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from halfmoon_conductor.inputs.input_processor import InputProcessor
+from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
 from halfmoon_conductor.inputs.tokenize_bodies import detokenize_body, tokenize_body
 
 
-def tokenizing_router(
-    intake: InputProcessor, responses: dict[int | str, dict[str, Any]], route_class: type[APIRoute]
+def tokenize_router(
+    encoder: PromptEncoder,
+    responses: dict[int | str, dict[str, Any]],
+    route_class: type[APIRoute],
 ) -> APIRouter:
-    """The two routes; `route_class` reads their bodies."""
+    """Make the two routes.
+
+    Args:
+        encoder: tokenizes.
+        responses: the error responses, for the schema.
+        route_class: reads their bodies.
+    """
     router = APIRouter(responses=responses, route_class=route_class)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
-        """The tokens of a text, or of a conversation as the chat template writes it."""
-        return tokenize_body(intake, body, here=True)
+        """Return the tokens of a text, or of a conversation as the chat template writes it."""
+        return tokenize_body(encoder, body, inline=True)
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
-        """The text of tokens; special ones have none."""
-        return detokenize_body(intake, body)
+        """Return the text of tokens; special tokens have none."""
+        return detokenize_body(encoder, body)
 
     return router

@@ -1,1 +1,1 @@
-"""Text and token ids: template, tokenizer, detokenizer, stop strings."""
+"""Convert between text and token ids: chat template, tokenizer, detokenizer, stop strings."""

@@ -1,7 +1,7 @@
-"""A conversation into the one text that the model was trained to go on with.
+"""Render a conversation into the text that the model was trained to continue.
 
-Chat templates are Jinja programs that come with the model. They run in a sandbox, with the
-few names that model authors count on (those that transformers gives them).
+Chat templates are Jinja programs that come with the model. They run in a sandbox, with the names
+that transformers gives them.
 """
 
 import json
@@ -22,11 +22,11 @@ TemplateMessage = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One model's template, compiled.
+    """The compiled chat template of one model.
 
     Args:
-        source: Jinja.
-        special_tokens: names such as ``bos_token`` that the template may write.
+        source: Jinja source.
+        special_tokens: texts by name, such as ``bos_token``, for the template to write.
 
     Raises:
         TokenizerUnavailable: the source is not valid Jinja.
@@ -57,16 +57,16 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt of a conversation, BOS included where the template writes one.
+        """Return the prompt of a conversation, with BOS where the template writes one.
 
         Args:
             messages: each with a role and a content, which is a string.
-            add_generation_prompt: end with what begins an assistant's turn.
+            add_generation_prompt: end with the start of an assistant's turn.
             variables: more names for the template (``enable_thinking`` and such).
-            tools: that the model may call, as OpenAI writes them.
+            tools: the tools that the model may call, as OpenAI writes them.
 
         Raises:
-            InvalidRequest: the template refuses the conversation; the text is its own.
+            InvalidRequest: the template refuses the conversation; the text is the template's.
         """
         try:
             return self._template.render(
@@ -75,12 +75,12 @@ class ChatTemplate:
                     **(variables or {}),
                     "messages": messages,
                     "add_generation_prompt": add_generation_prompt,
-                    # Templates ask whether these are none; an undefined name is not.
+                    # Templates test whether these are none; an undefined name is not.
                     "tools": list(tools) or None,
                     "documents": None,
                 }
             )
-        except Exception as error:  # its author's program: whatever it raises is a refusal
+        except Exception as error:  # the template is a foreign program: any error is a refusal
             raise InvalidRequest(
                 f"this model's chat template refuses these messages: {error}", param="messages"
             ) from None
@@ -88,23 +88,23 @@ class ChatTemplate:
     def with_effort(
         self, variables: Mapping[str, Any] | None, effort: str | None
     ) -> Mapping[str, Any] | None:
-        """Variables for a template, with those that say how much the model is to think.
+        """Add the reasoning effort to a template's variables.
 
         Args:
-            variables: what the client sends for the template; what it sets stays.
+            variables: the client's variables; these take precedence.
             effort: such as "low"; "none" also switches off `enable_thinking`.
         """
         if effort is None:
             return variables
-        told: dict[str, Any] = {"reasoning_effort": effort}
+        switches: dict[str, Any] = {"reasoning_effort": effort}
         if effort == "none":
-            told["enable_thinking"] = False
-        known = {name: value for name, value in told.items() if name in self.variables}
+            switches["enable_thinking"] = False
+        known = {name: value for name, value in switches.items() if name in self.variables}
         return {**known, **(variables or {})}
 
 
 class _GenerationBlock(Extension):
-    """Reads ``{% generation %}…{% endgeneration %}``, which marks text for training only."""
+    """Parse ``{% generation %}…{% endgeneration %}``, which marks text for training only."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -114,7 +114,7 @@ class _GenerationBlock(Extension):
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """JSON as models saw it in training: nothing escaped for HTML, characters as they are."""
+    """Write JSON as in the models' training: no HTML escapes, non-ASCII characters as they are."""
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 

@@ -8,19 +8,19 @@ from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
 
 
 class FakeTokenizer:
-    """For the fake engine: a token per byte of UTF-8, and a word per token.
+    """Tokenize for the fake engine: one token per byte of UTF-8, decoded as one word per token.
 
-    Encoding and decoding are not each other's inverse, as the fake model's tokens mean
-    nothing: ``encode("a")`` is [97] and ``decode([97])`` is " t97".
+    Encoding and decoding are not inverse, as the fake model's tokens have no meaning:
+    ``encode("a")`` is [97] and ``decode([97])`` is " t97".
     """
 
-    #: One line per message, and a line to go on with.
+    #: One line per message, and the start of the assistant's line.
     chat_template: str | None = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
 
-    #: The fake engine's tokens are no text.
+    #: The fake engine's tokens have no texts.
     definition = ""
     knows_grammars = False
 
@@ -33,7 +33,8 @@ class FakeTokenizer:
 
     @classmethod
     def from_spec(cls, spec: str) -> "FakeTokenizer":
-        """Read `vocab` and `eos` of ``fake://tiny?vocab=997&eos=-1``; the rest is the engine's.
+        """Read `vocab` and `eos` of ``fake://tiny?vocab=997&eos=-1``; other options are the
+        engine's.
 
         Raises:
             TokenizerUnavailable: one of them is not a number, or `vocab` is not positive.
@@ -48,17 +49,17 @@ class FakeTokenizer:
         return cls(vocab_size, (eos,) if eos >= 0 else ())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """A token per byte; there are no special tokens to add."""
+        """Return one token per byte; there are no special tokens."""
         return [byte % self.vocab_size for byte in text.encode()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A word per token."""
+        """Return one word per token."""
         return "".join(f" t{token}" for token in token_ids)
 
     def token_bytes(self, token: int) -> bytes:
-        """Its word."""
+        """Return the token's word."""
         return f" t{token}".encode()
 
     def detokenizer(self) -> Detokenizer:
-        """Each token's word."""
+        """Return a detokenizer that writes each token's word."""
         return ByteDetokenizer(self.token_bytes)

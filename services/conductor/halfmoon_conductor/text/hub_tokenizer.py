@@ -1,8 +1,4 @@
-"""Texts into token ids and back: the model's own tokenizer, without transformers or torch.
-
-`open_tokenizer` takes the same model spec as the workers: a local folder, a hub id (of which
-only the tokenizer's files are fetched), or ``fake://…``, which needs no file at all.
-"""
+"""Tokenize with a model's own tokenizer from a folder in the layout of the hub."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,14 +25,14 @@ from halfmoon_models.text_file_checks import (
     MAX_TOKENIZER_BYTES,
 )
 
-#: How vocabularies without an alphabet of bytes write one.
-#: As many as the largest vocabularies have.
+#: Tokens whose bytes are cached: as many as the largest vocabularies have.
 _REMEMBERED_TOKENS = 1 << 18
+#: How vocabularies without an alphabet of bytes write a byte.
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class HubTokenizer:
-    """The tokenizer in a folder in the hub's layout, with what its configs say of it."""
+    """The tokenizer of a folder, with the settings of its config files."""
 
     def __init__(self, folder: Path, *, spec: str = "") -> None:
         spec = spec or str(folder)
@@ -52,31 +48,31 @@ class HubTokenizer:
                 f"tokenizer.json of {spec} is unusable: {one_line(error, 300)}; fetch the file "
                 "once more, or save it again with transformers' AutoTokenizer"
             ) from None
-        # A tokenizer.json may say to cut or to pad, as it was trained: never for serving.
+        # A tokenizer.json may ask for truncation or padding, as in training; never for serving.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self._words = WordCache.open(content.encode(), self._fast)
+        self._word_cache = WordCache.open(content.encode(), self._fast)
         with naming_model(spec):
             self._special_tokens = special_tokens_of(configs)
             self._chat_template = chat_template_of(folder, configs["tokenizer_config.json"])
             self._eos_token_ids = self._find_eos(configs)
             self._vocab_size = self._find_vocab_size(configs["config.json"])
-        self._hidden = frozenset(
+        self._special_ids = frozenset(
             token for token, added in self._fast.get_added_tokens_decoder().items() if added.special
         )
         self._source = str(folder)
         self._longest_token_bytes = self._find_longest_token()
-        #: Remembered: every token that is generated asks.
-        self._token_bytes = lru_cache(_REMEMBERED_TOKENS)(self._spelt)
+        #: Cached, since every generated token needs it.
+        self._token_bytes = lru_cache(_REMEMBERED_TOKENS)(self._read_token_bytes)
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are less than this: what the model embeds, where its config says so."""
+        """Number of token ids: as many as the model embeds, where its config says so."""
         return self._vocab_size
 
     @property
     def longest_token_bytes(self) -> int:
-        """Of the vocabulary, added tokens included."""
+        """Most bytes of one token, added tokens included."""
         return self._longest_token_bytes
 
     @property
@@ -86,22 +82,24 @@ class HubTokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Of the generation config, else the config, else the tokenizer's config."""
+        """End-of-text tokens of the generation config, else the config, else the tokenizer's
+        config.
+        """
         return self._eos_token_ids
 
     @property
     def definition(self) -> str:
-        """As text, without cutting and padding."""
+        """The tokenizer's JSON without truncation and padding."""
         return str(self._fast.to_str())
 
     @property
     def knows_grammars(self) -> bool:
-        """Whether there is a token that ends an answer."""
+        """True if there is a token that ends an answer."""
         return bool(self._eos_token_ids)
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """Such as ``bos_token``."""
+        """Texts of the special tokens by role, such as ``bos_token``."""
         return self._special_tokens
 
     @property
@@ -110,26 +108,28 @@ class HubTokenizer:
         return self._chat_template
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-        if self._words is not None:
-            known = self._words.encode(text, add_special_tokens=add_special_tokens)
-            if known is not None:
-                return known
-        # `encode` would hold the interpreter's lock for as long as it takes, seconds for a
-        # very long text, and stop the event loop with it; this lets go of it.
+        """Return the token ids of a text."""
+        if self._word_cache is not None:
+            cached = self._word_cache.encode(text, add_special_tokens=add_special_tokens)
+            if cached is not None:
+                return cached
+        # `encode` would hold the GIL all the while, seconds for a very long text, and stop the
+        # event loop. This call releases it.
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence."""
+        """Return the text of a whole sequence, without special tokens."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
     def token_bytes(self, token: int) -> bytes:
-        """Exact for byte-level decoders; else as the vocabulary writes it, ``▁`` as a space."""
+        """Return a token's bytes: exact for byte-level decoders, else its vocabulary text with
+        ``▁`` as a space.
+        """
         piece = self._fast.id_to_token(token)
         if piece is None:
             return b""
-        if token in self._hidden:
+        if token in self._special_ids:
             return str(piece).encode()
         if isinstance(self._fast.decoder, ByteLevel):
             return self._token_bytes(token)
@@ -138,18 +138,18 @@ class HubTokenizer:
         return str(piece).replace("▁", " ").encode()
 
     def detokenizer(self) -> Detokenizer:
-        """Exact for byte-level decoders, by a window for others."""
+        """Return a detokenizer: exact for byte-level decoders, by a window for others."""
         if isinstance(self._fast.decoder, ByteLevel):
             return ByteDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self.decode, self._hidden)
+        return WindowDetokenizer(self.decode, self._special_ids)
 
-    def _spelt(self, token: int) -> bytes:
-        piece = None if token in self._hidden else self._fast.id_to_token(token)
+    def _read_token_bytes(self, token: int) -> bytes:
+        piece = None if token in self._special_ids else self._fast.id_to_token(token)
         if piece is None:
             return b""
         try:
             return bytes([_BYTE_OF[character] for character in piece])
-        except KeyError:  # an added token, written as itself
+        except KeyError:  # an added token stands for its own text
             return str(piece).encode()
 
     def _find_eos(self, configs: Mapping[str, dict[str, Any]]) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ class HubTokenizer:
         return () if eos is None else (eos,)
 
     def _find_longest_token(self) -> int:
-        """A byte-level piece has a character for each byte; other pieces are texts."""
+        """Return the bytes of the longest token. Byte-level tokens have a character per byte."""
         is_byte_level = isinstance(self._fast.decoder, ByteLevel)
         added = [token.content for token in self._fast.get_added_tokens_decoder().values()]
         longest = max((len(token.encode()) for token in added), default=1)
@@ -177,10 +177,10 @@ class HubTokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that byte-level BPE writes for each byte, to the byte.
+    """Return the byte for each character of byte-level BPE.
 
-    Printable Latin-1 characters stand for themselves; the other bytes, in order, for the
-    characters from U+0100 on (GPT-2's alphabet, which all byte-level tokenizers keep).
+    Printable Latin-1 characters stand for themselves. The other bytes, in order, are the characters
+    from U+0100 on (GPT-2's alphabet, which all byte-level tokenizers keep).
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]

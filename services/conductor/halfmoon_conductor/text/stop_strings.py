@@ -1,31 +1,31 @@
-"""Where a text ends because it says one of the stop strings.
+"""Find where a text ends because it contains a stop string.
 
-The first stop string to be *complete* ends the text, just before its own first character;
-of several that are complete at the same character, the longest. That depends on the text
-alone, not on how it was cut into tokens.
+The first stop string to be *complete* ends the text, just before its own first character. Of
+several that are complete at the same character, the longest counts. The result depends on the text
+alone, not on its division into tokens.
 
-Each stop string is followed by an automaton (Knuth, Morris and Pratt): its state is how many
-of its characters the text ends with. So a character costs O(1) per stop string, and the
-longest state is exactly how much must be held back.
+Each stop string has an automaton (Knuth, Morris and Pratt), whose state is the number of its
+characters that the text ends with. So a character costs O(1) per stop string, and the longest state
+is exactly the number of characters to hold back.
 """
 
 from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """Follows a text piece by piece and cuts it at the first stop string."""
+    """Read a text piece by piece and cut it at the first stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             raise ValueError("an empty stop string would end every text at its start")
         self._automata = [_Automaton(stop) for stop in stops]
-        #: End of the text that may yet turn out to begin a stop string.
+        #: End of the text that may be the beginning of a stop string.
         self._held = ""
-        #: The stop string that ended the text; nothing comes out after it.
+        #: The stop string that ended the text; nothing is returned after it.
         self.matched: str | None = None
 
     def feed(self, piece: str) -> str:
-        """Take more of the text; returns what is certain to lie before any stop string."""
+        """Take more text; return the part that no stop string can contain."""
         if self.matched is not None:
             return ""
         if not self._automata:
@@ -42,12 +42,12 @@ class StopStringMatcher:
         return safe
 
     def flush(self) -> str:
-        """What was held back, now that the text has ended without a stop string."""
+        """Return the text held back, now that the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
     def check(self) -> None:
-        """Audit: what is held back is the longest beginning of a stop string."""
+        """Check that the text held back is the longest beginning of a stop string."""
         states = [automaton.state for automaton in self._automata]
         if self.matched is None and self._held:
             assert len(self._held) == max(states)
@@ -56,17 +56,18 @@ class StopStringMatcher:
 
 
 class _Automaton:
-    """One stop string and how much of it the text ends with."""
+    """One stop string, and how much of it the text ends with."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        #: Characters of `pattern` that the text ends with; less than all but after a match.
+        #: Number of characters of `pattern` that the text ends with; less than all, except after a
+        #: match.
         self.state = 0
-        #: For each length of a matched beginning: the next shorter one that it ends with.
+        #: For each matched length: the next shorter beginning that the matched text ends with.
         self._shorter = _borders(pattern)
 
     def advance(self, character: str) -> bool:
-        """Take one character; True when the text now ends with the whole pattern."""
+        """Take one character; return whether the text now ends with the whole pattern."""
         while self.state and self.pattern[self.state] != character:
             self.state = self._shorter[self.state]
         if self.pattern[self.state] == character:
@@ -75,7 +76,7 @@ class _Automaton:
 
 
 def _borders(pattern: str) -> list[int]:
-    """For each length n: the longest proper beginning of pattern[:n] that also ends it."""
+    """Return for each length n the longest proper beginning of pattern[:n] that also ends it."""
     borders = [0, 0]
     length = 0
     for character in pattern[1:]:

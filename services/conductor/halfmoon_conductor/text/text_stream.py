@@ -1,4 +1,4 @@
-"""The text of one answer as its tokens arrive: detokenised, and cut at a stop string."""
+"""Turn an answer's tokens into text as they arrive: detokenize, and cut at a stop string."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from halfmoon_conductor.text.stop_strings import StopStringMatcher
 
 
 class TextStream:
-    """Tokens in, pieces of text out that will never have to be taken back.
+    """Turn tokens into pieces of text that never have to be retracted.
 
     Args:
-        detokenizer: fresh, of the model's tokenizer.
-        stops: none of them empty.
-        min_tokens: stop strings are not looked for in the text of so many first tokens.
+        detokenizer: a new one of the model's tokenizer.
+        stops: stop strings, none empty.
+        min_tokens: number of first tokens whose text is not searched for stop strings.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the text: nothing comes out any more."""
+        """True if a stop string has ended the text; no more text is returned."""
         return self._matcher.matched is not None
 
     @property
@@ -33,7 +33,7 @@ class TextStream:
         return self._matcher.matched
 
     def push(self, token: int) -> str:
-        """The text that is certain with this token; often empty."""
+        """Return the text that is certain with this token; often empty."""
         piece = self._detokenizer.push(token)
         if self._n_unmatched > 0:
             self._n_unmatched -= 1
@@ -41,5 +41,5 @@ class TextStream:
         return self._matcher.feed(piece)
 
     def finish(self) -> str:
-        """All that was held back, unless it completes a stop string."""
+        """Return all text held back, unless it completes a stop string."""
         return self._matcher.feed(self._detokenizer.flush()) + self._matcher.flush()

@@ -13,7 +13,7 @@ from halfmoon_models.errors import ModelError, ModelNotFound, one_line
 from halfmoon_models.foreign_formats import check_file_names
 from halfmoon_models.text_file_checks import MAX_SMALL_BYTES, check_text_files
 
-#: All that is read of a model; its weights are the workers' matter.
+#: Files of a model that the conductor reads; its weights are read by the workers.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,7 +32,7 @@ def fetch_tokenizer_files(spec: str) -> Path:
     """
     try:
         return Path(huggingface_hub.snapshot_download(spec, allow_patterns=list(TOKENIZER_FILES)))
-    except Exception as error:  # a dozen kinds: no such id, no access, no network, a bad name
+    except Exception as error:  # many kinds: unknown id, no access, no network, a bad name
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TokenizerUnavailable(
             f"{spec} is not a local folder, and could not be fetched from the hub: "
@@ -42,7 +42,7 @@ def fetch_tokenizer_files(spec: str) -> Path:
 
 @contextmanager
 def naming_model(spec: str) -> Iterator[None]:
-    """Turn what a malformed config raises into an error that names the model."""
+    """Turn errors of malformed config files into one that names the model."""
     try:
         yield
     except ModelError as error:
@@ -54,14 +54,14 @@ def naming_model(spec: str) -> Iterator[None]:
 
 
 def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
-    """The JSON files beside tokenizer.json, checked; an empty object for one that is missing.
+    """Read and check the JSON files beside tokenizer.json; a missing one is an empty object.
 
     Raises:
-        ModelError: a file is damaged, or no tokenizer is there.
+        ModelError: a file is damaged, or there is no tokenizer.
     """
     names = list_files(folder)
     if "tokenizer.json" not in names and "config.json" not in names:
-        with suppress(ModelNotFound):  # what it is instead, if that shows
+        with suppress(ModelNotFound):  # raises what the folder has instead, if known
             check_file_names(folder, names)
     configs = {
         name: read_json_object(folder / name, MAX_SMALL_BYTES) if name in names else {}
@@ -73,7 +73,9 @@ def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_tokens_of(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Roles such as ``bos_token``; a token is written as its text or as an object with it."""
+    """Return special tokens by role, such as ``bos_token``. Files have a token as text or as an
+    object.
+    """
     tokens: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for role, token in configs[name].items():
@@ -84,7 +86,9 @@ def special_tokens_of(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def chat_template_of(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """Of its own file, else of the config: one template, or several of which one is default."""
+    """Return the chat template: of its own file, else of the config, which may have several by
+    name.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
         return read_text(path, MAX_SMALL_BYTES)

@@ -7,25 +7,25 @@ from halfmoon_conductor.text.detokenizer import Detokenizer
 
 
 class TokenizerUnavailable(Exception):
-    """No tokenizer could be made from this model spec: the text says what is missing."""
+    """Raised when a model spec has no usable tokenizer; the text says what is missing."""
 
 
 class Tokenizer(Protocol):
-    """What the front needs of a tokenizer. Its methods may be called from any thread."""
+    """Convert texts to token ids and back. Methods may be called from any thread."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are less than this."""
+        """Number of token ids; all ids are less."""
         ...
 
     @property
     def longest_token_bytes(self) -> int:
-        """Bytes of UTF-8 that one token stands for at the most."""
+        """Most bytes of UTF-8 that one token stands for."""
         ...
 
     @property
     def source(self) -> str:
-        """What `open_tokenizer` makes the same one of, without a network."""
+        """Spec from which `open_tokenizer` opens the same tokenizer without a network."""
         ...
 
     @property
@@ -35,12 +35,12 @@ class Tokenizer(Protocol):
 
     @property
     def definition(self) -> str:
-        """The text of its ``tokenizer.json``, without cutting and padding; empty: none."""
+        """The text of its ``tokenizer.json`` without truncation and padding; empty without one."""
         ...
 
     @property
     def knows_grammars(self) -> bool:
-        """Whether tokens have texts and one ends an answer, as a grammar needs it."""
+        """True if tokens have texts and one ends an answer, as grammars need."""
         ...
 
     @property
@@ -50,21 +50,23 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja source; None for a model that is not for chats."""
+        """Jinja source; None if the model has no chat template."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; with what the model wants around it, such as a first BOS."""
+        """Return the token ids of a text, on request with the special tokens around it, such as
+        BOS.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence, special tokens left out."""
+        """Return the text of a whole sequence, without special tokens."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for by itself, special ones included; none for an unknown one."""
+        """Return the bytes of a token by itself, special tokens included; empty for unknown ids."""
         ...
 
     def detokenizer(self) -> Detokenizer:
-        """For one sequence, token by token."""
+        """Return a detokenizer for one sequence."""
         ...

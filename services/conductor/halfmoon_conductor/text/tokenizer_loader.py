@@ -1,4 +1,4 @@
-"""Open the tokenizer of a model spec."""
+"""Open the tokenizer of a model, without transformers or torch."""
 
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
@@ -8,7 +8,7 @@ from halfmoon_models.model_location import local_folder
 
 
 def open_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer of a model. Reads files, and may fetch them: not for the event loop.
+    """Open the tokenizer of a model. Reads and may download files: don't call it on the event loop.
 
     Raises:
         TokenizerUnavailable: no such folder or hub id, or no ``tokenizer.json`` in it.

@@ -1,16 +1,17 @@
-"""Token ids of short English-like texts, put together from words that were met before.
+"""Cache token ids by word, and assemble those of short English-like texts from them.
 
-A byte-level BPE cuts a text into words by a regular expression, and makes tokens of each word
-by itself. So a text's ids are those of its words in a row, and nearly all words of a text were
-in an earlier one: cutting and looking up takes a fifth of what the tokenizer takes, which builds
-words, offsets and strings that nobody here reads. Special tokens, which chat templates write
-between the turns, part a text first, and each has an id of its own.
+A byte-level BPE splits a text into words by a regular expression, and each word into tokens by
+itself. So a text's ids are the ids of its words in order, and nearly all words have occurred
+before. The tokenizer also builds words, offsets and strings that are not needed here. Chat
+templates write special tokens between messages. These split a text first, and each has an id of its
+own.
 
-Whatever is not known to be cut in the same way is left to the tokenizer: texts with letters or
-digits that are not ASCII, for which `re` has other classes; texts with an added token in them
-that takes the spaces beside it along, or is looked for in some other way than by itself; long
-ones, as `re` holds the interpreter's lock; and tokenizers with any part but those in
-`_cut_by`.
+Texts whose splitting may differ are left to the tokenizer:
+
+- Texts with letters or digits that are not ASCII, for which `re` has other classes.
+- Texts with an added token that absorbs adjacent whitespace or has other special matching.
+- Long texts, as `re` holds the GIL.
+- All texts of tokenizers with any part that `_word_pattern` does not know.
 """
 
 import re
@@ -23,23 +24,24 @@ from tokenizers import Tokenizer
 
 #: Longer texts are left to the tokenizer: `re` holds the interpreter's lock while it cuts.
 MAX_TEXT_CHARACTERS = 8192
-#: Of one text. A word by itself takes three times what it takes within its text.
+#: Most new words of one text. A word by itself takes the tokenizer three times as long as within a
+#: text.
 _MAX_NEW_WORDS = 64
-#: Longer words are seldom met again.
+#: Longer words seldom occur again.
 _MAX_WORD_CHARACTERS = 32
-#: Remembered at once, some 12 MB of them; more, and all are forgotten.
+#: Most words that are cached, some 12 MB of them; with more, all are dropped.
 MAX_WORDS = 1 << 16
 
-#: GPT-2's words, which a byte-level pre-tokenizer cuts unless told otherwise.
+#: GPT-2's words, by which a byte-level pre-tokenizer splits unless configured otherwise.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-#: Those of Llama 3 with up to three digits in a word, and of Qwen with one.
+#: Words of Llama 3, with up to three digits in a word, and of Qwen, with one.
 _LLAMA, _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     + digits
     + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     for digits in ("{1,3}", "")
 )
-#: The same for `re`, where letters and digits are ASCII.
+#: The same patterns for `re`, where letters and digits are ASCII.
 _IN_PYTHON = {
     pattern: re.compile(
         pattern.replace(r"\r\n\p{L}\p{N}", r"\r\nA-Za-z0-9")
@@ -50,15 +52,15 @@ _IN_PYTHON = {
     )
     for pattern in (_GPT2, _LLAMA, _QWEN)
 }
-#: Neither ASCII nor signs that English texts are set with, which are no letter, digit or space.
+#: Neither ASCII nor punctuation of English texts, which is no letter, digit or space.
 _FOREIGN = re.compile(r"[^\x00-\x7f–—‘’“”…•]")
-#: A cache that disagrees with its tokenizer here is not used.
+#: A cache that disagrees with its tokenizer on this text is not used.
 _PROBE = "It's  a PROBE, isn't he'LL?\r\n\n \t1234 x_1\n   {'re}=[0.5];  \x00\x1f a\x0b b "
-#: Of the special tokens, so many are probed: a tokenizer may have hundreds.
+#: Most special tokens that are probed: a tokenizer may have hundreds.
 _MAX_PROBED = 32
 
-#: Words, and the ids of each.
-Known = dict[str, tuple[int, ...]]
+#: Token ids by word.
+WordIds = dict[str, tuple[int, ...]]
 
 
 class _Model(msgspec.Struct):
@@ -76,13 +78,13 @@ class _Added(msgspec.Struct):
     rstrip: bool = False
     normalized: bool = True
 
-    def parts(self) -> bool:
-        """Whether it is a token wherever it stands, and what is beside it is as without it."""
+    def splits_anywhere(self) -> bool:
+        """Return whether it is a token wherever it occurs, and leaves adjacent text unchanged."""
         return not (self.single_word or self.lstrip or self.rstrip or self.normalized)
 
 
-class _Parts(msgspec.Struct):
-    """Of a ``tokenizer.json``, what decides where words end."""
+class _TokenizerFile(msgspec.Struct):
+    """The parts of a ``tokenizer.json`` that decide where words end."""
 
     model: _Model
     normalizer: Any = None
@@ -91,116 +93,130 @@ class _Parts(msgspec.Struct):
 
 
 class WordCache:
-    """For one tokenizer; from any thread."""
+    """Cache the words of one tokenizer; usable from any thread."""
 
     def __init__(
         self, tokenizer: Tokenizer, words: re.Pattern[str], added: Sequence[_Added]
     ) -> None:
-        """See `open`."""
+        """Create a cache; see `open`."""
         self._tokenizer = tokenizer
         self._words = words
-        parting: Known = {token.content: (token.id,) for token in added if token.parts()}
-        self._odd = tuple(token.content for token in added if not token.parts())
-        #: The longest of those that begin at one place, as the tokenizer takes them.
-        self._parting = re.compile(
-            "(" + ("|".join(map(re.escape, sorted(parting, key=len, reverse=True))) or "(?!)") + ")"
+        token_ids: WordIds = {
+            token.content: (token.id,) for token in added if token.splits_anywhere()
+        }
+        self._excluded_tokens = tuple(
+            token.content for token in added if not token.splits_anywhere()
         )
-        #: How these begin, in a few characters: many a tokenizer has hundreds that begin alike.
-        self._beginnings = tuple({token.content[:2] for token in added})
-        #: No word is a parting token, since these are taken out of a text before it is cut.
-        self._always = parting
-        #: Replaced when it is full, so that who reads it keeps what it has.
-        self._known: Known = dict(parting)
-        self._around = self._specials()
+        #: Matches the longest token at each position, as the tokenizer does.
+        self._token_pattern = re.compile(
+            "("
+            + ("|".join(map(re.escape, sorted(token_ids, key=len, reverse=True))) or "(?!)")
+            + ")"
+        )
+        #: First characters of these tokens: a tokenizer may have hundreds that begin alike.
+        self._token_starts = tuple({token.content[:2] for token in added})
+        #: No word equals such a token, since a text is split at tokens first.
+        self._token_ids = token_ids
+        #: Replaced when it is full, so that other threads keep reading the old one.
+        self._word_ids: WordIds = dict(token_ids)
+        self._affixes = self._find_affixes()
 
     @classmethod
     def open(cls, content: bytes, tokenizer: Tokenizer) -> "WordCache | None":
-        """The cache of a tokenizer, if it is one whose words are known.
+        """Return the cache of a tokenizer, or None if its words are not known.
 
         Args:
-            content: of its ``tokenizer.json``.
-            tokenizer: made of that, and neither cutting nor padding texts.
+            content: the content of its ``tokenizer.json``.
+            tokenizer: made of that content, without truncation and padding.
         """
         try:
-            parts = msgspec.json.decode(content, type=_Parts)
+            file = msgspec.json.decode(content, type=_TokenizerFile)
         except msgspec.MsgspecError:
             return None
-        words = _IN_PYTHON.get(_cut_by(parts))
+        words = _IN_PYTHON.get(_word_pattern(file))
         if words is None:
             return None
-        cache = cls(tokenizer, words, parts.added_tokens)
-        tokens = [token.content for token in parts.added_tokens if token.parts()]
-        for probe in (_PROBE, _turns(tokens[:_MAX_PROBED])):
+        cache = cls(tokenizer, words, file.added_tokens)
+        tokens = [token.content for token in file.added_tokens if token.splits_anywhere()]
+        for probe in (_PROBE, _probe_of_tokens(tokens[:_MAX_PROBED])):
             for special in (False, True):
-                asked = _asked(tokenizer, [probe], special)[0]
-                if cache.encode(probe, add_special_tokens=special) not in (None, asked):
+                expected = _encode_all(tokenizer, [probe], special)[0]
+                if cache.encode(probe, add_special_tokens=special) not in (None, expected):
                     return None
         return cache
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
-        """Token ids of a text, as the tokenizer has them; None: ask the tokenizer."""
+        """Return the token ids of a text; None: ask the tokenizer."""
         if len(text) > MAX_TEXT_CHARACTERS or (not text.isascii() and _FOREIGN.search(text)):
             return None
-        if any(each in text for each in self._beginnings):
-            if any(each in text for each in self._odd):
+        if any(each in text for each in self._token_starts):
+            if any(each in text for each in self._excluded_tokens):
                 return None
             words = self._cut_at_tokens(text)
         else:
             words = self._words.findall(text)
-        known = self._known
+        word_ids = self._word_ids
         try:
-            ids = list(chain.from_iterable(map(known.__getitem__, words)))
+            ids = list(chain.from_iterable(map(word_ids.__getitem__, words)))
         except KeyError:
-            learnt = self._learn(words, known)
-            if learnt is None:
+            learned = self._learn(words, word_ids)
+            if learned is None:
                 return None
-            ids = list(chain.from_iterable(map(learnt.__getitem__, words)))
+            ids = list(chain.from_iterable(map(learned.__getitem__, words)))
         if add_special_tokens:
-            before, after = self._around
+            before, after = self._affixes
             return [*before, *ids, *after]
         return ids
 
     def _cut_at_tokens(self, text: str) -> list[str]:
-        """Parting tokens, and the words between them."""
+        """Split a text into special tokens and the words between them."""
         words: list[str] = []
-        between, *rest = self._parting.split(text)
+        between, *rest = self._token_pattern.split(text)
         words += self._words.findall(between)
         for token, after in zip(rest[::2], rest[1::2], strict=True):
             words.append(token)
             words += self._words.findall(after)
         return words
 
-    def _learn(self, words: list[str], known: Known) -> Known | None:
-        """What is known with the words that were new; None: these are too many, or too long."""
-        new = [word for word in dict.fromkeys(words) if word not in known]
+    def _learn(self, words: list[str], word_ids: WordIds) -> WordIds | None:
+        """Add new words; return the cache, or None if the words are too many or too long."""
+        new = [word for word in dict.fromkeys(words) if word not in word_ids]
         if max(map(len, new)) > _MAX_WORD_CHARACTERS:
             return None
-        kept = new[:_MAX_NEW_WORDS]
-        if len(known) + len(kept) > MAX_WORDS:
-            self._known = dict(self._always)
+        added_words = new[:_MAX_NEW_WORDS]
+        if len(word_ids) + len(added_words) > MAX_WORDS:
+            self._word_ids = dict(self._token_ids)
             return None
-        known.update(zip(kept, map(tuple, _asked(self._tokenizer, kept, False)), strict=True))
-        return known if len(kept) == len(new) else None
+        word_ids.update(
+            zip(
+                added_words,
+                map(tuple, _encode_all(self._tokenizer, added_words, False)),
+                strict=True,
+            )
+        )
+        return word_ids if len(added_words) == len(new) else None
 
-    def _specials(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after a text."""
-        (bare,), (whole,) = (_asked(self._tokenizer, ["a"], special) for special in (False, True))
+    def _find_affixes(self) -> tuple[list[int], list[int]]:
+        """Return the ids that the tokenizer puts before and after a text."""
+        (bare,), (whole,) = (
+            _encode_all(self._tokenizer, ["a"], special) for special in (False, True)
+        )
         for start in range(len(whole) - len(bare) + 1):
             if whole[start : start + len(bare)] == bare:
                 return whole[:start], whole[start + len(bare) :]
-        return [], []  # the probe will tell
+        return [], []  # the probe finds the difference
 
 
-def _cut_by(parts: _Parts) -> str:
-    """The pattern that a tokenizer cuts words by, if they alone decide the ids; else empty."""
-    model = parts.model
+def _word_pattern(file: _TokenizerFile) -> str:
+    """Return the pattern that splits words if it alone decides the ids; else an empty text."""
+    model = file.model
     if model.type != "BPE" or model.dropout:
         return ""
     if model.continuing_subword_prefix or model.end_of_word_suffix:
         return ""
-    if parts.normalizer not in (None, {"type": "NFC"}):  # which leaves ASCII as it is
+    if file.normalizer not in (None, {"type": "NFC"}):  # which leaves ASCII as it is
         return ""
-    match parts.pre_tokenizer:
+    match file.pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, **more} if more.get(
             "use_regex", True
         ):
@@ -222,11 +238,11 @@ def _cut_by(parts: _Parts) -> str:
             return ""
 
 
-def _turns(tokens: list[str]) -> str:
-    """Tokens as chat templates set them: between lines, words, spaces and one another."""
+def _probe_of_tokens(tokens: list[str]) -> str:
+    """Return a text with tokens between lines, words, spaces and one another, as in chats."""
     return "".join(f"{token}user\n\n x_1 {token}\n{token}  a  " for token in tokens)
 
 
-def _asked(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:
+def _encode_all(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=special)
     return [encoding.ids for encoding in encodings]

@@ -1,1 +1,1 @@
-"""Calls of tools in a model's text: syntax, parsing, grammars."""
+"""Handle tool calls in a model's text: syntax, parsing, grammars."""

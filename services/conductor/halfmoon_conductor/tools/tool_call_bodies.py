@@ -1,4 +1,4 @@
-"""What stands between the markers of a call, whole or cut off, read as a call."""
+"""Parse the JSON of a tool call, whole or cut off."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import msgspec
 import pydantic_core
 
 _KEYS = ("arguments", "parameters")
-#: How a call is written up to its arguments, with the blanks that JSON allows.
+#: The text of a call up to its arguments, with the whitespace that JSON allows.
 _BLANKS = r"[ \t\r\n]*"
 _HEADER = re.compile(
     _BLANKS.join(
@@ -21,16 +21,16 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class ParsedCall(msgspec.Struct, frozen=True):
-    """One call; its arguments are a JSON object's text."""
+    """One tool call; its arguments are the text of a JSON object."""
 
     name: str
     arguments: str
-    #: False: the answer was cut off within the arguments, which are the text as far as it came.
+    #: False: the answer was cut off within the arguments, which end where the answer ended.
     whole: bool = True
 
 
 def parse_complete_members(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; of a text that is cut off, the members that are complete."""
+    """Return arguments as an object; of a text that is cut off, only complete members."""
     try:
         whole = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -47,7 +47,7 @@ def _complete_members(text: str) -> dict[str, Any]:
 
 
 def read_call(body: str) -> ParsedCall | None:
-    """The call that a body is, if it is one."""
+    """Return the call in a complete body; None if it is not one."""
     try:
         call = json.loads(body)
     except (ValueError, RecursionError):
@@ -59,31 +59,31 @@ def read_call(body: str) -> ParsedCall | None:
 
 
 def read_cut_call(body: str, names: Sequence[str]) -> ParsedCall | None:
-    """The call that a body, cut off anywhere, begins with, if its name can be told.
+    """Return the call that a cut-off body begins with; None if its name is not certain.
 
     Args:
-        body: what came of it.
-        names: the functions on offer; a name that is cut off is completed if one alone fits.
+        body: the text so far.
+        names: the functions on offer; a cut-off name is completed if only one fits.
     """
     if header := _HEADER.match(body):
         arguments = body[header.end() :]
         return _cut_arguments(header["name"], arguments) if arguments[:1] in ("", "{") else None
-    fitting = _fitting(body, names)
-    return ParsedCall(fitting[0], "", whole=False) if len(fitting) == 1 else None
+    names_left = _matching_names(body, names)
+    return ParsedCall(names_left[0], "", whole=False) if len(names_left) == 1 else None
 
 
 def may_begin_call(body: str, names: Sequence[str]) -> bool:
-    """Whether a body, cut off anywhere, may become a call of one of these."""
-    return bool(_fitting(body, names)) or read_cut_call(body, names) is not None
+    """Return whether a cut-off body may become a call of one of these functions."""
+    return bool(_matching_names(body, names)) or read_cut_call(body, names) is not None
 
 
 def begins_with_name(body: str) -> bool:
-    """Whether a body begins as grammars write calls: with the name."""
+    """Return whether a body begins with the name, as grammars write calls."""
     return _NAME_FIRST.match(body) is not None
 
 
 def ends_in_string(body: str) -> bool:
-    """Whether the end of a JSON text lies within one of its strings."""
+    """Return whether a JSON text ends within a string."""
     return '"' in _STRING.sub("", body)
 
 
@@ -100,7 +100,7 @@ def _text_of(arguments: dict[str, Any]) -> str:
 
 
 def _unicode(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can spell and no answer can hold."""
+    """Replace halves of surrogate pairs, which JSON can write and UTF-8 can't."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -108,11 +108,11 @@ def _unicode(text: str) -> str:
     return text
 
 
-def _fitting(body: str, names: Sequence[str]) -> list[str]:
-    """The names that a header, cut off before its end, may still have."""
-    begun = "".join(body.split())
+def _matching_names(body: str, names: Sequence[str]) -> list[str]:
+    """Return the names that still fit a header that was cut off."""
+    written = "".join(body.split())
     return [
         name
         for name in names
-        if any(f'{{"name":"{name}","{key}":'.startswith(begun) for key in _KEYS)
+        if any(f'{{"name":"{name}","{key}":'.startswith(written) for key in _KEYS)
     ]

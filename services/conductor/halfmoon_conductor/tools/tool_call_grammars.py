@@ -1,7 +1,7 @@
-"""Grammars that keep calls of tools to their schemas, alone or beside free text.
+"""Write grammars that make tool calls match their schemas, alone or beside free text.
 
-Each is Lark text for `grammars.Wanted`. A call is written just as `call_syntax` has it: the name
-first, one blank after each colon.
+Each is Lark text for `grammars.RequestedGrammar`. A call is written as `tool_call_syntax` defines
+it, with the name first and one space after each colon.
 """
 
 from collections.abc import Sequence
@@ -11,72 +11,74 @@ from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.grammar.grammars import quote_literal, schema_rule
 from halfmoon_conductor.tools.tool_call_syntax import CLOSE, OPEN
 
-#: Names, and schemas of the arguments.
+#: Function names, each with the schema of its arguments.
 Functions = Sequence[tuple[str, dict[str, Any]]]
 
 
-def calls_only_grammar(parser: ToolCallFormat, functions: Functions, most: int) -> str:
-    """An answer that is nothing but calls of these functions: one, or up to `most`.
+def calls_only_grammar(format: ToolCallFormat, functions: Functions, max_calls: int) -> str:
+    """Return the grammar of an answer that is nothing but one to `max_calls` calls of these
+    functions.
 
     Args:
-        parser: the model's way of writing them.
-        functions: what may be called.
-        most: calls at the most; of llama3_json only ever one.
+        format: the model's format of calls.
+        functions: the functions that may be called.
+        max_calls: most calls; llama3_json has only one.
 
     Raises:
-        ValueError: as `grammars.json_of`.
+        ValueError: as `grammars.grammar_of_schema`.
     """
-    if parser == "llama3_json":
-        return f"start: call\n{_call(parser, functions)}"
-    return f"start: {quote_literal(OPEN)} calls\n{_calls(functions, most)}"
+    if format == "llama3_json":
+        return f"start: call\n{_call(format, functions)}"
+    return f"start: {quote_literal(OPEN)} calls\n{_calls(functions, max_calls)}"
 
 
-def free_text_grammar(parser: ToolCallFormat, functions: Functions, most: int) -> str:
-    """An answer of any text, in which what begins a call is one of these functions'.
+def free_text_grammar(format: ToolCallFormat, functions: Functions, max_calls: int) -> str:
+    """Return the grammar of any text whose calls are of these functions.
 
     Args:
-        parser: the model's way of writing them.
-        functions: what may be called.
-        most: calls at the most; of llama3_json only ever one.
+        format: the model's format of calls.
+        functions: the functions that may be called.
+        max_calls: most calls; llama3_json has only one.
 
     Raises:
-        ValueError: as `grammars.json_of`.
+        ValueError: as `grammars.grammar_of_schema`.
     """
-    if parser == "llama3_json":
-        words = r'/(.|\n)*/ & ~/\s*\{\s*"name"(.|\n)*/'
-        return f"start: WORDS | call\nWORDS: {words}\n{_call(parser, functions)}"
-    # A lazy lexeme ends with the first marker; as words alone the text can't go on behind it.
-    begun = rf"begun[lazy]: /(.|\n)*/ {quote_literal(OPEN)}"
-    return f"start: WORDS | begun calls\nWORDS: /(.|\\n)*/\n{begun}\n{_calls(functions, most)}"
+    if format == "llama3_json":
+        text_pattern = r'/(.|\n)*/ & ~/\s*\{\s*"name"(.|\n)*/'
+        return f"start: WORDS | call\nWORDS: {text_pattern}\n{_call(format, functions)}"
+    # A lazy lexeme ends with the first marker; as text alone, the answer can't continue after it.
+    opened_call = rf"begun[lazy]: /(.|\n)*/ {quote_literal(OPEN)}"
+    calls = _calls(functions, max_calls)
+    return f"start: WORDS | begun calls\nWORDS: /(.|\\n)*/\n{opened_call}\n{calls}"
 
 
-def schema_or_calls_grammar(functions: Functions, most: int, schema: dict[str, Any]) -> str:
-    """An answer of hermes that is either JSON of a schema or nothing but calls.
+def schema_or_calls_grammar(functions: Functions, max_calls: int, schema: dict[str, Any]) -> str:
+    """Return the grammar of a hermes answer that is JSON of a schema, or nothing but calls.
 
     Args:
-        functions: what may be called.
-        most: calls at the most.
-        schema: of the answer.
+        functions: the functions that may be called.
+        max_calls: most calls.
+        schema: the schema of an answer without calls.
 
     Raises:
-        ValueError: as `grammars.json_of`.
+        ValueError: as `grammars.grammar_of_schema`.
     """
     start = f"start: answer | {quote_literal(OPEN)} calls\nanswer: {schema_rule(schema)}"
-    return f"{start}\n{_calls(functions, most)}"
+    return f"{start}\n{_calls(functions, max_calls)}"
 
 
-def _calls(functions: Functions, most: int) -> str:
-    """The rule `calls`: what follows the first marker, all other calls included."""
+def _calls(functions: Functions, max_calls: int) -> str:
+    """Return the rule `calls`: what follows the first marker, all further calls included."""
     again = quote_literal(f"\n{OPEN}")
-    more = f" ({again} one){{0,{most - 1}}}" if most > 1 else ""
+    more = f" ({again} one){{0,{max_calls - 1}}}" if max_calls > 1 else ""
     opened, closed = quote_literal("\n"), quote_literal(f"\n{CLOSE}")
     one = f"one: {opened} call {closed}"
     return f"calls: one{more}\n{one}\n{_call('hermes', functions)}"
 
 
-def _call(parser: ToolCallFormat, functions: Functions) -> str:
-    """The rule `call`: one of the functions with its arguments."""
-    key = "arguments" if parser == "hermes" else "parameters"
+def _call(format: ToolCallFormat, functions: Functions) -> str:
+    """Return the rule `call`: one of the functions with its arguments."""
+    key = "arguments" if format == "hermes" else "parameters"
     calls = " | ".join(
         " ".join(
             (

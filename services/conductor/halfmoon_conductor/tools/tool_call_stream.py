@@ -1,4 +1,4 @@
-"""A model's text as it comes, taken apart into words and calls in their order."""
+"""Separate a streamed answer into text and calls, in their order."""
 
 from collections.abc import Iterable
 
@@ -7,23 +7,23 @@ from halfmoon_conductor.engine_io.tool_call_rules import ToolCallRules
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 
-#: Words, or a call.
+#: Text, or a call.
 TextOrCall = str | ParsedCall
 
 
 class ToolCallStream:
-    """Pieces in, parts out; each piece's words come before its calls.
+    """Turn pieces into text and calls; each piece's text comes before its calls.
 
     Args:
-        calling: the calls that there may be; None: all is words.
+        rules: the calls that there may be; None: all is text.
     """
 
-    def __init__(self, calling: ToolCallRules | None) -> None:
-        self._reader = None if calling is None else ToolCallParser.of(calling)
+    def __init__(self, rules: ToolCallRules | None) -> None:
+        self._reader = None if rules is None else ToolCallParser.of(rules)
 
     @property
     def may_call(self) -> bool:
-        """Whether what comes may be a call, so that words are not certain to come at all."""
+        """True if the answer may contain calls, so that text is not certain to come at all."""
         return self._reader is not None
 
     @property
@@ -33,11 +33,11 @@ class ToolCallStream:
 
     @property
     def cut_in_call(self) -> bool:
-        """Whether the text was cut off within a call."""
+        """True if the answer was cut off within a call."""
         return self._reader is not None and self._reader.cut_in_call
 
     def feed(self, piece: OutputPiece) -> list[TextOrCall]:
-        """What is certain with this piece; with the last one, all."""
+        """Return the text and calls that are certain with this piece; with the last piece, all."""
         if self._reader is None:
             return [piece.text] if piece.text else []
         parts = list(_parts(*self._reader.feed(piece.text)))
@@ -47,7 +47,7 @@ class ToolCallStream:
 
 
 def join_adjacent_text(parts: Iterable[TextOrCall]) -> list[TextOrCall]:
-    """The same with no two words side by side."""
+    """Join adjacent texts."""
     whole: list[TextOrCall] = []
     for part in parts:
         if isinstance(part, str) and whole and isinstance(whole[-1], str):

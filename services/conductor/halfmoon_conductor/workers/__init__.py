@@ -1,1 +1,1 @@
-"""Around the scheduling core: its shell and the links to workers."""
+"""Drive the scheduling core and link it to the workers."""

@@ -1,7 +1,7 @@
-"""Around the scheduling core: events in, one at a time, and commands carried out.
+"""Drive the scheduling core: hand it one event at a time and carry out its commands.
 
-The core decides; the hub reaches workers, the gateway reaches clients. Whatever carrying out
-a command leads to comes back as a further event.
+The core decides; worker links reach the workers, the gateway reaches the clients. Every outcome of
+a command comes back as a further event.
 """
 
 from collections import deque
@@ -29,22 +29,22 @@ log = structlog.get_logger()
 
 
 class WorkerPort(Protocol):
-    """What the shell asks of the hub."""
+    """Send messages to workers for the shell."""
 
     def send(self, worker_id: WorkerId, message: Message) -> None:
-        """Queue a message; that it can't be sent comes back as `WorkerLost`."""
+        """Queue a message. A failure to send it comes back as `WorkerLost`."""
         ...
 
     def refuse(self, worker_id: WorkerId, reason: str) -> None:
-        """Tell a worker that it can't be used, and hang up."""
+        """Tell a worker that it can't be used, and close its link."""
         ...
 
 
 class ClientPort(Protocol):
-    """What the shell asks of the gateway."""
+    """Reach clients for the shell."""
 
     def deliver(self, request_id: RequestId, token: int, finish: str, n_cached: int = 0) -> bool:
-        """Hand a token to the client; whether anybody still waits for it."""
+        """Hand a token to the client; return whether the request still wants tokens."""
         ...
 
     def reject(self, command: Reject) -> None:
@@ -52,7 +52,7 @@ class ClientPort(Protocol):
         ...
 
     def resubmit(self, command: Resubmit) -> None:
-        """Start the next try, with what was delivered so far."""
+        """Start the next try from the tokens delivered so far."""
         ...
 
     def fail(self, command: Fail) -> None:
@@ -64,18 +64,18 @@ Recorder = Callable[[float, AnyEvent, list[AnyCommand]], None]
 
 
 class Shell:
-    """Feeds the core. Used from one event loop."""
+    """Feed the core with events and carry out its commands. Use it from one event loop."""
 
     def __init__(
         self, core: Conductor, clock: Clock, *, recorders: Sequence[Recorder] = ()
     ) -> None:
-        """A shell without hands: see `connect`.
+        """Create a shell; call `connect` before the first event.
 
         Args:
-            core: decides.
-            clock: says when.
-            recorders: each is told of every event, its time, and the commands that it led to,
-                before these are carried out.
+            core: makes the decisions.
+            clock: gives each event its time.
+            recorders: each is called with every event, its time and the resulting commands, before
+                these are carried out.
         """
         self.core = core
         self.clock = clock
@@ -86,18 +86,18 @@ class Shell:
         self._clients: ClientPort
 
     def connect(self, workers: WorkerPort, clients: ClientPort) -> None:
-        """Say who carries out commands; once, before the first event."""
+        """Set what carries out commands; once, before the first event."""
         self._workers = workers
         self._clients = clients
 
-    def watch(self, recorder: Recorder) -> None:
-        """Tell one more of everything from now on; it must be quick, and change nothing."""
+    def add_recorder(self, recorder: Recorder) -> None:
+        """Call one more recorder from now on. It must be quick and change nothing."""
         self._recorders.append(recorder)
 
     def post(self, event: AnyEvent) -> None:
-        """Let the core handle an event, after those posted before.
+        """Let the core handle an event, after all events posted before.
 
-        May be called while commands are carried out: the event waits its turn.
+        May be called while commands are carried out: the event is queued.
         """
         self._events.append(event)
         if self._draining:

@@ -1,8 +1,8 @@
-"""The conductor's links to all workers: who is there, what they say, what they are told.
+"""Link the conductor to all workers: dial them, receive their messages, send them commands.
 
-One task per member of the cluster dials it, says hello, and from then on reads everything it
-says; a second one writes what it is told, in order. A link that goes down makes the worker
-lost at once; while its lease lives, it is dialled again.
+One task per member of the cluster dials the worker, says hello and reads all of its messages. A
+second task writes the commands in order. When a link goes down, the worker counts as lost at once.
+While its lease lives, it is dialled again.
 """
 
 import asyncio
@@ -58,12 +58,12 @@ from halfmoon_scheduling.events import (
 
 log = structlog.get_logger()
 
-#: Messages to one worker that may wait to be sent; more, and it counts as lost.
+#: Messages queued for one worker at the most; beyond that it counts as lost.
 _OUTBOX = 10_000
 _REDIAL_S = 0.2
 _TICK_S = 0.05
 _POLL_S = 0.25
-#: Characters of a worker's reason that are kept: it goes into logs and answers.
+#: Characters that are kept of a worker's reason, which goes into logs and answers.
 _MAX_REASON = 2000
 
 _AnyRefusal = DecodeRefused | DecodeFailed | PrefillFailed | KvstoreRefused
@@ -101,23 +101,23 @@ class PrefillMetrics(Protocol):
 
 @dataclass
 class _Member:
-    """One worker, as long as its lease lives."""
+    """One worker while its lease lives."""
 
     info: WorkerInfo
     task: asyncio.Task[None] | None = None
-    #: What it is to be told; None while the link is down.
+    #: Messages to send; None while the link is down.
     outbox: asyncio.Queue[Message] | None = None
-    #: Whether the core knows it.
+    #: Whether the core knows the worker.
     joined: bool = False
-    #: Why it is not used; empty when it is.
+    #: Why the worker is not used; empty when it is.
     refused: str = ""
-    #: Number of the newest step whose tokens came over the present link; 0: none, or unnumbered.
+    #: Number of the newest step whose tokens came over the current link; 0: none, or unnumbered.
     step: int = 0
 
 
 @dataclass
 class WorkerLinks:
-    """Implements `shell.Workers`."""
+    """Implement `shell.WorkerPort` over the network."""
 
     network: Network
     store: MetadataStore
@@ -129,8 +129,8 @@ class WorkerLinks:
     _sessions: "itertools.count[int]" = field(
         default_factory=lambda: itertools.count(1), init=False
     )
-    #: Kvstores with blocks of another layout that were logged, each with what differs.
-    _unused: dict[WorkerId, str] = field(default_factory=dict, init=False)
+    #: Kvstores with blocks of another layout that were logged, each with the difference.
+    _logged_unused: dict[WorkerId, str] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -148,7 +148,7 @@ class WorkerLinks:
                         self._remove(worker_id, generation)
 
     def send(self, worker_id: WorkerId, message: Message) -> None:
-        """Queue a message; that it can't be sent comes back as `WorkerLost`."""
+        """Queue a message. A failure to send it comes back as `WorkerLost`."""
         member = self._members.get(worker_id)
         if member is None or member.outbox is None:
             self.shell.post(WorkerLost(worker_id, "there is no link to it"))
@@ -159,7 +159,7 @@ class WorkerLinks:
             self._lose(member, f"{_OUTBOX} messages wait to be sent to it")
 
     def refuse(self, worker_id: WorkerId, reason: str) -> None:
-        """Tell a worker that it can't be used, and hang up."""
+        """Tell a worker that it can't be used, and close its link."""
         member = self._members.get(worker_id)
         if member is None:
             return
@@ -170,11 +170,11 @@ class WorkerLinks:
                 member.outbox.put_nowait(Unwelcome(reason=reason))
 
     def refusals(self) -> dict[WorkerId, str]:
-        """Workers that are there and not used, each with the reason."""
+        """Return the workers that are present and not used, each with the reason."""
         return {worker_id: m.refused for worker_id, m in self._members.items() if m.refused}
 
-    def refused(self) -> list[WorkerInfo]:
-        """Those workers' records."""
+    def refused_workers(self) -> list[WorkerInfo]:
+        """Return the records of workers that are present and not used."""
         return [member.info for member in self._members.values() if member.refused]
 
     # -- membership --------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class WorkerLinks:
         member.task = tasks.create_task(self._follow(member), name=f"link {info.worker_id}")
 
     def _remove(self, worker_id: WorkerId, generation: int | None) -> None:
-        """Forget a member; with a generation, only if it is that one."""
+        """Remove a member; with a generation, only if it is that one."""
         member = self._members.get(worker_id)
         if member is None or generation not in (None, member.info.generation):
             return
@@ -217,7 +217,7 @@ class WorkerLinks:
                     message = await link.receive()
                     try:
                         self._receive(member, message)
-                    except Exception:  # a mistake of ours: it costs this message
+                    except Exception:  # a bug of ours costs only this message
                         record_failure(message, member.info.worker_id)
             except PeerUnreachable as error:
                 self._lose(member, str(error))
@@ -233,7 +233,7 @@ class WorkerLinks:
             while True:
                 await link.send(await outbox.get())
         except PeerUnreachable as error:
-            # Gone, or there and taking nothing: either way it did not hear what it was told.
+            # The worker is gone or accepts no messages: either way it did not get the message.
             if member.outbox is outbox:
                 self._lose(member, str(error))
             await link.close()  # which ends the reader too
@@ -257,7 +257,7 @@ class WorkerLinks:
                     log.info("worker_joined", worker_id=worker_id, role=info.role)
                 member.joined = True
                 self.shell.post(WorkerJoined(info))
-                self._note_unused()
+                self._log_unused_kvstores()
             case Welcome(worker=info):
                 record_drop(
                     "foreign", member.info.commands, f"{worker_id} speaks for {info.worker_id}"
@@ -267,13 +267,13 @@ class WorkerLinks:
                 if message.score is not None or message.prompt_scores:
                     if self.shell.core.prefill_of(message.request_id) == worker_id:
                         self.gateway.note_scores(message)
-                    # The core decides nothing by them.
+                    # The core makes no decision by scores.
                     message = msgspec.structs.replace(message, score=None, prompt_scores=())
                 self.shell.post(MessageReceived(worker_id, message))
             case KvEventBatch():
                 self.shell.post(KvChanged(worker_id, message))
             case DecodeRefused() | DecodeFailed() | PrefillFailed() | KvstoreRefused():
-                self.shell.post(MessageReceived(worker_id, _shortened(message)))
+                self.shell.post(MessageReceived(worker_id, _with_bounded_reason(message)))
             case (
                 DecodeReserved()
                 | DecodeLoad()
@@ -288,7 +288,7 @@ class WorkerLinks:
                 assert_never(message)
 
     def _on_tokens(self, member: _Member, message: TokensProduced) -> None:
-        """Tokens skip the core; that a request is finished does not."""
+        """Deliver tokens without the core; post an event when a request is finished."""
         worker_id, core = member.info.worker_id, self.shell.core
         if 0 < message.step <= member.step:
             record_drop("duplicate", member.info.commands, f"step {message.step} of {worker_id}")
@@ -297,13 +297,14 @@ class WorkerLinks:
         scores = dict(message.scores)
         for produced in message.produced:
             if core.decodes_at(produced.request_id) != worker_id:
-                # Of a try that is over; or it does not run there, and may not be freed either.
+                # The try is over, or runs elsewhere. It is cancelled there, unless it holds pages
+                # there that must not be freed yet.
                 if core.holds_at(produced.request_id) != worker_id:
                     self.send(worker_id, Cancel(request_id=produced.request_id))
                 continue
-            # A worker that goes on past the last token is stopped, whatever it says.
+            # A worker that continues past the last token is stopped, whatever it reports.
             runs_on = not produced.finish and self.gateway.n_left(produced.request_id) == 1
-            wanted = self.gateway.deliver(
+            is_wanted = self.gateway.deliver(
                 produced.request_id,
                 produced.token,
                 "length" if runs_on else produced.finish,
@@ -312,16 +313,16 @@ class WorkerLinks:
             if produced.finish:
                 n_new = self.gateway.n_produced(produced.request_id)
                 self.shell.post(RequestFinished(produced.request_id, n_new))
-            elif runs_on or not wanted:
+            elif runs_on or not is_wanted:
                 self.shell.post(RequestCancelled(produced.request_id))
 
-    def _note_unused(self) -> None:
-        """Name kvstores that hold blocks of another layout, each once."""
+    def _log_unused_kvstores(self) -> None:
+        """Log kvstores that hold blocks of another layout, each once."""
         unused = self.shell.core.cluster.unused_kvstores
         for worker_id, reason in unused.items():
-            if self._unused.get(worker_id) != reason:
+            if self._logged_unused.get(worker_id) != reason:
                 log.error("kvstore_not_used", worker_id=worker_id, reason=reason)
-        self._unused = unused
+        self._logged_unused = unused
 
     async def _tick(self) -> None:
         while True:
@@ -329,7 +330,7 @@ class WorkerLinks:
             await asyncio.sleep(_TICK_S)
 
 
-def _shortened(message: _AnyRefusal) -> _AnyRefusal:
+def _with_bounded_reason(message: _AnyRefusal) -> _AnyRefusal:
     """Return a message whose reason is at most `_MAX_REASON` characters."""
     if len(message.reason) <= _MAX_REASON:
         return message

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API."""
+"""Define the shapes of Anthropic's Messages API."""

@@ -1,4 +1,4 @@
-"""What clients of Anthropic's Messages API may ask: its shapes, as far as they are of text."""
+"""Define requests of Anthropic's Messages API, as far as they are text."""
 
 from typing import Annotated, Any
 
@@ -29,13 +29,13 @@ from halfmoon_conductor.api.tool_fields import check_tool_choice
 
 
 class AnthropicMetadata(ApiModel):
-    """About the request."""
+    """Labels of the request."""
 
     user_id: Text | None = Field(None, description="A label; changes nothing.")
 
 
 class CountTokensRequest(ApiModel):
-    """A conversation, whose tokens are to be counted."""
+    """A conversation whose tokens are to be counted."""
 
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=MAX_TURNS, fail_fast=True)
@@ -77,7 +77,7 @@ class CountTokensRequest(ApiModel):
         return self
 
     def as_chat(self) -> ChatRequest:
-        """The conversation as a chat, the system's words first."""
+        """Return the conversation as a chat, the system message first."""
         return ChatRequest(**self._chat_fields())
 
     def _chat_fields(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class MessagesRequest(CountTokensRequest):
     watermarking: Annotated[Any, IgnoredValues(False)] = None
 
     def as_chat(self) -> ChatRequest:
-        """The same wishes as a chat completion."""
+        """Return the same request as a chat completion."""
         return ChatRequest(
             **self._chat_fields(),
             max_tokens=self.max_tokens,

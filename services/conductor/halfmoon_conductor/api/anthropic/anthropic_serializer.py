@@ -1,4 +1,4 @@
-"""An answer in the shapes of Anthropic's Messages API: whole, or as its named events."""
+"""Write an answer in the shapes of Anthropic's Messages API, whole or as named events."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -18,7 +18,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class AnthropicUsage(BaseModel):
-    """What a message cost; `input_tokens` are those that were not cached."""
+    """The cost of a message; `input_tokens` are those that were not cached."""
 
     input_tokens: int
     output_tokens: int
@@ -27,14 +27,14 @@ class AnthropicUsage(BaseModel):
 
 
 class TextContent(BaseModel):
-    """Words of the answer."""
+    """Text of the answer."""
 
     type: Literal["text"]
     text: str
 
 
 class ToolUse(BaseModel):
-    """A call."""
+    """A tool call."""
 
     type: Literal["tool_use"]
     id: str
@@ -46,7 +46,7 @@ ContentBlock = TextContent | ToolUse
 
 
 class AnthropicMessage(BaseModel):
-    """The model's turn."""
+    """The model's message."""
 
     id: str
     type: Literal["message"]
@@ -59,16 +59,16 @@ class AnthropicMessage(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """Tokens of a conversation."""
+    """The number of tokens of a conversation."""
 
     input_tokens: int
 
 
 class MessagesSerializer:
-    """Writes one answer.
+    """Write one answer, whole or as server-sent events.
 
     Args:
-        model: its name as the client wrote it.
+        model: the model's name as the client wrote it.
     """
 
     #: Texts are quickly written.
@@ -77,10 +77,10 @@ class MessagesSerializer:
     def __init__(self, answer: OutputProcessor, model: str) -> None:
         self.answer = answer
         self.model = model
-        self._text = ToolCallStream(answer.order.calling)
+        self._text = ToolCallStream(answer.request.tool_call_rules)
 
     async def whole(self) -> AnthropicMessage:
-        """All of it, once it is complete."""
+        """Return the whole message once it is complete."""
         parts: list[TextOrCall] = []
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
@@ -91,7 +91,7 @@ class MessagesSerializer:
         return self._message(content, reason, sequence)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; the first is there as soon as the first token is."""
+        """Yield server-sent events; the first as soon as the first token exists."""
         last: OutputPiece | None = None
         blocks = _Blocks()
         async with aclosing(self.answer.pieces()) as pieces:
@@ -100,7 +100,7 @@ class MessagesSerializer:
                     message = self._message([], None, None).model_dump()
                     yield _event("message_start", message=message)
                     if not self._text.may_call:
-                        for event in blocks.words(""):
+                        for event in blocks.write_text(""):
                             yield event
                     yield _event("ping")
                 last = piece
@@ -129,7 +129,7 @@ class MessagesSerializer:
         self, content: list[ContentBlock], reason: StopReason | None, sequence: str | None
     ) -> AnthropicMessage:
         return AnthropicMessage(
-            id=f"msg_{self.answer.order.id.rpartition('-')[2]}",
+            id=f"msg_{self.answer.request.id.rpartition('-')[2]}",
             type="message",
             role="assistant",
             model=self.model,
@@ -142,7 +142,7 @@ class MessagesSerializer:
     def _usage(self) -> AnthropicUsage:
         n_cached = self.answer.n_cached
         return AnthropicUsage(
-            input_tokens=self.answer.order.n_prompt - n_cached,
+            input_tokens=self.answer.request.n_prompt - n_cached,
             output_tokens=self.answer.n_generated,
             cache_read_input_tokens=n_cached,
             cache_creation_input_tokens=0,
@@ -150,23 +150,23 @@ class MessagesSerializer:
 
 
 def anthropic_error_event(error: Exception) -> bytes:
-    """The last event of a stream that began and could not be finished."""
+    """Return the last event of a stream that began and could not be finished."""
     body = error_responses.anthropic_body(error_responses.to_client_error(error))
     return sse.format_named_event("error", body.model_dump_json())
 
 
 class _Blocks:
-    """The content of a stream: one block after the other, each opened, filled and closed."""
+    """Write the content of a stream: one block after the other is opened, filled and closed."""
 
     def __init__(self) -> None:
         self._n_begun = 0
-        #: Whether a block of words is open.
-        self._in_words = False
+        #: Whether a text block is open.
+        self._text_is_open = False
 
     def add(self, part: TextOrCall) -> Iterator[bytes]:
-        """Words, or a call, which is a block of its own."""
+        """Write text, or a call, which is a block of its own."""
         if isinstance(part, str):
-            yield from self.words(part)
+            yield from self.write_text(part)
             return
         yield from self._close()
         use = _block(part)
@@ -175,18 +175,18 @@ class _Blocks:
         yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
         yield _event("content_block_stop", index=self._n_begun - 1)
 
-    def words(self, text: str) -> Iterator[bytes]:
-        """More of a block of words, which is begun if none is open."""
-        if not self._in_words:
-            self._in_words = True
+    def write_text(self, text: str) -> Iterator[bytes]:
+        """Write text into the open block, or begin one."""
+        if not self._text_is_open:
+            self._text_is_open = True
             yield self._open({"type": "text", "text": ""})
         if text:
             yield self._delta({"type": "text_delta", "text": text})
 
     def end(self) -> Iterator[bytes]:
-        """Close what is open; an answer of nothing has an empty block."""
+        """Close the open block; an empty answer has an empty block."""
         if not self._n_begun:
-            yield from self.words("")
+            yield from self.write_text("")
         yield from self._close()
 
     def _open(self, block: dict[str, Any]) -> bytes:
@@ -197,8 +197,8 @@ class _Blocks:
         return _event("content_block_delta", index=self._n_begun - 1, delta=delta)
 
     def _close(self) -> Iterator[bytes]:
-        if self._in_words:
-            self._in_words = False
+        if self._text_is_open:
+            self._text_is_open = False
             yield _event("content_block_stop", index=self._n_begun - 1)
 
 

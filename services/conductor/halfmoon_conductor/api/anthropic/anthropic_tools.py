@@ -1,4 +1,4 @@
-"""Tools as Anthropic's Messages API has them: on offer, called by the model, and their results."""
+"""Define tools of Anthropic's Messages API: tools on offer, calls and their results."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from halfmoon_conductor.api.request_fields import (
 )
 from halfmoon_conductor.api.tool_fields import CalledTool, Name, NamedTool, Tool, reject_other_types
 
-#: Taken and not needed: equal prefixes find their cache by themselves.
+#: Accepted and not needed: equal prefixes find their cache by themselves.
 CacheControl = Annotated[
     dict[str, Any] | None,
     Field(
@@ -31,7 +31,7 @@ CacheControl = Annotated[
 
 
 class TextBlock(TextPart):
-    """Words."""
+    """A block of text."""
 
     cache_control: CacheControl = None
     citations: Annotated[Any, IgnoredValues([])] = None
@@ -44,7 +44,7 @@ Blocks = Annotated[
 
 
 class ToolUseBlock(ApiModel):
-    """A call of an earlier answer, handed back."""
+    """A call of an earlier answer, sent back by the client."""
 
     type: Literal["tool_use"]
     id: Text
@@ -56,7 +56,7 @@ class ToolUseBlock(ApiModel):
 
 
 class ToolResultBlock(ApiModel):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
@@ -90,7 +90,7 @@ Block = Annotated[
 
 
 class AnthropicTurn(ApiModel):
-    """One turn."""
+    """One message."""
 
     role: Literal["user", "assistant"]
     content: Annotated[
@@ -99,10 +99,10 @@ class AnthropicTurn(ApiModel):
     ]
 
     def as_chat(self) -> list[ChatMessage | CallingMessage]:
-        """The same as messages of a chat: results first, then words.
+        """Return the same as messages of a chat: results first, then text.
 
         Raises:
-            PydanticCustomError: a call that is not the assistant's, or a result that is.
+            PydanticCustomError: a user's message has a call, or an assistant's has a result.
         """
         blocks = [] if isinstance(self.content, str) else self.content
         calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
@@ -138,7 +138,7 @@ class AnthropicTurn(ApiModel):
 
 
 def join_text_blocks(content: str | Sequence[TextBlock] | None) -> str:
-    """Blocks of words on lines of their own."""
+    """Join text blocks, each on lines of its own."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(block.text for block in content)
@@ -150,7 +150,7 @@ def _called(block: ToolUseBlock) -> CalledTool:
 
 
 class AnthropicTool(ApiModel):
-    """Something that the model may call."""
+    """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
     name: Name
@@ -173,30 +173,30 @@ class AnthropicTool(ApiModel):
         return reject_unknown_fields(cls, body)
 
     def as_chat(self) -> Tool:
-        """As chat completions have it."""
+        """Return the tool as chat completions have it."""
         return Tool.of(self.name, self.description, self.input_schema, self.strict)
 
 
 class ToolChoiceMode(ApiModel):
-    """Whether tools are called, and how many."""
+    """The choice whether tools are called, and how many."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = Field(None, description="true: one call at the most.")
 
     def as_chat(self) -> Literal["auto", "required", "none"]:
-        """As chat completions have it."""
+        """Return the choice as chat completions have it."""
         return "required" if self.type == "any" else self.type
 
 
 class ToolChoiceByName(ApiModel):
-    """The one to call."""
+    """The choice of one tool that must be called."""
 
     type: Literal["tool"]
     name: Name
     disable_parallel_tool_use: bool | None = Field(None, description="It is called once.")
 
     def as_chat(self) -> NamedTool:
-        """As chat completions have it."""
+        """Return the choice as chat completions have it."""
         return NamedTool.of(self.name)
 
 

@@ -42,7 +42,7 @@ class TextPart(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        # What is wrong with an image is its type, and not that its fields are unknown.
+        # The error in an image part is its type, and not its unknown fields.
         if isinstance(body, dict) and body.get("type", "text") != "text":
             return {"type": body["type"], "text": ""}
         return reject_unknown_fields(cls, body)
@@ -55,7 +55,7 @@ Content = Annotated[
 
 
 class ChatMessage(ApiModel):
-    """One turn. An assistant's may be handed back just as it was answered."""
+    """One message. An assistant's may be sent back just as it was answered."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="developer is another name for system; tool says what a call gave."
@@ -71,7 +71,7 @@ class ChatMessage(ApiModel):
     function_call: Annotated[Any, IgnoredValues()] = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: one text, its parts on lines of their own."""
+        """Return the message as chat templates read it: one text, a line for each part."""
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": _text_of(self.content),
@@ -82,12 +82,12 @@ class ChatMessage(ApiModel):
 
     @property
     def n_characters(self) -> int:
-        """Of its text."""
+        """Characters of its text."""
         return len(_text_of(self.content))
 
 
 class CallingMessage(ApiModel):
-    """An assistant's turn that calls tools, handed back."""
+    """An assistant's message with tool calls, sent back by the client."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -100,7 +100,7 @@ class CallingMessage(ApiModel):
     function_call: Annotated[Any, IgnoredValues()] = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it, calls with their arguments as objects."""
+        """Return the message as chat templates read it, with the arguments of calls as objects."""
         return {
             "role": self.role,
             "content": "" if self.content is None else _text_of(self.content),
@@ -109,7 +109,7 @@ class CallingMessage(ApiModel):
 
     @property
     def n_characters(self) -> int:
-        """Of its text and its calls."""
+        """Characters of its text and its calls."""
         return len(_text_of(self.content or "")) + len(str(self.tool_calls))
 
 

@@ -25,7 +25,7 @@ from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 
 
 class ChatSerializer(OpenAiSerializer):
-    """``chat.completion`` and its chunks."""
+    """Write ``chat.completion`` objects and their chunks."""
 
     def __init__(
         self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
@@ -45,7 +45,7 @@ class ChatSerializer(OpenAiSerializer):
         if self._body.prompt_logprobs is not None:
             completion.prompt_logprobs = self._logprobs.prompt(self._prompt(0))
         if self._body.return_token_ids:
-            completion.prompt_token_ids = list(self.answer.order.prompt_of(0))
+            completion.prompt_token_ids = list(self.answer.request.prompt_of(0))
         return completion
 
     def _choice(self, index: int, written: WrittenChoice) -> ChatChoice:
@@ -75,7 +75,7 @@ class ChatSerializer(OpenAiSerializer):
     def _opening(self, index: int) -> list[Chunk]:
         chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
         if self._body.return_token_ids and index == 0:
-            chunk.prompt_token_ids = list(self.answer.order.prompt_of(0))
+            chunk.prompt_token_ids = list(self.answer.request.prompt_of(0))
         return [chunk]
 
     def _chunks(self, piece: OutputPiece) -> list[Chunk]:
@@ -107,12 +107,12 @@ class ChatSerializer(OpenAiSerializer):
         return chunks
 
     def _reader(self, index: int) -> ToolCallParser | None:
-        """The one that takes a choice's text apart, if the model has tools."""
-        calling = self.answer.order.calling
-        if calling is None:
+        """Return the parser of a choice's tool calls, if the chat has tools."""
+        rules = self.answer.request.tool_call_rules
+        if rules is None:
             return None
         if index not in self._readers:
-            self._readers[index] = ToolCallParser.of(calling)
+            self._readers[index] = ToolCallParser.of(rules)
         return self._readers[index]
 
     def _told(self, tokens: list[Scored]) -> ChatLogprobs | None:
@@ -137,14 +137,14 @@ class ChatSerializer(OpenAiSerializer):
 
 
 def _finish_of(finish: FinishReason, reader: ToolCallParser) -> FinishReason:
-    """The end of an answer with tools: a call that was cut off is never one to be made."""
+    """Return the finish reason of an answer with tools; "length" if a call was cut off."""
     if reader.cut_in_call:
         return "length"
     return "tool_calls" if reader.n_calls and finish == "stop" else finish
 
 
 def _tool_call(call: ParsedCall, index: int | None = None) -> ToolCall:
-    """With an id of its own; in a stream with its place."""
+    """Return a call with a new id; in a stream with its index."""
     function = ToolFunction(name=call.name, arguments=call.arguments)
     made = ToolCall(id=f"call_{uuid4().hex}", type="function", function=function)
     if index is not None:

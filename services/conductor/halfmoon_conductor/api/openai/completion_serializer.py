@@ -17,13 +17,13 @@ from halfmoon_conductor.generation.output_processor import OutputProcessor
 
 
 class CompletionSerializer(OpenAiSerializer):
-    """``text_completion``."""
+    """Write ``text_completion`` objects."""
 
     def __init__(
         self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:
         super().__init__(answer, body, logprobs)
-        #: Where the next token of each choice begins, in a stream's text.
+        #: Offset of the next token of each choice in a stream's text.
         self._offsets = [0] * len(answer.choices)
 
     def _whole(self, written: Sequence[WrittenChoice]) -> TextCompletion:
@@ -37,10 +37,10 @@ class CompletionSerializer(OpenAiSerializer):
         )
 
     def _choice(self, index: int, written: WrittenChoice) -> CompletionChoice:
-        echoed = self._prompt(index) if self.answer.order.echoes else []
+        echoed = self._prompt(index) if self.answer.request.echoed_prompts else []
         choice = CompletionChoice(
             index=index,
-            text=self.answer.order.echo_of(index) + written.text,
+            text=self.answer.request.echo_of(index) + written.text,
             logprobs=self._told(index, [*echoed, *written.tokens]),
             finish_reason=written.finish,
         )
@@ -49,26 +49,26 @@ class CompletionSerializer(OpenAiSerializer):
         if self._body.prompt_logprobs is not None:
             choice.prompt_logprobs = self._logprobs.prompt(self._prompt(index))
         if self._body.return_token_ids:
-            choice.prompt_token_ids = list(self.answer.order.prompt_of(index))
+            choice.prompt_token_ids = list(self.answer.request.prompt_of(index))
             choice.token_ids = written.token_ids
         return choice
 
     def _opening(self, index: int) -> list[Chunk]:
-        order = self.answer.order
-        if not (order.echoes or self._body.return_token_ids):
+        request = self.answer.request
+        if not (request.echoed_prompts or self._body.return_token_ids):
             return []
         choice = CompletionChunkChoice(
             index=index,
-            text=order.echo_of(index),
-            logprobs=self._told(index, self._prompt(index)) if order.echoes else None,
+            text=request.echo_of(index),
+            logprobs=self._told(index, self._prompt(index)) if request.echoed_prompts else None,
             finish_reason=None,
         )
         if self._body.return_token_ids:
-            choice.prompt_token_ids, choice.token_ids = list(order.prompt_of(index)), []
+            choice.prompt_token_ids, choice.token_ids = list(request.prompt_of(index)), []
         return [self._chunk([choice])]
 
     def _chunks(self, piece: OutputPiece) -> list[Chunk]:
-        shown = self.answer.order.shows_new
+        shown = self.answer.request.returns_new_tokens
         choice = CompletionChunkChoice(
             index=piece.index,
             text=piece.text,

@@ -1,4 +1,4 @@
-"""Scores of tokens in the shapes in which OpenAI and vLLM tell log probabilities."""
+"""Write log probabilities in OpenAI's and vLLM's shapes."""
 
 from collections.abc import Sequence
 
@@ -13,19 +13,20 @@ from halfmoon_conductor.api.openai.openai_objects import (
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 from halfmoon_protocol.logprobs import TokenScore
 
-#: Told for a token that is impossible: JSON has no infinity. As OpenAI and vLLM have it.
+#: Written for an impossible token, as OpenAI and vLLM do: JSON has no infinity.
 LEAST_LOGPROB = -9999.0
 
-#: A token with its score; without one where nothing comes before it.
+#: A token with its score; None for a first token, which no token precedes.
 Scored = tuple[int, TokenScore | None]
 
 
 class LogprobSerializer:
-    """Writes log probabilities.
+    """Write log probabilities of tokens.
 
     Args:
-        tokenizer: the model's; it says how tokens look.
-        as_token_ids: write ``token_id:7`` instead, which tells apart tokens that look alike.
+        tokenizer: the model's; turns tokens into texts.
+        as_token_ids: write ``token_id:7`` instead of texts, which tells apart tokens with the same
+            text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool = False) -> None:
@@ -33,11 +34,11 @@ class LogprobSerializer:
         self._as_token_ids = as_token_ids
 
     def completion(self, tokens: Sequence[Scored], offset: int = 0) -> CompletionLogprobs:
-        """Of a completion.
+        """Return the log probabilities of a completion.
 
         Args:
             tokens: in order.
-            offset: characters of the text before them.
+            offset: characters of the text before the tokens.
         """
         told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token, score in tokens:
@@ -52,17 +53,17 @@ class LogprobSerializer:
             told.token_logprobs.append(_finite(score.logprob))
             top: dict[str, float] = {}
             for other, logprob in (*score.top, (token, score.logprob)):
-                # Of tokens that look alike, the likeliest one is told.
+                # Of tokens with the same text, the likeliest one is reported.
                 top.setdefault(self._name(other), _finite(logprob))
             told.top_logprobs.append(top)
         return told
 
     def n_characters(self, tokens: Sequence[Scored]) -> int:
-        """How far `text_offset` goes on over these tokens."""
+        """Return the characters by which these tokens advance `text_offset`."""
         return sum(len(self._text(token)) for token, _ in tokens)
 
     def chat(self, tokens: Sequence[Scored]) -> ChatLogprobs:
-        """Of a chat completion."""
+        """Return the log probabilities of a chat completion."""
         content = [
             TokenLogprob(
                 **self._candidate(token, score.logprob).model_dump(),
@@ -74,7 +75,7 @@ class LogprobSerializer:
         return ChatLogprobs(content=content, refusal=None)
 
     def prompt(self, tokens: Sequence[Scored]) -> PromptLogprobs:
-        """Of a prompt, in vLLM's shape."""
+        """Return the log probabilities of a prompt, in vLLM's shape."""
         places: PromptLogprobs = []
         for token, score in tokens:
             if score is None:

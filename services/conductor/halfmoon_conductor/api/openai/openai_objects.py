@@ -1,6 +1,6 @@
-"""What clients are answered: OpenAI's shapes.
+"""Define OpenAI's response objects.
 
-Fields that OpenAI sends as null are null here, and those that it leaves out are left out
+Fields that OpenAI sends as null are null here. Fields that OpenAI leaves out are left out
 (`model_dump_json(exclude_unset=True)`).
 """
 
@@ -12,13 +12,13 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
-    """Where the prompt's KV came from."""
+    """Prompt tokens by the origin of their KV."""
 
     cached_tokens: int
 
 
 class CompletionUsage(BaseModel):
-    """What a request cost, in tokens."""
+    """The cost of a request in tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -27,31 +27,31 @@ class CompletionUsage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """How likely the tokens of a text were, place by place."""
+    """Log probabilities of a text's tokens, by position."""
 
     tokens: list[str]
-    #: null for a prompt's first token, which nothing comes before.
+    #: null for a prompt's first token, which no token precedes.
     token_logprobs: list[float | None]
-    #: The likeliest tokens at that place, and the one that is there.
+    #: The likeliest tokens at that position, and the chosen one.
     top_logprobs: list[dict[str, float] | None]
-    #: Where each token's text begins, in characters.
+    #: Offset of each token's text, in characters.
     text_offset: list[int]
 
 
 class PromptLogprob(BaseModel):
-    """One candidate for a place in a prompt; vLLM's addition."""
+    """One candidate for a position in a prompt; vLLM's addition."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-#: Place by place: candidates by token id; null for the first token.
+#: By position: candidates by token id; null for the first token.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class CompletionChoice(BaseModel):
-    """The text that was generated."""
+    """One generated text."""
 
     index: int
     text: str
@@ -59,14 +59,14 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason
     #: vLLM's addition: the stop string, or the token of `stop_token_ids`, that ended the text.
     stop_reason: int | str | None = None
-    #: vLLM's additions, there for those who ask.
+    #: vLLM's additions, set on request.
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
 
 class TextCompletion(BaseModel):
-    """The answer to a completion."""
+    """The response to a completion."""
 
     id: str
     object: Literal["text_completion"]
@@ -77,7 +77,7 @@ class TextCompletion(BaseModel):
 
 
 class CompletionChunkChoice(BaseModel):
-    """A piece of the text; the last piece says why it is the last."""
+    """A piece of the text; the last piece has the finish reason."""
 
     index: int
     text: str
@@ -102,7 +102,7 @@ class CompletionChunk(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A candidate for a place in an answer."""
+    """A candidate for a position in an answer."""
 
     token: str
     logprob: float
@@ -110,29 +110,29 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """The token at a place, and the likeliest ones there."""
+    """The token at a position, and the likeliest ones there."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """How likely the tokens of an answer were."""
+    """Log probabilities of an answer's tokens."""
 
     content: list[TokenLogprob]
     refusal: None
 
 
 class ToolFunction(BaseModel):
-    """What is called; the arguments are a JSON object's text."""
+    """A called function; the arguments are the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 class ToolCall(BaseModel):
-    """One call of a tool."""
+    """One tool call."""
 
-    #: In a stream: which of the answer's calls.
+    #: In a stream: the index of the call in the answer.
     index: int | None = None
     id: str
     type: Literal["function"]
@@ -140,17 +140,17 @@ class ToolCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """The model's turn."""
+    """The model's message."""
 
     role: Literal["assistant"]
-    #: null when it only calls.
+    #: null when the message has only calls.
     content: str | None
     refusal: None
     tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
-    """The turn that was generated."""
+    """One generated message."""
 
     index: int
     message: AssistantMessage
@@ -162,7 +162,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The answer to a chat completion."""
+    """The response to a chat completion."""
 
     id: str
     object: Literal["chat.completion"]
@@ -170,13 +170,13 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: CompletionUsage
-    #: vLLM's additions, there for those who ask.
+    #: vLLM's additions, set on request.
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
 
 class ChatDelta(BaseModel):
-    """A piece of the turn: the role first, then texts, nothing at the end."""
+    """A piece of the message: the role first, then texts, nothing at the end."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -185,7 +185,7 @@ class ChatDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """What this event adds to the turn."""
+    """The part that this event adds to a message."""
 
     index: int
     delta: ChatDelta
@@ -210,7 +210,7 @@ class ChatChunk(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"]
@@ -221,20 +221,20 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The models that are served: one, or none while no worker has joined."""
+    """The served models: one, or none before a worker has joined."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class Health(BaseModel):
-    """The process lives."""
+    """The process is alive."""
 
     status: Literal["ok"]
 
 
 class Readiness(BaseModel):
-    """Whether requests can be served, and if not, who is missing."""
+    """The conductor's readiness for requests, and the roles without a worker."""
 
     ready: bool
     missing: list[str]

@@ -1,6 +1,6 @@
-"""What clients may ask: OpenAI's shapes, field by field, with the additions that vLLM made.
+"""Define the requests of OpenAI's completions and chat completions, with vLLM's additions.
 
-Of what kinds fields are, and what becomes of those that are not supported: `request_fields`.
+`request_fields` explains the kinds of fields and how unsupported ones are refused.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -32,7 +32,7 @@ from halfmoon_protocol.sampling import MAX_TOP_LOGPROBS
 
 
 class CompletionRequest(SharedFields):
-    """Go on with a text."""
+    """Complete a text."""
 
     prompt: Prompt = Field(
         description="A text or a list of token ids, or a list of several of one of these."
@@ -70,7 +70,7 @@ class CompletionRequest(SharedFields):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """All of them, each a text or its token ids."""
+        """All prompts, each a text or its token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -79,22 +79,22 @@ class CompletionRequest(SharedFields):
 
     @property
     def n_characters(self) -> int:
-        """Of the prompts that are texts: what there is to tokenise."""
+        """Characters of the prompts that are texts and need tokenizing."""
         return sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
 
     @property
     def n_top(self) -> int | None:
-        """As `logprobs` says."""
+        """Number of likeliest tokens to report beside each new one, as `logprobs` says."""
         return self.logprobs
 
     @property
     def n_prompt_top(self) -> int | None:
-        """As asked for, or because the echo has log probabilities too."""
+        """Number of likeliest tokens beside each prompt token; with `echo`, as `logprobs` says."""
         return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
 
 class Prediction(ApiModel):
-    """What the client thinks that the answer will be, mostly."""
+    """The client's prediction of the answer."""
 
     type: Literal["content"]
     content: Content
@@ -158,21 +158,21 @@ class ChatRequest(SharedFields):
 
     @property
     def n_characters(self) -> int:
-        """Of all that the conversation's text is made of, roughly."""
-        others = len(str(self.offered or "")) + len(str(self.chat_template_kwargs or ""))
+        """Rough number of characters of all that the conversation's text is made of."""
+        others = len(str(self.offered_tools or "")) + len(str(self.chat_template_kwargs or ""))
         return others + sum(message.n_characters for message in self.messages)
 
     @property
     def n_top(self) -> int | None:
-        """As `logprobs` and `top_logprobs` say together."""
+        """Number of likeliest tokens to report beside each new one; None: no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def offered(self) -> list[Tool]:
-        """Tools that the model is to know of."""
+    def offered_tools(self) -> list[Tool]:
+        """Tools that the model is told about."""
         return [] if self.tool_choice == "none" else (self.tools or [])
 
     @property
-    def most_calls(self) -> int:
-        """Calls in one answer, at the most."""
+    def max_calls(self) -> int:
+        """Most calls in one answer."""
         return 1 if self.parallel_tool_calls is False else MAX_CHOICES

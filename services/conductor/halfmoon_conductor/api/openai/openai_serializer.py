@@ -1,4 +1,4 @@
-"""An answer in OpenAI's shapes: whole, or as server-sent events."""
+"""Write an answer in OpenAI's shapes: the parts that completions and chats share."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -30,66 +30,66 @@ Chunk = CompletionChunk | ChatChunk
 
 @dataclass
 class WrittenChoice:
-    """What has been read of one choice."""
+    """The output of one choice so far."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[Scored] = field(default_factory=list)
     finish: FinishReason = "stop"
     stop_reason: int | str | None = None
-    #: As `OutputPiece.is_cut` of the last one.
+    #: `OutputPiece.is_cut` of the last piece.
     is_cut: bool = False
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(self.texts)
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the new tokens."""
+        """Ids of the new tokens."""
         return [token for token, _ in self.tokens]
 
 
 class OpenAiSerializer(ABC):
-    """Writes one answer.
+    """Write one answer, whole or as server-sent events.
 
     Args:
-        body: what the client asked for.
+        body: the client's request.
     """
 
     def __init__(
         self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:
         self.answer = answer
-        self.id = answer.order.id
+        self.id = answer.request.id
         self.model = body.model
         self._body = body
         self._logprobs = logprobs
-        #: Whether a piece says something even when it has no text.
+        #: Whether a piece is sent even when it has no text.
         self._tells_tokens = body.n_top is not None or bool(body.return_token_ids)
-        #: Whether pieces in the midst of a choice differ in their text only.
+        #: Whether the pieces within a choice differ in their text only.
         self._only_texts = not (
-            self._tells_tokens or body.wants_continuous_usage or answer.order.calling
+            self._tells_tokens or body.wants_continuous_usage or answer.request.tool_call_rules
         )
-        n_prompts = answer.order.n_prompt * answer.order.n_per_prompt
+        n_prompts = answer.request.n_prompt * answer.request.n_per_prompt
         per_token = int(bool(body.return_token_ids))
         if body.n_prompt_top is not None:
             per_token += 1 + body.n_prompt_top
-        #: Tokens and scores that the answer tells of its prompts.
+        #: Tokens and scores of prompts that the answer repeats.
         self._n_told_of_prompts = n_prompts * per_token
-        #: Whether the answer that `whole` gave is long to write.
+        #: Whether the answer that `whole` returned takes long to write.
         self.is_long = False
-        #: The event of such a piece, by choice.
+        #: Templates of events that differ in their text only, by choice.
         self._templates: dict[int, EventTemplate] = {}
 
     async def whole(self) -> BaseModel:
-        """All of it, once it is complete."""
+        """Return the whole answer once it is complete."""
         written = [WrittenChoice() for _ in self.answer.choices]
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
                 choice = written[piece.index]
                 choice.texts.append(piece.text)
-                if self.answer.order.shows_new:
+                if self.answer.request.returns_new_tokens:
                     choice.tokens.append((piece.token, piece.score))
                 if piece.finish:
                     choice.finish = piece.finish
@@ -102,12 +102,12 @@ class OpenAiSerializer(ABC):
 
     @property
     def _n_told(self) -> int:
-        """Tokens and scores in the answer, besides its text."""
+        """Number of tokens and scores in the answer, besides its text."""
         n_new = self.answer.n_generated if self._tells_tokens else 0
         return n_new * (1 + (self._body.n_top or 0)) + self._n_told_of_prompts
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; the first is there as soon as the first token is."""
+        """Yield server-sent events; the first as soon as the first token exists."""
         begun: set[int] = set()
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
@@ -126,7 +126,7 @@ class OpenAiSerializer(ABC):
         yield sse.DONE
 
     async def _opened(self, index: int) -> list[bytes]:
-        """Events before a choice's first piece."""
+        """Return the events before a choice's first piece."""
         if self._n_told_of_prompts <= MAX_INLINE_ANSWER_TOKENS:
             return [self._event(chunk) for chunk in self._opening(index)]
 
@@ -136,8 +136,8 @@ class OpenAiSerializer(ABC):
         return await asyncio.to_thread(written)
 
     def usage(self) -> CompletionUsage:
-        """As far as the answer has been read."""
-        n_prompt, n_generated = self.answer.order.n_prompt, self.answer.n_generated
+        """Return the usage so far."""
+        n_prompt, n_generated = self.answer.request.n_prompt, self.answer.n_generated
         return CompletionUsage(
             prompt_tokens=n_prompt,
             completion_tokens=n_generated,
@@ -146,7 +146,7 @@ class OpenAiSerializer(ABC):
         )
 
     def _stop_reason(self, last: OutputPiece) -> int | str | None:
-        """What a client asked to stop at, if that is what ended the text."""
+        """Return the stop string or stop token that ended the text, if any."""
         if last.stop_string is None and last.finish == "stop":
             return last.token if last.token in (self._body.stop_token_ids or ()) else None
         return last.stop_string
@@ -164,8 +164,8 @@ class OpenAiSerializer(ABC):
         return sse.format_event(chunk.model_dump_json(exclude_unset=True))
 
     def _prompt(self, index: int) -> list[Scored]:
-        """The prompt's tokens, with their scores as far as there are some."""
-        tokens = self.answer.order.prompt_of(index)
+        """Return the prompt's tokens, with their scores where they exist."""
+        tokens = self.answer.request.prompt_of(index)
         scores = self.answer.choices[index].prompt_scores or (None,) * (len(tokens) - 1)
         return list(zip(tokens, (None, *scores), strict=True))
 
@@ -174,15 +174,15 @@ class OpenAiSerializer(ABC):
 
     @abstractmethod
     def _opening(self, index: int) -> list[Chunk]:
-        """What goes before a choice's first piece."""
+        """Return the chunks before a choice's first piece."""
 
     @abstractmethod
     def _chunks(self, piece: OutputPiece) -> list[Chunk]:
-        """One piece."""
+        """Return the chunks of one piece."""
 
     @abstractmethod
     def _usage_chunk(self) -> Chunk:
-        """A chunk without choices."""
+        """Return a chunk without choices."""
 
 
 def openai_error_event(error: Exception) -> bytes:

@@ -28,7 +28,7 @@ from halfmoon_protocol.sampling import MAX_TOP_LOGPROBS
 
 
 class StreamOptions(ApiModel):
-    """What a stream says besides the text."""
+    """Options of a stream, besides the text."""
 
     include_usage: bool | None = Field(
         None, description="End with a chunk that has no choices, and the usage."
@@ -40,9 +40,9 @@ class StreamOptions(ApiModel):
 
 
 class SharedFields(SamplingFields):
-    """What completions and chat completions have in common."""
+    """Fields of both completions and chat completions."""
 
-    #: What a client calls `response_format`, for errors about it.
+    #: The client's name of `response_format`, for errors.
     format_field: ClassVar[str] = "response_format"
 
     model: Text = Field(description="The name of the model served, as /v1/models has it.")
@@ -153,23 +153,28 @@ class SharedFields(SamplingFields):
 
     @property
     def n_new_tokens(self) -> int | None:
-        """New tokens asked for at the most, under either name."""
+        """Most new tokens that the client asks for, under either name."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
     @property
-    def constrains(self) -> bool:
-        """Whether a field may say what the answer must be; what it says is `wanted`."""
+    def n_generated_tokens(self) -> int | None:
+        """Most tokens to generate: where none is asked for, one must be generated too."""
+        return None if self.n_new_tokens is None else max(self.n_new_tokens, 1)
+
+    @property
+    def has_grammar(self) -> bool:
+        """True if a field asks for a grammar; see `requested_grammar`."""
         fields = (
             *(self.response_format, self.structured_outputs, self.guided_json),
             *(self.guided_regex, self.guided_choice, self.guided_grammar),
         )
         return any(field is not None for field in fields)
 
-    def wanted(self) -> RequestedGrammar | None:
-        """What the answer must be, if anything.
+    def requested_grammar(self) -> RequestedGrammar | None:
+        """Return the grammar that the answer must match, if any.
 
         Raises:
-            InvalidRequest: what was asked for can't be had; the text says which field and why.
+            InvalidRequest: a field is not supported; the text names it and the reason.
         """
         guided = StructuredOutputs(
             json=self.guided_json,
@@ -177,18 +182,18 @@ class SharedFields(SamplingFields):
             choice=self.guided_choice,
             grammar=self.guided_grammar,
         )
-        wanted = grammar_of_fields(
+        requested = grammar_of_fields(
             self.response_format, self.structured_outputs, guided, format_field=self.format_field
         )
-        if wanted is not None:
-            self.check_ending(wanted.param)
-        return wanted
+        if requested is not None:
+            self.check_ending(requested.param)
+        return requested
 
     def check_ending(self, param: str) -> None:
-        """That an answer may end when what the field `param` asks for is complete.
+        """Check that an answer may end when the field `param` is fulfilled.
 
         Raises:
-            InvalidRequest: it may not.
+            InvalidRequest: other fields forbid it.
         """
         if self.ignore_eos or self.min_tokens:
             raise InvalidRequest(
@@ -204,12 +209,12 @@ class SharedFields(SamplingFields):
 
     @property
     def wants_usage_chunk(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """True if a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_continuous_usage(self) -> bool:
-        """Whether every chunk of a stream has the usage so far."""
+        """True if every chunk of a stream has the usage so far."""
         options = self.stream_options
         return options is not None and bool(
             options.include_usage and options.continuous_usage_stats
@@ -217,10 +222,12 @@ class SharedFields(SamplingFields):
 
     @property
     def n_top(self) -> int | None:
-        """Likeliest tokens to report beside each new one; None: no log probabilities."""
+        """Number of likeliest tokens to report beside each new one; None: no log probabilities."""
         raise NotImplementedError
 
     @property
     def n_prompt_top(self) -> int | None:
-        """The same for the prompt's tokens."""
+        """Number of likeliest tokens to report beside each prompt token; None: no log
+        probabilities.
+        """
         return self.prompt_logprobs

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API."""
+"""Define the shapes of OpenAI's Responses API."""

@@ -1,4 +1,4 @@
-"""What clients of OpenAI's Responses API may ask, as far as it is of text and keeps no state."""
+"""Define requests of OpenAI's Responses API, as far as they are text and stateless."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -78,7 +78,7 @@ def _only_messages(kind: Any) -> Any:
 
 
 class InputText(ApiModel):
-    """A part of a content; an answer's may be handed back just as it came."""
+    """A part of a content; an answer's part may be sent back as it was."""
 
     type: Annotated[
         Any,
@@ -92,7 +92,7 @@ class InputText(ApiModel):
 
 
 class InputMessage(ApiModel):
-    """One turn."""
+    """One message."""
 
     type: Annotated[
         Any, AfterValidator(_only_messages), WithJsonSchema({"enum": [None, "message"]})
@@ -107,12 +107,12 @@ class InputMessage(ApiModel):
     phase: Annotated[Any, IgnoredValues()] = None
 
     def as_chat(self) -> ChatMessage:
-        """The turn of a chat."""
+        """Return the message as a chat completion has it."""
         return ChatMessage(role=self.role, content=_joined(self.content))
 
 
 class FunctionOutput(ApiModel):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: Text
@@ -129,7 +129,7 @@ class FunctionOutput(ApiModel):
     namespace: Annotated[Any, IgnoredValues()] = None
 
     def as_chat(self) -> ChatMessage:
-        """The turn of a chat."""
+        """Return the result as a chat completion's message."""
         return ChatMessage(role="tool", tool_call_id=self.call_id, content=_joined(self.output))
 
 
@@ -151,18 +151,18 @@ def _joined(content: str | list[InputText]) -> str:
 
 
 class NamedSchema(JsonSchema):
-    """A schema, whose wrapping this API leaves out."""
+    """A schema without the wrapping that chat completions have."""
 
     type: Literal["json_schema"]
 
     def as_chat(self) -> SchemaFormat:
-        """Wrapped, as chat completions have it."""
+        """Return the schema wrapped as chat completions have it."""
         schema = JsonSchema(name=self.name, schema=self.schema_)
         return SchemaFormat(type="json_schema", json_schema=schema)
 
 
 class TextConfig(ApiModel):
-    """What the answer's text must be."""
+    """Requirements on the answer's text."""
 
     format: (
         Annotated[
@@ -177,12 +177,12 @@ class TextConfig(ApiModel):
     verbosity: Word | None = Field(None, description="Changes nothing: models have no such switch.")
 
     def as_chat(self) -> TextFormat | ObjectFormat | SchemaFormat | None:
-        """The same as chat completions ask for it."""
+        """Return the same as chat completions ask for it."""
         return self.format.as_chat() if isinstance(self.format, NamedSchema) else self.format
 
 
 class _ChatOfResponse(ChatRequest):
-    """A chat whose client speaks this API."""
+    """A chat that was sent as a request of this API."""
 
     format_field: ClassVar[str] = "text"
 
@@ -261,7 +261,7 @@ class ResponsesRequest(SamplingFields):
         return self
 
     def as_chat(self) -> ChatRequest:
-        """The same wishes as a chat completion."""
+        """Return the same request as a chat completion."""
         turns = (
             [ChatMessage(role="user", content=self.input)]
             if isinstance(self.input, str)

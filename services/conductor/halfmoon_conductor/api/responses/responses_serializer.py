@@ -1,4 +1,4 @@
-"""An answer in the shapes of OpenAI's Responses API: whole, or as its typed events."""
+"""Write an answer in the shapes of OpenAI's Responses API, whole or as typed events."""
 
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -18,12 +18,12 @@ from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete"]
-#: What an answer repeats of each function.
+#: Fields of each function that an answer repeats.
 _TOLD = {"type", "name", "description", "parameters", "strict"}
 
 
 class OutputText(BaseModel):
-    """A part of the answer."""
+    """A part of the answer's text."""
 
     type: Literal["output_text"]
     text: str
@@ -32,7 +32,7 @@ class OutputText(BaseModel):
 
 
 class OutputMessage(BaseModel):
-    """The model's turn."""
+    """The model's message."""
 
     type: Literal["message"]
     id: str
@@ -42,7 +42,7 @@ class OutputMessage(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """A call of the model's; its arguments are a JSON object's text."""
+    """A call by the model; its arguments are the text of a JSON object."""
 
     type: Literal["function_call"]
     id: str
@@ -56,19 +56,19 @@ OutputItem = OutputMessage | FunctionCall
 
 
 class IncompleteDetails(BaseModel):
-    """Why the answer ends where it does."""
+    """The reason why the answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class OutputTokensDetails(BaseModel):
-    """Of what kind the tokens are."""
+    """Output tokens by kind."""
 
     reasoning_tokens: int
 
 
 class ResponsesUsage(BaseModel):
-    """What a response cost, in tokens."""
+    """The cost of a response in tokens."""
 
     input_tokens: int
     input_tokens_details: PromptTokensDetails
@@ -78,7 +78,7 @@ class ResponsesUsage(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """The answer, with what was asked."""
+    """The response, which repeats the request's fields."""
 
     id: str
     object: Literal["response"]
@@ -111,10 +111,10 @@ class ResponseObject(BaseModel):
 
 
 class ResponsesSerializer:
-    """Writes one answer.
+    """Write one answer, whole or as server-sent events.
 
     Args:
-        body: what the client asked for.
+        body: the client's request.
     """
 
     #: Texts are quickly written.
@@ -123,20 +123,20 @@ class ResponsesSerializer:
     def __init__(self, answer: OutputProcessor, body: ResponsesRequest) -> None:
         self.answer = answer
         self._body = body
-        self._name = answer.order.id.rpartition("-")[2]
+        self._name = answer.request.id.rpartition("-")[2]
         self._id = f"resp_{self._name}"
-        self._text = ToolCallStream(answer.order.calling)
+        self._text = ToolCallStream(answer.request.tool_call_rules)
         self._sequence = itertools.count()
 
     async def whole(self) -> ResponseObject:
-        """All of it, once it is complete."""
+        """Return the whole response once it is complete."""
         parts: list[TextOrCall] = []
         finish: Finish = ""
         async with aclosing(self.answer.pieces()) as pieces:
             async for piece in pieces:
                 parts += self._text.feed(piece)
                 finish = piece.finish
-        items = _Items(self._name, _unheard)
+        items = _Items(self._name, _no_event)
         for part in join_adjacent_text(parts):
             for _ in items.add(part):
                 pass
@@ -146,7 +146,7 @@ class ResponsesSerializer:
         return self._response(status, items.done)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; the first is there as soon as the first token is."""
+        """Yield server-sent events; the first as soon as the first token exists."""
         finish: Finish = ""
         begun = False
         items = _Items(self._name, self._event)
@@ -158,7 +158,7 @@ class ResponsesSerializer:
                     yield self._event("response.created", response=response)
                     yield self._event("response.in_progress", response=response)
                     if not self._text.may_call:
-                        for event in items.words(""):
+                        for event in items.add_text(""):
                             yield event
                 finish = piece.finish
                 for part in self._text.feed(piece):
@@ -171,14 +171,14 @@ class ResponsesSerializer:
         yield self._event(f"response.{status}", response=response)
 
     def error_event(self, error: Exception) -> bytes:
-        """The last event of a stream that began and could not be finished."""
+        """Return the last event of a stream that began and could not be finished."""
         told = error_responses.to_client_error(error)
         return self._event(
             "error",
             code=told.code or told.kind,
             message=told.message,
             param=told.param,
-            # Clients look for this in any event before they look at its type.
+            # Clients check every event for this field before its type.
             error=error_responses.openai_body(told).error.model_dump(),
         )
 
@@ -189,7 +189,7 @@ class ResponsesSerializer:
     def _response(
         self, status: ResponseStatus, output: Sequence[OutputItem] | None
     ) -> ResponseObject:
-        """With an output, it is over; without one it has just begun."""
+        """Return the response object: finished with an output, just begun without one."""
         body = self._body
         return ResponseObject(
             id=self._id,
@@ -229,7 +229,7 @@ class ResponsesSerializer:
         return "incomplete" if cut else "completed"
 
     def _usage(self) -> ResponsesUsage:
-        n_prompt, n_generated = self.answer.order.n_prompt, self.answer.n_generated
+        n_prompt, n_generated = self.answer.request.n_prompt, self.answer.n_generated
         return ResponsesUsage(
             input_tokens=n_prompt,
             input_tokens_details=PromptTokensDetails(cached_tokens=self.answer.n_cached),
@@ -260,45 +260,45 @@ def _choice_of(body: ResponsesRequest) -> str | dict[str, str]:
 
 
 class _Items:
-    """The output: one item after the other, each with the events that tell of it.
+    """Collect the output items one after the other, and write each item's events.
 
     Args:
-        name: what the answer's ids are made of.
-        event: writes one.
+        name: from which the answer's ids are made.
+        event: writes one event.
     """
 
     def __init__(self, name: str, event: Callable[..., bytes]) -> None:
         self._name = name
         self._event = event
-        #: Those that are over.
+        #: Finished items.
         self.done: list[OutputItem] = []
-        #: Words of the message that is open; None: none is.
-        self._words: list[str] | None = None
+        #: Texts of the open message; None: no message is open.
+        self._text_parts: list[str] | None = None
 
     def add(self, part: TextOrCall) -> Iterator[bytes]:
-        """Words, or a call, which is an item of its own."""
+        """Add text, or a call, which is an item of its own."""
         if isinstance(part, str):
-            yield from self.words(part)
+            yield from self.add_text(part)
         else:
             yield from self._close("completed")
             yield from self._call(part)
 
-    def words(self, text: str) -> Iterator[bytes]:
-        """More of a message, which is begun if none is open."""
-        if self._words is None:
-            self._words = []
+    def add_text(self, text: str) -> Iterator[bytes]:
+        """Add text to the open message, or begin one."""
+        if self._text_parts is None:
+            self._text_parts = []
             item = self._message("in_progress", None).model_dump()
             yield self._event("response.output_item.added", output_index=len(self.done), item=item)
             part = _output_text("").model_dump()
             yield self._event("response.content_part.added", **self._place, part=part)
         if text:
-            self._words.append(text)
+            self._text_parts.append(text)
             yield self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
 
     def end(self, status: ResponseStatus) -> Iterator[bytes]:
-        """Close what is open; an answer of nothing has an empty message."""
+        """Close the open item; an empty answer has an empty message."""
         if not self.done:
-            yield from self.words("")
+            yield from self.add_text("")
         yield from self._close(status)
 
     def _call(self, call: ParsedCall) -> Iterator[bytes]:
@@ -325,9 +325,9 @@ class _Items:
         self.done.append(item)
 
     def _close(self, status: ResponseStatus) -> Iterator[bytes]:
-        if self._words is None:
+        if self._text_parts is None:
             return
-        text = "".join(self._words)
+        text = "".join(self._text_parts)
         item = self._message(status, text)
         yield self._event("response.output_text.done", **self._place, text=text, logprobs=[])
         part = item.content[0].model_dump()
@@ -335,12 +335,12 @@ class _Items:
         yield self._event(
             "response.output_item.done", output_index=len(self.done), item=item.model_dump()
         )
-        self._words = None
+        self._text_parts = None
         self.done.append(item)
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Of the open message's text."""
+        """The location of the open message's text."""
         return {"item_id": self._message_id, "output_index": len(self.done), "content_index": 0}
 
     @property
@@ -354,8 +354,8 @@ class _Items:
         )
 
 
-def _unheard(kind: str, **fields: Any) -> bytes:
-    """No event: nobody listens to a whole answer's making."""
+def _no_event(kind: str, **fields: Any) -> bytes:
+    """Write no event, for a whole answer."""
     return b""
 
 

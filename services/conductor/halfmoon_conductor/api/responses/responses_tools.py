@@ -1,4 +1,4 @@
-"""Tools as OpenAI's Responses API has them: functions, calls handed back, and what they gave."""
+"""Define tools of OpenAI's Responses API: functions, their calls and results."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from halfmoon_conductor.api.tool_fields import (
 
 
 class FunctionTool(ApiModel):
-    """Something that the model may call."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: Name
@@ -47,18 +47,18 @@ class FunctionTool(ApiModel):
         return reject_unknown_fields(cls, body)
 
     def as_chat(self) -> Tool:
-        """As chat completions have it."""
+        """Return the tool as chat completions have it."""
         return Tool.of(self.name, self.description, self.parameters, self.strict)
 
 
 class FunctionChoiceByName(ApiModel):
-    """The one to call."""
+    """The choice of one function that must be called."""
 
     type: Literal["function"]
     name: Name
 
     def as_chat(self) -> NamedTool:
-        """As chat completions have it."""
+        """Return the choice as chat completions have it."""
         return NamedTool.of(self.name)
 
 
@@ -84,7 +84,7 @@ FunctionChoice = Annotated[
 
 
 class FunctionCallItem(ApiModel):
-    """A call of an earlier answer, handed back."""
+    """A call of an earlier answer, sent back by the client."""
 
     type: Literal["function_call"]
     call_id: Text
@@ -100,16 +100,16 @@ class FunctionCallItem(ApiModel):
     namespace: Annotated[Any, IgnoredValues()] = None
 
     def as_call(self) -> CalledTool:
-        """As chat completions have it."""
+        """Return the call as chat completions have it."""
         return CalledTool.of(self.call_id, self.name, self.arguments)
 
 
 def group_calls_into_turns(
     messages: Sequence[ChatMessage | FunctionCallItem],
 ) -> list[ChatMessage | CallingMessage]:
-    """A conversation whose calls are in the turns that made them.
+    """Return a conversation in which calls belong to the messages that made them.
 
-    Calls one after the other are one turn of the assistant's, with the words before them.
+    Consecutive calls become one message of the assistant, with the text before them.
     """
     turns: list[ChatMessage | CallingMessage] = []
     for message in messages:

@@ -1,1 +1,1 @@
-"""What a conductor has seen lately, kept for operators. No decision looks at any of it."""
+"""Keep what a conductor has seen lately, for operators. No decision depends on it."""

@@ -1,7 +1,7 @@
-"""How long clients waited lately: quantiles of each second, for the last ten minutes.
+"""Keep the latencies of clients: quantiles of each second, for the last ten minutes.
 
-Every token passes here, so taking one in is an append. A second's samples are sorted once,
-when it is over.
+Every token is recorded, so recording is an append. A second's samples are sorted once, when it is
+over.
 """
 
 import math
@@ -11,33 +11,33 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-#: Seconds that are remembered, those in which nothing happened not counted.
+#: Seconds that are kept; those without samples do not count.
 KEPT_SECONDS = 600
-#: Samples of one second that are kept at the most. Past it every other one is dropped, and
-#: from then on of those that come.
+#: Most samples of one second. Beyond that every other sample is dropped, and every other one of
+#: those that follow.
 MAX_SAMPLES = 4096
 
 
 class SecondQuantiles(msgspec.Struct, frozen=True):
-    """Of one second's samples."""
+    """Quantiles of one second's samples."""
 
-    #: Samples there were, also those that were dropped.
+    #: Number of samples, dropped ones included.
     n: int
     p50_s: float
     p90_s: float
 
 
 class LatencySecond(msgspec.Struct, frozen=True):
-    """One second in which there was a token; None: none of that kind."""
+    """One second with at least one token; None: no samples of that kind."""
 
-    #: When it began, on the clock of `LatencyHistory`.
+    #: Begin of the second on the clock of `LatencyHistory`.
     at_s: int
     ttft: SecondQuantiles | None
     tbt: SecondQuantiles | None
 
 
 class _Samples:
-    """Of the second under way; bounded, and spread over all of it."""
+    """Samples of the current second; bounded, and spread over all of it."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -60,13 +60,13 @@ class _Samples:
 
 
 class LatencyHistory:
-    """Times to the first token and between tokens, second by second."""
+    """Keep TTFT and TBT by second."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Nothing yet.
+        """Create an empty history.
 
         Args:
-            clock: seconds.
+            clock: returns seconds.
         """
         self._clock = clock
         self._over: deque[LatencySecond] = deque(maxlen=KEPT_SECONDS)
@@ -74,31 +74,31 @@ class LatencyHistory:
         self._ttft, self._tbt = _Samples(), _Samples()
 
     def now(self) -> float:
-        """Seconds on this clock."""
+        """Return the time in seconds on this clock."""
         return self._clock()
 
-    def first_token(self, seconds: float, now_s: float) -> None:
-        """A client got a first token so long after its request had been read."""
+    def on_first_token(self, seconds: float, now_s: float) -> None:
+        """Record a TTFT, counted from the received body."""
         if now_s >= self._at_s + 1:
-            self._turn(now_s)
+            self._start_second(now_s)
         self._ttft.add(seconds)
 
-    def next_token(self, seconds: float, now_s: float) -> None:
-        """A client got a further token so long after the one before it."""
+    def on_next_token(self, seconds: float, now_s: float) -> None:
+        """Record a TBT."""
         if now_s >= self._at_s + 1:
-            self._turn(now_s)
+            self._start_second(now_s)
         self._tbt.add(seconds)
 
     def since(self, at_s: float) -> list[LatencySecond]:
-        """Seconds that are over and began later than `at_s`, the oldest first."""
+        """Return the completed seconds that began later than `at_s`, the oldest first."""
         now_s = self._clock()
         if now_s >= self._at_s + 1:
-            self._turn(now_s)
+            self._start_second(now_s)
         oldest_s = math.floor(now_s) - KEPT_SECONDS
         return [s for s in self._over if s.at_s >= oldest_s and s.at_s > at_s]
 
-    def _turn(self, now_s: float) -> None:
-        """A new second has begun."""
+    def _start_second(self, now_s: float) -> None:
+        """Begin a new second."""
         ttft, tbt = self._ttft.quantiles(), self._tbt.quantiles()
         if ttft is not None or tbt is not None:
             self._over.append(LatencySecond(self._at_s, ttft, tbt))
@@ -107,5 +107,5 @@ class LatencyHistory:
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:
-    """The smallest sample that at least a share of `q` does not exceed."""
+    """Return the smallest sample that at least a share of `q` does not exceed."""
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]

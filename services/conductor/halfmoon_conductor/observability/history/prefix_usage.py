@@ -1,8 +1,8 @@
-"""Which prefixes prompts have in common: how often each cached one was asked for of late.
+"""Count how often cached prefixes of prompts were used lately.
 
-A prompt counts for the longest prefix of it that is cached anywhere, and for each shorter one
-that another prompt ended at before. So a system prompt that a hundred conversations begin with
-is one prefix with a hundred uses, and each conversation is one of its own below it.
+A prompt counts for its longest cached prefix, and for each shorter one that ended another prompt's
+match. So a system prompt of a hundred conversations is one prefix with a hundred uses. Each
+conversation has a prefix of its own below it.
 """
 
 from collections import OrderedDict
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from halfmoon_protocol.ids import BlockHash, RequestId
 
-#: Prefixes that are counted at the most; the one not used for longest makes room.
+#: Most prefixes that are counted; the least recently used one makes room.
 MAX_PREFIXES = 1024
-#: A prefix is not told beside a longer one that has this share of its uses.
+#: A prefix is not reported beside a longer one that has this share of its uses.
 SAME_SHARE = 0.9
-#: Fewer uses than this within a half-life are not worth telling.
+#: Prefixes with fewer uses within a half-life are not reported.
 MIN_USES = 0.5
 
 
 @dataclass(slots=True)
 class _Prefix:
     n_blocks: int
-    #: The next shorter one that was counted when this one was first.
+    #: The next shorter prefix that was counted when this one was added.
     parent: BlockHash | None
     uses: float
     at_s: float
@@ -31,30 +31,30 @@ class _Prefix:
 
 
 class HotPrefixUse(NamedTuple):
-    """A prefix that is asked for again and again, named by its last block."""
+    """A frequently used prefix, named by its last block."""
 
     block: BlockHash
     n_blocks: int
-    #: Halved with every half-life.
+    #: Number of uses, halved with every half-life.
     uses: float
     #: The request that used it last.
     last: RequestId
 
 
 class PrefixUseCounter:
-    """Counts uses of cached prefixes."""
+    """Count uses of cached prefixes."""
 
     def __init__(self, half_life_s: float) -> None:
-        """Nothing was used.
+        """Create a counter without uses.
 
         Args:
-            half_life_s: seconds in which a use comes to count half.
+            half_life_s: seconds after which a use counts half.
         """
         self._half_life_s = half_life_s
         self._prefixes: OrderedDict[BlockHash, _Prefix] = OrderedDict()
 
-    def used(self, blocks: Sequence[BlockHash], request_id: RequestId, now: float) -> None:
-        """A request's prompt begins with these blocks, which are cached."""
+    def on_use(self, blocks: Sequence[BlockHash], request_id: RequestId, now: float) -> None:
+        """Record that a request's prompt begins with these cached blocks."""
         if not blocks:
             return
         parent: BlockHash | None = None
@@ -70,9 +70,9 @@ class PrefixUseCounter:
                 self._prefixes.popitem(last=False)
 
     def hottest(self, n: int, now: float) -> list[HotPrefixUse]:
-        """Up to `n` prefixes, the one with the most uses first."""
+        """Return up to `n` prefixes, the most used first."""
         uses = {block: self._uses(prefix, now) for block, prefix in self._prefixes.items()}
-        #: Uses of the most used of those that are one step longer.
+        #: Uses of the most used prefix among those one step longer.
         longer: dict[BlockHash, float] = {}
         for block, prefix in self._prefixes.items():
             if prefix.parent is not None:

@@ -1,4 +1,4 @@
-"""What came of requests: to be laid beside what was predicted when they were placed."""
+"""Record the outcome of requests, for comparison with the predictions at their placement."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -14,113 +14,115 @@ TryEnd = Literal["", "finished", "cancelled", "rejected", "failed", "placed_agai
 
 @dataclass(slots=True)
 class TryRecord:
-    """One try at one request, as far as it has come."""
+    """One try of one request, as far as it has come."""
 
     arrived_s: float
-    #: Tokens of the prompt, those included that an earlier try had delivered.
+    #: Tokens of the prompt, with those that an earlier try had delivered.
     n_tokens: int
     tenant: str
     priority: int
-    #: Tokens of the prompt whose KV was reused, and the kvstore that they were read from.
+    #: Tokens of the prompt whose KV was reused, and the kvstore that it was read from.
     n_cached: int = 0
     fetched_from: WorkerId | None = None
-    #: What prefill said of its stages, seconds.
+    #: Seconds of prefill's stages, as it reported them.
     queue_s: float = 0.0
     compute_s: float = 0.0
     drain_s: float = 0.0
     fetch_s: float = 0.0
-    #: From arrival to the first token, seconds; None: none was delivered.
+    #: Seconds from arrival to the first token; None: none was delivered.
     ttft_s: float | None = None
     #: Tokens of this try; 0 until it is over.
     n_new: int = 0
-    #: Mean seconds between tokens; None before the end, and of less than two.
+    #: Mean seconds between tokens; None before the end, and with fewer than two tokens.
     tbt_s: float | None = None
     end: TryEnd = ""
 
 
 @dataclass(slots=True)
 class ReuseTotals:
-    """Tokens of prompts that were prefilled, since the start."""
+    """Totals over the prompts that were prefilled since the start."""
 
     n_prompts: int = 0
     n_tokens: int = 0
-    #: Those of them that were not computed, and those of these that came over from a kvstore
-    #: other than the prefill worker's own.
+    #: Tokens that were not computed, and tokens of these that a kvstore other than the prefill
+    #: worker's own sent.
     n_cached: int = 0
     n_transferred: int = 0
 
 
 @dataclass(slots=True)
 class RequestHistory:
-    """The courses of the last tries, and sums over all."""
+    """Keep the records of the last tries, and totals over all."""
 
-    #: Tries that are remembered at the most.
+    #: Most tries that are kept.
     kept: int
     reuse: ReuseTotals = field(default_factory=ReuseTotals)
-    #: Goes up whenever any of this changes: who has seen it need not look again.
+    #: Increases with every change, so that readers can skip unchanged data.
     revision: int = 0
-    _courses: OrderedDict[RequestId, TryRecord] = field(default_factory=OrderedDict, init=False)
+    _tries: OrderedDict[RequestId, TryRecord] = field(default_factory=OrderedDict, init=False)
 
     def get(self, request_id: RequestId) -> TryRecord | None:
-        """One try, if it is remembered."""
-        return self._courses.get(request_id)
+        """Return the record of a try, if it is kept."""
+        return self._tries.get(request_id)
 
-    def arrived(self, request: Request, now: float) -> None:
-        """A try begins."""
-        if request.request_id in self._courses:
+    def on_arrival(self, request: Request, now: float) -> None:
+        """Begin the record of a try."""
+        if request.request_id in self._tries:
             return
         self.revision += 1
-        self._courses[request.request_id] = TryRecord(
+        self._tries[request.request_id] = TryRecord(
             now, len(request.token_ids), request.tenant, request.priority
         )
-        if len(self._courses) > self.kept:
-            self._courses.popitem(last=False)
+        if len(self._tries) > self.kept:
+            self._tries.popitem(last=False)
 
-    def prefilled(self, done: PrefillDone, source: WorkerId | None, n_transferred: int) -> None:
-        """A prefill worker is done.
+    def on_prefill_done(
+        self, done: PrefillDone, source: WorkerId | None, n_transferred: int
+    ) -> None:
+        """Record a finished prefill.
 
         Args:
-            done: what it said.
-            source: where its prefix was to be read, by the placement.
-            n_transferred: tokens of it that its own kvstore did not have.
+            done: the prefill worker's message.
+            source: the kvstore that holds its prefix, by the placement.
+            n_transferred: tokens of the prefix that its own kvstore did not have.
         """
-        course = self._courses.get(done.request_id)
-        if course is None:
+        record = self._tries.get(done.request_id)
+        if record is None:
             return
         self.revision += 1
-        course.n_cached = done.n_cached
-        course.fetched_from = (done.fetched_from or source) if done.n_cached else None
-        course.queue_s, course.compute_s = done.queue_s, done.compute_s
-        course.drain_s, course.fetch_s = done.drain_s, done.fetch_s
+        record.n_cached = done.n_cached
+        record.fetched_from = (done.fetched_from or source) if done.n_cached else None
+        record.queue_s, record.compute_s = done.queue_s, done.compute_s
+        record.drain_s, record.fetch_s = done.drain_s, done.fetch_s
         self.reuse.n_prompts += 1
-        self.reuse.n_tokens += course.n_tokens
+        self.reuse.n_tokens += record.n_tokens
         self.reuse.n_cached += done.n_cached
         self.reuse.n_transferred += min(n_transferred, done.n_cached)
 
-    def ended(self, request_id: RequestId, end: TryEnd, now: float, *, n_new: int = 0) -> None:
-        """A try is over; the first word of it holds."""
-        course = self._courses.get(request_id)
-        if course is None or course.end:
+    def on_end(self, request_id: RequestId, end: TryEnd, now: float, *, n_new: int = 0) -> None:
+        """Record the end of a try; only the first call counts."""
+        record = self._tries.get(request_id)
+        if record is None or record.end:
             return
         self.revision += 1
-        course.end, course.n_new = end, n_new
-        if course.ttft_s is not None and n_new > 1:
-            course.tbt_s = (now - course.arrived_s - course.ttft_s) / (n_new - 1)
+        record.end, record.n_new = end, n_new
+        if record.ttft_s is not None and n_new > 1:
+            record.tbt_s = (now - record.arrived_s - record.ttft_s) / (n_new - 1)
 
-    def told(self, commands: list[AnyCommand], now: float) -> None:
-        """What the core said to do."""
+    def on_commands(self, commands: list[AnyCommand], now: float) -> None:
+        """Record the commands of the core."""
         for command in commands:
             match command:
                 case Deliver(request_id=request_id, finish=finish):
-                    if (course := self._courses.get(request_id)) is not None:
-                        course.ttft_s = now - course.arrived_s
+                    if (record := self._tries.get(request_id)) is not None:
+                        record.ttft_s = now - record.arrived_s
                     if finish:
-                        self.ended(request_id, "finished", now, n_new=1)
+                        self.on_end(request_id, "finished", now, n_new=1)
                 case Reject(request_id=request_id):
-                    self.ended(request_id, "rejected", now)
+                    self.on_end(request_id, "rejected", now)
                 case Fail(request_id=request_id):
-                    self.ended(request_id, "failed", now)
+                    self.on_end(request_id, "failed", now)
                 case Resubmit(request_id=request_id):
-                    self.ended(request_id, "placed_again", now)
+                    self.on_end(request_id, "placed_again", now)
                 case _:
                     pass

@@ -1,4 +1,4 @@
-"""What each worker said last, and which ones left."""
+"""Keep each worker's last report, and the workers that left."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 
-#: Workers that left which are remembered at the most, and for how long.
+#: Most departed workers that are kept, and for how many seconds.
 MAX_DEPARTED = 64
 DEPARTED_KEPT_S = 600.0
 
@@ -20,15 +20,15 @@ AnyWorkerLoad = PrefillLoad | DecodeLoad | KvstoreLoad
 
 
 class LastReport(NamedTuple):
-    """What came of one worker."""
+    """The last report of one worker."""
 
-    #: When anything came last, seconds.
+    #: Time of its last message, seconds.
     at_s: float
     load: AnyWorkerLoad | None
 
 
 class DepartedWorker(NamedTuple):
-    """A worker that was here, as it was then."""
+    """A worker that left, with its record at that time."""
 
     info: WorkerInfo
     at_s: float
@@ -36,48 +36,49 @@ class DepartedWorker(NamedTuple):
 
 
 class WorkerHistory:
-    """Live workers' last words, and those of late who are gone."""
+    """Keep live workers' last reports, and recently departed workers."""
 
     def __init__(self) -> None:
         self._infos: dict[WorkerId, WorkerInfo] = {}
-        #: Of those in `_infos` alone.
-        self._heard: dict[WorkerId, LastReport] = {}
+        #: Only of workers in `_infos`.
+        self._reports: dict[WorkerId, LastReport] = {}
         #: The newest last; disjoint from `_infos`.
-        self._gone: OrderedDict[WorkerId, DepartedWorker] = OrderedDict()
+        self._departed: OrderedDict[WorkerId, DepartedWorker] = OrderedDict()
 
-    def joined(self, info: WorkerInfo, now: float) -> None:
-        """A worker is used from now on, or its record changed."""
+    def on_joined(self, info: WorkerInfo, now: float) -> None:
+        """Record that a worker is used from now on, or that its record changed."""
         known = self._infos.get(info.worker_id)
         if known is not None and known.generation != info.generation:
-            del self._heard[info.worker_id]
+            del self._reports[info.worker_id]
         self._infos[info.worker_id] = info
-        self._gone.pop(info.worker_id, None)
-        self.heard(info.worker_id, None, now)
+        self._departed.pop(info.worker_id, None)
+        self.on_report(info.worker_id, None, now)
 
-    def left(self, worker_id: WorkerId, reason: str, now: float) -> None:
-        """A worker is used no more."""
+    def on_left(self, worker_id: WorkerId, reason: str, now: float) -> None:
+        """Record that a worker is no longer used."""
         info = self._infos.pop(worker_id, None)
         if info is None:
             return
-        del self._heard[worker_id]
-        self._gone[worker_id] = DepartedWorker(info, now, reason)
-        if len(self._gone) > MAX_DEPARTED:
-            self._gone.popitem(last=False)
+        del self._reports[worker_id]
+        self._departed[worker_id] = DepartedWorker(info, now, reason)
+        if len(self._departed) > MAX_DEPARTED:
+            self._departed.popitem(last=False)
 
-    def heard(self, worker_id: WorkerId, message: AnyMessage | None, now: float) -> None:
-        """A worker said something."""
+    def on_report(self, worker_id: WorkerId, message: AnyMessage | None, now: float) -> None:
+        """Record a worker's message."""
         if worker_id not in self._infos:
             return
         if isinstance(message, AnyWorkerLoad):
-            self._heard[worker_id] = LastReport(now, message)
+            self._reports[worker_id] = LastReport(now, message)
         else:
-            before = self._heard.get(worker_id)
-            self._heard[worker_id] = LastReport(now, None if before is None else before.load)
+            before = self._reports.get(worker_id)
+            self._reports[worker_id] = LastReport(now, None if before is None else before.load)
 
-    def last(self, worker_id: WorkerId) -> LastReport | None:
-        """What came of a live worker; None of one that is not used."""
-        return self._heard.get(worker_id)
+    def last_report(self, worker_id: WorkerId) -> LastReport | None:
+        """Return the last report of a live worker; None of one that is not used."""
+        return self._reports.get(worker_id)
 
-    def gone(self, now: float) -> list[DepartedWorker]:
-        """Workers that left of late and have not come back, the newest first."""
-        return [gone for gone in reversed(self._gone.values()) if gone.at_s + DEPARTED_KEPT_S > now]
+    def departed(self, now: float) -> list[DepartedWorker]:
+        """Return the workers that left lately and have not come back, the newest first."""
+        departed = reversed(self._departed.values())
+        return [worker for worker in departed if worker.at_s + DEPARTED_KEPT_S > now]

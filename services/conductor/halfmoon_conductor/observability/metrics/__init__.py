@@ -1,1 +1,1 @@
-"""Prometheus metrics of the HTTP side and of the cluster."""
+"""Export Prometheus metrics of the HTTP side and of the cluster."""

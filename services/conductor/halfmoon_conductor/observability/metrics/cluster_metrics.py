@@ -1,7 +1,7 @@
-"""What the conductor measures of the cluster: requests by phase, decisions, workers, events.
+"""Measure the cluster: requests by phase, decisions, workers, KV events.
 
-The core keeps plain numbers, since it knows no metrics library, and they are read when they are
-looked at. What it keeps no account of is counted here, as a recorder of the shell.
+The core keeps plain numbers, since it knows no metrics library; they are read when metrics are
+scraped. What the core does not count is counted here, as a recorder of the shell.
 """
 
 import time
@@ -24,14 +24,14 @@ from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.conductor.prediction_error import BUCKET_BOUNDS, ErrorHistogram
 from halfmoon_scheduling.events import AnyEvent, KvChanged, MessageReceived
 
-#: Where the KV of prompts' tokens came from; "elsewhere": nobody says from which kvstore.
+#: Origins of the KV of prompt tokens; "elsewhere": from an unknown kvstore.
 _SOURCES = ("computed", "kvstore_same_host", "kvstore_other_host", "kvstore_elsewhere")
-#: What can be lacking; see `Conductor.refusals`.
-_LACKING = ("ttft", "tbt", "tbt_late", "pages", "queue_full", "too_long", "unavailable")
+#: Reasons of rejections; see `Conductor.refusals`.
+_REJECTION_REASONS = ("ttft", "tbt", "tbt_late", "pages", "queue_full", "too_long", "unavailable")
 
 
 class ClusterMetrics:
-    """Shows what the core knows and what went by, in one registry."""
+    """Export what the core knows and what passed through the shell, in one registry."""
 
     def __init__(
         self,
@@ -39,20 +39,26 @@ class ClusterMetrics:
         registry: CollectorRegistry,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`wall_clock`: seconds since 1970, as kvstores write them into their events."""
+        """Register the metrics.
+
+        Args:
+            core: the core to observe.
+            registry: receives the metrics.
+            wall_clock: seconds since 1970, as kvstores write them into their events.
+        """
         self._core = core
         self._wall_clock = wall_clock
         self._tokens: Counter[str] = Counter(dict.fromkeys(_SOURCES, 0))
         self._fetched_bytes = 0
-        self._placed_again = 0
-        self._failed = 0
+        self._n_resubmitted = 0
+        self._n_failed = 0
         self._event_lag_s = FastHistogram(time_buckets(0.0005, 60.0))
-        #: Free pages and all, as workers told last; of some that are gone, too.
+        #: Free pages and all pages as workers last reported them; may include departed workers.
         self._pages: dict[WorkerId, tuple[int, int]] = {}
         expose_metrics(self.metrics, registry=registry)
 
     def on_prefill_done(self, worker_id: WorkerId, done: PrefillDone) -> None:
-        """A prefill worker said this; the core is about to hear it."""
+        """Count a finished prefill, before the core handles it."""
         self._fetched_bytes += done.fetched_bytes
         n_tokens = self._core.n_tokens_of(done.request_id)
         self._tokens["computed"] += max(0, n_tokens - done.n_cached)
@@ -63,11 +69,11 @@ class ClusterMetrics:
         if reader is None or source is None:
             self._tokens["kvstore_elsewhere"] += done.n_cached
         else:
-            near = "same" if reader.host == source.host else "other"
-            self._tokens[f"kvstore_{near}_host"] += done.n_cached
+            place = "same" if reader.host == source.host else "other"
+            self._tokens[f"kvstore_{place}_host"] += done.n_cached
 
     def record(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """See `shell.Recorder`."""
+        """Count one call of the core; see `shell.Recorder`."""
         match event:
             case KvChanged(batch=batch):
                 self._event_lag_s.observe(max(0.0, self._wall_clock() - batch.timestamp))
@@ -77,12 +83,12 @@ class ClusterMetrics:
                 pass
         for command in commands:
             if isinstance(command, Resubmit):
-                self._placed_again += 1
+                self._n_resubmitted += 1
             elif isinstance(command, Fail):
-                self._failed += 1
+                self._n_failed += 1
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return the current values of all metrics."""
         return {**self._requests(), **self._workers(), **self._events()}
 
     def _requests(self) -> MetricSnapshot:
@@ -94,16 +100,16 @@ class ClusterMetrics:
             ),
             "halfmoon_rejections_total": (
                 "Requests refused by admission or placement, by what was lacking.",
-                by_label("reason", dict.fromkeys(_LACKING, 0) | core.refusals),
+                by_label("reason", dict.fromkeys(_REJECTION_REASONS, 0) | core.refusals),
             ),
             "halfmoon_requests_placed_again_total": (
                 "Tries that came to nothing, through a worker's fault or end, and were followed"
                 " by another.",
-                self._placed_again,
+                self._n_resubmitted,
             ),
             "halfmoon_requests_failed_total": (
                 "Requests that ended in an error, since another try was of no use.",
-                self._failed,
+                self._n_failed,
             ),
             "halfmoon_prediction_error_ratio": (
                 "Observed over predicted seconds: 1 is right, 2 took twice as long.",
@@ -130,9 +136,13 @@ class ClusterMetrics:
             role: [self._pages.get(info.worker_id, (0, 0)) for info in workers if info.role == role]
             for role in ("prefill", "decode")
         }
-        free = {role: sum(free for free, _ in told) for role, told in pages.items()}
-        every = {role: sum(n for _, n in told) for role, told in pages.items()}
-        self._pages = {w: told for w, told in self._pages.items() if w in self._core.cluster}
+        free = {
+            role: sum(free for free, _ in pages_of_role) for role, pages_of_role in pages.items()
+        }
+        n_pages = {role: sum(n for _, n in pages_of_role) for role, pages_of_role in pages.items()}
+        self._pages = {
+            w: pages_of_role for w, pages_of_role in self._pages.items() if w in self._core.cluster
+        }
         return {
             "halfmoon_workers": (
                 "Live workers by role.",
@@ -143,13 +153,14 @@ class ClusterMetrics:
                 LabelledValues(
                     ("role", "state"),
                     {(role, "free"): free[role] for role in pages}
-                    | {(role, "used"): every[role] - free[role] for role in pages},
+                    | {(role, "used"): n_pages[role] - free[role] for role in pages},
                 ),
             ),
             "halfmoon_kv_cache_usage_ratio": (
                 "Share of those pages that are used.",
                 by_label(
-                    "role", {role: 1 - free[role] / every[role] for role in pages if every[role]}
+                    "role",
+                    {role: 1 - free[role] / n_pages[role] for role in pages if n_pages[role]},
                 ),
             ),
         }

@@ -1,7 +1,7 @@
-"""What the front measures: requests as clients see them, token by token.
+"""Measure requests as clients see them, token by token.
 
-Plain numbers and distributions, since some of this is done for every token; they are read when
-they are looked at.
+Values are plain numbers and histograms, since some are updated for every token. They are read when
+metrics are scraped.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from halfmoon_conductor.observability.metrics.ttft_stages import ACTIVE_STAGES, 
 from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets, token_buckets
 from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label, expose_metrics
 
-#: How a generation ended: the last two are the client's doing, and ours.
+#: How a generation ended; "abort" is caused by the client, "error" by the server.
 HttpOutcome = Literal["stop", "length", "abort", "error"]
-#: Why the front let a request not in.
+#: Why a request was rejected before it reached the scheduler.
 RejectionReason = Literal["invalid_key", "tenant_limit", "concurrency", "body"]
 
 _TTFT_BUCKETS_S = (
@@ -35,12 +35,12 @@ _MOST_TOKENS = 1_000_000
 
 
 class HttpMetrics:
-    """The front's metrics in one registry, which must not have them yet."""
+    """HTTP metrics in one registry, which must not have them yet."""
 
     def __init__(
         self, registry: CollectorRegistry, latencies: LatencyHistory | None = None
     ) -> None:
-        #: Times to first tokens and between tokens, second by second.
+        #: TTFT and TBT of recent seconds.
         self.latencies = latencies or LatencyHistory()
         self.requests = Counter(
             "halfmoon_http_requests",
@@ -73,14 +73,14 @@ class HttpMetrics:
         self._outcomes: dict[HttpOutcome, int] = dict.fromkeys(
             ("stop", "length", "abort", "error"), 0
         )
-        self._turned: dict[RejectionReason, int] = dict.fromkeys(
+        self._rejections: dict[RejectionReason, int] = dict.fromkeys(
             ("invalid_key", "tenant_limit", "concurrency", "body"), 0
         )
         expose_metrics(self.metrics, registry=registry)
 
-    def on_rejected(self, why: RejectionReason) -> None:
-        """A request was refused before anything was looked at."""
-        self._turned[why] += 1
+    def on_rejected(self, reason: RejectionReason) -> None:
+        """Count a request that was rejected before its body was used."""
+        self._rejections[reason] += 1
 
     def on_first_token(
         self,
@@ -90,17 +90,17 @@ class HttpMetrics:
         n_prompt: int,
         n_cached: int,
     ) -> float:
-        """A request has its first token.
+        """Record a request's first token.
 
         Args:
-            ttft_s: from the request, read, to here.
-            tokenize_s: of those, until it was handed to the gateway.
-            stages: what the gateway knows of the rest; None: nothing.
+            ttft_s: seconds from the received body to the first token.
+            tokenize_s: seconds of these before the request was sent to the gateway.
+            stages: the gateway's seconds by stage; None: unknown.
             n_prompt: tokens of its prompt.
-            n_cached: those of them whose KV came from a cache.
+            n_cached: tokens of these whose KV came from a cache.
 
         Returns:
-            Seconds of `ttft_s` in which it was worked on.
+            Seconds of `ttft_s` in which the request was worked on.
         """
         self._ttft_s.observe(ttft_s)
         self._prompt_tokens.observe(n_prompt)
@@ -112,33 +112,33 @@ class HttpMetrics:
         stages = {**stages, "tokenize": tokenize_s, "deliver": max(0.0, rest_s)}
         for stage, each_s in stages.items():
             self._stages_s[stage].observe(each_s)  # type: ignore[index]
-        worked_s = sum(stages[stage] for stage in ACTIVE_STAGES if stage in stages)
-        self._prefill_s.observe(worked_s)
-        self._queue_s.observe(max(0.0, ttft_s - tokenize_s - worked_s - stages["deliver"]))
-        return worked_s
+        active_s = sum(stages[stage] for stage in ACTIVE_STAGES if stage in stages)
+        self._prefill_s.observe(active_s)
+        self._queue_s.observe(max(0.0, ttft_s - tokenize_s - active_s - stages["deliver"]))
+        return active_s
 
-    def on_end(self, e2e_s: float, decode_s: float, worked_s: float, n_generated: int) -> None:
-        """A request has its last token.
+    def on_end(self, e2e_s: float, decode_s: float, active_s: float, n_generated: int) -> None:
+        """Record a request's last token.
 
         Args:
-            e2e_s: from the request, read, to here.
-            decode_s: since its first token.
-            worked_s: what `on_first_token` said.
-            n_generated: tokens.
+            e2e_s: seconds from the received body to the last token.
+            decode_s: seconds since its first token.
+            active_s: the value that `on_first_token` returned.
+            n_generated: tokens of the answer.
         """
         self._e2e_s.observe(e2e_s)
         self._decode_s.observe(decode_s)
-        self._inference_s.observe(worked_s + decode_s)
+        self._inference_s.observe(active_s + decode_s)
         self._new_tokens.observe(n_generated)
         if n_generated > 1:
             self._per_token_s.observe(decode_s / (n_generated - 1))
 
-    def ended(self, outcome: HttpOutcome) -> None:
-        """A generation that was not refused is over."""
+    def on_outcome(self, outcome: HttpOutcome) -> None:
+        """Count the end of a generation that was not refused."""
         self._outcomes[outcome] += 1
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return the current values of all metrics."""
         return {
             "halfmoon_time_to_first_token_seconds": (
                 "From the request, read, to its first token.",
@@ -167,7 +167,7 @@ class HttpMetrics:
                 self._e2e_s,
             ),
             "halfmoon_request_queue_seconds": (
-                "Before the first token, what a request waited while nobody worked on it: for"
+                "Before the first token, the time in which a request waited without work on it: for"
                 " admission, room, answers, its turn.",
                 self._queue_s,
             ),
@@ -213,6 +213,6 @@ class HttpMetrics:
                 "Requests that got no further than the door: no valid key, more than their"
                 " tenant may, more at once than are taken, a body that is too long, too slow or one"
                 " too many.",
-                by_label("reason", self._turned),
+                by_label("reason", self._rejections),
             ),
         }

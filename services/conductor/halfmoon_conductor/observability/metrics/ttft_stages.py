@@ -1,13 +1,13 @@
-"""Where a request's time to its first token goes: stages that add up to it.
+"""Divide a request's time to first token into stages that add up to it.
 
     read ─tokenize─▶ arrived ─retry─▶ arrived again ─place─▶ decode asked ─reserve─▶ prefill told
       ─messages, queue, fetch, prefill, transfer─▶ prefill's answer ─deliver─▶ first token read
 
-Each moment is in one stage: what the request waited for then. The conductor's clock gives the
-moments in the upper row and the end; what was between the command to prefill and its answer,
-prefill's own clock (`PrefillTimes`): no two machines' clocks are compared, and what the round
-trip took beyond that is `messages`. The first token is prefill's, so a decode step is no part
-of it: `halfmoon_first_decode_seconds` is the time from there to the second token.
+Each moment belongs to one stage. The conductor's clock times the upper row and the end. Prefill's
+own clock (`PrefillTimes`) times what is between the command to prefill and its answer, so no two
+machines' clocks are compared. The rest of that round trip is `messages`. The first token is
+prefill's, so no decode step is included: `halfmoon_first_decode_seconds` is the time from it to the
+second token.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from halfmoon_protocol.messages import DecodeReserved, PrefillDone, PrefillTimes
 from halfmoon_scheduling.commands import AnyCommand, Send
 from halfmoon_scheduling.events import AnyEvent, MessageReceived, RequestArrived
 
-#: In the order in which a request meets them.
+#: In the order in which a request passes them.
 TtftStage = Literal[
     "tokenize",  # the body checked, the prompt made tokens
     "retry",  # tries that came to nothing; 0 for nearly all
@@ -33,64 +33,66 @@ TtftStage = Literal[
     "deliver",  # from prefill's answer until the first token is written to the client
 ]
 TTFT_STAGES: tuple[TtftStage, ...] = get_args(TtftStage)
-#: Those in which somebody works on the request; in the others it waits, or is on its way.
+#: Stages in which the request is worked on; in the others it waits or is transmitted.
 ACTIVE_STAGES: tuple[TtftStage, ...] = ("fetch", "prefill", "transfer")
 
 
 @dataclass(slots=True)
 class TtftTimestamps:
-    """When one request's first token passed what, seconds on the conductor's clock."""
+    """Timestamps of one request up to its first token, in seconds on the conductor's clock."""
 
-    #: The first try arrived; None: not yet.
+    #: Arrival of the first try; None: not yet.
     first_s: float | None = None
-    #: The last try arrived, its decode worker was asked for pages, and had them.
+    #: Arrival of the last try; when its decode worker was asked for pages; when it had them.
     arrived_s: float = 0.0
-    asked_s: float = 0.0
+    reserve_sent_s: float = 0.0
     reserved_s: float = 0.0
-    #: Prefill's answer, and its own account of the time; None until then.
+    #: Prefill's answer, and prefill's own times; None until then.
     done_s: float = 0.0
     prefill: PrefillTimes | None = None
 
     def stages(self) -> dict[str, float] | None:
-        """Seconds of each stage from arrival to prefill's answer; None before that."""
+        """Return the seconds of each stage from arrival to prefill's answer; None before that."""
         if self.prefill is None or self.first_s is None:
             return None
-        there = self.prefill
-        at_prefill_s = there.queue_s + there.fetch_s + there.compute_s + there.transfer_s
+        times = self.prefill
+        at_prefill_s = times.queue_s + times.fetch_s + times.compute_s + times.transfer_s
         return {
             "retry": self.arrived_s - self.first_s,
-            "place": self.asked_s - self.arrived_s,
-            "reserve": self.reserved_s - self.asked_s,
+            "place": self.reserve_sent_s - self.arrived_s,
+            "reserve": self.reserved_s - self.reserve_sent_s,
             "messages": max(0.0, self.done_s - self.reserved_s - at_prefill_s),
-            "queue": there.queue_s,
-            "fetch": there.fetch_s,
-            "prefill": there.compute_s,
-            "transfer": there.transfer_s,
+            "queue": times.queue_s,
+            "fetch": times.fetch_s,
+            "prefill": times.compute_s,
+            "transfer": times.transfer_s,
         }
 
 
 class TtftRecorder:
-    """Notes these moments, as a recorder of the shell."""
+    """Record these timestamps, as a recorder of the shell."""
 
     def __init__(self, find: Callable[[RequestId], TtftTimestamps | None]) -> None:
-        """`find` gives the moments of a try, if it is the one under way and has a client."""
+        """Record into the timestamps that `find` returns: those of a current try with a client,
+        else None.
+        """
         self._find = find
 
-    def watch(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """See `shell.Recorder`."""
+    def record(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Record the timestamps of one call of the core; see `shell.Recorder`."""
         match event:
             case RequestArrived(request=request):
-                if (moments := self._find(request.request_id)) is not None:
-                    moments.arrived_s, moments.prefill = now, None
-                    if moments.first_s is None:
-                        moments.first_s = now
+                if (timestamps := self._find(request.request_id)) is not None:
+                    timestamps.arrived_s, timestamps.prefill = now, None
+                    if timestamps.first_s is None:
+                        timestamps.first_s = now
             case MessageReceived(message=DecodeReserved(request_id=request_id)):
-                if (moments := self._find(request_id)) is not None:
-                    moments.reserved_s = now
+                if (timestamps := self._find(request_id)) is not None:
+                    timestamps.reserved_s = now
             case MessageReceived(message=PrefillDone() as done):
-                if (moments := self._find(done.request_id)) is not None:
-                    moments.done_s = now
-                    moments.prefill = done.times or PrefillTimes(
+                if (timestamps := self._find(done.request_id)) is not None:
+                    timestamps.done_s = now
+                    timestamps.prefill = done.times or PrefillTimes(
                         done.queue_s, 0.0, done.compute_s, done.drain_s
                     )
             case _:
@@ -98,5 +100,5 @@ class TtftRecorder:
         for command in commands:  # of any request: room was made, say
             if not isinstance(command, Send) or not isinstance(command.message, ReserveDecode):
                 continue
-            if (moments := self._find(command.message.request_id)) is not None:
-                moments.asked_s = now
+            if (timestamps := self._find(command.message.request_id)) is not None:
+                timestamps.reserve_sent_s = now

@@ -1,8 +1,8 @@
-"""The same metrics under the names that boards made for vLLM ask for.
+"""Export the same metrics under vLLM's names, for dashboards made for vLLM.
 
-A name is here if its meaning is the same: vLLM's name, and what of ours it shows. Nothing is
-measured twice: what a scrape finds under our name is shown under both. vLLM's labels are
-`model_name` and `engine`, which is always "0": to a board the cluster is one engine.
+A name is listed if its meaning is the same, with the metric of ours that it shows. Nothing is
+measured twice: a scrape shows our metric under both names. vLLM's labels are `model_name` and
+`engine`, which is always "0": to a dashboard the cluster is one engine.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,24 +11,24 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
-#: vLLM's request phases, from ours. vLLM's waiting requests have no place in a batch; a request
-#: in the queue of a prefill worker has one, and counts as running.
+#: vLLM's request phases, made of ours. vLLM's waiting requests have no slot in a batch. A request
+#: in a prefill worker's queue has one, and counts as running.
 _WAITING = ("deferred", "waiting", "quarantined", "reserving")
 _RUNNING = ("prefilling", "landed", "decoding")
 
 
 class VllmMetricSource(NamedTuple):
-    """What a name of vLLM's shows."""
+    """The metric of ours that a name of vLLM's shows."""
 
-    ours: str
-    #: Only samples whose label has one of these values, summed; None: all, as they are.
+    metric: str
+    #: Only samples whose label has one of these values, summed; empty: all, as they are.
     label: str = ""
     values: tuple[str, ...] = ()
-    #: Label to give it, with its value.
+    #: Label to add, with its value.
     extra: tuple[str, str] | None = None
 
 
-#: vLLM's name, as it is written in queries but for the suffixes of histograms → ours.
+#: vLLM's name as queries write it, without the suffixes of histograms → ours.
 VLLM_METRIC_NAMES: dict[str, tuple[VllmMetricSource, ...]] = {
     "vllm:time_to_first_token_seconds": (VllmMetricSource("halfmoon_time_to_first_token_seconds"),),
     "vllm:inter_token_latency_seconds": (VllmMetricSource("halfmoon_inter_token_latency_seconds"),),
@@ -80,32 +80,34 @@ VLLM_METRIC_NAMES: dict[str, tuple[VllmMetricSource, ...]] = {
 
 
 class VllmNamedMetrics(Collector):
-    """A registry's metrics, then those of them that vLLM has a name for under that name."""
+    """Collect a registry's metrics, then again under vLLM's names where there is one."""
 
     def __init__(self, registry: CollectorRegistry, model: Callable[[], str]) -> None:
-        """`model`: its name as clients write it; empty: not known yet, vLLM's names wait."""
+        """Collect from `registry`. While `model` returns "", the model is unknown and vLLM's names
+        are omitted.
+        """
         self._registry = registry
         self._model = model
 
     def collect(self) -> Iterable[Metric]:
-        """What a scrape shows."""
+        """Yield all metrics."""
         families = {family.name: family for family in self._registry.collect()}
         yield from families.values()
         if not (model := self._model()):
             return
         labels = {"model_name": model, "engine": "0"}
         for name, sources in VLLM_METRIC_NAMES.items():
-            found = [(source, families.get(_family(source.ours))) for source in sources]
+            found = [(source, families.get(_family(source.metric))) for source in sources]
             if shown := [(source, family) for source, family in found if family is not None]:
-                yield _renamed(name, shown, labels)
+                yield _renamed_metric(name, shown, labels)
 
 
 def _family(name: str) -> str:
-    """A metric's name without what its samples add."""
+    """Return a metric's name without the suffix of its samples."""
     return name.removesuffix("_total")
 
 
-def _renamed(
+def _renamed_metric(
     name: str, shown: list[tuple[VllmMetricSource, Metric]], labels: dict[str, str]
 ) -> Metric:
     first = shown[0][1]

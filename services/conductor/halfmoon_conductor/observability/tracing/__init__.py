@@ -1,1 +1,1 @@
-"""Spans put around the parts of a conductor."""
+"""Trace requests through the conductor."""

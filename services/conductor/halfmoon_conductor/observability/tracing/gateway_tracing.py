@@ -1,7 +1,7 @@
-"""The span of a generation, from the gateway's request to its last token.
+"""Trace generations, from the request to the gateway to its last token.
 
-Names of attributes are those of OpenTelemetry's conventions for generative AI where they have
-one. Neither prompts nor answers are in them.
+Names of attributes are those of OpenTelemetry's conventions for generative AI where they have one.
+They contain neither prompts nor answers.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -21,7 +21,7 @@ from halfmoon_runtime.observability.tracing import Span
 
 
 class TracedGateway:
-    """A gateway, with spans around those of its generations that are sampled."""
+    """Trace the sampled generations of a gateway."""
 
     def __init__(self, gateway: Gateway, tries: TryTracer, clock: Clock) -> None:
         self._gateway = gateway
@@ -30,19 +30,19 @@ class TracedGateway:
 
     @property
     def model(self) -> ModelCard | None:
-        """See `Gateway.model`."""
+        """The model served; see `Gateway.model`."""
         return self._gateway.model
 
     def ready(self) -> bool:
-        """See `Gateway.ready`."""
+        """Return whether requests can be served; see `Gateway.ready`."""
         return self._gateway.ready()
 
     def missing(self) -> Sequence[str]:
-        """See `Gateway.missing`."""
+        """Return the roles without a live worker; see `Gateway.missing`."""
         return self._gateway.missing()
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """See `Gateway.generate`."""
+        """Yield a request's tokens; see `Gateway.generate`."""
         parent = current_span.get()
         if parent is None:
             return self._gateway.generate(request)
@@ -55,7 +55,9 @@ class TracedGateway:
         card = self._gateway.model
         model = card.name if card else ""
         operation = "text_completion" if request.request_id.startswith("cmpl-") else "chat"
-        span = parent.child(f"{operation} {model}".rstrip(), began_s, _asked(request, model))
+        span = parent.child(
+            f"{operation} {model}".rstrip(), began_s, _request_attributes(request, model)
+        )
         span.set({"gen_ai.operation.name": operation})
         self._tries.open(request.request_id, span)
         n_tokens, error, over = 0, "", False
@@ -88,9 +90,9 @@ class TracedGateway:
             span.end(self._clock.now(), error)
 
 
-def _asked(request: GenerationRequest, model: str) -> dict[str, str | int | float]:
+def _request_attributes(request: GenerationRequest, model: str) -> dict[str, str | int | float]:
     sampling, stopping = request.sampling, request.stopping
-    said: dict[str, str | int | float] = {
+    attributes: dict[str, str | int | float] = {
         "gen_ai.provider.name": "halfmoon",
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
@@ -104,5 +106,5 @@ def _asked(request: GenerationRequest, model: str) -> dict[str, str | int | floa
         "halfmoon.priority": request.priority,
     }
     if request.tenant:
-        said["halfmoon.tenant"] = request.tenant
-    return said
+        attributes["halfmoon.tenant"] = request.tenant
+    return attributes

@@ -1,8 +1,8 @@
-"""The span of an HTTP request: the root of what happens here for it.
+"""Trace HTTP requests: each request's span is the root of all its spans here.
 
-It goes on with the trace that the client's `traceparent` names, obeys its sampled flag, and says
-in `traceresponse` where the request can be looked up. Names of attributes are OpenTelemetry's for
-HTTP servers. A layer of its own around the app, there only where traces are wanted.
+The span continues the trace of the client's `traceparent`, obeys its sampled flag, and is named in
+`traceresponse`. Names of attributes are OpenTelemetry's for HTTP servers. The middleware is
+installed only where tracing is on.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.observability.tracing import Span, Tracer
 
-#: Of the HTTP request that this task serves; None: it is not traced.
+#: Span of the HTTP request that this task serves; None: it is not traced.
 current_span: ContextVar[Span | None] = ContextVar("current_span", default=None)
 
 
 class TracingMiddleware:
-    """The outermost layer around an app."""
+    """Trace the requests of an app."""
 
     def __init__(
         self, app: ASGIApp, *, tracer: Tracer, clock: Clock, is_traced: Callable[[str], bool]
@@ -45,7 +45,7 @@ class TracingMiddleware:
             return
         headers = Headers(scope=scope)
         span = self._tracer.serve(
-            scope["method"], headers.getlist, self._clock.now(), _asked(scope, headers)
+            scope["method"], headers.getlist, self._clock.now(), _request_attributes(scope, headers)
         )
         if span is None:
             await self._app(scope, receive, send)
@@ -79,7 +79,7 @@ class TracingMiddleware:
 
 
 class _Reply:
-    """A `send` that remembers the status, and says which trace this is."""
+    """Send a response, remember its status and add the trace to its headers."""
 
     def __init__(self, send: Send, span: Span) -> None:
         self._send = send
@@ -92,13 +92,13 @@ class _Reply:
             self.status = message["status"]
             headers = Headers(scope=message)
             self._span.set({"halfmoon.http_request_id": headers.get("x-request-id", "")})
-            where = self._span.context.traceparent.encode("ascii")
-            message = {**message, "headers": [*message["headers"], (b"traceresponse", where)]}
+            traceparent = self._span.context.traceparent.encode("ascii")
+            message = {**message, "headers": [*message["headers"], (b"traceresponse", traceparent)]}
         await self._send(message)
 
 
-def _asked(scope: Scope, headers: Headers) -> dict[str, str | int]:
-    said: dict[str, str | int] = {
+def _request_attributes(scope: Scope, headers: Headers) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {
         "http.request.method": scope["method"],
         "url.path": scope["path"],
         "url.scheme": scope["scheme"],
@@ -106,7 +106,7 @@ def _asked(scope: Scope, headers: Headers) -> dict[str, str | int]:
         "user_agent.original": headers.get("user-agent", ""),
     }
     if scope.get("server"):
-        said["server.address"], said["server.port"] = scope["server"]
+        attributes["server.address"], attributes["server.port"] = scope["server"]
     if scope.get("client"):
-        said["client.address"] = scope["client"][0]
-    return said
+        attributes["client.address"] = scope["client"][0]
+    return attributes

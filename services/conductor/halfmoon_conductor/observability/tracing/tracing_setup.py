@@ -1,7 +1,7 @@
-"""A conductor's spans, put around the parts that it is built of; where none are wanted, nothing is.
+"""Put tracing around the parts of a conductor; without a tracer, nothing.
 
-What makes them is in `traced_http` (requests), `traced_gateway` (generations) and `traced_tries`
-(what the core decided, and what it led to).
+`http_tracing` traces requests, `gateway_tracing` generations, and `try_tracing` the core's
+decisions and their consequences.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from halfmoon_scheduling.conductor.conductor_machine import Conductor
 
 
 class TracingSetup:
-    """Each method returns what it is given: traced, or as it is."""
+    """Wrap parts of a conductor for tracing; without a tracer each method returns its argument."""
 
     def __init__(self, tracer: Tracer | None, core: Conductor, clock: Clock) -> None:
         self._tracer = tracer
@@ -28,21 +28,26 @@ class TracingSetup:
 
     @property
     def recorders(self) -> list[Recorder]:
-        """What the shell is to tell of every call of the core."""
-        return [] if self._tracer is None else [self._tries.observe]
+        """Recorders for the shell."""
+        return [] if self._tracer is None else [self._tries.record]
 
-    def workers(self, hub: WorkerPort) -> WorkerPort:
-        """What the shell sends messages through."""
-        return hub if self._tracer is None else TracedWorkers(hub, self._tries)
+    def workers(self, workers: WorkerPort) -> WorkerPort:
+        """Return the port through which the shell sends messages."""
+        return workers if self._tracer is None else TracedWorkers(workers, self._tries)
 
     def gateway(self, gateway: Gateway) -> Gateway:
-        """Where the front gets tokens from."""
+        """Return the gateway for the REST API."""
         if self._tracer is None:
             return gateway
         return TracedGateway(gateway, self._tries, self._clock)
 
     def app(self, app: ASGIApp, is_traced: Callable[[str], bool]) -> ASGIApp:
-        """What serves HTTP."""
+        """Return the app that serves HTTP.
+
+        Args:
+            app: the app.
+            is_traced: whether requests for a path are traced.
+        """
         if self._tracer is None:
             return app
         return TracingMiddleware(app, tracer=self._tracer, clock=self._clock, is_traced=is_traced)

@@ -1,12 +1,12 @@
-"""The spans of tries, read from the facts and commands that pass between the core and its shell.
+"""Trace tries, from the events and commands that pass between the core and its shell.
 
-    generation ──▶ try ──▶ place       from arrival to a decode worker's being asked
-                    │  └─▶ reserve     until it has set pages aside, or refused
-                    ├────▶ prefill     the prefill worker's, told by `StartPrefill`
-                    └────▶ decode      the decode worker's, told by `ReserveDecode`
+    generation ──▶ try ──▶ place       from arrival until a decode worker is asked
+                    │  └─▶ reserve     until it has reserved pages, or refused
+                    ├────▶ prefill     the prefill worker's span, named in `StartPrefill`
+                    └────▶ decode      the decode worker's span, named in `ReserveDecode`
 
-The core knows nothing of it: it is watched from where a journal would be written. What a worker's
-loss did is an event of the try that it ended; the next try is a span of its own.
+The core knows nothing of traces: a recorder observes it, as a journal does. The loss of a worker is
+an event of the try that it ended; the next try has a span of its own.
 """
 
 from dataclasses import dataclass, field
@@ -40,14 +40,14 @@ from halfmoon_scheduling.events import (
     RequestFinished,
 )
 
-#: Prefill workers whose estimates are shown beside the chosen one's.
+#: Most prefill workers whose estimates are recorded beside the chosen one's.
 _MAX_CANDIDATES = 8
 
 
 @dataclass
 class _Try:
     span: Span
-    #: Running while it has no decode worker.
+    #: Running while the try has no decode worker.
     place: Span | None
     #: Running while a decode worker is asked.
     reserve: Span | None = None
@@ -56,51 +56,51 @@ class _Try:
 @dataclass
 class _Generation:
     span: Span
-    #: Tries by their ids; all but one are over.
+    #: Tries by their ids; at most one is not over.
     tries: dict[RequestId, _Try] = field(default_factory=dict)
 
 
 class TryTracer:
-    """Those of the requests that are sampled."""
+    """Trace the tries of sampled requests."""
 
     def __init__(self, core: Conductor, clock: Clock) -> None:
         self._core = core
         self._clock = clock
-        #: By the client's request id, `origin` of every try's id.
+        #: By the client's request id, which `original_request_id` returns for the id of every try.
         self._generations: dict[str, _Generation] = {}
 
     def open(self, request_id: str, span: Span) -> None:
-        """This request's tries are children of this span."""
+        """Make the request's tries children of this span."""
         self._generations[request_id] = _Generation(span)
 
     def close(self, request_id: str) -> None:
-        """No more tries will come."""
+        """End the spans of a request; no more tries will come."""
         generation = self._generations.pop(request_id)
         for request_id_of_try in list(generation.tries):
             self._end(generation, request_id_of_try, self._clock.now())
 
-    def observe(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """One call of the core: what it was told, when, and what it said."""
+    def record(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Record one call of the core: its time, event and commands."""
         if not self._generations:
             return
         self._on_event(now, event)
         for command in commands:
             self._on_command(now, command)
 
-    def stamped(self, message: Message) -> Message:
-        """The same, saying to a worker whose child its span is."""
+    def with_trace_context(self, message: Message) -> Message:
+        """Return the message with the trace context for a worker's span."""
         if isinstance(message, StartPrefill | ReserveDecode) and (
             found := self._find(message.request_id)
         ):
             return msgspec.structs.replace(message, trace=found[1].span.context)
         return message
 
-    # -- what the core was told --------------------------------------------------------------
+    # -- events of the core ------------------------------------------------------------------
 
     def _on_event(self, now: float, event: AnyEvent) -> None:
         match event:
             case RequestArrived(request=request):
-                self._arrive(now, request)
+                self._on_arrival(now, request)
             case RequestFinished(request_id=request_id, n_new=n_new):
                 if found := self._find(request_id):
                     found[1].span.set({"halfmoon.new_tokens": n_new})
@@ -112,7 +112,7 @@ class TryTracer:
             case MessageReceived(worker_id=worker_id, message=message):
                 self._on_message(now, worker_id, message)
 
-    def _arrive(self, now: float, request: Request) -> None:
+    def _on_arrival(self, now: float, request: Request) -> None:
         generation = self._generations.get(original_request_id(request.request_id))
         if generation is None:
             return
@@ -130,9 +130,9 @@ class TryTracer:
     def _on_message(self, now: float, worker_id: WorkerId, message: Message) -> None:
         match message:
             case DecodeReserved(request_id=request_id):
-                self._answered(now, request_id)
+                self._on_decode_answer(now, request_id)
             case DecodeRefused(request_id=request_id, reason=reason):
-                self._answered(now, request_id, reason)
+                self._on_decode_answer(now, request_id, reason)
             case PrefillDone(request_id=request_id, n_cached=n_cached):
                 if found := self._find(request_id):
                     found[1].span.event("prefill done", now, {"halfmoon.cached_tokens": n_cached})
@@ -141,20 +141,20 @@ class TryTracer:
                 | DecodeFailed(request_id=request_id, reason=reason)
             ):
                 if found := self._find(request_id):
-                    whose = {"halfmoon.worker": worker_id, "halfmoon.reason": reason}
-                    found[1].span.event("worker failed", now, whose)
+                    attributes = {"halfmoon.worker": worker_id, "halfmoon.reason": reason}
+                    found[1].span.event("worker failed", now, attributes)
 
-    def _answered(self, now: float, request_id: RequestId, error: str = "") -> None:
+    def _on_decode_answer(self, now: float, request_id: RequestId, error: str = "") -> None:
         if (found := self._find(request_id)) and found[1].reserve is not None:
             found[1].reserve.end(now, error)
             found[1].reserve = None
 
-    # -- what it said ------------------------------------------------------------------------
+    # -- commands of the core ----------------------------------------------------------------
 
     def _on_command(self, now: float, command: AnyCommand) -> None:
         match command:
             case Send(worker_id=worker_id, message=ReserveDecode(request_id=request_id)):
-                self._placed(request_id, worker_id)
+                self._on_reserve_sent(request_id, worker_id)
             case Send(worker_id=worker_id, message=StartPrefill(request_id=request_id)):
                 if found := self._find(request_id):
                     found[1].span.event("prefill begun", now, {"halfmoon.worker": worker_id})
@@ -167,13 +167,13 @@ class TryTracer:
                     self._end(found[0], request_id, now)
             case Reject(request_id=request_id, reason=reason):
                 if found := self._find(request_id):
-                    self._decided(found[1].place or found[1].span, request_id)
-                    said: Attributes = {
+                    self._set_decision(found[1].place or found[1].span, request_id)
+                    attributes: Attributes = {
                         "halfmoon.reject.kind": command.kind,
                         "halfmoon.reject.reason": reason,
                         "halfmoon.reject.retry_after_s": command.retry_after_s,
                     }
-                    found[1].span.set(said)
+                    found[1].span.set(attributes)
                     self._end(found[0], request_id, now, reason)
             case Resubmit(request_id=request_id, reason=reason):
                 if found := self._find(request_id):
@@ -184,28 +184,28 @@ class TryTracer:
                 if found := self._find(request_id):
                     self._end(found[0], request_id, now, reason)
 
-    def _placed(self, request_id: RequestId, decode: WorkerId) -> None:
-        """A decode worker is asked; after a refusal perhaps another one."""
+    def _on_reserve_sent(self, request_id: RequestId, decode: WorkerId) -> None:
+        """Record that a decode worker is asked; after a refusal it may be another one."""
         if not (found := self._find(request_id)):
             return
         tried = found[1]
         now = self._clock.now()  # a decision takes a while itself
         if tried.place is not None:
-            self._decided(tried.place, request_id)
+            self._set_decision(tried.place, request_id)
             tried.place.end(now)
             tried.place = None
         if tried.reserve is not None:
             tried.reserve.end(now, "another decode worker is asked")
         tried.reserve = tried.span.child("reserve", now, {"halfmoon.worker": decode})
 
-    def _decided(self, span: Span, request_id: RequestId) -> None:
-        """Say on what grounds, if the core still knows."""
+    def _set_decision(self, span: Span, request_id: RequestId) -> None:
+        """Add the core's decision to the span, if the core still has it."""
         for decision in reversed(self._core.decisions):
             if decision.request_id == request_id:
-                span.set(_grounds(decision))
+                span.set(_decision_attributes(decision))
                 return
 
-    # -- the books ---------------------------------------------------------------------------
+    # -- tries -------------------------------------------------------------------------------
 
     def _find(self, request_id: RequestId) -> tuple[_Generation, _Try] | None:
         if not self._generations:
@@ -218,7 +218,7 @@ class TryTracer:
         self, generation: _Generation, request_id: RequestId, now: float, error: str = ""
     ) -> None:
         tried = generation.tries.pop(request_id)
-        # What a try still waited for ends with it.
+        # Stages that the try still waits for end with it.
         for stage in (tried.place, tried.reserve):
             if stage is not None:
                 stage.end(now, error)
@@ -227,21 +227,21 @@ class TryTracer:
 
 @dataclass(frozen=True)
 class TracedWorkers:
-    """A hub whose messages carry their requests' traces."""
+    """Send messages to workers with the trace contexts of their requests."""
 
     workers: WorkerPort
     tries: TryTracer
 
     def send(self, worker_id: WorkerId, message: Message) -> None:
-        """See `WorkerPort.send`."""
-        self.workers.send(worker_id, self.tries.stamped(message))
+        """Queue a message; see `WorkerPort.send`."""
+        self.workers.send(worker_id, self.tries.with_trace_context(message))
 
     def refuse(self, worker_id: WorkerId, reason: str) -> None:
-        """See `WorkerPort.refuse`."""
+        """Refuse a worker; see `WorkerPort.refuse`."""
         self.workers.refuse(worker_id, reason)
 
 
-def _grounds(decision: Decision) -> Attributes:
+def _decision_attributes(decision: Decision) -> Attributes:
     placement = decision.placement
     chosen = placement.chosen
     others = sorted(placement.estimates, key=lambda each: each.ttft_s)[:_MAX_CANDIDATES]

@@ -1,0 +1,291 @@
+"""Encode prompts and conversations as token ids of the model, within its context."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from halfmoon_conductor.api.openai.chat_messages import CallingMessage, ChatMessage
+from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
+from halfmoon_conductor.api.openai.shared_fields import SharedFields
+from halfmoon_conductor.engine_io.gateway_interface import ModelCard
+from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
+from halfmoon_conductor.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotSupported,
+    ServiceUnavailable,
+    UnknownModel,
+)
+from halfmoon_conductor.inputs.inline_limits import (
+    MAX_INLINE_RENDERED_CHARACTERS,
+    InlineLimitExceeded,
+)
+from halfmoon_conductor.text.chat_template import ChatTemplate
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer
+from halfmoon_conductor.tools.tool_call_syntax import tool_call_format_of
+
+#: Seconds after which clients should retry while workers are still loading the model.
+RETRY_WHILE_LOADING_S = 2.0
+_SHOWN_CHARACTERS = 200
+
+
+class PromptEncoder:
+    """Encode what clients send with the model's chat template and tokenizer.
+
+    Used on the event loop for short bodies and in child processes for long ones.
+
+    Args:
+        model: returns the model served, or None before the first worker has joined.
+        tokenizer: the model's.
+        tool_call_parser: how the model writes calls; "auto": as its chat template shows.
+
+    Raises:
+        TokenizerUnavailable: the tokenizer's chat template is not valid.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], ModelCard | None],
+        tokenizer: Tokenizer,
+        tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        source = tokenizer.chat_template
+        self._tool_call_format = (
+            tool_call_format_of(source or "") if tool_call_parser == "auto" else tool_call_parser
+        )
+        self._template = ChatTemplate(source, tokenizer.special_tokens) if source else None
+
+    def model_card(self, name: str | None) -> ModelCard:
+        """Return the model of this name; with None, the model served.
+
+        Raises:
+            ServiceUnavailable: no worker has joined yet.
+            UnknownModel: another model is served.
+        """
+        card = self._model()
+        if card is None:
+            raise ServiceUnavailable(
+                "No worker has joined yet, so no model is served; try again soon.",
+                retry_after_s=RETRY_WHILE_LOADING_S,
+            )
+        if name not in (None, card.name):
+            raise UnknownModel(
+                f"The model {_shown(name or '')} is not served here; {card.name!r} is.",
+                param="model",
+            )
+        return card
+
+    # -- completions -------------------------------------------------------------------------
+
+    def encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
+        """Return the token ids of a completion's prompts.
+
+        Call it on the event loop only for short prompts.
+
+        Raises:
+            InvalidRequest: a prompt has no tokens, or ids that the model does not have.
+            ContextLengthExceeded: a prompt and its new tokens do not fit into the context.
+        """
+        add_special_tokens = body.add_special_tokens is not False
+        prompts = [
+            self._encode(prompt, add_special_tokens, "prompt")
+            if isinstance(prompt, str)
+            else self.check_token_ids(prompt, "prompt")
+            for prompt in body.prompts
+        ]
+        if not all(prompts):
+            raise InvalidRequest(
+                "The prompt is empty, and this model has no token of its own to begin with.",
+                param="prompt",
+            )
+        for prompt in prompts:
+            self.check_context(body, len(prompt), "prompt")
+        return prompts
+
+    def echoed_prompts(self, body: CompletionRequest) -> tuple[str, ...]:
+        """Return the text of each prompt if the completion asks for `echo`, else nothing."""
+        if not body.echo:
+            return ()
+        return tuple(
+            given if isinstance(given, str) else self._tokenizer.decode(given)
+            for given in body.prompts
+        )
+
+    # -- chats -------------------------------------------------------------------------------
+
+    def encode_chat(self, body: ChatRequest, *, inline: bool = False) -> list[int]:
+        """Return the token ids of a chat that is to be answered; see `encode_conversation`.
+
+        Raises:
+            InvalidRequest, NotSupported, ContextLengthExceeded, InlineLimitExceeded: as
+                `encode_conversation`, and if it has no tokens or too many.
+        """
+        token_ids = self.encode_conversation(body, inline=inline)
+        if not token_ids:
+            raise InvalidRequest("The conversation has no tokens.", param="messages")
+        self.check_context(body, len(token_ids), "messages")
+        return token_ids
+
+    def encode_conversation(self, body: ChatRequest, *, inline: bool = False) -> list[int]:
+        """Return the token ids of a chat, its tools included.
+
+        Args:
+            body: the client's request.
+            inline: called on the event loop, where only short work is done.
+
+        Raises:
+            InvalidRequest: there is no chat template, or it refuses the conversation.
+            NotSupported: it offers tools, and how the model calls them is not known.
+            ContextLengthExceeded: its text can't fit into the context.
+            InlineLimitExceeded: `inline`, and it is too much work.
+        """
+        self.tool_call_format(body)
+        return self.encode_messages(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=self._template_variables(body),
+            tools=[tool.for_template() for tool in body.offered_tools],
+            inline=inline,
+        )
+
+    def encode_messages(
+        self,
+        messages: Sequence[ChatMessage | CallingMessage],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        inline: bool = False,
+    ) -> list[int]:
+        """Return the token ids of messages; see `encode_conversation`.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, InlineLimitExceeded: as
+                `encode_conversation`.
+        """
+        if self._template is None:
+            raise InvalidRequest("This model has no chat template; use /v1/completions.")
+        if inline and variables and not all(map(_is_cheap, variables.values())):
+            raise InlineLimitExceeded  # a template may do anything with a number or a list
+        text = self._template.render(
+            [message.for_template() for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+            tools=tools,
+        )
+        if inline and len(text) > MAX_INLINE_RENDERED_CHARACTERS:
+            raise InlineLimitExceeded
+        # The template has written BOS where the model wants one.
+        return self._encode(text, False, "messages")
+
+    def tool_call_format(self, body: ChatRequest) -> ToolCallFormat | None:
+        """Return how this model writes tool calls; None if the chat offers no tools.
+
+        Raises:
+            NotSupported: the chat offers tools, and the model's format is not known.
+        """
+        if not body.offered_tools:
+            return None
+        if self._tool_call_format is None:
+            raise NotSupported(
+                "tools is not supported with this model: how it writes calls is not known from "
+                "its chat template; start the conductor with --tool-call-parser.",
+                param="tools",
+            )
+        return self._tool_call_format
+
+    def _template_variables(self, body: ChatRequest) -> Mapping[str, Any] | None:
+        given = body.chat_template_kwargs
+        return self._template.with_effort(given, body.reasoning_effort) if self._template else given
+
+    # -- texts and tokens --------------------------------------------------------------------
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text. Call it on the event loop only for short texts.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded: it is not Unicode, or can't fit into the
+                context.
+        """
+        return self._encode(text, add_special_tokens, "prompt")
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of tokens.
+
+        Raises:
+            InvalidRequest: the model does not have one of them.
+        """
+        return (
+            self._tokenizer.decode(self.check_token_ids(token_ids, "tokens")) if token_ids else ""
+        )
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token by itself."""
+        return self._tokenizer.token_bytes(token).decode(errors="replace")
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def check_context(self, body: SharedFields, n_prompt: int, param: str) -> None:
+        """Check that a prompt and the requested new tokens fit into the context.
+
+        Raises:
+            ContextLengthExceeded: they don't.
+        """
+        card = self.model_card(None)
+        requested = body.n_generated_tokens
+        if n_prompt + (requested or 1) > card.max_context:
+            raise ContextLengthExceeded(
+                f"This model's context is {card.max_context} tokens; the prompt has {n_prompt}, "
+                f"and {requested or 'at least 1'} more were asked for. Shorten the prompt or ask "
+                "for fewer new tokens.",
+                param=param,
+            )
+
+    def check_token_ids(self, token_ids: list[int], param: str) -> list[int]:
+        """Return token ids unchanged if the model has all of them.
+
+        Raises:
+            InvalidRequest: an id is over the model's vocabulary.
+        """
+        if (largest := max(token_ids)) >= self._tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"{param} has the token id {largest}; this model's are less than "
+                f"{self._tokenizer.vocab_size}.",
+                param=param,
+            )
+        return token_ids
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Return the token ids of a text that may fit into the context.
+
+        Raises:
+            InvalidRequest: it is not Unicode.
+            ContextLengthExceeded: it has more bytes than a context full of the longest token.
+        """
+        longest, most = self._tokenizer.longest_token_bytes, self.model_card(None).max_context
+        # 4 bytes a character at the most: nearly all texts need not be counted.
+        if 4 * len(text) > most * longest:
+            n_bytes = len(text.encode(errors="replace"))
+            if n_bytes > most * longest:
+                raise ContextLengthExceeded(
+                    f"The text has {n_bytes} bytes. This model's context is {most} tokens, and "
+                    f"its longest token has {longest} bytes: at least "
+                    f"{-(-n_bytes // longest)} tokens are too many. Shorten it.",
+                    param=param,
+                )
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"{param} is not Unicode text: {error.reason}", param=param
+            ) from None
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…")
+
+
+def _is_cheap(value: Any) -> bool:
+    """Return whether a variable's value can't make a template do much work."""
+    return value is None or isinstance(value, bool | str)
