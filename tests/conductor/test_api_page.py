@@ -1,4 +1,4 @@
-"""docs/api.md and the front say the same of every field: none is ignored in silence."""
+"""docs/api.md and the REST API agree on every field: none is ignored silently."""
 
 import json
 import re

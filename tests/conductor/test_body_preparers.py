@@ -1,4 +1,4 @@
-"""Long bodies, read by real helper processes behind a real socket."""
+"""Long bodies, prepared by real child processes behind a real socket."""
 
 import asyncio
 import json
@@ -58,12 +58,12 @@ def long_gateway(gateway: ScriptedGateway) -> ScriptedGateway:
 
 
 @asynccontextmanager
-async def front(
-    gateway: ScriptedGateway, tokenizer: HubTokenizer, helpers: ProcessPreparer | None
+async def open_client(
+    gateway: ScriptedGateway, tokenizer: HubTokenizer, preparer: ProcessPreparer | None
 ) -> AsyncIterator[httpx.AsyncClient]:
     registry = CollectorRegistry()
     app = create_app(
-        gateway, tokenizer, registry=registry, tool_call_parser="hermes", preparer=helpers
+        gateway, tokenizer, registry=registry, tool_call_parser="hermes", preparer=preparer
     )
     async with (
         serve_app(app) as (host, port),
@@ -128,9 +128,8 @@ async def test_a_helper_answers_as_the_front_itself_does(
     body, told = {**MODEL, "seed": 1, **fields}, []
     if path not in ("/v1/completions", "/v1/chat/completions"):
         del body["seed"]
-    helpers = ProcessPreparer(shared, 2)
-    for preparer in (helpers, None):
-        async with front(long_gateway, tokenizer, preparer) as client:
+    for preparer in (ProcessPreparer(shared, 2), None):
+        async with open_client(long_gateway, tokenizer, preparer) as client:
             answer = await client.post(path, json=body)
         told.append((answer.status_code, _without_chance(answer.text)))
     assert told[0] == told[1]
@@ -159,44 +158,44 @@ def _without_chance(text: str) -> str:
 async def test_work_over_its_time_is_ended_and_said_and_the_next_one_is_served(
     tokenizer: HubTokenizer, shared: Sandbox
 ) -> None:
-    helpers = ProcessPreparer(shared, 2, PreparationBudget(base_s=0.1, per_mib_s=0.0))
+    preparer = ProcessPreparer(shared, 2, PreparationBudget(base_s=0.1, per_mib_s=0.0))
     card = msgspec.structs.replace(CARD, max_context=10**9)
     hostile = msgspec.structs.replace(completion_job("\n \t" * 1_000_000), card=card)
     with pytest.raises(RequestTooCostly, match=r"0\.1 s of processor time") as refused:
-        await helpers.prepare(hostile)
+        await preparer.prepare(hostile)
     assert refused.value.status == 400
-    assert not helpers.pids, "it is not asked again"
-    read = await helpers.prepare(completion_job("a"))
+    assert not preparer.pids, "it is not asked again"
+    read = await preparer.prepare(completion_job("a"))
     assert isinstance(read, PreparedBody)
     assert read.prompts() == [tokenizer.encode("a", add_special_tokens=True)]
 
 
 async def test_work_over_its_memory_is_ended_and_said(tokenizer: HubTokenizer) -> None:
     with sandbox(tokenizer, memory_bytes=64 * 1024 * 1024) as small:
-        helpers = ProcessPreparer(small, 2, PreparationBudget(base_s=60))
+        preparer = ProcessPreparer(small, 2, PreparationBudget(base_s=60))
         card = msgspec.structs.replace(CARD, max_context=10**9)
         job = msgspec.structs.replace(completion_job("a b" * 2_000_000), card=card)
         with pytest.raises(RequestTooCostly, match="memory"):
-            await helpers.prepare(job)
+            await preparer.prepare(job)
 
 
 async def test_the_work_of_a_client_that_is_gone_is_ended(
     long_gateway: ScriptedGateway, tokenizer: HubTokenizer, shared: Sandbox
 ) -> None:
-    helpers = ProcessPreparer(shared, 2, PreparationBudget(base_s=600))
-    await helpers.prepare(completion_job("a"))
-    (pid,) = helpers.pids
+    preparer = ProcessPreparer(shared, 2, PreparationBudget(base_s=600))
+    await preparer.prepare(completion_job("a"))
+    (pid,) = preparer.pids
     card = msgspec.structs.replace(CARD, max_context=10**9)
     long_gateway.card = card
     # Words of chance, which take BPE quadratic time: minutes.
     content = msgspec.structs.replace(completion_job("x" * 8_000_000), card=card).content
-    async with front(long_gateway, tokenizer, helpers) as client:
+    async with open_client(long_gateway, tokenizer, preparer) as client:
         asking = asyncio.create_task(
             client.post(
                 "/v1/completions", content=content, headers={"content-type": "application/json"}
             )
         )
-        await _until(lambda: not helpers.pids)
+        await _until(lambda: not preparer.pids)
         asking.cancel()
         await _until(lambda: not _is_alive(pid))
         load = await client.get("/load")
@@ -209,12 +208,12 @@ async def test_a_helper_that_was_killed_while_idle_costs_no_request(
     tokenizer: HubTokenizer, who: str
 ) -> None:
     with sandbox(tokenizer) as own:
-        helpers = ProcessPreparer(own, 2)
-        await helpers.prepare(completion_job("a"))
-        (pid,) = helpers.pids
+        preparer = ProcessPreparer(own, 2)
+        await preparer.prepare(completion_job("a"))
+        (pid,) = preparer.pids
         os.kill(pid if who == "helper" else own.pid or 0, signal.SIGKILL)
-        assert isinstance(await helpers.prepare(completion_job("a")), PreparedBody)
-        helpers.close()
+        assert isinstance(await preparer.prepare(completion_job("a")), PreparedBody)
+        preparer.close()
 
 
 async def test_a_helper_that_does_not_start_is_told_as_such(tokenizer: HubTokenizer) -> None:
@@ -226,13 +225,13 @@ async def test_a_helper_that_does_not_start_is_told_as_such(tokenizer: HubTokeni
 async def test_large_bodies_leave_a_helper_to_others(
     tokenizer: HubTokenizer, shared: Sandbox
 ) -> None:
-    helpers = ProcessPreparer(shared, 2, PreparationBudget(base_s=600))
+    preparer = ProcessPreparer(shared, 2, PreparationBudget(base_s=600))
     card = msgspec.structs.replace(CARD, max_context=10**9)
     hostile = msgspec.structs.replace(completion_job("x" * 8_000_000), card=card)
-    large = [asyncio.create_task(helpers.prepare(hostile)) for _ in range(3)]
+    large = [asyncio.create_task(preparer.prepare(hostile)) for _ in range(3)]
     async with asyncio.timeout(DEADLINE_S):
         for _ in range(3):
-            assert isinstance(await helpers.prepare(completion_job(LONG)), PreparedBody)
+            assert isinstance(await preparer.prepare(completion_job(LONG)), PreparedBody)
     for each in large:
         each.cancel()
     await asyncio.gather(*large, return_exceptions=True)
@@ -244,7 +243,7 @@ async def test_a_text_that_can_fit_into_no_context_is_not_tokenised(
     long_gateway.card = msgspec.structs.replace(CARD, max_context=50)
     longest = tokenizer.longest_token_bytes
     assert longest == max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
-    async with front(long_gateway, tokenizer, None) as client:
+    async with open_client(long_gateway, tokenizer, None) as client:
         for path, body in (
             ("/v1/completions", {**MODEL, "prompt": "\n" * 3000}),
             ("/v1/chat/completions", {**MODEL, "messages": [{**TURN, "content": "\n" * 3000}]}),
@@ -269,7 +268,7 @@ async def test_what_is_beside_the_conversation_is_bounded(
     long_gateway: ScriptedGateway, tokenizer: HubTokenizer, fields: dict[str, Any], param: str
 ) -> None:
     body = {**MODEL, "messages": [{"role": "user", "content": "a"}], **fields}
-    async with front(long_gateway, tokenizer, None) as client:
+    async with open_client(long_gateway, tokenizer, None) as client:
         error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
     assert error["param"] == param
     assert "524288 bytes and 20000 values" in error["message"]

@@ -24,7 +24,7 @@ Address = tuple[str, int]
 
 
 class Server:
-    """A front behind a socket, and requests to it by hand."""
+    """The REST API behind a socket, with requests written by hand."""
 
     def __init__(self, address: Address, gateway: ScriptedGateway) -> None:
         self.address, self.gateway = address, gateway

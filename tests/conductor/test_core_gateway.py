@@ -50,7 +50,7 @@ PREFILL, DECODE = WorkerId("prefill-0"), WorkerId("decode-0")
 
 
 class Script:
-    """Stands in for the hub: keeps what workers are told, and says what they answer."""
+    """Replace the links to workers: keep the messages to them, and answer for them."""
 
     def __init__(self, *workers: str, **config: Any) -> None:
         self.told: list[tuple[WorkerId, Message]] = []

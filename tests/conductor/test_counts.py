@@ -32,7 +32,7 @@ def functions(n: int) -> list[dict[str, Any]]:
 async def wide(
     gateway: ScriptedGateway, tokenizer: HubTokenizer, card: ModelCard
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A front whose model has room for many turns."""
+    """The REST API of a model whose context has room for many turns."""
     gateway.card = msgspec.structs.replace(card, max_context=1_000_000)
     app = create_app(gateway, tokenizer, registry=CollectorRegistry(), tool_call_parser="hermes")
     transport = httpx.ASGITransport(app=app)

@@ -1,4 +1,4 @@
-"""What operators can ask the conductor about its decisions: `/debug/decisions`, `/metrics`."""
+"""Explanations of decisions for operators: `/debug/decisions`, `/metrics`."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -76,7 +76,7 @@ Ask = Callable[[str], Awaitable[httpx.Response]]
 async def ask(observer: CoreObserver) -> AsyncIterator[Ask]:
     clock = FakeClock(5.0)
     shell = Shell(observer.core, clock)
-    hub = WorkerLinks(
+    links = WorkerLinks(
         MemoryNetwork(),
         MemoryStore(),
         ConductorId("conductor-0"),
@@ -85,7 +85,7 @@ async def ask(observer: CoreObserver) -> AsyncIterator[Ask]:
         ClusterMetrics(observer.core, CollectorRegistry()),
     )
     transport = httpx.ASGITransport(
-        app=debug_app(observer, hub, clock, ConductorInfo("conductor-0"))
+        app=debug_app(observer, links, clock, ConductorInfo("conductor-0"))
     )
     async with httpx.AsyncClient(transport=transport, base_url="http://conductor") as client:
         yield client.get

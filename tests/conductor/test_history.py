@@ -65,7 +65,7 @@ class Watched:
     def __post_init__(self) -> None:
         self.observer = CoreObserver(self.core, LatencyHistory())
         shell = Shell(self.core, FakeClock())
-        self.hub = WorkerLinks(
+        self.links = WorkerLinks(
             MemoryNetwork(),
             MemoryStore(),
             ConductorId("conductor-0"),
@@ -103,8 +103,8 @@ class Watched:
         self.hear(prefill, done)
 
     def view(self) -> dict[str, Any]:
-        about = ConductorInfo("conductor-0", "redis")
-        seen = cluster_view(self.observer, self.hub, about, self.now)
+        conductor = ConductorInfo("conductor-0", "redis")
+        seen = cluster_view(self.observer, self.links, conductor, self.now)
         view: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(seen, enc_hook=str))
         return view
 

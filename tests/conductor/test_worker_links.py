@@ -1,4 +1,4 @@
-"""The hub's links: a worker that can't be told something is lost, whatever it still says."""
+"""Links to workers: a worker that accepts no messages is lost, whatever it still sends."""
 
 import asyncio
 from typing import Any
@@ -80,7 +80,7 @@ class ScriptedNetwork:
 
 
 class Running:
-    """A hub at work with one decode worker in the metadata store."""
+    """Worker links that run with one decode worker in the metadata store."""
 
     async def __aenter__(self) -> "Running":
         self.network, store = ScriptedNetwork(), MemoryStore()
@@ -89,10 +89,10 @@ class Running:
         gateway = CoreGateway(shell)
         metrics = ClusterMetrics(self.core, CollectorRegistry())
         self.gateway = gateway
-        self.hub = WorkerLinks(self.network, store, ConductorId("c"), shell, gateway, metrics)
-        shell.connect(self.hub, gateway)
+        self.links = WorkerLinks(self.network, store, ConductorId("c"), shell, gateway, metrics)
+        shell.connect(self.links, gateway)
         await Membership(store, a_worker("decode-0")).join()
-        self.task = asyncio.create_task(self.hub.run())
+        self.task = asyncio.create_task(self.links.run())
         await self.until(lambda: DECODE in self.core.cluster)
         return self
 
@@ -110,7 +110,7 @@ async def test_a_worker_that_takes_no_messages_is_lost_and_dialled_again() -> No
     async with Running() as running:
         first = running.network.links[0]
         first.deaf = True
-        running.hub.send(DECODE, Cancel(request_id=RequestId("r")))
+        running.links.send(DECODE, Cancel(request_id=RequestId("r")))
         await running.until(lambda: len(running.network.links) == 2)
         await running.until(lambda: DECODE in running.core.cluster)
         hellos = [link.told[0] for link in running.network.links]
@@ -129,11 +129,11 @@ async def test_tokens_that_nobody_waits_for_are_stopped_at_their_source() -> Non
 
 async def test_a_refused_worker_is_told_why_and_not_dialled_again() -> None:
     async with Running() as running:
-        running.hub.refuse(DECODE, "another layout")
+        running.links.refuse(DECODE, "another layout")
         link = running.network.links[0]
         await running.until(lambda: Unwelcome(reason="another layout") in link.told)
         await link.close()
-        await running.until(lambda: running.hub.refusals() == {DECODE: "another layout"})
+        await running.until(lambda: running.links.refusals() == {DECODE: "another layout"})
         assert len(running.network.links) == 1
 
 
@@ -148,10 +148,10 @@ class Served(Running):
 
     async def __aenter__(self) -> "Served":
         await super().__aenter__()
-        shell = self.hub.shell
+        shell = self.links.shell
         for name in ("prefill-0", "decode-1"):
             member = _Member(a_worker(name), outbox=asyncio.Queue())
-            self.hub._members[WorkerId(name)] = member
+            self.links._members[WorkerId(name)] = member
             shell.post(WorkerJoined(member.info))
         self.link = self.network.links[0]
         asked = GenerationRequest(
@@ -175,12 +175,12 @@ class Served(Running):
 
     def say(self, message: AnyMessage) -> None:
         """As if it came from decode-0, and was read."""
-        self.hub._receive(self.hub._members[DECODE], message)
+        self.links._receive(self.links._members[DECODE], message)
 
     def say_as(self, worker: str, message: AnyMessage) -> None:
         fresh = _Member(a_worker(worker), outbox=asyncio.Queue())
-        member = self.hub._members.setdefault(WorkerId(worker), fresh)
-        self.hub._receive(member, message)
+        member = self.links._members.setdefault(WorkerId(worker), fresh)
+        self.links._receive(member, message)
 
 
 def a_step(step: int, token: int, finish: Finish = "") -> TokensProduced:
@@ -247,5 +247,5 @@ async def test_a_kvstore_of_another_layout_is_named_and_not_sent_away() -> None:
     async with Served() as at:
         other = msgspec.structs.replace(LAYOUT, model="halfmoon.bytes")
         at.say_as("kvstore-0", Welcome(worker=a_worker("kvstore-0", layout=other)))
-        assert at.hub.refusals() == {}
-        assert list(at.hub._logged_unused) == ["kvstore-0"]
+        assert at.links.refusals() == {}
+        assert list(at.links._logged_unused) == ["kvstore-0"]

@@ -207,13 +207,13 @@ async def test_a_grammar_over_its_limits_is_the_requests_fault_and_is_not_placed
     async with local_cluster(make_engine, n_prefill=2, n_decode=2) as cluster:
         alone = await cluster.generate([8, 9], 60)
         attempts: list[int] = []
-        place = cluster.gateway._try
+        place = cluster.gateway._start_try
 
         def counted(stream: Any) -> None:
             attempts.append(stream.attempt)
             place(stream)
 
-        cluster.gateway._try = counted
+        cluster.gateway._start_try = counted
         sampling = Sampling(temperature=0.0, grammar=grammar)
         failing = cluster.generate([5, 6, 7], 0, sampling=sampling, stopping=STOPPING)
         others = cluster.generate([8, 9], 60)

@@ -169,13 +169,13 @@ class ApiModel(BaseModel):
         return reject_unknown_fields(cls, body)
 
 
-def reject_unknown_fields(shape: type[BaseModel], body: Any) -> Any:
+def reject_unknown_fields(model: type[BaseModel], body: Any) -> Any:
     """Raise one error for the first unknown field, where pydantic would raise one for each."""
     if isinstance(body, dict):
-        known = {field.alias or name for name, field in shape.model_fields.items()}
+        known = {field.alias or name for name, field in model.model_fields.items()}
         for name in body:
             if name not in known:
                 # A name with half of a surrogate pair can't be encoded.
-                told = name.encode(errors="replace").decode()
-                raise PydanticCustomError("unknown_field", "{field}", {"field": told})
+                shown_name = name.encode(errors="replace").decode()
+                raise PydanticCustomError("unknown_field", "{field}", {"field": shown_name})
     return body

@@ -57,12 +57,12 @@ class _Stream:
 
     request: GenerationRequest
     #: Tokens and errors for the client, in order; at most `max_new_tokens` and one error.
-    out: asyncio.Queue[TokenEvent | ApiError] = field(default_factory=asyncio.Queue)
+    output: asyncio.Queue[TokenEvent | ApiError] = field(default_factory=asyncio.Queue)
     attempt: int = 0
-    #: Tokens handed to `out` so far.
+    #: Tokens handed to `output` so far.
     tokens: list[int] = field(default_factory=list)
     #: Number of `tokens` when the current try began.
-    n_before: int = 0
+    n_tokens_before: int = 0
     #: Scores of a finished prefill whose token is not delivered yet.
     first_score: TokenScore | None = None
     prompt_scores: tuple[TokenScore, ...] = ()
@@ -70,22 +70,22 @@ class _Stream:
     fruitless: int = 0
     #: Workers lost during tries since decode last produced a token of the request.
     casualties: tuple[Casualty, ...] = ()
-    #: Whether the last token or an error is in `out`.
-    over: bool = False
+    #: Whether the last token or an error is in `output`.
+    is_over: bool = False
     #: Times of the stages up to the first token.
     timestamps: TtftTimestamps = field(default_factory=TtftTimestamps)
 
     @property
     def current(self) -> RequestId:
         """The id of the current try."""
-        first = RequestId(self.request.request_id)
-        return first if self.attempt <= 1 else retry_id(first, self.attempt)
+        original = RequestId(self.request.request_id)
+        return original if self.attempt <= 1 else retry_id(original, self.attempt)
 
     def end(self, error: ApiError) -> None:
         """End the request with an error, unless it has ended."""
-        if not self.over:
-            self.over = True
-            self.out.put_nowait(error)
+        if not self.is_over:
+            self.is_over = True
+            self.output.put_nowait(error)
 
 
 class CoreGateway:
@@ -132,9 +132,9 @@ class CoreGateway:
         stream = _Stream(request)
         self._streams[request.request_id] = stream
         try:
-            self._try(stream)
+            self._start_try(stream)
             while True:
-                item = await stream.out.get()
+                item = await stream.output.get()
                 if isinstance(item, ApiError):
                     raise item
                 yield item
@@ -142,8 +142,8 @@ class CoreGateway:
                     return
         finally:
             del self._streams[request.request_id]
-            if not stream.over:
-                stream.over = True
+            if not stream.is_over:
+                stream.is_over = True
                 self._shell.post(RequestCancelled(stream.current))
 
     # -- calls of the shell and the worker links ---------------------------------------------
@@ -164,27 +164,29 @@ class CoreGateway:
     ) -> bool:
         """Hand a token to the client; return whether the request still wants tokens."""
         stream = self._streams.get(original_request_id(request_id))
-        if stream is None or stream.over or stream.current != request_id:
+        if stream is None or stream.is_over or stream.current != request_id:
             return False
         stream.tokens.append(token)
-        if stream.casualties and len(stream.tokens) - stream.n_before == _HARMLESS_TOKENS:
+        if stream.casualties and len(stream.tokens) - stream.n_tokens_before == _HARMLESS_TOKENS:
             stream.casualties = ()
             self._shell.post(RequestProgressed(request_id))
         ending: Finish = msgspec.convert(finish, Finish) if finish else ""
-        stream.over = bool(ending)
+        stream.is_over = bool(ending)
         # Only with the first token: tokens that a later try finds cached save the client nothing.
-        first = len(stream.tokens) == 1
-        told, prompt_scores = (n_cached, stream.prompt_scores) if first else (0, ())
+        is_first = len(stream.tokens) == 1
+        reported_cached, prompt_scores = (n_cached, stream.prompt_scores) if is_first else (0, ())
         if score is None:
             score, stream.first_score = stream.first_score, None
-        stages = stream.timestamps.stages() if first else None
-        stream.out.put_nowait(TokenEvent(token, ending, told, score, prompt_scores, stages))
+        stages = stream.timestamps.stages() if is_first else None
+        stream.output.put_nowait(
+            TokenEvent(token, ending, reported_cached, score, prompt_scores, stages)
+        )
         return True
 
     def n_left(self, request_id: RequestId) -> int:
         """Return how many tokens the client may still get; 0 when it is gone or the try is over."""
         stream = self._streams.get(original_request_id(request_id))
-        if stream is None or stream.over or stream.current != request_id:
+        if stream is None or stream.is_over or stream.current != request_id:
             return 0
         return stream.request.stopping.max_new_tokens - len(stream.tokens)
 
@@ -193,7 +195,7 @@ class CoreGateway:
         stream = self._streams.get(original_request_id(request_id))
         if stream is None or stream.current != request_id:
             return 0
-        return len(stream.tokens) - stream.n_before
+        return len(stream.tokens) - stream.n_tokens_before
 
     def reject(self, command: Reject) -> None:
         """Refuse a request; once tokens are delivered, end it with an error."""
@@ -214,12 +216,12 @@ class CoreGateway:
     def resubmit(self, command: Resubmit) -> None:
         """Start the next try from the tokens delivered so far."""
         stream = self._streams.get(original_request_id(command.request_id))
-        if stream is None or stream.over or stream.current != command.request_id:
+        if stream is None or stream.is_over or stream.current != command.request_id:
             return
         casualty = command.casualty
         if casualty is not None and casualty not in stream.casualties:
             stream.casualties = (*stream.casualties, casualty)
-        self._try(stream)
+        self._start_try(stream)
 
     def fail(self, command: Fail) -> None:
         """End a request with an error: the client's if the request is invalid, else ours."""
@@ -245,7 +247,7 @@ class CoreGateway:
 
     # -- tries -------------------------------------------------------------------------------
 
-    def _try(self, stream: _Stream) -> None:
+    def _start_try(self, stream: _Stream) -> None:
         layout = self._shell.core.cluster.layout
         if layout is None:
             if stream.tokens:
@@ -254,37 +256,39 @@ class CoreGateway:
                 stream.end(ServiceUnavailable("no worker is there", _UNAVAILABLE_RETRY_S))
             return
         if stream.attempt:
-            stream.fruitless = 0 if len(stream.tokens) > stream.n_before else stream.fruitless + 1
+            stream.fruitless = (
+                0 if len(stream.tokens) > stream.n_tokens_before else stream.fruitless + 1
+            )
         stream.attempt += 1
-        stream.n_before = len(stream.tokens)
+        stream.n_tokens_before = len(stream.tokens)
         self._shell.post(RequestArrived(_request_of(stream, layout)))
 
 
 def _request_of(stream: _Stream, layout: KvLayout) -> Request:
     """Return the current try as the core sees it: delivered tokens are part of the prompt."""
-    asked = stream.request
-    token_ids = (*asked.prompt_token_ids, *stream.tokens)
-    n_out = len(stream.tokens)
+    request = stream.request
+    token_ids = (*request.prompt_token_ids, *stream.tokens)
+    n_delivered = len(stream.tokens)
     return Request(
         request_id=stream.current,
         token_ids=token_ids,
-        n_prompt=len(asked.prompt_token_ids),
+        n_prompt=len(request.prompt_token_ids),
         block_hashes=tuple(
             block_hashes(
-                token_ids, model=layout.model, salt=asked.salt, block_size=layout.block_size
+                token_ids, model=layout.model, salt=request.salt, block_size=layout.block_size
             )
         ),
-        sampling=asked.sampling,
+        sampling=request.sampling,
         stopping=msgspec.structs.replace(
-            asked.stopping,
-            max_new_tokens=asked.stopping.max_new_tokens - n_out,
-            min_new_tokens=max(0, asked.stopping.min_new_tokens - n_out),
+            request.stopping,
+            max_new_tokens=request.stopping.max_new_tokens - n_delivered,
+            min_new_tokens=max(0, request.stopping.min_new_tokens - n_delivered),
         ),
         attempt=stream.attempt,
         fruitless=stream.fruitless,
         casualties=stream.casualties,
-        ttft_slo_s=asked.ttft_slo_s,
-        tbt_slo_s=asked.tbt_slo_s,
-        tenant=asked.tenant,
-        priority=asked.priority,
+        ttft_slo_s=request.ttft_slo_s,
+        tbt_slo_s=request.tbt_slo_s,
+        tenant=request.tenant,
+        priority=request.priority,
     )

@@ -138,7 +138,7 @@ class AuthMiddleware:
     Args:
         app: the app to wrap.
         tenants: None accepts requests without a key.
-        load: counts the requests that are being answered.
+        concurrency: counts the requests that are being answered.
         bodies: receives request bodies.
     """
 
@@ -147,7 +147,7 @@ class AuthMiddleware:
         app: ASGIApp,
         *,
         tenants: Tenants | None,
-        load: ConcurrencyLimit,
+        concurrency: ConcurrencyLimit,
         metrics: HttpMetrics,
         bodies: BodyReceiver,
     ) -> None:
@@ -155,7 +155,7 @@ class AuthMiddleware:
         self._bodies = bodies
         self._metrics = metrics
         self._tenants = tenants
-        self._load = load
+        self._concurrency = concurrency
         #: Principals by tenant name; "" without tenants.
         self._principals: dict[str, Principal] = {}
 
@@ -174,7 +174,7 @@ class AuthMiddleware:
                 principal = self._identify(Headers(scope=scope))
                 await body.read(receive)
                 stack.enter_context(principal.acquire())
-                stack.enter_context(self._load.acquire())
+                stack.enter_context(self._concurrency.acquire())
             except ApiError as error:
                 self._metrics.on_rejected(_rejection_reason(error, body))
                 response = error_responses.error_response(error, scope["path"])

@@ -183,7 +183,7 @@ class BoundedHttp(HttpToolsProtocol):
         cycle = self.cycle
         is_served = cycle is not None and not cycle.response_complete
         if is_served and (self._is_in_head or self.pipeline or cycle.response_started):
-            self._is_incomplete = False  # nothing is said, so nothing can be lost
+            self._is_incomplete = False  # without an answer, none can be lost
             self.transport.close()
             return
         if is_served:

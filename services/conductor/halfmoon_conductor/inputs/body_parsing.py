@@ -60,14 +60,14 @@ def parse_json(content: bytes) -> Any:
         raise InvalidRequest("There was an error parsing the body as JSON.") from None
 
 
-def validate_body(shape: TypeAdapter[Any], value: Any) -> Any:
+def validate_body(model: TypeAdapter[Any], value: Any) -> Any:
     """Validate a parsed body against a model.
 
     Raises:
         InvalidRequest: it does not fit; the text describes the first error.
     """
     try:
-        return shape.validate_python(value)
+        return model.validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         described = {**first, "loc": ("body", *first["loc"])}

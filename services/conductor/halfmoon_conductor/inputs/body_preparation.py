@@ -42,8 +42,8 @@ MAX_OTHER_VALUES = 20_000
 MAX_OBJECTS = 20_000
 
 _MODELS: Mapping[str, type] = {
-    shape.__name__: shape
-    for shape in (
+    model.__name__: model
+    for model in (
         CompletionRequest,
         ChatRequest,
         ResponsesRequest,
@@ -63,7 +63,7 @@ class BodyPreparation:
         self._card: ModelCard | None = None
         self._encoder = PromptEncoder(lambda: self._card, tokenizer, parser)
         self._models: dict[str, TypeAdapter[Any]] = {
-            name: TypeAdapter(shape) for name, shape in _MODELS.items()
+            name: TypeAdapter(model) for name, model in _MODELS.items()
         }
 
     def outcome(self, job: PreparationJob) -> PreparationOutcome:
@@ -76,7 +76,9 @@ class BodyPreparation:
                     f"The body has over {MAX_OBJECTS} objects (messages, parts, tools and all in "
                     "them), the most that are accepted."
                 )
-            return self._prepared(body_parsing.validate_body(self._models[job.shape], value), value)
+            return self._prepared(
+                body_parsing.validate_body(self._models[job.model_name], value), value
+            )
         except ApiError as error:
             return PreparationRefused.of(error)
 

@@ -22,7 +22,7 @@ class PreparationJob(msgspec.Struct, frozen=True):
     """A body to prepare."""
 
     #: Name of the request model's class.
-    shape: str
+    model_name: str
     content: bytes
     card: ModelCard
 

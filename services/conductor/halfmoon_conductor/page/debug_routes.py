@@ -70,13 +70,13 @@ def debug_app(
             after_s = _number(request, "after_s", 0.0)
         except InvalidRequest as error:
             return error_response(error, request.url.path)
-        seen = observer.latencies
+        latency_history = observer.latencies
         return _json(
             {
-                "now_s": seen.now(),
+                "now_s": latency_history.now(),
                 "ttft_slo_s": core.config.ttft_slo_s,
                 "tbt_slo_s": core.config.tbt_slo_s,
-                "seconds": seen.since(after_s),
+                "seconds": latency_history.since(after_s),
             }
         )
 

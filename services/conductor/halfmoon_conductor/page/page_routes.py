@@ -17,7 +17,7 @@ _HEADERS = {
         "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
     ),
-    "cache-control": "no-cache",  # kept, and asked for again: a new version shows at once
+    "cache-control": "no-cache",  # revalidated at each use: a new version shows at once
     "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",

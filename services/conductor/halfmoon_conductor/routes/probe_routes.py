@@ -25,13 +25,13 @@ class ServerLoad(BaseModel):
 
 
 def probes_router(
-    gateway: Gateway, load: ConcurrencyLimit, metrics: Collector, version: str
+    gateway: Gateway, concurrency: ConcurrencyLimit, metrics: Collector, version: str
 ) -> APIRouter:
     """Make the routes.
 
     Args:
         gateway: tells which roles have workers.
-        load: counts the requests being answered.
+        concurrency: counts the requests being answered.
         metrics: the metrics that ``/metrics`` shows.
         version: Halfmoon's version.
     """
@@ -57,7 +57,7 @@ def probes_router(
     @router.get("/load")
     async def show_load() -> ServerLoad:
         """Report how many requests are being answered."""
-        return ServerLoad(server_load=load.n_running)
+        return ServerLoad(server_load=concurrency.n_running)
 
     @router.get("/version")
     async def show_version() -> VersionInfo:

@@ -115,8 +115,10 @@ def create_app(
         document_api_keys(app)
     limits = limits or FrontLimits()
     # From the inside out.
-    load, bodies = ConcurrencyLimit(limits.max_concurrent), BodyReceiver(limits.bodies)
-    app.add_middleware(AuthMiddleware, tenants=tenants, load=load, metrics=metrics, bodies=bodies)
+    concurrency, bodies = ConcurrencyLimit(limits.max_concurrent), BodyReceiver(limits.bodies)
+    app.add_middleware(
+        AuthMiddleware, tenants=tenants, concurrency=concurrency, metrics=metrics, bodies=bodies
+    )
     if limits.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -184,7 +186,7 @@ def create_app(
         """Return one model by its name, which may have slashes."""
         return _model(encoder.model_card(model))
 
-    app.include_router(probes_router(gateway, load, shown, app.version))
+    app.include_router(probes_router(gateway, concurrency, shown, app.version))
 
     for route in page_routes():
         app.router.routes.append(route)

@@ -19,30 +19,30 @@ class ToolCallStream:
     """
 
     def __init__(self, rules: ToolCallRules | None) -> None:
-        self._reader = None if rules is None else ToolCallParser.of(rules)
+        self._parser = None if rules is None else ToolCallParser.of(rules)
 
     @property
     def may_call(self) -> bool:
         """True if the answer may contain calls, so that text is not certain to come at all."""
-        return self._reader is not None
+        return self._parser is not None
 
     @property
     def n_calls(self) -> int:
         """Calls so far."""
-        return 0 if self._reader is None else self._reader.n_calls
+        return 0 if self._parser is None else self._parser.n_calls
 
     @property
     def cut_in_call(self) -> bool:
         """True if the answer was cut off within a call."""
-        return self._reader is not None and self._reader.cut_in_call
+        return self._parser is not None and self._parser.cut_in_call
 
     def feed(self, piece: OutputPiece) -> list[TextOrCall]:
         """Return the text and calls that are certain with this piece; with the last piece, all."""
-        if self._reader is None:
+        if self._parser is None:
             return [piece.text] if piece.text else []
-        parts = list(_parts(*self._reader.feed(piece.text)))
+        parts = list(_as_parts(*self._parser.feed(piece.text)))
         if piece.finish:
-            parts += _parts(*self._reader.finish(cut=piece.is_cut))
+            parts += _as_parts(*self._parser.finish(cut=piece.is_cut))
         return parts
 
 
@@ -57,5 +57,5 @@ def join_adjacent_text(parts: Iterable[TextOrCall]) -> list[TextOrCall]:
     return whole
 
 
-def _parts(words: str, calls: list[ParsedCall]) -> list[TextOrCall]:
-    return [words, *calls] if words else [*calls]
+def _as_parts(text: str, calls: list[ParsedCall]) -> list[TextOrCall]:
+    return [text, *calls] if text else [*calls]

@@ -74,15 +74,15 @@ class MessagesSerializer:
     #: Texts are quickly written.
     is_long = False
 
-    def __init__(self, answer: OutputProcessor, model: str) -> None:
-        self.answer = answer
+    def __init__(self, output: OutputProcessor, model: str) -> None:
+        self.output = output
         self.model = model
-        self._text = ToolCallStream(answer.request.tool_call_rules)
+        self._text = ToolCallStream(output.request.tool_call_rules)
 
     async def whole(self) -> AnthropicMessage:
         """Return the whole message once it is complete."""
         parts: list[TextOrCall] = []
-        async with aclosing(self.answer.pieces()) as pieces:
+        async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
                 parts += self._text.feed(piece)
                 last = piece
@@ -93,8 +93,8 @@ class MessagesSerializer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; the first as soon as the first token exists."""
         last: OutputPiece | None = None
-        blocks = _Blocks()
-        async with aclosing(self.answer.pieces()) as pieces:
+        blocks = _ContentBlocks()
+        async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
                 if last is None:
                     message = self._message([], None, None).model_dump()
@@ -129,7 +129,7 @@ class MessagesSerializer:
         self, content: list[ContentBlock], reason: StopReason | None, sequence: str | None
     ) -> AnthropicMessage:
         return AnthropicMessage(
-            id=f"msg_{self.answer.request.id.rpartition('-')[2]}",
+            id=f"msg_{self.output.request.id.rpartition('-')[2]}",
             type="message",
             role="assistant",
             model=self.model,
@@ -140,10 +140,10 @@ class MessagesSerializer:
         )
 
     def _usage(self) -> AnthropicUsage:
-        n_cached = self.answer.n_cached
+        n_cached = self.output.n_cached
         return AnthropicUsage(
-            input_tokens=self.answer.request.n_prompt - n_cached,
-            output_tokens=self.answer.n_generated,
+            input_tokens=self.output.request.n_prompt - n_cached,
+            output_tokens=self.output.n_generated,
             cache_read_input_tokens=n_cached,
             cache_creation_input_tokens=0,
         )
@@ -155,11 +155,11 @@ def anthropic_error_event(error: Exception) -> bytes:
     return sse.format_named_event("error", body.model_dump_json())
 
 
-class _Blocks:
+class _ContentBlocks:
     """Write the content of a stream: one block after the other is opened, filled and closed."""
 
     def __init__(self) -> None:
-        self._n_begun = 0
+        self._n_opened = 0
         #: Whether a text block is open.
         self._text_is_open = False
 
@@ -173,7 +173,7 @@ class _Blocks:
         assert isinstance(use, ToolUse), "a call becomes one"
         yield self._open({**use.model_dump(), "input": {}})
         yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
-        yield _event("content_block_stop", index=self._n_begun - 1)
+        yield _event("content_block_stop", index=self._n_opened - 1)
 
     def write_text(self, text: str) -> Iterator[bytes]:
         """Write text into the open block, or begin one."""
@@ -185,27 +185,27 @@ class _Blocks:
 
     def end(self) -> Iterator[bytes]:
         """Close the open block; an empty answer has an empty block."""
-        if not self._n_begun:
+        if not self._n_opened:
             yield from self.write_text("")
         yield from self._close()
 
     def _open(self, block: dict[str, Any]) -> bytes:
-        self._n_begun += 1
-        return _event("content_block_start", index=self._n_begun - 1, content_block=block)
+        self._n_opened += 1
+        return _event("content_block_start", index=self._n_opened - 1, content_block=block)
 
     def _delta(self, delta: dict[str, str]) -> bytes:
-        return _event("content_block_delta", index=self._n_begun - 1, delta=delta)
+        return _event("content_block_delta", index=self._n_opened - 1, delta=delta)
 
     def _close(self) -> Iterator[bytes]:
         if self._text_is_open:
             self._text_is_open = False
-            yield _event("content_block_stop", index=self._n_begun - 1)
+            yield _event("content_block_stop", index=self._n_opened - 1)
 
 
 def _block(part: TextOrCall) -> ContentBlock:
     if isinstance(part, ParsedCall):
-        name, given = part.name, parse_complete_members(part.arguments)
-        return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=name, input=given)
+        name, arguments = part.name, parse_complete_members(part.arguments)
+        return ToolUse(type="tool_use", id=f"toolu_{uuid4().hex}", name=name, input=arguments)
     return TextContent(type="text", text=part)
 
 

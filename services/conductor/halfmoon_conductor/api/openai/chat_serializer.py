@@ -28,42 +28,42 @@ class ChatSerializer(OpenAiSerializer):
     """Write ``chat.completion`` objects and their chunks."""
 
     def __init__(
-        self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
+        self, output: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:
-        super().__init__(answer, body, logprobs)
-        self._readers: dict[int, ToolCallParser] = {}
+        super().__init__(output, body, logprobs)
+        self._parsers: dict[int, ToolCallParser] = {}
 
     def _whole(self, written: Sequence[WrittenChoice]) -> ChatCompletion:
         completion = ChatCompletion(
             id=self.id,
             object="chat.completion",
-            created=self.answer.created,
+            created=self.output.created,
             model=self.model,
             choices=[self._choice(index, choice) for index, choice in enumerate(written)],
             usage=self.usage(),
         )
         if self._body.prompt_logprobs is not None:
-            completion.prompt_logprobs = self._logprobs.prompt(self._prompt(0))
+            completion.prompt_logprobs = self._logprobs.prompt(self._scored_prompt(0))
         if self._body.return_token_ids:
-            completion.prompt_token_ids = list(self.answer.request.prompt_of(0))
+            completion.prompt_token_ids = list(self.output.request.prompt_of(0))
         return completion
 
     def _choice(self, index: int, written: WrittenChoice) -> ChatChoice:
         message = AssistantMessage(role="assistant", content=written.text, refusal=None)
         finish = written.finish
-        if (reader := self._reader(index)) is not None:
-            read = [*map(reader.feed, written.texts), reader.finish(cut=written.is_cut)]
+        if (parser := self._parser(index)) is not None:
+            read = [*map(parser.feed, written.texts), parser.finish(cut=written.is_cut)]
             message.content = "".join(words for words, _ in read)
             calls = [call for _, calls in read for call in calls]
-            if calls or reader.cut_in_call:
+            if calls or parser.cut_in_call:
                 message.content = message.content.strip() or None
             if calls:
                 message.tool_calls = [_tool_call(call) for call in calls]
-            finish = _finish_of(finish, reader)
+            finish = _finish_of(finish, parser)
         choice = ChatChoice(
             index=index,
             message=message,
-            logprobs=self._told(written.tokens),
+            logprobs=self._logprobs_of(written.tokens),
             finish_reason=finish,
         )
         if written.stop_reason is not None:
@@ -72,30 +72,30 @@ class ChatSerializer(OpenAiSerializer):
             choice.token_ids = written.token_ids
         return choice
 
-    def _opening(self, index: int) -> list[Chunk]:
+    def _opening_chunks(self, index: int) -> list[Chunk]:
         chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
         if self._body.return_token_ids and index == 0:
-            chunk.prompt_token_ids = list(self.answer.request.prompt_of(0))
+            chunk.prompt_token_ids = list(self.output.request.prompt_of(0))
         return [chunk]
 
     def _chunks(self, piece: OutputPiece) -> list[Chunk]:
         chunks: list[Chunk] = []
         text, calls = piece.text, list[ParsedCall]()
         finish: FinishReason | None = piece.finish or None
-        if (reader := self._reader(piece.index)) is not None:
-            n_before = reader.n_calls
-            text, calls = reader.feed(piece.text)
+        if (parser := self._parser(piece.index)) is not None:
+            n_before = parser.n_calls
+            text, calls = parser.feed(piece.text)
             if piece.finish:
-                rest, last = reader.finish(cut=piece.is_cut)
+                rest, last = parser.finish(cut=piece.is_cut)
                 text, calls = text + rest, calls + last
-                finish = _finish_of(piece.finish, reader)
+                finish = _finish_of(piece.finish, parser)
             for number, call in enumerate(calls, n_before):
                 delta = ChatDelta(tool_calls=[_tool_call(call, number)])
                 chunks.append(self._chunk(piece.index, delta))
-        if text or self._tells_tokens:
+        if text or self._returns_tokens:
             chunk = self._chunk(piece.index, ChatDelta(content=text))
             (choice,) = chunk.choices
-            choice.logprobs = self._told([(piece.token, piece.score)])
+            choice.logprobs = self._logprobs_of([(piece.token, piece.score)])
             if self._body.return_token_ids:
                 choice.token_ids = [piece.token]
             chunks.append(chunk)
@@ -106,16 +106,16 @@ class ChatSerializer(OpenAiSerializer):
             chunks.append(final)
         return chunks
 
-    def _reader(self, index: int) -> ToolCallParser | None:
+    def _parser(self, index: int) -> ToolCallParser | None:
         """Return the parser of a choice's tool calls, if the chat has tools."""
-        rules = self.answer.request.tool_call_rules
+        rules = self.output.request.tool_call_rules
         if rules is None:
             return None
-        if index not in self._readers:
-            self._readers[index] = ToolCallParser.of(rules)
-        return self._readers[index]
+        if index not in self._parsers:
+            self._parsers[index] = ToolCallParser.of(rules)
+        return self._parsers[index]
 
-    def _told(self, tokens: list[Scored]) -> ChatLogprobs | None:
+    def _logprobs_of(self, tokens: list[Scored]) -> ChatLogprobs | None:
         return None if self._body.n_top is None else self._logprobs.chat(tokens)
 
     def _usage_chunk(self) -> ChatChunk:
@@ -130,17 +130,17 @@ class ChatSerializer(OpenAiSerializer):
         return ChatChunk(
             id=self.id,
             object="chat.completion.chunk",
-            created=self.answer.created,
+            created=self.output.created,
             model=self.model,
             choices=choices,
         )
 
 
-def _finish_of(finish: FinishReason, reader: ToolCallParser) -> FinishReason:
+def _finish_of(finish: FinishReason, parser: ToolCallParser) -> FinishReason:
     """Return the finish reason of an answer with tools; "length" if a call was cut off."""
-    if reader.cut_in_call:
+    if parser.cut_in_call:
         return "length"
-    return "tool_calls" if reader.n_calls and finish == "stop" else finish
+    return "tool_calls" if parser.n_calls and finish == "stop" else finish
 
 
 def _tool_call(call: ParsedCall, index: int | None = None) -> ToolCall:

@@ -20,47 +20,49 @@ class CompletionSerializer(OpenAiSerializer):
     """Write ``text_completion`` objects."""
 
     def __init__(
-        self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
+        self, output: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:
-        super().__init__(answer, body, logprobs)
+        super().__init__(output, body, logprobs)
         #: Offset of the next token of each choice in a stream's text.
-        self._offsets = [0] * len(answer.choices)
+        self._offsets = [0] * len(output.choices)
 
     def _whole(self, written: Sequence[WrittenChoice]) -> TextCompletion:
         return TextCompletion(
             id=self.id,
             object="text_completion",
-            created=self.answer.created,
+            created=self.output.created,
             model=self.model,
             choices=[self._choice(index, choice) for index, choice in enumerate(written)],
             usage=self.usage(),
         )
 
     def _choice(self, index: int, written: WrittenChoice) -> CompletionChoice:
-        echoed = self._prompt(index) if self.answer.request.echoed_prompts else []
+        echoed = self._scored_prompt(index) if self.output.request.echoed_prompts else []
         choice = CompletionChoice(
             index=index,
-            text=self.answer.request.echo_of(index) + written.text,
-            logprobs=self._told(index, [*echoed, *written.tokens]),
+            text=self.output.request.echo_of(index) + written.text,
+            logprobs=self._logprobs_of(index, [*echoed, *written.tokens]),
             finish_reason=written.finish,
         )
         if written.stop_reason is not None:
             choice.stop_reason = written.stop_reason
         if self._body.prompt_logprobs is not None:
-            choice.prompt_logprobs = self._logprobs.prompt(self._prompt(index))
+            choice.prompt_logprobs = self._logprobs.prompt(self._scored_prompt(index))
         if self._body.return_token_ids:
-            choice.prompt_token_ids = list(self.answer.request.prompt_of(index))
+            choice.prompt_token_ids = list(self.output.request.prompt_of(index))
             choice.token_ids = written.token_ids
         return choice
 
-    def _opening(self, index: int) -> list[Chunk]:
-        request = self.answer.request
+    def _opening_chunks(self, index: int) -> list[Chunk]:
+        request = self.output.request
         if not (request.echoed_prompts or self._body.return_token_ids):
             return []
         choice = CompletionChunkChoice(
             index=index,
             text=request.echo_of(index),
-            logprobs=self._told(index, self._prompt(index)) if request.echoed_prompts else None,
+            logprobs=self._logprobs_of(index, self._scored_prompt(index))
+            if request.echoed_prompts
+            else None,
             finish_reason=None,
         )
         if self._body.return_token_ids:
@@ -68,25 +70,27 @@ class CompletionSerializer(OpenAiSerializer):
         return [self._chunk([choice])]
 
     def _chunks(self, piece: OutputPiece) -> list[Chunk]:
-        shown = self.answer.request.returns_new_tokens
+        returns_new = self.output.request.returns_new_tokens
         choice = CompletionChunkChoice(
             index=piece.index,
             text=piece.text,
-            logprobs=self._told(piece.index, [(piece.token, piece.score)] if shown else []),
+            logprobs=self._logprobs_of(
+                piece.index, [(piece.token, piece.score)] if returns_new else []
+            ),
             finish_reason=piece.finish or None,
         )
         if (reason := self._stop_reason(piece)) is not None:
             choice.stop_reason = reason
         if self._body.return_token_ids:
-            choice.token_ids = [piece.token] if shown else []
+            choice.token_ids = [piece.token] if returns_new else []
         return [self._chunk([choice])]
 
-    def _told(self, index: int, tokens: list[Scored]) -> CompletionLogprobs | None:
+    def _logprobs_of(self, index: int, tokens: list[Scored]) -> CompletionLogprobs | None:
         if self._body.n_top is None:
             return None
-        told = self._logprobs.completion(tokens, self._offsets[index])
+        logprobs = self._logprobs.completion(tokens, self._offsets[index])
         self._offsets[index] += self._logprobs.n_characters(tokens)
-        return told
+        return logprobs
 
     def _usage_chunk(self) -> CompletionChunk:
         return self._chunk([])
@@ -95,7 +99,7 @@ class CompletionSerializer(OpenAiSerializer):
         return CompletionChunk(
             id=self.id,
             object="text_completion",
-            created=self.answer.created,
+            created=self.output.created,
             model=self.model,
             choices=choices,
         )

@@ -40,23 +40,23 @@ class LogprobSerializer:
             tokens: in order.
             offset: characters of the text before the tokens.
         """
-        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token, score in tokens:
             name = self._name(token)
-            told.tokens.append(name)
-            told.text_offset.append(offset)
+            logprobs.tokens.append(name)
+            logprobs.text_offset.append(offset)
             offset += len(self._text(token))
             if score is None:
-                told.token_logprobs.append(None)
-                told.top_logprobs.append(None)
+                logprobs.token_logprobs.append(None)
+                logprobs.top_logprobs.append(None)
                 continue
-            told.token_logprobs.append(_finite(score.logprob))
+            logprobs.token_logprobs.append(_finite(score.logprob))
             top: dict[str, float] = {}
             for other, logprob in (*score.top, (token, score.logprob)):
                 # Of tokens with the same text, the likeliest one is reported.
                 top.setdefault(self._name(other), _finite(logprob))
-            told.top_logprobs.append(top)
-        return told
+            logprobs.top_logprobs.append(top)
+        return logprobs
 
     def n_characters(self, tokens: Sequence[Scored]) -> int:
         """Return the characters by which these tokens advance `text_offset`."""
@@ -76,15 +76,15 @@ class LogprobSerializer:
 
     def prompt(self, tokens: Sequence[Scored]) -> PromptLogprobs:
         """Return the log probabilities of a prompt, in vLLM's shape."""
-        places: PromptLogprobs = []
+        positions: PromptLogprobs = []
         for token, score in tokens:
             if score is None:
-                places.append(None)
+                positions.append(None)
                 continue
             ranked = {token: (score.logprob, score.rank)} | {
                 other: (logprob, rank) for rank, (other, logprob) in enumerate(score.top, 1)
             }
-            places.append(
+            positions.append(
                 {
                     each: PromptLogprob(
                         logprob=_finite(logprob), rank=rank, decoded_token=self._text(each)
@@ -92,7 +92,7 @@ class LogprobSerializer:
                     for each, (logprob, rank) in ranked.items()
                 }
             )
-        return places
+        return positions
 
     def _candidate(self, token: int, logprob: float) -> TopLogprob:
         return TopLogprob(

@@ -58,25 +58,25 @@ class OpenAiSerializer(ABC):
     """
 
     def __init__(
-        self, answer: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
+        self, output: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:
-        self.answer = answer
-        self.id = answer.request.id
+        self.output = output
+        self.id = output.request.id
         self.model = body.model
         self._body = body
         self._logprobs = logprobs
         #: Whether a piece is sent even when it has no text.
-        self._tells_tokens = body.n_top is not None or bool(body.return_token_ids)
+        self._returns_tokens = body.n_top is not None or bool(body.return_token_ids)
         #: Whether the pieces within a choice differ in their text only.
-        self._only_texts = not (
-            self._tells_tokens or body.wants_continuous_usage or answer.request.tool_call_rules
+        self._is_text_only = not (
+            self._returns_tokens or body.wants_continuous_usage or output.request.tool_call_rules
         )
-        n_prompts = answer.request.n_prompt * answer.request.n_per_prompt
+        n_prompts = output.request.n_prompt * output.request.n_per_prompt
         per_token = int(bool(body.return_token_ids))
         if body.n_prompt_top is not None:
             per_token += 1 + body.n_prompt_top
         #: Tokens and scores of prompts that the answer repeats.
-        self._n_told_of_prompts = n_prompts * per_token
+        self._n_prompt_items = n_prompts * per_token
         #: Whether the answer that `whole` returned takes long to write.
         self.is_long = False
         #: Templates of events that differ in their text only, by choice.
@@ -84,65 +84,67 @@ class OpenAiSerializer(ABC):
 
     async def whole(self) -> BaseModel:
         """Return the whole answer once it is complete."""
-        written = [WrittenChoice() for _ in self.answer.choices]
-        async with aclosing(self.answer.pieces()) as pieces:
+        written = [WrittenChoice() for _ in self.output.choices]
+        async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
                 choice = written[piece.index]
                 choice.texts.append(piece.text)
-                if self.answer.request.returns_new_tokens:
+                if self.output.request.returns_new_tokens:
                     choice.tokens.append((piece.token, piece.score))
                 if piece.finish:
                     choice.finish = piece.finish
                     choice.stop_reason = self._stop_reason(piece)
                     choice.is_cut = piece.is_cut
-        self.is_long = self._n_told > MAX_INLINE_ANSWER_TOKENS
+        self.is_long = self._n_items > MAX_INLINE_ANSWER_TOKENS
         return (
             await asyncio.to_thread(self._whole, written) if self.is_long else self._whole(written)
         )
 
     @property
-    def _n_told(self) -> int:
+    def _n_items(self) -> int:
         """Number of tokens and scores in the answer, besides its text."""
-        n_new = self.answer.n_generated if self._tells_tokens else 0
-        return n_new * (1 + (self._body.n_top or 0)) + self._n_told_of_prompts
+        n_new = self.output.n_generated if self._returns_tokens else 0
+        return n_new * (1 + (self._body.n_top or 0)) + self._n_prompt_items
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; the first as soon as the first token exists."""
-        begun: set[int] = set()
-        async with aclosing(self.answer.pieces()) as pieces:
+        started: set[int] = set()
+        async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
-                if piece.index not in begun:
-                    begun.add(piece.index)
-                    for event in await self._opened(piece.index):
+                if piece.index not in started:
+                    started.add(piece.index)
+                    for event in await self._opening_events(piece.index):
                         yield event
-                if self._only_texts and not piece.finish:
+                if self._is_text_only and not piece.finish:
                     if piece.text:
                         yield self._template(piece.index).fill(piece.text)
-                elif piece.text or piece.finish or self._tells_tokens:
+                elif piece.text or piece.finish or self._returns_tokens:
                     for chunk in self._chunks(piece):
                         yield self._event(chunk)
         if self._body.wants_usage_chunk:
             yield self._event(self._usage_chunk(), self.usage())
         yield sse.DONE
 
-    async def _opened(self, index: int) -> list[bytes]:
+    async def _opening_events(self, index: int) -> list[bytes]:
         """Return the events before a choice's first piece."""
-        if self._n_told_of_prompts <= MAX_INLINE_ANSWER_TOKENS:
-            return [self._event(chunk) for chunk in self._opening(index)]
+        if self._n_prompt_items <= MAX_INLINE_ANSWER_TOKENS:
+            return [self._event(chunk) for chunk in self._opening_chunks(index)]
 
         def written() -> list[bytes]:
-            return [sse.format_event(dump_json(chunk).decode()) for chunk in self._opening(index)]
+            return [
+                sse.format_event(dump_json(chunk).decode()) for chunk in self._opening_chunks(index)
+            ]
 
         return await asyncio.to_thread(written)
 
     def usage(self) -> CompletionUsage:
         """Return the usage so far."""
-        n_prompt, n_generated = self.answer.request.n_prompt, self.answer.n_generated
+        n_prompt, n_generated = self.output.request.n_prompt, self.output.n_generated
         return CompletionUsage(
             prompt_tokens=n_prompt,
             completion_tokens=n_generated,
             total_tokens=n_prompt + n_generated,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.answer.n_cached),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.output.n_cached),
         )
 
     def _stop_reason(self, last: OutputPiece) -> int | str | None:
@@ -163,17 +165,17 @@ class OpenAiSerializer(ABC):
             chunk.usage = self.usage() if self._body.wants_continuous_usage else usage
         return sse.format_event(chunk.model_dump_json(exclude_unset=True))
 
-    def _prompt(self, index: int) -> list[Scored]:
+    def _scored_prompt(self, index: int) -> list[Scored]:
         """Return the prompt's tokens, with their scores where they exist."""
-        tokens = self.answer.request.prompt_of(index)
-        scores = self.answer.choices[index].prompt_scores or (None,) * (len(tokens) - 1)
+        tokens = self.output.request.prompt_of(index)
+        scores = self.output.choices[index].prompt_scores or (None,) * (len(tokens) - 1)
         return list(zip(tokens, (None, *scores), strict=True))
 
     @abstractmethod
     def _whole(self, written: Sequence[WrittenChoice]) -> BaseModel: ...
 
     @abstractmethod
-    def _opening(self, index: int) -> list[Chunk]:
+    def _opening_chunks(self, index: int) -> list[Chunk]:
         """Return the chunks before a choice's first piece."""
 
     @abstractmethod

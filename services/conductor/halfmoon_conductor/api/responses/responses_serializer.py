@@ -19,7 +19,7 @@ from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete"]
 #: Fields of each function that an answer repeats.
-_TOLD = {"type", "name", "description", "parameters", "strict"}
+_REPEATED_FIELDS = {"type", "name", "description", "parameters", "strict"}
 
 
 class OutputText(BaseModel):
@@ -120,23 +120,23 @@ class ResponsesSerializer:
     #: Texts are quickly written.
     is_long = False
 
-    def __init__(self, answer: OutputProcessor, body: ResponsesRequest) -> None:
-        self.answer = answer
+    def __init__(self, output: OutputProcessor, body: ResponsesRequest) -> None:
+        self.output = output
         self._body = body
-        self._name = answer.request.id.rpartition("-")[2]
+        self._name = output.request.id.rpartition("-")[2]
         self._id = f"resp_{self._name}"
-        self._text = ToolCallStream(answer.request.tool_call_rules)
+        self._text = ToolCallStream(output.request.tool_call_rules)
         self._sequence = itertools.count()
 
     async def whole(self) -> ResponseObject:
         """Return the whole response once it is complete."""
         parts: list[TextOrCall] = []
         finish: Finish = ""
-        async with aclosing(self.answer.pieces()) as pieces:
+        async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
                 parts += self._text.feed(piece)
                 finish = piece.finish
-        items = _Items(self._name, _no_event)
+        items = _OutputItems(self._name, _no_event)
         for part in join_adjacent_text(parts):
             for _ in items.add(part):
                 pass
@@ -148,12 +148,12 @@ class ResponsesSerializer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; the first as soon as the first token exists."""
         finish: Finish = ""
-        begun = False
-        items = _Items(self._name, self._event)
-        async with aclosing(self.answer.pieces()) as pieces:
+        started = False
+        items = _OutputItems(self._name, self._event)
+        async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
-                if not begun:
-                    begun = True
+                if not started:
+                    started = True
                     response = self._response("in_progress", None).model_dump()
                     yield self._event("response.created", response=response)
                     yield self._event("response.in_progress", response=response)
@@ -172,14 +172,14 @@ class ResponsesSerializer:
 
     def error_event(self, error: Exception) -> bytes:
         """Return the last event of a stream that began and could not be finished."""
-        told = error_responses.to_client_error(error)
+        client_error = error_responses.to_client_error(error)
         return self._event(
             "error",
-            code=told.code or told.kind,
-            message=told.message,
-            param=told.param,
+            code=client_error.code or client_error.kind,
+            message=client_error.message,
+            param=client_error.param,
             # Clients check every event for this field before its type.
-            error=error_responses.openai_body(told).error.model_dump(),
+            error=error_responses.openai_body(client_error).error.model_dump(),
         )
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -195,7 +195,7 @@ class ResponsesSerializer:
             id=self._id,
             object="response",
             background=False,
-            created_at=self.answer.created,
+            created_at=self.output.created,
             status=status,
             error=None,
             incomplete_details=IncompleteDetails(reason="max_output_tokens")
@@ -217,7 +217,7 @@ class ResponsesSerializer:
             temperature=1.0 if body.temperature is None else body.temperature,
             text=_text_config(body.text),
             tool_choice=_choice_of(body),
-            tools=[tool.model_dump(include=_TOLD) for tool in body.tools or ()],
+            tools=[tool.model_dump(include=_REPEATED_FIELDS) for tool in body.tools or ()],
             top_p=1.0 if body.top_p is None else body.top_p,
             truncation="disabled",
             usage=None if output is None else self._usage(),
@@ -229,26 +229,26 @@ class ResponsesSerializer:
         return "incomplete" if cut else "completed"
 
     def _usage(self) -> ResponsesUsage:
-        n_prompt, n_generated = self.answer.request.n_prompt, self.answer.n_generated
+        n_prompt, n_generated = self.output.request.n_prompt, self.output.n_generated
         return ResponsesUsage(
             input_tokens=n_prompt,
-            input_tokens_details=PromptTokensDetails(cached_tokens=self.answer.n_cached),
+            input_tokens_details=PromptTokensDetails(cached_tokens=self.output.n_cached),
             output_tokens=n_generated,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
             total_tokens=n_prompt + n_generated,
         )
 
 
-def _text_config(asked: TextConfig | None) -> dict[str, Any]:
-    told = asked.model_dump(by_alias=True, exclude_none=True) if asked else {}
-    return {"format": {"type": "text"}, **told}
+def _text_config(config: TextConfig | None) -> dict[str, Any]:
+    fields = config.model_dump(by_alias=True, exclude_none=True) if config else {}
+    return {"format": {"type": "text"}, **fields}
 
 
 def _reasoning(body: ResponsesRequest) -> dict[str, str | None]:
-    asked = body.reasoning
+    reasoning = body.reasoning
     return {
-        "effort": None if asked is None else asked.effort,
-        "summary": None if asked is None else asked.summary,
+        "effort": None if reasoning is None else reasoning.effort,
+        "summary": None if reasoning is None else reasoning.summary,
     }
 
 
@@ -259,7 +259,7 @@ def _choice_of(body: ResponsesRequest) -> str | dict[str, str]:
     return {"type": choice.type, "name": choice.name}
 
 
-class _Items:
+class _OutputItems:
     """Collect the output items one after the other, and write each item's events.
 
     Args:
@@ -290,10 +290,12 @@ class _Items:
             item = self._message("in_progress", None).model_dump()
             yield self._event("response.output_item.added", output_index=len(self.done), item=item)
             part = _output_text("").model_dump()
-            yield self._event("response.content_part.added", **self._place, part=part)
+            yield self._event("response.content_part.added", **self._location, part=part)
         if text:
             self._text_parts.append(text)
-            yield self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+            yield self._event(
+                "response.output_text.delta", **self._location, delta=text, logprobs=[]
+            )
 
     def end(self, status: ResponseStatus) -> Iterator[bytes]:
         """Close the open item; an empty answer has an empty message."""
@@ -310,18 +312,20 @@ class _Items:
             arguments=call.arguments,
             status="completed" if call.whole else "incomplete",
         )
-        at = {"output_index": len(self.done)}
-        begun = item.model_copy(update={"arguments": "", "status": "in_progress"})
-        yield self._event("response.output_item.added", **at, item=begun.model_dump())
-        at_call = {**at, "item_id": item.id}
-        yield self._event("response.function_call_arguments.delta", **at_call, delta=item.arguments)
+        location = {"output_index": len(self.done)}
+        started = item.model_copy(update={"arguments": "", "status": "in_progress"})
+        yield self._event("response.output_item.added", **location, item=started.model_dump())
+        call_location = {**location, "item_id": item.id}
+        yield self._event(
+            "response.function_call_arguments.delta", **call_location, delta=item.arguments
+        )
         yield self._event(
             "response.function_call_arguments.done",
-            **at_call,
+            **call_location,
             name=item.name,
             arguments=item.arguments,
         )
-        yield self._event("response.output_item.done", **at, item=item.model_dump())
+        yield self._event("response.output_item.done", **location, item=item.model_dump())
         self.done.append(item)
 
     def _close(self, status: ResponseStatus) -> Iterator[bytes]:
@@ -329,9 +333,9 @@ class _Items:
             return
         text = "".join(self._text_parts)
         item = self._message(status, text)
-        yield self._event("response.output_text.done", **self._place, text=text, logprobs=[])
+        yield self._event("response.output_text.done", **self._location, text=text, logprobs=[])
         part = item.content[0].model_dump()
-        yield self._event("response.content_part.done", **self._place, part=part)
+        yield self._event("response.content_part.done", **self._location, part=part)
         yield self._event(
             "response.output_item.done", output_index=len(self.done), item=item.model_dump()
         )
@@ -339,7 +343,7 @@ class _Items:
         self.done.append(item)
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _location(self) -> dict[str, Any]:
         """The location of the open message's text."""
         return {"item_id": self._message_id, "output_index": len(self.done), "content_index": 0}
 

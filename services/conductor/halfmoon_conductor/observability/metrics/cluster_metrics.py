@@ -141,7 +141,9 @@ class ClusterMetrics:
         }
         n_pages = {role: sum(n for _, n in pages_of_role) for role, pages_of_role in pages.items()}
         self._pages = {
-            w: pages_of_role for w, pages_of_role in self._pages.items() if w in self._core.cluster
+            worker_id: pages_of_worker
+            for worker_id, pages_of_worker in self._pages.items()
+            if worker_id in self._core.cluster
         }
         return {
             "halfmoon_workers": (

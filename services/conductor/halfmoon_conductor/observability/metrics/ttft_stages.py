@@ -1,6 +1,6 @@
 """Divide a request's time to first token into stages that add up to it.
 
-    read ─tokenize─▶ arrived ─retry─▶ arrived again ─place─▶ decode asked ─reserve─▶ prefill told
+    read ─tokenize─▶ arrived ─retry─▶ arrived again ─place─▶ decode asked ─reserve─▶ prefill sent
       ─messages, queue, fetch, prefill, transfer─▶ prefill's answer ─deliver─▶ first token read
 
 Each moment belongs to one stage. The conductor's clock times the upper row and the end. Prefill's
@@ -97,7 +97,7 @@ class TtftRecorder:
                     )
             case _:
                 pass
-        for command in commands:  # of any request: room was made, say
+        for command in commands:  # of any request: freed pages may start others
             if not isinstance(command, Send) or not isinstance(command.message, ReserveDecode):
                 continue
             if (timestamps := self._find(command.message.request_id)) is not None:
