@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.errors import RateLimited
 from halfmoon_conductor.http_server.auth_middleware import Principal
-from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
+from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
@@ -32,7 +32,7 @@ async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> Async
             gateway,
             tokenizer,
             registry=CollectorRegistry(),
-            limits=FrontLimits(**limits),
+            limits=RestLimits(**limits),
             tenants=Tenants(tenants) if tenants else None,
         )
         clients.append(

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from halfmoon_conductor.errors import ServerOverloaded
 from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceiver
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
-from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
+from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.tenants import Tenant, Tenants, hash_api_key
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway, serve_app
@@ -67,7 +67,7 @@ class Asked:
 async def opened(
     gateway: ScriptedGateway,
     tokenizer: HubTokenizer,
-    limits: FrontLimits,
+    limits: RestLimits,
     tenants: Tenants | None = None,
 ) -> AsyncIterator[Server]:
     registry = CollectorRegistry()
@@ -83,7 +83,7 @@ Open = Callable[..., Any]
 async def open_front(gateway: ScriptedGateway, tokenizer: HubTokenizer) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def open_it(limits: FrontLimits, tenants: Tenants | None = None) -> Server:
+        async def open_it(limits: RestLimits, tenants: Tenants | None = None) -> Server:
             return await stack.enter_async_context(opened(gateway, tokenizer, limits, tenants))
 
         yield open_it
@@ -97,7 +97,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_half_sent_bodies_hold_no_place(open_front: Open) -> None:
     lab = Tenant("lab", (hash_api_key("k"),), max_concurrent=1)
-    server = await open_front(FrontLimits(max_concurrent=1), Tenants((lab,)))
+    server = await open_front(RestLimits(max_concurrent=1), Tenants((lab,)))
     key = "authorization: Bearer k\r\n"
     half = [await server.ask(BODY[:10], n_bytes=len(BODY), headers=key) for _ in range(20)]
     whole = await server.ask(BODY, headers=key)
@@ -111,7 +111,7 @@ async def test_half_sent_bodies_hold_no_place(open_front: Open) -> None:
 
 @pytest.mark.parametrize("sent", [b"", BODY[:10]])
 async def test_a_body_that_does_not_come_is_refused(open_front: Open, sent: bytes) -> None:
-    server = await open_front(FrontLimits(bodies=BodyLimits(timeout_s=0.2)))
+    server = await open_front(RestLimits(bodies=BodyLimits(timeout_s=0.2)))
     asked = await server.ask(sent, n_bytes=len(BODY))
     status, error, closes = await asked.error()
     assert (status, error["code"], closes) == (408, "request_timeout", True)
@@ -121,7 +121,7 @@ async def test_a_body_that_does_not_come_is_refused(open_front: Open, sent: byte
 
 async def test_a_body_that_drips_is_refused_however_long_it_could_go_on(open_front: Open) -> None:
     limits = BodyLimits(timeout_s=0.5, least_bytes_per_s=1000)
-    server = await open_front(FrontLimits(bodies=limits))
+    server = await open_front(RestLimits(bodies=limits))
     asked = await server.ask(b"", n_bytes=1_000_000)
 
     async def drip() -> None:
@@ -136,7 +136,7 @@ async def test_a_body_that_drips_is_refused_however_long_it_could_go_on(open_fro
 
 
 async def test_a_body_is_not_read_before_its_key_is_known(open_front: Open) -> None:
-    server = await open_front(FrontLimits(), Tenants((Tenant("lab", (hash_api_key("k"),)),)))
+    server = await open_front(RestLimits(), Tenants((Tenant("lab", (hash_api_key("k"),)),)))
     asked = await server.ask(b"", n_bytes=5_000_000)
     assert await asked.status() == 401
     asked.writer.close()
@@ -146,7 +146,7 @@ async def test_large_bodies_are_refused_while_there_are_too_many_and_small_ones_
     open_front: Open,
 ) -> None:
     limits = BodyLimits(max_total_bytes=300_000)
-    server = await open_front(FrontLimits(bodies=limits))
+    server = await open_front(RestLimits(bodies=limits))
     big = b" " * 200_000
     first = await server.ask(big, n_bytes=len(big) + len(BODY))
     second = await server.ask(big, n_bytes=len(big) + len(BODY))
@@ -183,7 +183,7 @@ async def test_a_client_that_goes_frees_its_place_and_ends_its_generation(
     open_front: Open, gateway: ScriptedGateway, stream: bool, n_before_pause: int
 ) -> None:
     gateway.n_before_pause = n_before_pause
-    server = await open_front(FrontLimits(max_concurrent=1))
+    server = await open_front(RestLimits(max_concurrent=1))
     asked = await server.ask(json.dumps({**json.loads(BODY), "stream": stream}).encode())
     await until(lambda: gateway.live)
     assert await server.load() == 1

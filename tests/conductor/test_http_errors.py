@@ -21,7 +21,7 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
 )
 from halfmoon_conductor.http_server.body_receiver import BodyLimits
-from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
+from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.text.fake_tokenizer import FakeTokenizer
 from halfmoon_conductor.text.hub_tokenizer import HubTokenizer
 from halfmoon_testing.conductor_http import ScriptedGateway
@@ -49,7 +49,7 @@ async def small_client(
     gateway: ScriptedGateway, tokenizer: HubTokenizer
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Of a front that takes bodies of up to 500 bytes."""
-    limits = FrontLimits(bodies=BodyLimits(max_bytes=500))
+    limits = RestLimits(bodies=BodyLimits(max_bytes=500))
     app = create_app(gateway, tokenizer, registry=CollectorRegistry(), limits=limits)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:

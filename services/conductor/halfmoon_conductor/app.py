@@ -28,10 +28,10 @@ from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetr
 from halfmoon_conductor.observability.tracing.tracing_setup import TracingSetup
 from halfmoon_conductor.page.cluster_view import ConductorInfo
 from halfmoon_conductor.page.debug_routes import debug_app
-from halfmoon_conductor.routes.rest_app import FrontLimits, create_app
+from halfmoon_conductor.routes.rest_app import RestLimits, create_app
 from halfmoon_conductor.settings import EMBEDDED, ConductorSettings
 from halfmoon_conductor.tenants import Tenants
-from halfmoon_conductor.text.tokenizer_interface import TokenizerUnavailable
+from halfmoon_conductor.text.tokenizer_interface import Tokenizer, TokenizerUnavailable
 from halfmoon_conductor.text.tokenizer_loader import open_tokenizer
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks
@@ -75,16 +75,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tokenizer = await asyncio.to_thread(open_tokenizer, settings.model)
         except TokenizerUnavailable as error:
             raise CannotStart(str(error)) from error
-        preparer = ProcessPreparer(
-            Sandbox(
-                "halfmoon_conductor.inputs.body_preparation:make_handler",
-                msgspec.msgpack.encode(
-                    PreparationSpec(tokenizer.source, settings.tool_call_parser)
-                ),
-                memory_bytes=MEMORY_BYTES,
-            ),
-            max(2, os.cpu_count() or 2),
-        )
+        preparer = _make_preparer(settings, tokenizer)
         stack.callback(preparer.close)
         preparer.start()
         grammars = GrammarChecker.of(tokenizer)
@@ -100,13 +91,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         network = ZmqNetwork(_SOCKETS)
         stack.push_async_callback(network.close)
 
-        journal = None
-        if settings.journal_path:
-            journal = JournalFile(
-                Path(settings.journal_path),
-                settings.scheduling,
-                max_bytes=settings.journal_max_mib * 1024 * 1024,
-            )
+        if journal := _open_journal(settings):
             stack.callback(journal.close)
         core, clock = Conductor(settings.scheduling), SystemClock()
         observer = CoreObserver(core, LatencyHistory())
@@ -135,15 +120,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             tokenizer,
             registry=registry,
             latencies=observer.latencies,
-            limits=FrontLimits(
-                bodies=BodyLimits(
-                    max_bytes=settings.max_body_bytes,
-                    max_total_bytes=settings.max_bodies_mib * 1024 * 1024,
-                    timeout_s=settings.body_timeout_s,
-                ),
-                max_concurrent=settings.max_concurrent,
-                cors_origins=tuple(filter(None, settings.cors_origins.split(","))),
-            ),
+            limits=_rest_limits(settings),
             tenants=tenants,
             extra_mounts=mounts,
             tool_call_parser=settings.tool_call_parser,
@@ -157,7 +134,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="warning",  # its comings and goings are ours to announce
+                log_level="warning",  # the service announces start and stop itself
                 access_log=False,
                 timeout_graceful_shutdown=int(settings.drain_s),
             )
@@ -171,6 +148,38 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         service.announce("draining", worker_id=settings.worker_id)
         server.should_exit = True
         await serving
+
+
+def _make_preparer(settings: ConductorSettings, tokenizer: Tokenizer) -> ProcessPreparer:
+    spec = PreparationSpec(tokenizer.source, settings.tool_call_parser)
+    sandbox = Sandbox(
+        "halfmoon_conductor.inputs.body_preparation:make_handler",
+        msgspec.msgpack.encode(spec),
+        memory_bytes=MEMORY_BYTES,
+    )
+    return ProcessPreparer(sandbox, max(2, os.cpu_count() or 2))
+
+
+def _open_journal(settings: ConductorSettings) -> JournalFile | None:
+    if not settings.journal_path:
+        return None
+    return JournalFile(
+        Path(settings.journal_path),
+        settings.scheduling,
+        max_bytes=settings.journal_max_mib * 1024 * 1024,
+    )
+
+
+def _rest_limits(settings: ConductorSettings) -> RestLimits:
+    return RestLimits(
+        bodies=BodyLimits(
+            max_bytes=settings.max_body_bytes,
+            max_total_bytes=settings.max_bodies_mib * 1024 * 1024,
+            timeout_s=settings.body_timeout_s,
+        ),
+        max_concurrent=settings.max_concurrent,
+        cors_origins=tuple(filter(None, settings.cors_origins.split(","))),
+    )
 
 
 def _max_connections() -> int:

@@ -1,7 +1,5 @@
 """Serve two more APIs for chats: Anthropic's Messages and OpenAI's Responses."""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
@@ -21,8 +19,7 @@ from halfmoon_conductor.api.responses.responses_serializer import (
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
 from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response
-
-OpenApiResponses = dict[int | str, dict[str, Any]]
+from halfmoon_conductor.routes.openapi_responses import OpenApiResponses
 
 
 def messages_router(

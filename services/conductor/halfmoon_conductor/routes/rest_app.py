@@ -6,48 +6,39 @@ request. `OutputProcessor` generates and detokenizes, and a serializer of `api` 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from halfmoon_conductor.api.openai.chat_serializer import ChatSerializer
-from halfmoon_conductor.api.openai.completion_serializer import CompletionSerializer
-from halfmoon_conductor.api.openai.logprob_serializer import LogprobSerializer
-from halfmoon_conductor.api.openai.openai_objects import (
-    ChatCompletion,
-    Model,
-    ModelList,
-    TextCompletion,
-)
-from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
-from halfmoon_conductor.api.openai.shared_fields import SharedFields
-from halfmoon_conductor.engine_io.gateway_interface import Gateway, ModelCard
+from halfmoon_conductor.engine_io.gateway_interface import Gateway
 from halfmoon_conductor.engine_io.tool_call_rules import ToolCallFormat
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.auth_middleware import AuthMiddleware, ConcurrencyLimit
 from halfmoon_conductor.http_server.body_receiver import BodyLimits, BodyReceiver
-from halfmoon_conductor.http_server.error_bodies import AnthropicError, ErrorResponse
-from halfmoon_conductor.http_server.request_context import RequestContextDependency
+from halfmoon_conductor.http_server.error_bodies import AnthropicError
 from halfmoon_conductor.http_server.request_middleware import RequestMiddleware
 from halfmoon_conductor.inputs.body_preparation import BodyPreparation
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer, ThreadPreparer
 from halfmoon_conductor.inputs.input_processor import InputProcessor
-from halfmoon_conductor.inputs.preparation_messages import read_body_of
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.observability.metrics.vllm_metric_names import VllmNamedMetrics
 from halfmoon_conductor.page.page_routes import page_routes
-from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response
+from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.generation_route import generation_route
 from halfmoon_conductor.routes.message_routes import messages_router, responses_router
+from halfmoon_conductor.routes.openai_routes import completions_router, models_router
+from halfmoon_conductor.routes.openapi_responses import (
+    GENERATION_RESPONSES,
+    error_responses_of,
+    with_error,
+)
 from halfmoon_conductor.routes.openapi_security import document_api_keys
 from halfmoon_conductor.routes.probe_routes import probes_router
 from halfmoon_conductor.routes.tokenize_routes import tokenize_router
@@ -55,7 +46,7 @@ from halfmoon_conductor.tenants import Tenants
 from halfmoon_conductor.text.tokenizer_interface import Tokenizer
 
 
-class FrontLimits(msgspec.Struct, frozen=True, kw_only=True):
+class RestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on what the REST API accepts."""
 
     bodies: BodyLimits = BodyLimits()
@@ -71,7 +62,7 @@ def create_app(
     *,
     registry: CollectorRegistry,
     latencies: LatencyHistory | None = None,
-    limits: FrontLimits | None = None,
+    limits: RestLimits | None = None,
     tenants: Tenants | None = None,
     extra_mounts: Sequence[tuple[str, ASGIApp]] = (),
     tool_call_parser: ToolCallFormat | Literal["auto"] = "auto",
@@ -113,7 +104,7 @@ def create_app(
     error_responses.install_error_handlers(app)
     if tenants is not None:
         document_api_keys(app)
-    limits = limits or FrontLimits()
+    limits = limits or RestLimits()
     # From the inside out.
     concurrency, bodies = ConcurrencyLimit(limits.max_concurrent), BodyReceiver(limits.bodies)
     app.add_middleware(
@@ -129,63 +120,21 @@ def create_app(
         )
     app.add_middleware(RequestMiddleware, metrics=metrics, bodies=bodies)
 
-    def logprobs(body: SharedFields) -> LogprobSerializer:
-        return LogprobSerializer(tokenizer, as_token_ids=bool(body.return_tokens_as_token_ids))
-
-    async def create_completion(
-        body: CompletionRequest, request: Request, context: RequestContextDependency
-    ) -> Response:
-        """Complete a text."""
-        read = read_body_of(request.scope)
-        engine_request = await inputs.completion(body, context, read.prepared)
-        output = handler.generate(engine_request, context, read.received_s)
-        serializer = CompletionSerializer(output, body, logprobs(body))
-        return await send_response(serializer, stream=bool(body.stream))
-
-    async def create_chat_completion(
-        body: ChatRequest, request: Request, context: RequestContextDependency
-    ) -> Response:
-        """Answer a conversation."""
-        read = read_body_of(request.scope)
-        engine_request = await inputs.chat(body, context, read.prepared)
-        output = handler.generate(engine_request, context, read.received_s)
-        serializer = ChatSerializer(output, body, logprobs(body))
-        return await send_response(serializer, stream=bool(body.stream))
-
-    for path, endpoint, answer in (
-        ("/v1/completions", create_completion, TextCompletion),
-        ("/v1/chat/completions", create_chat_completion, ChatCompletion),
-    ):
-        app.router.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            response_model=answer,
-            responses=_GENERATION_RESPONSES,
-            route_class_override=route_class,
-        )
-    app.include_router(responses_router(handler, _GENERATION_RESPONSES, route_class))
+    app.include_router(completions_router(handler, tokenizer, route_class))
+    app.include_router(responses_router(handler, GENERATION_RESPONSES, route_class))
     app.include_router(
         messages_router(
             handler,
-            _with_error(AnthropicError, _GENERATION_RESPONSES),
-            _with_error(AnthropicError, _errors(400, 401, 404, 413, 429, 503)),
+            with_error(AnthropicError, GENERATION_RESPONSES),
+            with_error(AnthropicError, error_responses_of(400, 401, 404, 413, 429, 503)),
             route_class,
         )
     )
-    app.include_router(tokenize_router(encoder, _errors(400, 401, 404, 413, 429, 503), route_class))
+    app.include_router(
+        tokenize_router(encoder, error_responses_of(400, 401, 404, 413, 429, 503), route_class)
+    )
 
-    @app.get("/v1/models", responses=_errors(401, 429))
-    async def list_models() -> ModelList:
-        """List the model served, once a worker has joined."""
-        card = gateway.model
-        return ModelList(object="list", data=[] if card is None else [_model(card)])
-
-    @app.get("/v1/models/{model:path}", responses=_errors(401, 404, 429, 503))
-    async def retrieve_model(model: str) -> Model:
-        """Return one model by its name, which may have slashes."""
-        return _model(encoder.model_card(model))
-
+    app.include_router(models_router(gateway, encoder))
     app.include_router(probes_router(gateway, concurrency, shown, app.version))
 
     for route in page_routes():
@@ -197,16 +146,6 @@ def create_app(
     return app
 
 
-def _model(card: ModelCard) -> Model:
-    return Model(
-        id=card.name,
-        object="model",
-        created=card.created,
-        owned_by="halfmoon",
-        max_model_len=card.max_context,
-    )
-
-
 class _AsApp:
     """Wrap an app in an object: Starlette's routes call a function as a handler, not as an app."""
 
@@ -215,48 +154,3 @@ class _AsApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
-
-
-_ERROR_DESCRIPTIONS = {
-    400: "The request is wrong; `param` names the field.",
-    401: "No API key, or none that is valid here.",
-    404: "Another model is served here.",
-    413: "The body is too large.",
-    429: "Refused so that others keep their latency, or because this tenant asks more than it "
-    "may; `Retry-After` says when to try again.",
-    500: "The generation, or the server, failed.",
-    503: "No prefill or no decode worker is alive; `Retry-After` says when to try again.",
-}
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorResponse, "description": _ERROR_DESCRIPTIONS[status]}
-        for status in statuses
-    }
-    responses["4XX"] = {"model": ErrorResponse, "description": "Any other error of the client's."}
-    return responses
-
-
-def _with_error(
-    model: type[BaseModel], responses: dict[int | str, dict[str, Any]]
-) -> dict[int | str, dict[str, Any]]:
-    """Return responses with another model for errors."""
-    return {
-        status: {**each, "model": model} if "model" in each else each
-        for status, each in responses.items()
-    }
-
-
-_GENERATION_RESPONSES: dict[int | str, dict[str, Any]] = {
-    **_errors(*_ERROR_DESCRIPTIONS),
-    200: {
-        "description": "The answer; server-sent events with `stream: true`.",
-        "content": {
-            "text/event-stream": {
-                "schema": {"type": "string"},
-                "example": 'data: {"object": "…", "choices": […]}\n\ndata: [DONE]\n\n',
-            }
-        },
-    },
-}

@@ -1,7 +1,5 @@
 """Serve ``/tokenize`` and ``/detokenize``."""
 
-from typing import Any
-
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
@@ -13,11 +11,12 @@ from halfmoon_conductor.api.tokenize_models import (
 )
 from halfmoon_conductor.inputs.prompt_encoder import PromptEncoder
 from halfmoon_conductor.inputs.tokenize_bodies import detokenize_body, tokenize_body
+from halfmoon_conductor.routes.openapi_responses import OpenApiResponses
 
 
 def tokenize_router(
     encoder: PromptEncoder,
-    responses: dict[int | str, dict[str, Any]],
+    responses: OpenApiResponses,
     route_class: type[APIRoute],
 ) -> APIRouter:
     """Make the two routes.
