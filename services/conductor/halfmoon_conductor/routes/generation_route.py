@@ -3,6 +3,9 @@
 FastAPI inspects each endpoint's arguments anew for every request and parses bodies of any size on
 the event loop. This route class inspects its endpoint once. It parses short bodies inline and
 hands long ones to a child process. FastAPI still writes the OpenAPI schema.
+
+Without this class, a request with 512 token ids takes 1.5 times the CPU time
+(``python -m benchmarks.conductor.ablations``).
 """
 
 import inspect

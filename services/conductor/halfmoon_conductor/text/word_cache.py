@@ -6,6 +6,9 @@ before. The tokenizer also builds words, offsets and strings that are not needed
 templates write special tokens between messages. These split a text first, and each has an id of its
 own.
 
+Without the cache, a request with 512 tokens of text, its words known, takes 2.7 times the CPU time
+(``python -m benchmarks.conductor.ablations``).
+
 Texts whose splitting may differ are left to the tokenizer:
 
 - Texts with letters or digits that are not ASCII, for which `re` has other classes.
