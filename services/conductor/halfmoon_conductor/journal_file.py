@@ -24,8 +24,9 @@ log = structlog.get_logger()
 
 
 class JournalFile:
-    """Append the core's calls to a new file until it is full; a crash loses at most one tick's
-    entries.
+    """Append the core's calls to a new file until it is full.
+
+    A crash loses at most one tick's entries.
     """
 
     def __init__(self, path: Path, config: SchedulingConfig, *, max_bytes: int) -> None:

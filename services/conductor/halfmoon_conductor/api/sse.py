@@ -1,5 +1,6 @@
-"""Send server-sent events. The status is sent with the first event, so that early errors keep
-theirs.
+"""Send server-sent events.
+
+The status is sent with the first event, so that errors before it keep theirs.
 """
 
 import asyncio

@@ -175,8 +175,9 @@ class BoundedHttp(HttpToolsProtocol):
         raise _ParsingAborted
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error and close. Only close, if the answer would be read as another
-        request's.
+        """Answer with an error and close.
+
+        Only close, if the answer would be read as another request's.
         """
         if self.transport.is_closing():
             return

@@ -4,8 +4,9 @@ MINUTE_S = 60.0
 
 
 class TokenBucket:
-    """Fill at a steady rate up to a minute's worth. Costs that are known only afterwards may
-    overdraw it.
+    """Fill at a steady rate up to a minute's worth.
+
+    Costs that are known only afterwards may overdraw it.
 
     Args:
         per_minute: the amount added per minute, and the most that it holds; more than 0.

@@ -102,8 +102,9 @@ def _decision(observer: CoreObserver, decision: Decision) -> dict[str, Any]:
 
 
 def _errors(histogram: ErrorHistogram) -> dict[str, Any]:
-    """Return a histogram of observed over predicted values. Bounds are upper ones; the last bucket
-    is open.
+    """Return a histogram of observed over predicted values.
+
+    Bounds are upper ones; the last bucket is open.
     """
     return {
         "n": histogram.n,

@@ -33,8 +33,7 @@ class FakeTokenizer:
 
     @classmethod
     def from_spec(cls, spec: str) -> "FakeTokenizer":
-        """Read `vocab` and `eos` of ``fake://tiny?vocab=997&eos=-1``; other options are the
-        engine's.
+        """Read `vocab` and `eos` of ``fake://tiny?vocab=997&eos=-1``, and nothing else.
 
         Raises:
             TokenizerUnavailable: one of them is not a number, or `vocab` is not positive.

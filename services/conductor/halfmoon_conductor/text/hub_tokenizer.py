@@ -82,8 +82,9 @@ class HubTokenizer:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """End-of-text tokens of the generation config, else the config, else the tokenizer's
-        config.
+        """End-of-text tokens.
+
+        They are those of the generation config, else the config, else the tokenizer's config.
         """
         return self._eos_token_ids
 
@@ -123,8 +124,9 @@ class HubTokenizer:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
     def token_bytes(self, token: int) -> bytes:
-        """Return a token's bytes: exact for byte-level decoders, else its vocabulary text with
-        ``▁`` as a space.
+        """Return a token's bytes.
+
+        They are exact for byte-level decoders, else its vocabulary text with ``▁`` as a space.
         """
         piece = self._fast.id_to_token(token)
         if piece is None:

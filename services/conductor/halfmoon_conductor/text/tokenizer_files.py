@@ -73,8 +73,9 @@ def read_configs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_tokens_of(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-    """Return special tokens by role, such as ``bos_token``. Files have a token as text or as an
-    object.
+    """Return special tokens by role, such as ``bos_token``.
+
+    Files have a token as text or as an object.
     """
     tokens: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -86,8 +87,9 @@ def special_tokens_of(configs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def chat_template_of(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """Return the chat template: of its own file, else of the config, which may have several by
-    name.
+    """Return the chat template.
+
+    It is in its own file, else in the config, which may have several by name.
     """
     path = folder / "chat_template.jinja"
     if path.is_file():

@@ -54,9 +54,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text, on request with the special tokens around it, such as
-        BOS.
-        """
+        """Return the token ids of a text, on request with special tokens such as BOS."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

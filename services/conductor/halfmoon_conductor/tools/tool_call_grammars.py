@@ -16,8 +16,7 @@ Functions = Sequence[tuple[str, dict[str, Any]]]
 
 
 def calls_only_grammar(format: ToolCallFormat, functions: Functions, max_calls: int) -> str:
-    """Return the grammar of an answer that is nothing but one to `max_calls` calls of these
-    functions.
+    """Return the grammar of an answer that is one to `max_calls` calls of these functions.
 
     Args:
         format: the model's format of calls.

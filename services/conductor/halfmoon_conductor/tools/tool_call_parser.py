@@ -181,8 +181,9 @@ class ToolCallParser:
         return [] if call is None else self._accept(call)
 
     def _offers(self, call: ParsedCall) -> bool:
-        """Return whether this is a call on offer. JSON with another name may be a llama3_json
-        answer.
+        """Return whether this is a call on offer.
+
+        JSON with another name may be a llama3_json answer.
         """
         return self._format == "hermes" or not self._names or call.name in self._names
 
@@ -194,8 +195,9 @@ class ToolCallParser:
         return [call]
 
     def _take_text(self, text: str, *, before_call: bool = False) -> str:
-        """Return text with the whitespace before it; whitespace around and between calls is
-        dropped.
+        """Return text with the whitespace before it.
+
+        Whitespace around and between calls is dropped.
         """
         if not text.strip() and (not self._has_text or self.n_calls or before_call):
             self._blanks += text

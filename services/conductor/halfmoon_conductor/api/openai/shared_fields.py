@@ -227,7 +227,5 @@ class SharedFields(SamplingFields):
 
     @property
     def n_prompt_top(self) -> int | None:
-        """Number of likeliest tokens to report beside each prompt token; None: no log
-        probabilities.
-        """
+        """Number of likeliest tokens to report beside each prompt token; None: no scores."""
         return self.prompt_logprobs

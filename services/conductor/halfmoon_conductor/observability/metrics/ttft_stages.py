@@ -73,8 +73,10 @@ class TtftRecorder:
     """Record these timestamps, as a recorder of the shell."""
 
     def __init__(self, find: Callable[[RequestId], TtftTimestamps | None]) -> None:
-        """Record into the timestamps that `find` returns: those of a current try with a client,
-        else None.
+        """Record the tries that `find` knows.
+
+        Args:
+            find: returns the timestamps of a current try with a client, else None.
         """
         self._find = find
 

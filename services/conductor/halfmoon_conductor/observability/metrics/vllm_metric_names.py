@@ -83,8 +83,11 @@ class VllmNamedMetrics(Collector):
     """Collect a registry's metrics, then again under vLLM's names where there is one."""
 
     def __init__(self, registry: CollectorRegistry, model: Callable[[], str]) -> None:
-        """Collect from `registry`. While `model` returns "", the model is unknown and vLLM's names
-        are omitted.
+        """Collect from a registry.
+
+        Args:
+            registry: has the metrics under our names.
+            model: returns the model's name; "" while it is unknown, and vLLM's names are omitted.
         """
         self._registry = registry
         self._model = model
