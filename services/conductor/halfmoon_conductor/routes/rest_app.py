@@ -104,22 +104,7 @@ def create_app(
     error_responses.install_error_handlers(app)
     if tenants is not None:
         document_api_keys(app)
-    limits = limits or RestLimits()
-    # From the inside out.
-    concurrency, bodies = ConcurrencyLimit(limits.max_concurrent), BodyReceiver(limits.bodies)
-    app.add_middleware(
-        AuthMiddleware, tenants=tenants, concurrency=concurrency, metrics=metrics, bodies=bodies
-    )
-    if limits.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=limits.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
-    app.add_middleware(RequestMiddleware, metrics=metrics, bodies=bodies)
-
+    concurrency = _add_middleware(app, limits or RestLimits(), tenants, metrics)
     app.include_router(completions_router(handler, tokenizer, route_class))
     app.include_router(responses_router(handler, GENERATION_RESPONSES, route_class))
     app.include_router(
@@ -133,10 +118,8 @@ def create_app(
     app.include_router(
         tokenize_router(encoder, error_responses_of(400, 401, 404, 413, 429, 503), route_class)
     )
-
     app.include_router(models_router(gateway, encoder))
     app.include_router(probes_router(gateway, concurrency, shown, app.version))
-
     for route in page_routes():
         app.router.routes.append(route)
     for path, mounted in extra_mounts:
@@ -144,6 +127,26 @@ def create_app(
         app.router.routes.append(Route(path, _AsApp(mounted), include_in_schema=False))
         app.router.routes.append(Mount(path, mounted))
     return app
+
+
+def _add_middleware(
+    app: FastAPI, limits: RestLimits, tenants: Tenants | None, metrics: HttpMetrics
+) -> ConcurrencyLimit:
+    """Add the middleware, the innermost first; return the count of requests being answered."""
+    concurrency, bodies = ConcurrencyLimit(limits.max_concurrent), BodyReceiver(limits.bodies)
+    app.add_middleware(
+        AuthMiddleware, tenants=tenants, concurrency=concurrency, metrics=metrics, bodies=bodies
+    )
+    if limits.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=limits.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(RequestMiddleware, metrics=metrics, bodies=bodies)
+    return concurrency
 
 
 class _AsApp:
