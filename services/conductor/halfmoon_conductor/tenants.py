@@ -49,7 +49,7 @@ class TenantsFileError(Exception):
 
 
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tenant and its limits; None is no limit."""
+    """A tenant and its limits; None is no limit."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     key_sha256: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...]

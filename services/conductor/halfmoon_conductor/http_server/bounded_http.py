@@ -61,7 +61,7 @@ class BoundedHttp(HttpToolsProtocol):
     limits: ClassVar[HttpLimits] = HttpLimits()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
+        """Start the timer of a new connection, and refuse it if there are too many."""
         #: Whether the connection is closing, so that arriving data is discarded.
         self._ignores_data = False
         #: Counters of the message being read: raw bytes, body bytes, chunks, headers and header
@@ -83,13 +83,13 @@ class BoundedHttp(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Stop the timer of a lost connection."""
         self._ignores_data = True
         self._unset_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Count and parse arriving data."""
         if self._ignores_data:
             return
         self._n_raw += len(data)
@@ -162,7 +162,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._unset_timer()
         super().on_message_complete()
 
-    # -- the end -----------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of the body, now that the request is answered."""

@@ -77,7 +77,7 @@ class HubTokenizer:
 
     @property
     def source(self) -> str:
-        """The folder."""
+        """The folder, from which `open_tokenizer` opens the same tokenizer."""
         return self._source
 
     @property

@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """Texts of the tokens with a role, such as ``bos_token``, for the chat template."""
+        """Texts of special tokens by role, such as ``bos_token``, for the chat template."""
         ...
 
     @property

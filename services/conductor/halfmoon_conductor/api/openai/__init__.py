@@ -1,1 +1,1 @@
-"""Completions and chat completions: request models, response objects, serializers."""
+"""Define completions and chat completions: request models, response objects, serializers."""

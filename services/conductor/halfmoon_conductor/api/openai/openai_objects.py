@@ -85,7 +85,7 @@ class CompletionChunkChoice(BaseModel):
     finish_reason: FinishReason | None
     #: vLLM's addition, with the last piece.
     stop_reason: int | str | None = None
-    #: vLLM's additions: the prompt's with a choice's first piece.
+    #: vLLM's additions; the prompt's ids come with a choice's first piece.
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 

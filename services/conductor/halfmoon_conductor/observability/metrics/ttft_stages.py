@@ -21,15 +21,15 @@ from halfmoon_scheduling.events import AnyEvent, MessageReceived, RequestArrived
 
 #: In the order in which a request passes them.
 TtftStage = Literal[
-    "tokenize",  # the body checked, the prompt made tokens
-    "retry",  # tries that came to nothing; 0 for nearly all
-    "place",  # waiting for admission and for room, at the conductor
-    "reserve",  # the decode worker asked for pages, until it has answered
-    "messages",  # to the prefill worker and back, without what it took itself
-    "queue",  # at prefill: its turn, pages
-    "fetch",  # at prefill: kvstores' answers, cached layers that were not there yet
+    "tokenize",  # checking the body, tokenizing the prompt
+    "retry",  # failed tries; 0 for nearly all requests
+    "place",  # waiting for admission and for pages, at the conductor
+    "reserve",  # asking the decode worker for pages
+    "messages",  # to the prefill worker and back, without its own time
+    "queue",  # at prefill: waiting for its turn and for pages
+    "fetch",  # at prefill: waiting for kvstores' answers and for cached layers
     "prefill",  # at prefill: forward passes
-    "transfer",  # at prefill: the last bytes on their way to decode
+    "transfer",  # at prefill: the last bytes to decode
     "deliver",  # from prefill's answer until the first token is written to the client
 ]
 TTFT_STAGES: tuple[TtftStage, ...] = get_args(TtftStage)

@@ -84,7 +84,7 @@ class TracedGateway:
             raise
         finally:
             self._tries.close(request.request_id)
-            if not over:  # by a stop string, or the client is gone
+            if not over:  # a stop string matched, or the client is gone
                 span.event("closed by the reader", self._clock.now())
             span.set({"gen_ai.usage.output_tokens": n_tokens})
             span.end(self._clock.now(), error)

@@ -189,7 +189,7 @@ class TryTracer:
         if not (found := self._find(request_id)):
             return
         tried = found[1]
-        now = self._clock.now()  # a decision takes a while itself
+        now = self._clock.now()  # the decision itself takes time
         if tried.place is not None:
             self._set_decision(tried.place, request_id)
             tried.place.end(now)
