@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 from pydantic import TypeAdapter
 
+from halfmoon_conductor.api.anthropic.anthropic_objects import TokenCount
 from halfmoon_conductor.api.anthropic.anthropic_requests import CountTokensRequest, MessagesRequest
-from halfmoon_conductor.api.anthropic.anthropic_serializer import TokenCount
 from halfmoon_conductor.api.openai.openai_requests import ChatRequest, CompletionRequest
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
 from halfmoon_conductor.api.tokenize_models import DetokenizeRequest, TokenizeRequest

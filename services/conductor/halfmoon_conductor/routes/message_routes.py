@@ -4,18 +4,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from halfmoon_conductor.api.anthropic.anthropic_objects import AnthropicMessage, TokenCount
 from halfmoon_conductor.api.anthropic.anthropic_requests import CountTokensRequest, MessagesRequest
 from halfmoon_conductor.api.anthropic.anthropic_serializer import (
-    AnthropicMessage,
     MessagesSerializer,
-    TokenCount,
     anthropic_error_event,
 )
+from halfmoon_conductor.api.responses.responses_objects import ResponseObject
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest
-from halfmoon_conductor.api.responses.responses_serializer import (
-    ResponseObject,
-    ResponsesSerializer,
-)
+from halfmoon_conductor.api.responses.responses_serializer import ResponsesSerializer
 from halfmoon_conductor.http_server.request_context import RequestContextDependency
 from halfmoon_conductor.inputs.preparation_messages import read_body_of
 from halfmoon_conductor.routes.generation_handler import GenerationHandler, send_response

@@ -2,66 +2,23 @@
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
-from pydantic import BaseModel
-
 from halfmoon_conductor.api import sse
+from halfmoon_conductor.api.anthropic.anthropic_objects import (
+    AnthropicMessage,
+    AnthropicUsage,
+    ContentBlock,
+    StopReason,
+    TextContent,
+    ToolUse,
+)
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall, parse_complete_members
 from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
-
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-
-
-class AnthropicUsage(BaseModel):
-    """The cost of a message; `input_tokens` are those that were not cached."""
-
-    input_tokens: int
-    output_tokens: int
-    cache_read_input_tokens: int
-    cache_creation_input_tokens: int
-
-
-class TextContent(BaseModel):
-    """Text of the answer."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ToolUse(BaseModel):
-    """A tool call."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-ContentBlock = TextContent | ToolUse
-
-
-class AnthropicMessage(BaseModel):
-    """The model's message."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[ContentBlock]
-    stop_reason: StopReason | None
-    stop_sequence: str | None
-    usage: AnthropicUsage
-
-
-class TokenCount(BaseModel):
-    """The number of tokens of a conversation."""
-
-    input_tokens: int
 
 
 class MessagesSerializer:

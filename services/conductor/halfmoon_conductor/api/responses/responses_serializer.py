@@ -3,13 +3,22 @@
 import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
-
-from pydantic import BaseModel
 
 from halfmoon_conductor.api import sse
 from halfmoon_conductor.api.openai.openai_objects import PromptTokensDetails
+from halfmoon_conductor.api.responses.responses_objects import (
+    FunctionCall,
+    IncompleteDetails,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    OutputTokensDetails,
+    ResponseObject,
+    ResponseStatus,
+    ResponsesUsage,
+)
 from halfmoon_conductor.api.responses.responses_requests import ResponsesRequest, TextConfig
 from halfmoon_conductor.engine_io.gateway_interface import Finish
 from halfmoon_conductor.generation.output_processor import OutputProcessor
@@ -17,97 +26,8 @@ from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.tools.tool_call_bodies import ParsedCall
 from halfmoon_conductor.tools.tool_call_stream import TextOrCall, ToolCallStream, join_adjacent_text
 
-ResponseStatus = Literal["in_progress", "completed", "incomplete"]
 #: Fields of each function that an answer repeats.
 _REPEATED_FIELDS = {"type", "name", "description", "parameters", "strict"}
-
-
-class OutputText(BaseModel):
-    """A part of the answer's text."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any]
-    logprobs: list[Any]
-
-
-class OutputMessage(BaseModel):
-    """The model's message."""
-
-    type: Literal["message"]
-    id: str
-    status: ResponseStatus
-    role: Literal["assistant"]
-    content: list[OutputText]
-
-
-class FunctionCall(BaseModel):
-    """A call by the model; its arguments are the text of a JSON object."""
-
-    type: Literal["function_call"]
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: ResponseStatus
-
-
-OutputItem = OutputMessage | FunctionCall
-
-
-class IncompleteDetails(BaseModel):
-    """The reason why the answer is incomplete."""
-
-    reason: Literal["max_output_tokens"]
-
-
-class OutputTokensDetails(BaseModel):
-    """Output tokens by kind."""
-
-    reasoning_tokens: int
-
-
-class ResponsesUsage(BaseModel):
-    """The cost of a response in tokens."""
-
-    input_tokens: int
-    input_tokens_details: PromptTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class ResponseObject(BaseModel):
-    """The response, which repeats the request's fields."""
-
-    id: str
-    object: Literal["response"]
-    background: bool
-    created_at: int
-    status: ResponseStatus
-    error: None
-    incomplete_details: IncompleteDetails | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    model: str
-    output: list[OutputItem]
-    parallel_tool_calls: bool
-    previous_response_id: None
-    prompt_cache_key: str | None
-    prompt_cache_retention: str | None
-    reasoning: dict[str, str | None]
-    safety_identifier: str | None
-    service_tier: Literal["default"]
-    store: bool
-    temperature: float
-    text: dict[str, Any]
-    tool_choice: str | dict[str, str]
-    tools: list[dict[str, Any]]
-    top_p: float
-    truncation: Literal["disabled"]
-    usage: ResponsesUsage | None
-    user: str | None
 
 
 class ResponsesSerializer:
