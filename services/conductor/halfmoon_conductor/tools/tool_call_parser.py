@@ -17,17 +17,7 @@ from halfmoon_conductor.tools.tool_call_bodies import (
     read_call,
     read_cut_call,
 )
-from halfmoon_conductor.tools.tool_call_grammars import calls_only_grammar
-from halfmoon_conductor.tools.tool_call_syntax import CLOSE, OPEN, tool_call_format_of
-
-__all__ = [
-    "ParsedCall",
-    "ToolCallFormat",
-    "ToolCallParser",
-    "ToolCallRules",
-    "calls_only_grammar",
-    "tool_call_format_of",
-]
+from halfmoon_conductor.tools.tool_call_syntax import CLOSE, OPEN
 
 
 class ToolCallParser:
