@@ -24,7 +24,7 @@ from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.commands import AnyCommand, Send
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
-from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
+from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     MessageReceived,
     Request,
@@ -37,7 +37,7 @@ from halfmoon_testing.scheduling_inputs import a_worker
 N_PREFILL, N_DECODE = 256, 256
 BLOCK_SIZE, N_TOKENS = 512, 32 * 1024
 N_BLOCKS = N_TOKENS // BLOCK_SIZE
-CASES: tuple[tuple[PlacementMode, AdmissionMode, int], ...] = (
+CASES: tuple[tuple[str, str, int], ...] = (
     ("kvcache_centric", "early", 10_000),
     ("kvcache_centric", "early", 100_000),
     ("kvcache_centric", "early", 1_000_000),
@@ -113,7 +113,7 @@ class Busy:
     decoding: deque[RequestId] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, placement: PlacementMode, admission: AdmissionMode, n_indexed: int) -> "Busy":
+    def of(cls, placement: str, admission: str, n_indexed: int) -> "Busy":
         """Everything joined, indexed and full."""
         config = SchedulingConfig(
             placement=placement, admission=admission, ttft_slo_s=1e6, tbt_slo_s=1e6

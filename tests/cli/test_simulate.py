@@ -23,6 +23,8 @@ def test_a_simulation_prints_a_table_and_writes_what_was_asked_for(tmp_path: Pat
     (row,) = json.loads(out.read_text())
     assert row["summary"]["n_finished"] == 20
     assert len(row["requests"]) == 20
+    assert "prefill-0: the only one that could" in row["requests"][0]["why"]
+    assert "placement kvcache_centric: the least TTFT" in result.output
     assert {path.name for path in pictures.iterdir()} == {
         "ttft.png",
         "tbt.png",

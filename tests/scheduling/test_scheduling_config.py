@@ -13,8 +13,12 @@ def test_the_defaults_are_the_papers_placement_and_no_limits() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("placement", "best", "placement is 'best', there are: random, load_balance"),
-        ("admission", "late", "admission is 'late', there are: none, baseline, early, predicted"),
+        ("placement", "best", "no placement mode 'best', there are: cache_aware, kvcache_centric"),
+        (
+            "admission",
+            "late",
+            "no admission mode 'late', there are: none, baseline, early",
+        ),
         ("tbt_slo_multiple", 0, "tbt_slo_multiple is 0, it must be more than 0"),
         ("defer_s", -1, "defer_s is -1, it must be at least 0"),
         ("kvcache_balancing_threshold", 0.9, "kvcache_balancing_threshold is 0.9"),

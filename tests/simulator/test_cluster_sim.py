@@ -13,6 +13,7 @@ from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import AnyEvent
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_simulator.cluster.cluster_sim import BadScenario, ClusterSim, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.results.run_report import results_to_json
@@ -49,6 +50,21 @@ def test_one_request_by_hand() -> None:
     assert record.ended_s == 17.0
     assert record.intervals.runs == ((1, 2.0), (1, 1.0))
     assert (record.outcome, record.n_out, record.attempts) == ("finished", 3, 1)
+
+
+@pytest.mark.parametrize("placement", list(PLACEMENT_MODES))
+def test_records_say_why_each_mode_placed_a_request(placement: str) -> None:
+    costs = tiny_costs()
+    config = scheduling_for_simulation(costs, placement=placement, kept_decisions=8)
+    requests = [a_trace_request(prompt=0), a_trace_request(prompt=1)]
+    result = audited(ClusterSim(spec(n_prefill=2), costs, config, requests))
+    for record in result.records:
+        assert record.why.startswith(f"{record.prefill}: ")
+        assert record.why.endswith(f"{record.decode} for decode, 1.00 s between tokens")
+
+
+def test_without_kept_decisions_no_record_is_explained() -> None:
+    assert [record.why for record in audited(a_world(a_trace_request())).records] == [""]
 
 
 def test_a_request_of_one_token_needs_no_decode() -> None:
@@ -202,7 +218,7 @@ SMALL = {"n_pages": 14, "n_slots": 12, "max_new_tokens": 40, "chunk_tokens": 64}
 @settings(max_examples=25)
 @given(
     st.integers(0, 10**6),
-    st.sampled_from(["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]),
+    st.sampled_from(list(PLACEMENT_MODES)),
     st.integers(1, 3),
     st.integers(1, 2),
 )

@@ -1,23 +1,20 @@
 """Hold the operator's choices about scheduling in one frozen object, which is read once."""
 
-from typing import Literal, get_args
-
 import msgspec
 
 from halfmoon_protocol.blocks import check_block_size
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 
-PlacementMode = Literal["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
-AdmissionMode = Literal["none", "baseline", "early", "predicted", "lookahead"]
-
-#: Requests that mode "lookahead" defers at the most, unless configured otherwise.
-LOOKAHEAD_DEFERRED = 1000
+#: Default limit of deferred requests in admission modes that wait for decode.
+DEFAULT_MAX_DEFERRED = 1000
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every choice of the scheduling core, with unit and reason."""
 
-    #: How a prefill worker is chosen, see `placement_policy`.
-    placement: PlacementMode = "kvcache_centric"
+    #: How a prefill worker is chosen: a name in `PLACEMENT_MODES`.
+    placement: str = "kvcache_centric"
     #: Ratio of the best prefix anywhere to the local one. Up to it the local prefix is used;
     #: above it the blocks are transferred, which also spreads hot ones. At least 1.
     kvcache_balancing_threshold: float = 1.5
@@ -26,8 +23,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     group_least_gain: float = 1.2
     #: Seed of placement "random" alone.
     seed: int = 0
-    #: By which predictions requests must meet their SLOs, see `admission_policy`.
-    admission: AdmissionMode = "none"
+    #: By which predictions requests must meet their SLOs: a name in `ADMISSION_MODES`.
+    admission: str = "none"
     #: Time to first token, seconds, for requests that state none; None: no limit, or the
     #: multiple below.
     ttft_slo_s: float | None = None
@@ -45,8 +42,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: "lookahead"; None: the mean of recent requests.
     decode_time_s: float | None = None
     #: Requests that are deferred at the most, rather than refused, while decode is too busy;
-    #: 0: none is. None: `LOOKAHEAD_DEFERRED` in mode "lookahead", which depends on deferring,
-    #: and 0 in the others.
+    #: 0: none is. None: `DEFAULT_MAX_DEFERRED` in modes that wait for decode, and 0 in the others.
     max_deferred: int | None = None
     #: Seconds from arrival that a request is deferred at the most, unless it states its own
     #: limit. Its time to first token may end that sooner.
@@ -99,7 +95,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """Requests that are deferred at the most, in this mode."""
         if self.max_deferred is not None:
             return self.max_deferred
-        return LOOKAHEAD_DEFERRED if self.admission == "lookahead" else 0
+        waits = ADMISSION_MODES[self.admission].waits_for_decode
+        return DEFAULT_MAX_DEFERRED if waits else 0
 
     def __post_init__(self) -> None:
         """Check ranges, since an operator wrote these.
@@ -107,10 +104,8 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Raises:
             ValueError: naming the field, the value and what is allowed.
         """
-        for name, mode in (("placement", PlacementMode), ("admission", AdmissionMode)):
-            if getattr(self, name) not in get_args(mode):
-                known = ", ".join(get_args(mode))
-                raise ValueError(f"{name} is {getattr(self, name)!r}, there are: {known}")
+        PLACEMENT_MODES.check(self.placement)
+        ADMISSION_MODES.check(self.admission)
         if self.kvcache_balancing_threshold < 1:
             raise ValueError(
                 f"kvcache_balancing_threshold is {self.kvcache_balancing_threshold}, "

@@ -2,10 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from halfmoon_runtime.observability.tracing import TracedSettings
-from halfmoon_scheduling.config import AdmissionMode, PlacementMode, SchedulingConfig
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 
 #: Value of `metadata` with which the conductor serves the metadata store itself.
 EMBEDDED = "embedded"
@@ -52,18 +54,19 @@ class ConductorSettings(TracedSettings):
     cors_origins: str = Field(
         "", description="Origins, separated by commas, whose pages may call from a browser"
     )
-    placement: PlacementMode = Field(
-        "kvcache_centric", description="How a prefill worker is chosen"
+    placement: Annotated[str, AfterValidator(PLACEMENT_MODES.check)] = Field(
+        "kvcache_centric",
+        description=f"How a prefill worker is chosen: {PLACEMENT_MODES.names}",
     )
     kvcache_balancing_threshold: Annotated[float, Field(ge=1)] = Field(
         SchedulingConfig().kvcache_balancing_threshold,
         description="A worker's own cached prefix is good enough while the best one elsewhere"
         " is at most so many times as long (kvcache_centric)",
     )
-    admission: AdmissionMode = Field(
+    admission: Annotated[str, AfterValidator(ADMISSION_MODES.check)] = Field(
         "lookahead",
-        description="By which predictions requests must keep their limits to be let in: none,"
-        " baseline, early, predicted or lookahead",
+        description="By which predictions requests must keep their limits to be let in:"
+        f" {ADMISSION_MODES.names}",
     )
     ttft_slo_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Largest acceptable time to first token, seconds; unset: no limit"

@@ -1,10 +1,11 @@
 """Settings of a kvstore node."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from halfmoon_runtime.observability.tracing import TracedSettings
+from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 
 
 class KvstoreSettings(TracedSettings):
@@ -30,8 +31,9 @@ class KvstoreSettings(TracedSettings):
     read_ahead: Annotated[int, Field(ge=0)] = Field(
         4, description="Blocks fetched from the disk beyond the last one that was asked for"
     )
-    eviction: Literal["lru", "lfu", "fifo", "length_aware", "length_aware_later", "patience"] = (
-        Field("lru", description="Which blocks go first when room is needed")
+    eviction: Annotated[str, AfterValidator(EVICTION_POLICIES.check)] = Field(
+        "lru",
+        description=f"Which blocks go first when room is needed: {EVICTION_POLICIES.names}",
     )
     high_watermark: Annotated[float, Field(gt=0, le=1)] = Field(
         0.95, description="Share of blocks in use above which eviction starts ahead of demand"

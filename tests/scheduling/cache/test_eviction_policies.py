@@ -152,7 +152,9 @@ def test_what_is_remembered_is_still_known_when_the_memory_has_grown(
 
 
 def test_an_unknown_policy_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(ValueError, match=r"no eviction policy 'belady', there are: fifo, len.*lru"):
+    with pytest.raises(
+        ValueError, match=r"no eviction policy 'belady', there are: lru, lfu, fifo, len"
+    ):
         open_eviction_policy("belady")
 
 

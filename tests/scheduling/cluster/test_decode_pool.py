@@ -5,7 +5,7 @@ import pytest
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad
 from halfmoon_scheduling.cluster.decode_pool import DecodePool
-from halfmoon_scheduling.placement.placement_policy import DecodeCandidate
+from halfmoon_scheduling.placement.estimates import DecodeCandidate
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
 from halfmoon_testing.scheduling_inputs import a_worker

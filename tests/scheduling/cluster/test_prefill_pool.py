@@ -7,7 +7,7 @@ import pytest
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad
 from halfmoon_scheduling.cluster.prefill_pool import PrefillPool
-from halfmoon_scheduling.placement.placement_policy import Estimate, PlacementRequest
+from halfmoon_scheduling.placement.estimates import Estimate, PlacementRequest
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_testing.scheduling_inputs import a_worker
 

@@ -38,6 +38,7 @@ from halfmoon_protocol.messages import (
     WorkerInfo,
 )
 from halfmoon_protocol.sampling import Finish
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.commands import (
     AnyCommand,
     Deliver,
@@ -65,6 +66,7 @@ from halfmoon_scheduling.events import (
     WorkerJoined,
     WorkerLost,
 )
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
 
 NAMES = ["prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore-0", "kvstore-1"]
@@ -177,10 +179,8 @@ class World(RuleBasedStateMachine):
     """Everything that can happen, in any order; see the assertions in `act`."""
 
     @initialize(
-        placement=st.sampled_from(
-            ["random", "load_balance", "cache_aware", "kvcache_centric", "min_ttft"]
-        ),
-        admission=st.sampled_from(["none", "baseline", "early", "predicted", "lookahead"]),
+        placement=st.sampled_from(list(PLACEMENT_MODES)),
+        admission=st.sampled_from(list(ADMISSION_MODES)),
         double_check=st.booleans(),
         max_deferred=st.sampled_from([0, 2]),
         absent=st.sets(st.sampled_from(NAMES), max_size=3),

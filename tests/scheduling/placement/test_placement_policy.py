@@ -7,15 +7,16 @@ import pytest
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost
-from halfmoon_scheduling.config import PlacementMode
-from halfmoon_scheduling.placement.placement_policy import (
+from halfmoon_scheduling.placement.estimates import (
     DecodeCandidate,
     Placement,
     PlacementRequest,
     PrefillCandidate,
-    choose_home,
-    place,
 )
+from halfmoon_scheduling.placement.home_kvstore import choose_home
+from halfmoon_scheduling.placement.modes import open_placement_mode
+from halfmoon_scheduling.placement.placement_mode import ModeSettings
+from halfmoon_scheduling.placement.placement_policy import place
 from halfmoon_scheduling.prediction.cost_model import CostModel
 
 COST = PrefillCost(c0_s=0.0, c1_s=1.0, c2_s=0.0)
@@ -31,7 +32,7 @@ def decode(worker: WorkerId, n_requests: int = 0, free_pages: int = 100) -> Deco
 
 
 def placed(
-    mode: PlacementMode,
+    mode: str,
     queues: Mapping[WorkerId, float],
     prefixes: Mapping[WorkerId, int],
     *,
@@ -44,15 +45,14 @@ def placed(
     homes: Mapping[WorkerId, WorkerId | None] = HOMES,
 ) -> Placement:
     return place(
-        mode,
+        open_placement_mode(mode, ModeSettings(threshold, seed)),
         PlacementRequest(RequestId(request_id), n_tokens, 11, block_size=10, block_bytes=100),
         [PrefillCandidate(p, COST, homes.get(p), queue_s) for p, queue_s in queues.items()],
         decodes,
         prefixes,
         active or {},
         CostModel(prior_bandwidth=100.0),
-        threshold=threshold,
-        seed=seed,
+        lambda prefill: None,
     )
 
 

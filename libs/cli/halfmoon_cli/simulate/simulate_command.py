@@ -2,14 +2,16 @@
 
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Annotated, NoReturn, get_args
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from halfmoon_cli.simulate.hit_rate_table import print_hit_rates
-from halfmoon_scheduling.config import AdmissionMode, PlacementMode
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES
+from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 from halfmoon_simulator.cluster.cluster_sim import BadScenario, WorkerFault
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.colocated.colocated_baseline import ColocatedSpec
@@ -27,6 +29,10 @@ from halfmoon_simulator.workloads.traces import BadTrace, trace_statistics
 from halfmoon_simulator.workloads.workload_sources import WorkloadSpec, find_traces, make_workload
 
 console = Console()
+
+#: Decisions that a simulated conductor keeps when each request's record is to explain its own: all
+#: that one event can lead to.
+KEPT_DECISIONS = 4096
 
 Source = Annotated[
     str,
@@ -60,10 +66,10 @@ def simulate(
     ] = "llama3-70b-a800x8",
     placement: Annotated[
         str,
-        typer.Option(help="How prefill workers are chosen: " + ", ".join(get_args(PlacementMode))),
+        typer.Option(help=f"How prefill workers are chosen: {PLACEMENT_MODES.names}"),
     ] = "kvcache_centric",
     admission: Annotated[
-        str, typer.Option(help="Who is let in: " + ", ".join(get_args(AdmissionMode)))
+        str, typer.Option(help=f"Which requests are admitted: {ADMISSION_MODES.names}")
     ] = "none",
     ttft_slo: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit")] = 0.1,
@@ -102,11 +108,13 @@ def simulate(
         str,
         typer.Option(
             help="Instead: how often these eviction policies hit in one pool of six sizes, names"
-            " separated by commas, or all"
+            f" separated by commas, or all: {EVICTION_POLICIES.names}"
         ),
     ] = "",
     json: Annotated[Path | None, typer.Option(help="Write summaries and timelines here")] = None,
-    with_requests: Annotated[bool, typer.Option(help="And every request")] = False,
+    with_requests: Annotated[
+        bool, typer.Option(help="And every request, with the reason for its placement")
+    ] = False,
     plots: Annotated[Path | None, typer.Option(help="Write PNG pictures into this folder")] = None,
 ) -> None:
     """Run the scheduling core on a workload, with modelled engines and wires."""
@@ -133,6 +141,7 @@ def simulate(
             tbt_slo_s=tbt_slo or None,
             replication_bytes_per_s=replication_bytes_per_s,
             role_changes=role_changes,
+            kept_decisions=KEPT_DECISIONS if with_requests else 0,
         )
         cluster: ClusterSpec | ColocatedSpec = ClusterSpec(
             n_prefill=prefill,
@@ -185,6 +194,9 @@ def _describe(base: Scenario) -> None:
         f" {facts.reuse:.3f} of the blocks seen before; costs {base.costs.name}",
         highlight=False,
     )
+    if isinstance(base.cluster, ClusterSpec):
+        mode = PLACEMENT_MODES[base.scheduling.placement]
+        console.print(f"placement {mode.name}: {mode.summary}", highlight=False)
 
 
 def _run(scenarios: list[Scenario], n_jobs: int | None) -> list[RunResult]:

@@ -1,50 +1,19 @@
-"""Decide whether a placed request is admitted, by its predicted latencies and their limits.
+"""Decide whether a placed request is admitted, when it arrives and when its prefill is done.
 
-A load is a predicted latency over its limit: time to first token on the prefill side, time between
-tokens on the decode side. A request is admitted while neither is over 1. The modes differ in the
-decode load that they compare, and when:
-
-    none        no load at all
-    baseline    the decode worker's, when the prefill is done: a refusal then has wasted it
-    early       the decode pool's now, when the request arrives
-    predicted   the decode pool's at the time when the prefill will be done, if every request
-                decodes for the same time
-    lookahead   the same; and a request waits rather than being refused, before its prefill and
-                after it, as long as its first token can still be in time
-
-The first four are Mooncake's (arXiv 2407.00079, section 7). A pool's load is the mean of its
-workers'. `early` compares a load that prefills under way have not reached yet. So it admits too
-many requests and then none, and the loads of both pools swing. `lookahead` uses the time that the
-limit leaves: decode's load changes within seconds, so a request that can wait for a gap need not be
-refused. `late_admission` has the wait after the prefill.
+`halfmoon_scheduling.admission_modes` defines the modes and what a load is. `late_admission` has
+the wait for decode after the prefill.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from halfmoon_protocol.ids import WorkerId
-from halfmoon_scheduling.config import AdmissionMode, SchedulingConfig
-from halfmoon_scheduling.placement.placement_policy import Placement
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES, DecodeLoadPredictor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.placement.estimates import Placement
 
 #: Seconds after which a refused client may retry, at least.
 MIN_RETRY_S = 1.0
-
-
-class DecodeLoadPredictor(Protocol):
-    """Predict the time between tokens of decode workers; no method changes anything."""
-
-    def running_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
-        """Return seconds per step of a worker's running requests and one more of `n_tokens`."""
-        ...
-
-    def mean_tbt_s(self, n_tokens: int) -> float:
-        """Return the mean over all workers of the same."""
-        ...
-
-    def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
-        """Return that mean at a later moment, if all requests decode for the same time."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,39 +46,19 @@ class AdmissionVerdict:
 
 ADMITTED = AdmissionVerdict()
 
-#: Predicts the time between tokens of a case with a decode worker.
-_TbtPrediction = Callable[[AdmissionCase, DecodeLoadPredictor, WorkerId], float]
-
-
-def _early(case: AdmissionCase, predictor: DecodeLoadPredictor, decode: WorkerId) -> float:
-    return predictor.mean_tbt_s(case.n_tokens)
-
-
-def _predicted(case: AdmissionCase, predictor: DecodeLoadPredictor, decode: WorkerId) -> float:
-    at_s = case.now + case.placement.ttft_s
-    return predictor.uniform_tbt_s(case.n_tokens, at_s, case.now)
-
-
-#: The prediction of decode that each mode uses at arrival; None: it uses none.
-_TBT_PREDICTIONS: dict[AdmissionMode, _TbtPrediction | None] = {
-    "baseline": None,
-    "early": _early,
-    "predicted": _predicted,
-    "lookahead": _predicted,
-}
-
 
 def decide_on_arrival(
-    mode: AdmissionMode, case: AdmissionCase, predictor: DecodeLoadPredictor
+    mode: str, case: AdmissionCase, predictor: DecodeLoadPredictor
 ) -> AdmissionVerdict:
     """Admit a request when it arrives, or return the reason not to.
 
     Args:
-        mode: see the module's table.
+        mode: a name in `ADMISSION_MODES`.
         case: the placed request.
         predictor: predicts the decode workers' times.
     """
-    if mode == "none":
+    admission = ADMISSION_MODES[mode]
+    if not admission.checks_limits:
         return ADMITTED
     placement = case.placement
     ttft_s = case.waited_s + placement.ttft_s
@@ -126,16 +75,18 @@ def decide_on_arrival(
             f"(queue {queue_s:.3g} s), the limit is {case.ttft_slo_s:.3g} s",
             retry_after_s=max(MIN_RETRY_S, excess_s),
         )
-    predict = _TBT_PREDICTIONS[mode]
-    if predict is None or placement.decode is None or case.tbt_slo_s is None:
+    expected_tbt_s = admission.expected_tbt_s
+    if expected_tbt_s is None or placement.decode is None or case.tbt_slo_s is None:
         return AdmissionVerdict(prefill_load)
-    tbt_s = predict(case, predictor, placement.decode)
+    prefill_done_s = case.now + placement.ttft_s
+    tbt_s = expected_tbt_s(predictor, case.n_tokens, prefill_done_s, case.now)
     return _compare_tbt(prefill_load, tbt_s, case.tbt_slo_s, placement.decode)
 
 
 def refuses_after_prefill(config: SchedulingConfig) -> bool:
     """Return whether a request may be refused after its prefill, which is then wasted."""
-    return config.admission == "baseline" or (config.double_check and config.admission != "none")
+    admission = ADMISSION_MODES[config.admission]
+    return admission.checks_after_prefill or (config.double_check and admission.checks_limits)
 
 
 def decide_after_prefill(

@@ -17,6 +17,7 @@ from halfmoon_protocol.messages import PrefillDone
 from halfmoon_scheduling.admission import admission_policy
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
 from halfmoon_scheduling.admission.slos import Slos
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cluster.decode_pool import DecodePool
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.requests.deadlines import Deadlines
@@ -31,7 +32,7 @@ class LateAdmission:
     ) -> None:
         """Create empty queues."""
         self._defer_s = config.defer_s
-        self._may_wait = config.admission == "lookahead"
+        self._may_wait = ADMISSION_MODES[config.admission].waits_for_decode
         #: Whether decode's load is checked again after the prefill, and may then refuse.
         self.refuses = admission_policy.refuses_after_prefill(config)
         self._slos = slos

@@ -8,15 +8,18 @@ is in `docs/pool.md`.
 from abc import abstractmethod
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from halfmoon_scheduling.cache.eviction_policy import EvictionPolicy
 from halfmoon_scheduling.cache.reuse_time_policy import ReuseTimePolicy
 from halfmoon_scheduling.cache.row_queues import RowQueues, extend_columns
+from halfmoon_scheduling.registry import Registry
 
 
 class Fifo(EvictionPolicy):
     """The one stored longest goes first, used or not."""
+
+    name = "fifo"
 
     def __init__(self) -> None:
         #: One queue, the row that is to go first at its head.
@@ -46,6 +49,8 @@ class Fifo(EvictionPolicy):
 
 class Lru(Fifo):
     """The one unused longest goes first."""
+
+    name = "lru"
 
     def touch(self, row: int) -> None:
         """See `EvictionPolicy.touch`."""
@@ -107,6 +112,8 @@ class _Ranked(EvictionPolicy):
 class Lfu(_Ranked):
     """The one used least often goes first; among equals the one unused longest."""
 
+    name = "lfu"
+
     def _rank(self, uses: int, depth: int) -> tuple[int, int]:
         return uses, 0
 
@@ -118,6 +125,8 @@ class LengthAware(_Ranked):
     of a prompt it keeps. This one keeps starts, which are common to more prompts.
     """
 
+    name = "length_aware"
+
     def _rank(self, uses: int, depth: int) -> tuple[int, int]:
         return uses, -depth
 
@@ -125,28 +134,22 @@ class LengthAware(_Ranked):
 class LengthAwareLater(_Ranked):
     """The other reading: among blocks used equally often the ends of prompts are kept."""
 
+    name = "length_aware_later"
+
     def _rank(self, uses: int, depth: int) -> tuple[int, int]:
         return uses, depth
 
 
-EVICTION_POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
-    "lru": Lru,
-    "lfu": Lfu,
-    "fifo": Fifo,
-    "length_aware": LengthAware,
-    "length_aware_later": LengthAwareLater,
-    "patience": ReuseTimePolicy,
-}
+#: All eviction policies.
+EVICTION_POLICIES: Registry[type[EvictionPolicy]] = Registry("eviction policy")
+for _policy in (Lru, Lfu, Fifo, LengthAware, LengthAwareLater, ReuseTimePolicy):
+    EVICTION_POLICIES.register(_policy)
 
 
 def open_eviction_policy(name: str) -> EvictionPolicy:
-    """A new, empty policy of this name.
+    """Open a new, empty policy by name.
 
     Raises:
-        ValueError: no such policy; the text lists those there are.
+        ValueError: no policy has this name; the message lists those that there are.
     """
-    try:
-        return EVICTION_POLICIES[name]()
-    except KeyError:
-        known = ", ".join(sorted(EVICTION_POLICIES))
-        raise ValueError(f"no eviction policy {name!r}, there are: {known}") from None
+    return EVICTION_POLICIES[EVICTION_POLICIES.check(name)]()

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 
 class EvictionPolicy(ABC):
@@ -11,6 +12,9 @@ class EvictionPolicy(ABC):
     what a policy knows of it lies in columns. A policy knows where blocks stand in their prompts,
     and their use, never their sizes or pins: the cache skips what it may not evict.
     """
+
+    #: The name in settings, options and reports.
+    name: ClassVar[str]
 
     @abstractmethod
     def insert(self, row: int, key: int, depth: int = 0, *, tail: bool = False) -> None:

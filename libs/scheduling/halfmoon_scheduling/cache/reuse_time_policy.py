@@ -67,6 +67,8 @@ class GhostTable:
 class ReuseTimePolicy(EvictionPolicy):
     """The one that has waited longest for its worth goes first."""
 
+    name = "patience"
+
     _MAX_USES = 8
     #: Queue of tails; the queue of blocks used n times is n.
     _TAIL = 0

@@ -13,13 +13,9 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import KvstoreAddress, Role, StageAddress, WorkerInfo
 from halfmoon_scheduling.cluster.decode_pool import DecodePool
 from halfmoon_scheduling.cluster.prefill_pool import PrefillPool
+from halfmoon_scheduling.placement.estimates import Placement, PlacementRequest, PrefillCandidate
+from halfmoon_scheduling.placement.home_kvstore import choose_home
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
-from halfmoon_scheduling.placement.placement_policy import (
-    Placement,
-    PlacementRequest,
-    PrefillCandidate,
-    choose_home,
-)
 from halfmoon_scheduling.placement.prefill_groups import PrefillGroup, complete_groups
 from halfmoon_scheduling.placement.worker_limits import RoleCapacity
 from halfmoon_scheduling.prediction.cost_model import CostModel

@@ -11,8 +11,8 @@ from math import inf
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad, PrefillCost, WorkerInfo
+from halfmoon_scheduling.placement.estimates import DecodeCandidate
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillCandidate
-from halfmoon_scheduling.placement.placement_policy import DecodeCandidate
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.decode_forecast import (
     DecodeStarts,

@@ -11,11 +11,7 @@ from math import inf
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
-from halfmoon_scheduling.placement.placement_policy import (
-    Estimate,
-    PlacementRequest,
-    PrefillCandidate,
-)
+from halfmoon_scheduling.placement.estimates import Estimate, PlacementRequest, PrefillCandidate
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 from halfmoon_scheduling.prediction.cost_model import CostModel
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
-from halfmoon_scheduling.placement.placement_policy import Placement
+from halfmoon_scheduling.placement.estimates import Placement
 from halfmoon_scheduling.requests.request_state import RequestState
 
 DecisionOutcome = Literal["placed", "deferred", "refused", "refused_late"]

@@ -22,7 +22,7 @@ from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.directory.prefix_index import KvEventFollower, PrefixIndex
 from halfmoon_scheduling.directory.replication import CopyPrefix, DropCopies, Replicator
 from halfmoon_scheduling.events import Request
-from halfmoon_scheduling.placement.placement_policy import Placement
+from halfmoon_scheduling.placement.estimates import Placement
 
 #: Seconds between two plans of copies.
 REPLICATION_PERIOD_S = 1.0

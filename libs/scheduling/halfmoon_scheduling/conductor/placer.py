@@ -13,23 +13,23 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import PrefillDone, WorkerInfo
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.cluster.cluster_state import Cluster
-from halfmoon_scheduling.config import PlacementMode, SchedulingConfig
+from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from halfmoon_scheduling.events import Request
-from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate, prefer_local_prefill
-from halfmoon_scheduling.placement.placement_policy import (
+from halfmoon_scheduling.placement.estimates import (
     DecodeCandidate,
     Estimate,
     Placement,
     PlacementRequest,
-    place,
 )
+from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate, prefer_local_prefill
+from halfmoon_scheduling.placement.modes import open_placement_mode
+from halfmoon_scheduling.placement.placement_mode import ModeSettings
+from halfmoon_scheduling.placement.placement_policy import place
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate, prefer_group
 from halfmoon_scheduling.placement.worker_limits import able_workers
 from halfmoon_scheduling.prediction.cost_model import CostModel
 
-#: Modes that compare times to the first token: there a group, or a decode worker, may be chosen.
-LEAST_TTFT: tuple[PlacementMode, ...] = ("cache_aware", "kvcache_centric", "min_ttft")
 #: Requests whose failed workers are remembered at the most.
 MAX_AVOIDED = 1024
 #: Further kvstores named to a reader, and holders that are compared to choose them.
@@ -48,6 +48,9 @@ class Placer:
         self._index = index
         self._costs = costs
         self._slos = Slos(config, cluster)
+        self._mode = open_placement_mode(
+            config.placement, ModeSettings(config.kvcache_balancing_threshold, config.seed)
+        )
         #: By the client's request, since its tries have different ids.
         self._avoided: OrderedDict[str, set[WorkerId]] = OrderedDict()
 
@@ -81,6 +84,7 @@ class Placer:
             n_pages + may_grow,
             layout.block_size,
             layout.block_bytes,
+            request.block_hashes,
         )
         avoided = self._avoided.get(original_request_id(request.request_id), ())
         prefixes = self._index.longest_prefix(request.block_hashes)
@@ -92,17 +96,16 @@ class Placer:
             job.n_pages,
         )
         placement = place(
-            self._config.placement,
+            self._mode,
             job,
             self._cluster.prefill_candidates(prefills, now),
             candidates,
             prefixes,
             self._cluster.transfers,
             self._costs,
-            threshold=self._config.kvcache_balancing_threshold,
-            seed=self._config.seed,
+            lambda prefill: self._slos.ttft_s(request, prefill),
         )
-        if self._config.placement not in LEAST_TTFT:
+        if not self._mode.compares_ttft:
             return placement, job
         if groups := self._cluster.groups:
             source = placement.chosen.source
@@ -229,6 +232,8 @@ class Placer:
     def learn(self, placement: Placement, request: Request, done: PrefillDone, now: float) -> None:
         """Correct the predictions by a prefill's times; it is still in its worker's queue."""
         chosen = placement.chosen
+        if not isinstance(chosen, LocalPrefillEstimate):
+            self._mode.on_prefill_done(request.block_hashes, chosen.worker_id)
         if isinstance(chosen, GroupEstimate | LocalPrefillEstimate):
             return  # times of stages, or a prompt's share of a step, are not reported
         info = self._cluster.get(chosen.worker_id)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from halfmoon_protocol.messages import PrefillDone
+from halfmoon_scheduling.placement.estimates import Estimate
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
-from halfmoon_scheduling.placement.placement_policy import Estimate
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
 
 #: Upper bounds of the buckets but the last, which is open: factors of 1.25 around 1, then wide.

@@ -22,7 +22,7 @@ from halfmoon_scheduling.conductor.request_endings import RequestEndings
 from halfmoon_scheduling.conductor.request_table import RequestTable
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import Request
-from halfmoon_scheduling.placement.placement_policy import Placement, PlacementRequest
+from halfmoon_scheduling.placement.estimates import Placement, PlacementRequest
 from halfmoon_scheduling.placement.worker_limits import NoWorkerFits
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
 from halfmoon_scheduling.requests.request_state import Phase, RequestRank, RequestState

@@ -8,12 +8,13 @@ be the faster way. Decode workers say in their records whether they can, and up 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost
-from halfmoon_scheduling.placement.placement_policy import (
+from halfmoon_scheduling.placement.estimates import (
     DecodeCandidate,
     Estimate,
     Placement,
@@ -128,5 +129,7 @@ def prefer_local_prefill(
     estimates = (*placement.estimates, *(row for row, _ in rows))
     row, tbt_s = best
     if row.ttft_s < placement.ttft_s:
-        return Placement(row, row.worker_id, tbt_s, estimates)
-    return Placement(placement.chosen, placement.decode, placement.tbt_s, estimates)
+        return replace(
+            placement, chosen=row, decode=row.worker_id, tbt_s=tbt_s, estimates=estimates
+        )
+    return replace(placement, estimates=estimates)

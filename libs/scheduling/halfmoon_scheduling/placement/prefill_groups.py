@@ -7,12 +7,13 @@ by a little would be paid by those who come next.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillCost, WorkerInfo
-from halfmoon_scheduling.placement.placement_policy import Estimate, Placement, PlacementRequest
+from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.pipeline_latency import stage_ends_s
 
@@ -118,7 +119,7 @@ def prefer_group(
     chosen: Estimate = placement.chosen
     if best is not None and chosen.ttft_s >= least_gain * best.ttft_s:
         chosen = best
-    return Placement(chosen, placement.decode, placement.tbt_s, (*placement.estimates, *rows))
+    return replace(placement, chosen=chosen, estimates=(*placement.estimates, *rows))
 
 
 def _estimate(

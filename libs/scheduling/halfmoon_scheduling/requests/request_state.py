@@ -19,7 +19,7 @@ from enum import Enum
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillDone
 from halfmoon_scheduling.events import Request
-from halfmoon_scheduling.placement.placement_policy import Placement
+from halfmoon_scheduling.placement.estimates import Placement
 
 #: The position of a request among those that wait: negative priority, arrival, id.
 RequestRank = tuple[int, int, RequestId]

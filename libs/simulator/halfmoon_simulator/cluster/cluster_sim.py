@@ -5,6 +5,7 @@ and their answers back, each message on its way for `CostFile.message_s`, on one
 """
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from math import inf
 from typing import assert_never
 
@@ -34,6 +35,7 @@ from halfmoon_scheduling.commands import (
     Send,
 )
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.conductor.decision_log import Decision
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.events import (
     AnyEvent,
@@ -44,6 +46,8 @@ from halfmoon_scheduling.events import (
     WorkerJoined,
     WorkerLost,
 )
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
+from halfmoon_scheduling.placement.placement_explanations import explain_placement
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
@@ -105,6 +109,8 @@ class ClusterSim:
             local_bytes_per_s=costs.local_bytes_per_s,
         )
         self._watcher = watcher
+        #: The newest decision of the conductor that has been explained in a record.
+        self._explained: Decision | None = None
         self.samples: list[ClusterSample] = []
         self.prefills: dict[WorkerId, SimPrefill] = {}
         self.decodes: dict[WorkerId, SimDecode] = {}
@@ -198,8 +204,21 @@ class ClusterSim:
         commands = self.conductor.handle(event, self.agenda.now)
         if self._watcher is not None:
             self._watcher(self.agenda.now, event, commands)
+        if self.config.kept_decisions:
+            self._explain_decisions()
         for command in commands:
             self._perform(command)
+
+    def _explain_decisions(self) -> None:
+        """Write into records why the conductor decided as it did in its last event."""
+        decisions = self.conductor.decisions
+        mode = PLACEMENT_MODES[self.config.placement]
+        new = list(takewhile(lambda decision: decision is not self._explained, reversed(decisions)))
+        for decision in reversed(new):
+            is_placed = decision.outcome == "placed"
+            why = explain_placement(decision.placement, mode) if is_placed else decision.reason
+            self.clients.explain(decision.request_id, why)
+        self._explained = decisions[-1] if decisions else None
 
     def _perform(self, command: AnyCommand) -> None:
         match command:

@@ -147,6 +147,11 @@ class SimClients:
         if (stream := self._current(request_id)) is not None:
             stream.record.prefill, stream.record.decode = prefill, decode
 
+    def explain(self, request_id: RequestId, why: str) -> None:
+        """Record why the conductor placed a try where it did, or did not place it."""
+        if (stream := self._current(request_id)) is not None:
+            stream.record.why = why
+
     def prefilled(self, request_id: RequestId) -> None:
         """A try's prefill was computed."""
         if (stream := self._current(request_id)) is not None:

@@ -127,6 +127,7 @@ def results_to_json(runs: Sequence[tuple[str, RunResult]], *, with_requests: boo
                     "attempts": record.attempts,
                     "prefill": record.prefill,
                     "decode": record.decode,
+                    "why": record.why,
                     "tbt_mean_s": record.intervals.mean_s,
                     "tbt_tail_s": record.intervals.longest_tenth_s(),
                     "tbt_max_s": record.intervals.max_s,

@@ -31,6 +31,8 @@ class SimRequestRecord:
     attempts: int = 0
     prefill: str = ""
     decode: str = ""
+    #: Why its last try was placed there, or was not placed; "" unless decisions are kept.
+    why: str = ""
     intervals: TokenIntervals = field(default_factory=TokenIntervals)
 
     @property

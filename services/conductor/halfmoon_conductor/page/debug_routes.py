@@ -18,14 +18,15 @@ from halfmoon_conductor.errors import InvalidRequest
 from halfmoon_conductor.http_server.error_responses import error_response
 from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.page.cluster_view import ConductorInfo, cluster_view
-from halfmoon_conductor.page.decision_explanations import (
-    explain_placement,
-    explain_rejected_candidate,
-)
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.conductor.decision_log import Decision
 from halfmoon_scheduling.conductor.prediction_error import BUCKET_BOUNDS, ErrorHistogram
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
+from halfmoon_scheduling.placement.placement_explanations import (
+    explain_placement,
+    explain_rejected_candidate,
+)
 
 #: Most digits of a number in a query.
 _MAX_DIGITS = 18
@@ -90,13 +91,13 @@ def debug_app(
 
 
 def _decision(observer: CoreObserver, decision: Decision) -> dict[str, Any]:
-    """Return one decision with its explanation and its outcome."""
-    mode, chosen = observer.core.config.placement, decision.placement.chosen
+    """Return one decision with its explanations, and what happened to the request since."""
+    placement, mode = decision.placement, PLACEMENT_MODES[observer.core.config.placement]
     shown: dict[str, Any] = msgspec.to_builtins(decision)
-    shown["why"] = explain_placement(decision, mode)
-    rows = zip(shown["placement"]["estimates"], decision.placement.estimates, strict=True)
-    for row, estimate in rows:
-        row["why_not"] = explain_rejected_candidate(estimate, chosen, mode)
+    is_placed = decision.outcome == "placed"
+    shown["why"] = explain_placement(placement, mode) if is_placed else decision.reason
+    for row, estimate in zip(shown["placement"]["estimates"], placement.estimates, strict=True):
+        row["why_not"] = explain_rejected_candidate(estimate, placement, mode)
     shown["course"] = observer.requests.get(decision.request_id)
     return shown
 

@@ -12,10 +12,6 @@ from halfmoon_conductor.observability.history.observer import CoreObserver
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
 from halfmoon_conductor.page.cluster_view import ConductorInfo
 from halfmoon_conductor.page.debug_routes import debug_app
-from halfmoon_conductor.page.decision_explanations import (
-    describe_seconds,
-    explain_rejected_candidate,
-)
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks
 from halfmoon_metadata import MemoryStore
@@ -32,8 +28,6 @@ from halfmoon_scheduling.events import (
     RequestFinished,
     WorkerJoined,
 )
-from halfmoon_scheduling.placement.local_prefill import LocalPrefillEstimate
-from halfmoon_scheduling.placement.placement_policy import Estimate
 from halfmoon_testing.scheduling_inputs import a_landing, a_request, a_worker
 
 
@@ -146,38 +140,3 @@ def test_prediction_errors_and_refusals_are_metrics(observer: CoreObserver) -> N
         'halfmoon_rejections_total{reason="ttft"} 1.0',
     ):
         assert line in lines, line
-
-
-def a_row(name: str, queue_s: float, transfer_s: float, prefill_s: float) -> Estimate:
-    ttft_s = queue_s + transfer_s + prefill_s
-    return Estimate(WorkerId(name), None, 0, None, 0, 0, queue_s, transfer_s, prefill_s, ttft_s)
-
-
-def test_each_candidate_says_why_it_was_not_taken() -> None:
-    chosen = a_row("prefill-1", 0.0, 0.2, 0.3)
-    assert explain_rejected_candidate(chosen, chosen, "kvcache_centric") == ""
-    later = a_row("prefill-2", 1.0, 0.0, 0.8)
-    assert explain_rejected_candidate(later, chosen, "kvcache_centric") == (
-        "first token 1.30 s later (queue +1.00 s, prefill +500 ms)"
-    )
-    assert explain_rejected_candidate(later, chosen, "load_balance") == "queue 1.00 s longer"
-    assert explain_rejected_candidate(later, chosen, "random") == "not drawn"
-    queued = a_row("prefill-0", 0.2, 0.0, 0.3)
-    assert (
-        explain_rejected_candidate(queued, chosen, "min_ttft") == "as soon, behind a longer queue"
-    )
-    twin = a_row("prefill-3", 0.0, 0.2, 0.3)
-    assert explain_rejected_candidate(twin, chosen, "min_ttft") == "as soon, a later name"
-    local = LocalPrefillEstimate(
-        *(WorkerId("decode-0"), None, 0, None, 0, 0, 0.0, 0.0, 0.1, 0.1),
-        *(0.4, 0.05, WorkerId("prefill-1")),
-    )
-    assert explain_rejected_candidate(local, chosen, "min_ttft") == (
-        "others there would wait 400 ms for a token, over their 50 ms"
-    )
-
-
-def test_times_are_written_as_people_read_them() -> None:
-    assert [describe_seconds(s) for s in (0.0, 0.0012, 0.0123, 0.25, 1.5)] == [
-        "0 ms", "1.2 ms", "12 ms", "250 ms", "1.50 s",
-    ]  # fmt: skip

@@ -1,0 +1,46 @@
+"""Settings whose value is a name in a registry: each name is taken, any other is refused."""
+
+import pytest
+
+from halfmoon_conductor.settings import ConductorSettings
+from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES
+from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
+
+CHOICES = [
+    (ConductorSettings, "placement", PLACEMENT_MODES, ["--model=fake://tiny"]),
+    (ConductorSettings, "admission", ADMISSION_MODES, ["--model=fake://tiny"]),
+    (KvstoreSettings, "eviction", EVICTION_POLICIES, []),
+]
+
+
+@pytest.mark.parametrize(("settings", "field", "names", "flags"), CHOICES)
+def test_each_registered_name_can_be_set(
+    settings: type[ServiceSettings], field: str, names: list[str], flags: list[str]
+) -> None:
+    for name in names:
+        assert getattr(settings.from_args([*flags, f"--{field}={name}"]), field) == name
+
+
+@pytest.mark.parametrize(("settings", "field", "names", "flags"), CHOICES)
+def test_another_name_is_refused_with_those_that_there_are(
+    settings: type[ServiceSettings],
+    field: str,
+    names: list[str],
+    flags: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        settings.from_args([*flags, f"--{field}=psychic"])
+    said = capsys.readouterr().err
+    assert f"--{field} (HALFMOON_{field.upper()}) is 'psychic'" in said
+    assert f"there are: {', '.join(names)}" in said
+
+
+@pytest.mark.parametrize(("settings", "field", "names", "flags"), CHOICES)
+def test_the_help_lists_the_names(
+    settings: type[ServiceSettings], field: str, names: list[str], flags: list[str]
+) -> None:
+    assert ", ".join(names) in (settings.model_fields[field].description or "")

@@ -1,0 +1,112 @@
+"""What every placement mode promises, and a mode of one's own beside those that ship."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_scheduling.conductor.conductor_machine import Conductor
+from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.events import RequestArrived, WorkerJoined
+from halfmoon_scheduling.placement.estimates import Estimate, Placement, PlacementRequest
+from halfmoon_scheduling.placement.modes import PLACEMENT_MODES, open_placement_mode
+from halfmoon_scheduling.placement.placement_explanations import (
+    explain_placement,
+    explain_rejected_candidate,
+)
+from halfmoon_scheduling.placement.placement_mode import (
+    Choice,
+    ModeSettings,
+    PlacementMode,
+    PrefixSource,
+    TtftSlo,
+)
+from halfmoon_scheduling.registry import Registry
+from halfmoon_testing.scheduling_inputs import a_request, a_worker
+
+
+def conductor_with_three_prefill_workers(placement: str) -> Conductor:
+    conductor = Conductor(SchedulingConfig(placement=placement))
+    for name in ("prefill-0", "prefill-1", "prefill-2", "decode-0"):
+        conductor.handle(WorkerJoined(a_worker(name)), 0.0)
+    return conductor
+
+
+def place_two(placement: str) -> list[Placement]:
+    conductor = conductor_with_three_prefill_workers(placement)
+    for request_id in ("cmpl-1", "cmpl-2"):
+        conductor.handle(RequestArrived(a_request(request_id)), 1.0)
+    return [decision.placement for decision in conductor.decisions]
+
+
+@pytest.mark.parametrize("name", list(PLACEMENT_MODES))
+def test_every_mode_chooses_and_explains_each_row(name: str) -> None:
+    mode = PLACEMENT_MODES[name]
+    assert mode.name == name
+    assert mode.summary
+    for placement in place_two(name):
+        assert placement.chosen in placement.estimates
+        assert explain_placement(placement, mode).startswith(f"{placement.prefill}: ")
+        for row in placement.estimates:
+            why_not = explain_rejected_candidate(row, placement, mode)
+            assert bool(why_not) == (row != placement.chosen)
+
+
+@pytest.mark.parametrize("name", list(PLACEMENT_MODES))
+def test_every_mode_repeats_its_choices(name: str) -> None:
+    assert place_two(name) == place_two(name)
+
+
+def test_a_mode_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"no placement mode 'psychic', there are: .*min_ttft"):
+        open_placement_mode("psychic")
+
+
+class LastWorker(PlacementMode):
+    """Choose the prefill worker with the last name."""
+
+    name = "last_worker"
+    summary = "the worker with the last name"
+    compares_ttft = False
+
+    def prefix_source(self, own_blocks: int, longest_blocks: int) -> PrefixSource:
+        return PrefixSource.OWN
+
+    def choose(
+        self, job: PlacementRequest, rows: Sequence[Estimate], ttft_slo_s: TtftSlo
+    ) -> Choice:
+        return Choice(rows[-1])
+
+    @classmethod
+    def explain_choice(cls, placement: Placement) -> str:
+        return "the last name"
+
+    @classmethod
+    def explain_rejection(cls, row: Estimate, placement: Placement) -> str:
+        return "an earlier name"
+
+
+@pytest.fixture
+def last_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Register a mode for one test."""
+    monkeypatch.setattr(PLACEMENT_MODES, "_items", dict(PLACEMENT_MODES))
+    PLACEMENT_MODES.register(LastWorker)
+    yield
+
+
+@pytest.mark.usefixtures("last_worker")
+def test_a_mode_of_ones_own_is_chosen_by_name_and_explains_itself() -> None:
+    placement = place_two("last_worker")[0]
+    assert placement.prefill == WorkerId("prefill-2")
+    assert "prefill-2: the last name;" in explain_placement(placement, LastWorker)
+    row = placement.estimates[0]
+    assert explain_rejected_candidate(row, placement, LastWorker) == "an earlier name"
+
+
+def test_a_name_is_registered_once() -> None:
+    modes: Registry[type[PlacementMode]] = Registry("placement mode")
+    assert modes.register(LastWorker) is LastWorker
+    modes.register(LastWorker)
+    with pytest.raises(ValueError, match="two placement modes 'last_worker'"):
+        modes.register(type("Other", (LastWorker,), {}))
+    assert isinstance(modes["last_worker"](ModeSettings()), LastWorker)
