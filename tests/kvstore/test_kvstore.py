@@ -288,7 +288,7 @@ async def test_while_a_long_read_runs_its_lease_is_renewed_and_then_ended() -> N
                 node.clock.advance(0.5)
                 while tiers.memory.first_release_s(node.clock.now()) < 0.6:
                     await asyncio.sleep(0.01)
-            tiers.tick(node.clock.now())
+            tiers.on_tick(node.clock.now())
             assert tiers.memory.n_leased == 3
         async with asyncio.timeout(60):
             while tiers.memory.n_leased:

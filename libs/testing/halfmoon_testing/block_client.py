@@ -304,9 +304,9 @@ class InstantTiers:
             for command in commands:
                 match command:
                     case WriteBack(record=record):
-                        self.tiers.written(record.hash, "ok", 0.0)
+                        self.tiers.on_written(record.hash, "ok", 0.0)
                     case Promote(record=record):
-                        self.tiers.promoted(record.hash, "ok", 0.0)
+                        self.tiers.on_promoted(record.hash, "ok", 0.0)
                     case Erase(disk_slot=slot):
                         self.tiers.on_erased(slot)
                     case _:

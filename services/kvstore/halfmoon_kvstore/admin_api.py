@@ -72,7 +72,7 @@ class AdminApi:
         if tiers is None or layout is None or block not in tiers:
             raise _not_found(block, self._worker)
         parent, depth = tiers.parent_and_depth(block)
-        in_memory = tiers.memory.look(block)
+        in_memory = tiers.memory.inspect(block)
         return {
             "hash": block.hex(),
             "parent": None if parent is None else parent.hex(),

@@ -302,9 +302,9 @@ class BlockStore:
         now = self._clock.now()
         match command:
             case WriteBack(record=record):
-                tiers.written(record.hash, outcome, now)
+                tiers.on_written(record.hash, outcome, now)
             case Promote(record=record):
-                tiers.promoted(record.hash, outcome, now)
+                tiers.on_promoted(record.hash, outcome, now)
             case Erase(disk_slot=slot):
                 tiers.on_erased(slot)
             case _:

@@ -341,7 +341,7 @@ class KvstoreWorker:
                 continue
             now = self._clock.now()
             self._puts = {key: put for key, put in self._puts.items() if put.deadline_s > now}
-            tiers.tick(now)
+            tiers.on_tick(now)
             await self._suspects.look()
             self.stock.heed()
             await self._outbox.send()

@@ -120,7 +120,7 @@ def test_what_ran_out_is_let_go_before_anything_is_evicted_ahead_of_demand() -> 
     cache = BlockCache(10, high_watermark=0.5, low_watermark=0.5, reservation_ttl_s=30.0)
     put(cache, "abcde")
     cache.reserve(ME, T1, chain("vwxyz"), None, now=0)
-    assert cache.relieve(now=30.0) == []
+    assert cache.evict_to_watermark(now=30.0) == []
     assert cache.n_stored == 5
 
 
@@ -257,9 +257,9 @@ def test_a_client_that_is_gone_holds_nothing() -> None:
 def test_above_the_high_watermark_blocks_are_evicted_down_to_the_low_one() -> None:
     cache = BlockCache(10, high_watermark=0.8, low_watermark=0.5)
     put(cache, "abcdefgh")
-    assert cache.relieve(now=0) == []
+    assert cache.evict_to_watermark(now=0) == []
     put(cache, "i")
-    assert cache.relieve(now=0) == [b"abcdefgh", b"abcdefg", b"abcdef", b"abcde"]
+    assert cache.evict_to_watermark(now=0) == [b"abcdefgh", b"abcdefg", b"abcdef", b"abcde"]
     assert cache.n_stored == 5
 
 
@@ -267,7 +267,7 @@ def test_leased_blocks_are_not_evicted_ahead_of_demand() -> None:
     cache = BlockCache(4, high_watermark=0.5, low_watermark=0.0)
     put(cache, "abc")
     cache.lease(ME, T1, chain("ab"), now=0)
-    assert cache.relieve(now=0) == [b"abc"]
+    assert cache.evict_to_watermark(now=0) == [b"abc"]
 
 
 def test_the_policy_hears_how_deep_in_its_prompt_a_block_is_when_the_put_is_its_rest_only() -> None:
@@ -430,7 +430,7 @@ class CacheAgainstSets(RuleBasedStateMachine):
         used = len(self.stored) + len(self.pending())
         wanted = used - 2 if used > 4 else 0
         wanted = min(wanted, len(self.evictable([])))
-        evicted = self.cache.relieve(self.now)
+        evicted = self.cache.evict_to_watermark(self.now)
         assert len(evicted) == wanted
         self.evicted(evicted, [])
 

@@ -146,7 +146,7 @@ def test_what_is_remembered_is_still_known_when_the_memory_has_grown(
     for key in keys:
         memory.remember(key, 3)
     known = [key for key in keys if memory.recall(key) == 3]
-    memory.make_room(n_blocks)
+    memory.grow(n_blocks)
     assert all(memory.recall(key) == 3 for key in known)
     assert known, "the last one is always known"
 

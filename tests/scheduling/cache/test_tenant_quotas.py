@@ -57,9 +57,9 @@ class Store:
             for command in commands:
                 match command:
                     case WriteBack(record=record):
-                        self.tiers.written(record.hash, "ok", self.now)
+                        self.tiers.on_written(record.hash, "ok", self.now)
                     case Promote(record=record):
-                        self.tiers.promoted(record.hash, "ok", self.now)
+                        self.tiers.on_promoted(record.hash, "ok", self.now)
                     case Erase(disk_slot=slot):
                         self.tiers.on_erased(slot)
                     case _:

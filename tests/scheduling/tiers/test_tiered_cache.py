@@ -119,12 +119,12 @@ class World:
             case WriteBack(record=record, memory_slot=slot, disk_slot=disk_slot):
                 assert self.memory[slot] == record.hash, "the slot was reused during the write"
                 self.disk[disk_slot] = record.hash if outcome == "ok" else b"torn"
-                self.tiers.written(record.hash, outcome, self.now)
+                self.tiers.on_written(record.hash, outcome, self.now)
             case Promote(record=record, disk_slot=disk_slot, memory_slot=slot):
                 self.memory[slot] = self.disk[disk_slot]
                 if outcome == "ok" and self.disk[disk_slot] != record.hash:
                     outcome = "corrupt"  # the checksum says so
-                self.tiers.promoted(record.hash, outcome, self.now)
+                self.tiers.on_promoted(record.hash, outcome, self.now)
             case Erase(disk_slot=disk_slot):
                 self.disk[disk_slot] = b""
                 self.tiers.on_erased(disk_slot)
@@ -137,7 +137,7 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.tiers.tick(self.now)
+        self.tiers.on_tick(self.now)
         self.heed()
 
     def check(self) -> None:
@@ -468,7 +468,7 @@ def test_a_block_damaged_in_memory_goes_before_its_children_and_comes_again_from
     world.heed()
     world.settle()
     a, b, c = chain("abc")
-    assert world.tiers.give_up(a, world.now)
+    assert world.tiers.discard_damaged(a, world.now)
     world.heed()
     world.settle()
     assert (world.told[a], world.told[b], world.told[c]) == ("disk", "memory", "memory")
@@ -482,12 +482,12 @@ def test_a_block_damaged_in_memory_stays_as_long_as_somebody_reads_it() -> None:
     world = World(4, 8)
     world.put("ab")
     ticket = world.lease("ab")
-    assert not world.tiers.give_up(BlockHash(b"a"), world.now)
+    assert not world.tiers.discard_damaged(BlockHash(b"a"), world.now)
     world.tiers.release(ME, ticket, world.now)
-    assert world.tiers.give_up(BlockHash(b"a"), world.now)
+    assert world.tiers.discard_damaged(BlockHash(b"a"), world.now)
     world.heed()
     assert world.told == {BlockHash(b"ab"): "memory"}
-    assert not world.tiers.give_up(BlockHash(b"a"), world.now), "it has gone"
+    assert not world.tiers.discard_damaged(BlockHash(b"a"), world.now), "it has gone"
     world.check()
 
 
@@ -585,7 +585,7 @@ class TiersUnderAnyOrder(RuleBasedStateMachine):
     @rule(prompt=PROMPTS)
     def bytes_in_memory_are_found_damaged(self, prompt: str) -> None:
         block = chain(prompt)[-1]
-        if self.may_fail and self.world.tiers.give_up(block, self.world.now):
+        if self.may_fail and self.world.tiers.discard_damaged(block, self.world.now):
             assert block not in self.world.tiers.memory
             self.world.heed()
 

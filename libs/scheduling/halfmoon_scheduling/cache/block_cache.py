@@ -1,19 +1,19 @@
-"""The mind of a kvstore: which slot holds which block, who is reading, who is writing.
+"""Decide about the memory of a kvstore: slots of blocks, reservations, leases and eviction.
 
-Slots are equal pieces of the store's memory, one block each; the bytes and the sockets belong
-to the service. A slot is in exactly one of three states:
+Slots are equal pieces of the store's memory, one block each. The service owns the bytes and the
+sockets. A slot is in exactly one of three states:
 
     free ──reserve──▶ reserved ──commit──▶ stored ──evict──▶ free
       ▲                  │
       └──revoke, expire──┘
 
-A stored block may be leased any number of times; it is evicted only without leases, and not
-while a hard pin holds it. Blocks form chains (each hash has a parent): a block goes only after
-all its children, stored or reserved, so that what is stored stays reachable from the start of a
-prompt, and a reservation keeps its own prefix alive. Who goes first is decided in `victims`.
+A stored block may be leased any number of times. It is evicted only without leases, and not
+while a hard pin holds it. Blocks form chains: each hash has a parent. A block goes only after all
+its children, stored or reserved. So stored blocks stay reachable from the start of a prompt, and a
+reservation keeps its own prefix alive. `victim_selection` decides which block goes first.
 
-Under `tiers` a slower tier may lie below: blocks that are there too are *saved*, and while
-`saves_first` is set, only saved blocks are evicted.
+A slower tier may lie below this one (see `halfmoon_scheduling.tiers`). Blocks that are there too
+are *saved*, and while `saves_first` is set, only saved blocks are evicted.
 """
 
 from array import array
@@ -28,22 +28,22 @@ from halfmoon_scheduling.cache.pins import Pins
 from halfmoon_scheduling.cache.stored_blocks import StoredBlocks
 from halfmoon_scheduling.cache.victim_selection import choose_victims
 
-#: What a client waits when nothing tells when a slot will come free.
+#: Seconds that a client waits when no hold predicts a free slot.
 RETRY_S = 1.0
 
 
 class CacheError(Exception):
-    """The base of what a block cache refuses.
+    """The base of errors of a block cache.
 
     CacheError
-    ├── CacheFull        no slot is free and none may be evicted now
-    ├── UnknownTicket    the reservation never was, is over, or has expired
+    ├── CacheFull        no slot is free and no block may be evicted now
+    ├── UnknownTicket    the reservation was never made, has ended, or has expired
     └── DuplicateTicket  the owner uses this ticket already
     """
 
 
 class CacheFull(CacheError):
-    """Not one of the wanted blocks fits now; nothing changed."""
+    """A put of which not one block fits now; nothing changed."""
 
     def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason)
@@ -53,22 +53,22 @@ class CacheFull(CacheError):
 
 
 class UnknownTicket(CacheError, KeyError):
-    """There is no such reservation (any more)."""
+    """A ticket of no reservation that is open now."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class DuplicateTicket(CacheError, ValueError):
-    """A ticket names one reservation or one lease of its owner."""
+    """A ticket that names another reservation or lease of its owner."""
 
 
 class SlotReservation(NamedTuple):
-    """What a reservation got, and what had to go for it."""
+    """The slots of a reservation, and the blocks evicted for it."""
 
     #: Blocks to write, in prefix order, each with its slot.
     places: list[tuple[BlockHash, int]]
-    #: Blocks that are not stored any more, in the order in which they went.
+    #: Evicted blocks, in the order of eviction.
     evicted: list[BlockHash]
 
 
@@ -76,7 +76,7 @@ class BlockInspection(NamedTuple):
     """One stored block as an operator sees it."""
 
     n_leases: int
-    #: When it came.
+    #: When it was stored.
     stored_s: float
 
 
@@ -111,7 +111,7 @@ _Key = tuple[str, Ticket]
 
 
 class BlockCache:
-    """Slots of one block each, with two-phase puts, leases and eviction."""
+    """Keep blocks in slots, with two-phase puts, leases and eviction."""
 
     def __init__(
         self,
@@ -124,16 +124,16 @@ class BlockCache:
         lease_ttl_s: float = 10.0,
         pins: Pins | None = None,
     ) -> None:
-        """An empty cache.
+        """Start with an empty cache.
 
         Args:
             n_slots: blocks that fit.
-            policy: name of an eviction policy, see `eviction.POLICIES`.
-            high_watermark: share of used slots above which `relieve` evicts.
-            low_watermark: share of used slots down to which it does.
-            reservation_ttl_s: a reservation not committed so long is discarded.
-            lease_ttl_s: a lease not renewed so long is discarded.
-            pins: blocks that go last, or never; None: none do.
+            policy: a name in `EVICTION_POLICIES`.
+            high_watermark: share of used slots above which `evict_to_watermark` evicts.
+            low_watermark: share of used slots down to which it evicts.
+            reservation_ttl_s: seconds after which an uncommitted reservation is discarded.
+            lease_ttl_s: seconds after which a lease without renewal is discarded.
+            pins: blocks that are evicted last, or never; None: no pins.
 
         Raises:
             ValueError: no slots, watermarks out of order, or an unknown policy.
@@ -147,13 +147,13 @@ class BlockCache:
         self.n_slots = n_slots
         self.reservation_ttl_s = reservation_ttl_s
         self.lease_ttl_s = lease_ttl_s
-        #: `relieve` evicts above so many used slots, down to so many.
+        #: Used slots above which `evict_to_watermark` evicts, and down to which.
         self.high_slots = high_watermark * n_slots
         self.low_slots = low_watermark * n_slots
         self.pins = pins or Pins()
         #: Whether only saved blocks may be evicted.
         self.saves_first = False
-        #: Slots of no block. Disjoint from the slots in `_stored` and `_pending`.
+        #: Free slots. Disjoint from the slots in `_stored` and `_pending`.
         self._free = array("i", range(n_slots - 1, -1, -1))
         self._stored = StoredBlocks(policy)
         #: Reserved blocks; each is in exactly one reservation, and not in `_stored`.
@@ -161,21 +161,21 @@ class BlockCache:
         self._reservations: dict[_Key, _Hold] = {}
         self._leases: dict[_Key, _Hold] = {}
 
-    # -- what is here ------------------------------------------------------------------------
+    # -- stored blocks -----------------------------------------------------------------------
 
     @property
     def n_stored(self) -> int:
-        """Blocks that are served."""
+        """Blocks that can be read."""
         return len(self._stored)
 
     @property
     def n_reserved(self) -> int:
-        """Blocks promised to a writer."""
+        """Blocks reserved for a writer."""
         return len(self._pending)
 
     @property
     def n_leased(self) -> int:
-        """BlockLocation blocks with at least one reader."""
+        """Stored blocks with at least one lease."""
         return self._stored.n_leased
 
     @property
@@ -184,31 +184,31 @@ class BlockCache:
         return self.n_slots - len(self._free)
 
     def get(self, block: BlockHash) -> BlockLocation | None:
-        """A stored block."""
+        """Return the location of a stored block; None if it is not stored."""
         stored = self._stored.get(block)
         return None if stored is None else BlockLocation(block, stored.slot, stored.checksum)
 
-    def look(self, block: BlockHash) -> BlockInspection | None:
-        """Who reads a stored block, and how long it is here."""
+    def inspect(self, block: BlockHash) -> BlockInspection | None:
+        """Return the leases of a stored block and its age; None if it is not stored."""
         stored = self._stored.get(block)
         return None if stored is None else BlockInspection(stored.n_leases, stored.stored_s)
 
     def parent_and_depth(self, block: BlockHash) -> tuple[BlockHash | None, int] | None:
-        """Parent and depth of a stored block."""
+        """Return parent and depth of a stored block; None if it is not stored."""
         stored = self._stored.get(block)
         return None if stored is None else (stored.parent, stored.depth)
 
     def parent_of(self, block: BlockHash) -> BlockHash | None:
-        """Parent of a block that is stored or reserved; None for a start, and for others."""
+        """Return the parent of a stored or reserved block; None for a start, and for others."""
         held = self._pending.get(block) or self._stored.get(block)
         return None if held is None else held.parent
 
     def has_children(self, block: BlockHash) -> bool:
-        """Whether a child of this block is stored or reserved, be the block here or not."""
+        """Return whether a child of this block is stored or reserved, even if the block is not."""
         return self._stored.n_children(block) > 0
 
     def hashes(self) -> list[BlockHash]:
-        """All stored blocks."""
+        """Return all stored blocks."""
         return list(self._stored)
 
     def __contains__(self, block: BlockHash) -> bool:
@@ -229,10 +229,10 @@ class BlockCache:
         elsewhere: Container[BlockHash] = (),
         ttl_s: float | None = None,
     ) -> SlotReservation:
-        """Promise slots for those of `hashes` that are neither stored nor reserved.
+        """Reserve slots for those of `hashes` that are neither stored nor reserved.
 
-        When not all of them fit, the first ones get slots: a prefix without its tail is of
-        use, a tail without its prefix is not. Blocks of this same prompt are not evicted.
+        When not all of them fit, the first ones get slots: a prefix without its tail is useful, a
+        tail without its prefix is not. Blocks of this same prompt are not evicted.
 
         Args:
             owner: the client.
@@ -240,13 +240,13 @@ class BlockCache:
             hashes: blocks in prefix order, each the child of the one before.
             parent: the block before the first; None at the start of a prompt.
             now: seconds.
-            depth: blocks before the first, where the caller knows better than this cache.
+            depth: blocks before the first; None: as this cache knows.
             ends_prompt: whether the last of `hashes` is the last of its prompt.
             elsewhere: blocks that need no slot because another tier has them.
-            ttl_s: until it is discarded; None: `reservation_ttl_s`.
+            ttl_s: seconds until the reservation expires; None: `reservation_ttl_s`.
 
         Raises:
-            CacheFull: not even one fits; nothing changes (but what expired is gone).
+            CacheFull: not even one fits; nothing changes, except that expired holds end.
             DuplicateTicket: the owner uses this ticket already.
         """
         self.expire(now)
@@ -279,7 +279,7 @@ class BlockCache:
     def commit(
         self, owner: str, ticket: Ticket, checksums: Sequence[int], now: float
     ) -> list[BlockHash]:
-        """The bytes are written: serve these blocks.
+        """Store the blocks of a reservation, whose bytes are written.
 
         Args:
             owner: the client.
@@ -288,10 +288,10 @@ class BlockCache:
             now: seconds.
 
         Returns:
-            The blocks that are stored now and were not before, in prefix order.
+            The newly stored blocks, in prefix order.
 
         Raises:
-            UnknownTicket: never reserved, revoked, or expired; write again.
+            UnknownTicket: never reserved, revoked or expired; the client writes again.
             ValueError: not one checksum of 64 bits per place; the reservation stays.
         """
         self.expire(now)
@@ -321,7 +321,7 @@ class BlockCache:
         return reservation.hashes
 
     def revoke(self, owner: str, ticket: Ticket) -> bool:
-        """Give a reservation back; whether there was one."""
+        """Cancel a reservation; return whether there was one."""
         if (reservation := self._reservations.pop((owner, ticket), None)) is None:
             return False
         for block in reservation.hashes:
@@ -335,7 +335,7 @@ class BlockCache:
     def lease(
         self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], now: float
     ) -> list[BlockLocation]:
-        """Lease the longest prefix of `hashes` that is stored; nothing is held when it is empty.
+        """Lease the longest stored prefix of `hashes`; an empty one makes no lease.
 
         Raises:
             DuplicateTicket: the owner uses this ticket already.
@@ -357,14 +357,14 @@ class BlockCache:
     def add_to_lease(
         self, owner: str, ticket: Ticket, block: BlockHash, now: float, ttl_s: float
     ) -> None:
-        """Add a stored block to a lease, which is made if it is not there.
+        """Add a stored block to a lease, which is created if needed.
 
         Args:
             owner: the client.
             ticket: of the lease, or for it.
             block: stored, and not in this lease yet.
             now: seconds.
-            ttl_s: the whole lease ends then unless it is renewed.
+            ttl_s: seconds until the whole lease expires unless it is renewed.
         """
         lease = self._leases.setdefault((owner, ticket), _Hold([], now + ttl_s))
         lease.deadline_s = now + ttl_s
@@ -372,10 +372,10 @@ class BlockCache:
         self._count_leases([block], 1)
 
     def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
-        """Keep a lease for another `lease_ttl_s`, or a reservation for `reservation_ttl_s`.
+        """Extend a lease by `lease_ttl_s`, or a reservation by `reservation_ttl_s`, from now.
 
         Returns:
-            Whether it still was there.
+            Whether there still was one.
         """
         self.expire(now)
         key = (owner, ticket)
@@ -386,47 +386,46 @@ class BlockCache:
         return lease is not None or put is not None
 
     def release(self, owner: str, ticket: Ticket) -> bool:
-        """End a lease; whether there was one."""
+        """End a lease; return whether there was one."""
         if (lease := self._leases.pop((owner, ticket), None)) is None:
             return False
         self._count_leases(lease.hashes, -1)
         return True
 
     def has_reservation(self, key: tuple[str, Ticket]) -> bool:
-        """Whether this owner's reservation of this ticket goes on."""
+        """Return whether a reservation of this owner and ticket is open."""
         return key in self._reservations
 
     def is_reserved(self, block: BlockHash) -> bool:
-        """Whether somebody is about to write this block."""
+        """Return whether a writer has reserved a slot for this block."""
         return block in self._pending
 
     def first_release_s(self, now: float) -> float:
-        """Seconds until a reservation or a lease runs out, at the latest."""
+        """Return the seconds until the first reservation or lease expires."""
         holds = [*self._reservations.values(), *self._leases.values()]
         return min((hold.deadline_s - now for hold in holds if hold.hashes), default=RETRY_S)
 
-    # -- clearing up -------------------------------------------------------------------------
+    # -- expiry and eviction -----------------------------------------------------------------
 
     def forget_owner(self, owner: str) -> None:
-        """The client is gone: revoke its reservations and release its leases."""
+        """Cancel all reservations and end all leases of a client that is gone."""
         for key in [key for key in self._reservations if key[0] == owner]:
             self.revoke(*key)
         for key in [key for key in self._leases if key[0] == owner]:
             self.release(*key)
 
     def expire(self, now: float) -> None:
-        """Discard the reservations and leases whose time is over."""
+        """End expired reservations and leases."""
         for key in [key for key, r in self._reservations.items() if r.deadline_s <= now]:
             self.revoke(*key)
         for key in [key for key, lease in self._leases.items() if lease.deadline_s <= now]:
             self.release(*key)
 
-    def relieve(self, now: float) -> list[BlockHash]:
-        """Evict ahead of demand: above the high watermark, down to the low one.
+    def evict_to_watermark(self, now: float) -> list[BlockHash]:
+        """Evict ahead of demand, when above the high watermark and down to the low one.
 
         Returns:
-            The blocks that are not stored any more; fewer than wished when many are leased or
-            pinned.
+            The evicted blocks; fewer than needed when many are leased or pinned.
         """
         self.expire(now)
         if self.n_used <= self.high_slots:
@@ -437,20 +436,22 @@ class BlockCache:
         return evicted
 
     def victims(self, n: int) -> list[BlockHash]:
-        """The next `n` blocks to go, children before parents, saved or not; changes nothing."""
+        """Return the next `n` blocks to evict, saved or not; change nothing."""
         return self._choose(n, keep=set(), unsaved_too=True)
 
-    def save(self, block: BlockHash) -> None:
-        """A stored block is in a slower tier, too."""
-        self._stored.save(block)
+    def mark_saved(self, block: BlockHash) -> None:
+        """Mark a stored block as stored in a slower tier too."""
+        self._stored.mark_saved(block)
 
     def is_saved(self, block: BlockHash) -> bool:
-        """Whether a stored block is in a slower tier, too."""
+        """Return whether a stored block is in a slower tier too."""
         return self._stored[block].saved
 
     def evict(self, block: BlockHash) -> bool:
-        """Let a block go, saved or not, unless it is not stored, leased, held by a hard pin or
-        has children; whether it went."""
+        """Evict a block, saved or not; return whether it was evicted.
+
+        A block stays that is leased, held by a hard pin or has children.
+        """
         stored = self._stored.get(block)
         if stored is None or stored.n_leases or self.has_children(block):
             return False
@@ -459,9 +460,11 @@ class BlockCache:
         self._drop(block)
         return True
 
-    def give_up(self, block: BlockHash) -> bool:
-        """Let a damaged block go, whatever its pins and children; False while it is leased, or
-        when it is not stored."""
+    def discard_damaged(self, block: BlockHash) -> bool:
+        """Remove a damaged block, whatever its pins and children.
+
+        Returns False while it is leased, or if it is not stored.
+        """
         stored = self._stored.get(block)
         if stored is None or stored.n_leases:
             return False
@@ -469,7 +472,7 @@ class BlockCache:
         return True
 
     def check(self) -> None:
-        """Audit: every slot in one state, every count what it counts."""
+        """Check that every slot is in one state, and that all counts are right."""
         slots = [
             *self._free,
             *(self._stored[block].slot for block in self._stored),
@@ -489,12 +492,12 @@ class BlockCache:
             assert self._stored[block].n_leases == leases.pop(block, 0), "leases are miscounted"
         assert not leases, "a leased block is not stored"
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------
 
     def _choose(
         self, n: int, keep: set[BlockHash], *, unsaved_too: bool = False
     ) -> list[BlockHash]:
-        """Up to `n` blocks to evict, children before parents; changes nothing."""
+        """Return up to `n` blocks to evict, children before parents; change nothing."""
         return choose_victims(
             self._stored,
             n,

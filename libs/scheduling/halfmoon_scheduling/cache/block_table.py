@@ -1,7 +1,7 @@
-"""What a tier knows of its blocks: rows of columns, about 120 bytes for each block.
+"""Store the facts about a tier's blocks in columns, about 120 bytes for each block.
 
-A row is kept for a block that is here, and for one of which children are here: so a parent is a
-row, too, wherever it is itself, and a child says which with four bytes.
+A row is kept for each block that is here, and for each parent of such a block. So a child names
+its parent by a row of four bytes, even if the parent is not here.
 """
 
 from array import array
@@ -10,74 +10,74 @@ from collections.abc import Iterator, Mapping
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.cache.row_index import NO_ROW, RowIndex
 
-#: Checksums are of 64 bits.
+#: The largest checksum: 64 bits.
 MAX_CHECKSUM = (1 << 64) - 1
 
 
 class BlockTable:
-    """Blocks with slots. Only blocks that are here have a slot and are counted."""
+    """Keep blocks and their slots. Only blocks that are here have a slot and are counted."""
 
     def __init__(self) -> None:
         self._index = RowIndex()
-        #: Where each block is; `NO_ROW`: it is not here, its children are.
+        #: The slot of each block; `NO_ROW`: only its children are here.
         self._slots = array("i")
         self._parents = array("i")
         self._depths = array("I")
         self._checksums = array("Q")
-        #: Children that are here, or held (see `hold_parent`).
+        #: Children of each block that are here, or held (see `hold_parent`).
         self._n_children = array("i")
-        #: The child that came last; perhaps gone since, and its row another block's.
+        #: The child added last; it may have been removed, and its row used again.
         self._last_child = array("i")
         self._n_here = 0
 
     def __len__(self) -> int:
-        """Blocks that are here."""
+        """Return the number of blocks that are here."""
         return self._n_here
 
     def __contains__(self, block: object) -> bool:
         return isinstance(block, bytes) and self.row(BlockHash(block)) != NO_ROW
 
     def __iter__(self) -> Iterator[int]:
-        """The rows of all blocks that are here."""
+        """Yield the rows of all blocks that are here."""
         return (row for row, slot in enumerate(self._slots) if slot != NO_ROW)
 
     def row(self, block: BlockHash) -> int:
-        """The row of a block that is here, or `NO_ROW`."""
+        """Return the row of a block that is here, or `NO_ROW`."""
         row = self._index.find(block)
         return row if row != NO_ROW and self._slots[row] != NO_ROW else NO_ROW
 
-    # -- of a block that is here, by its row -------------------------------------------------
+    # -- facts about a block that is here, by its row ----------------------------------------
 
     def block(self, row: int) -> BlockHash:
-        """Its hash."""
+        """Return the hash of a block."""
         return self._index[row]
 
     def slot(self, row: int) -> int:
-        """Where it is."""
+        """Return the slot of a block."""
         return self._slots[row]
 
     def checksum(self, row: int) -> int:
-        """The xxh3-64 of its bytes."""
+        """Return the xxh3-64 of a block's bytes."""
         return self._checksums[row]
 
     def depth(self, row: int) -> int:
-        """Blocks before it in its prompt."""
+        """Return the number of blocks before a block in its prompt."""
         return self._depths[row]
 
     def parent(self, row: int) -> BlockHash | None:
-        """The block before it, be that here or not."""
+        """Return the block before a block, even if that is not here."""
         parent = self._parents[row]
         return None if parent == NO_ROW else self._index[parent]
 
     # -- children ----------------------------------------------------------------------------
 
     def n_children(self, block: BlockHash) -> int:
-        """Children of a block that are here or held, be the block itself here or not."""
+        """Return the number of a block's children that are here or held; it may be absent."""
         row = self._index.find(block)
         return 0 if row == NO_ROW else self._n_children[row]
 
     def last_child(self, block: BlockHash) -> BlockHash | None:
-        """The child of a block that came here last, if it still is here."""
+        """Return the child of a block that was added last, if it is still here."""
         row = self._index.find(block)
         if row == NO_ROW or not self._n_children[row]:
             return None
@@ -86,7 +86,7 @@ class BlockTable:
         return self._index[child] if is_here else None
 
     def hold_parent(self, parent: BlockHash | None) -> int:
-        """Count a child that is not here; the parent's row, or `NO_ROW`."""
+        """Count a child that is not here, and return the parent's row, or `NO_ROW`."""
         if parent is None:
             return NO_ROW
         row = self._index.find(parent)
@@ -96,16 +96,16 @@ class BlockTable:
         return row
 
     def release_parent(self, parent: BlockHash | None) -> None:
-        """A child that was held is not any more."""
+        """Stop counting a child that was held."""
         if parent is not None:
-            self._let_go(self._index.find(parent))
+            self._release_row(self._index.find(parent))
 
     # -- coming and going --------------------------------------------------------------------
 
     def add(
         self, block: BlockHash, parent: BlockHash | None, depth: int, checksum: int, slot: int
     ) -> int:
-        """A block comes that is not here; its row."""
+        """Add a block that is not here, and return its row."""
         row = self._index.find(block)
         if row == NO_ROW:
             row = self._new_row(block)
@@ -119,7 +119,7 @@ class BlockTable:
         return row
 
     def remove(self, row: int) -> int:
-        """A block goes; the slot it had."""
+        """Remove a block, and return its slot."""
         slot = self._slots[row]
         self._slots[row] = NO_ROW
         self._n_here -= 1
@@ -127,14 +127,14 @@ class BlockTable:
         if not self._n_children[row]:
             self._index.remove(row)
         if parent != NO_ROW:
-            self._let_go(parent)
+            self._release_row(parent)
         return slot
 
     def check(self, held: Mapping[BlockHash, int]) -> None:
-        """Audit: each row has a reason to be.
+        """Check that each row is needed, and that children are counted.
 
         Args:
-            held: children of each block that are held.
+            held: the number of held children of each block.
         """
         self._index.check()
         rows = list(self)
@@ -162,12 +162,12 @@ class BlockTable:
         self._n_children[row] = 0
         return row
 
-    def _let_go(self, row: int) -> None:
+    def _release_row(self, row: int) -> None:
         self._n_children[row] -= 1
         if not self._n_children[row] and self._slots[row] == NO_ROW:
             self._index.remove(row)
 
 
 def policy_key(block: BlockHash) -> int:
-    """A number of the block's own, for policies that remember those that went."""
+    """Return a block's number for policies that remember evicted blocks."""
     return int.from_bytes(block[-8:], "little")

@@ -1,8 +1,7 @@
-"""In which order a full cache gives things up: the known policies, and all by name.
+"""Implement the eviction policies, and register them by name.
 
-Another policy is one class and one line in `EVICTION_POLICIES`. How they compare on the published
-traces
-is in `docs/pool.md`.
+Another policy is one class and its name in the loop below `EVICTION_POLICIES`. `docs/pool.md`
+compares the policies on the published traces.
 """
 
 from abc import abstractmethod
@@ -17,12 +16,12 @@ from halfmoon_scheduling.registry import Registry
 
 
 class Fifo(EvictionPolicy):
-    """The one stored longest goes first, used or not."""
+    """Evict the block first that was stored first, whatever its uses."""
 
     name = "fifo"
 
     def __init__(self) -> None:
-        #: One queue, the row that is to go first at its head.
+        #: One queue with the next row to evict at its head.
         self._queue: RowQueues[None] = RowQueues()
         self._n = 0
 
@@ -32,7 +31,7 @@ class Fifo(EvictionPolicy):
         self._n += 1
 
     def touch(self, row: int) -> None:
-        """Use does not count."""
+        """Ignore a use."""
 
     def remove(self, row: int) -> None:
         """See `EvictionPolicy.remove`."""
@@ -48,7 +47,7 @@ class Fifo(EvictionPolicy):
 
 
 class Lru(Fifo):
-    """The one unused longest goes first."""
+    """Evict the least recently used block first."""
 
     name = "lru"
 
@@ -59,19 +58,19 @@ class Lru(Fifo):
 
 
 class _Ranked(EvictionPolicy):
-    """Ranks of rows, each in order of use; the lowest rank goes first."""
+    """Evict the lowest rank first, and within a rank the least recently used row."""
 
     def __init__(self) -> None:
         self._depths = array("I")
         self._uses = array("I")
         self._queues: RowQueues[tuple[int, int]] = RowQueues()
-        #: The ranks that have rows, the first to be evicted first.
+        #: The ranks that have rows, the next to evict first.
         self._ranks: list[tuple[int, int]] = []
         self._n = 0
 
     @abstractmethod
     def _rank(self, uses: int, depth: int) -> tuple[int, int]:
-        """The rank of a row."""
+        """Return the rank of a row."""
 
     def insert(self, row: int, key: int, depth: int = 0, *, tail: bool = False) -> None:
         """See `EvictionPolicy.insert`."""
@@ -110,7 +109,7 @@ class _Ranked(EvictionPolicy):
 
 
 class Lfu(_Ranked):
-    """The one used least often goes first; among equals the one unused longest."""
+    """Evict the least often used block first; among equals the least recently used one."""
 
     name = "lfu"
 
@@ -119,10 +118,10 @@ class Lfu(_Ranked):
 
 
 class LengthAware(_Ranked):
-    """As LFU, but among equals the one furthest from its prompt's start goes first.
+    """Evict as LFU does, but among equals the block furthest from its prompt's start first.
 
-    Mooncake's papers name a LengthAwareCache that is "similar to LFU" and leave open which end
-    of a prompt it keeps. This one keeps starts, which are common to more prompts.
+    Mooncake's papers name a LengthAwareCache that is "similar to LFU" and do not say which end of
+    a prompt it keeps. This one keeps the starts, which more prompts have in common.
     """
 
     name = "length_aware"
@@ -132,7 +131,7 @@ class LengthAware(_Ranked):
 
 
 class LengthAwareLater(_Ranked):
-    """The other reading: among blocks used equally often the ends of prompts are kept."""
+    """Evict as LFU does, but among equals keep the ends of prompts: the other reading."""
 
     name = "length_aware_later"
 

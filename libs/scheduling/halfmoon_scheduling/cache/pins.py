@@ -1,12 +1,12 @@
-"""Pins of a kvstore: blocks that go last, or never.
+"""Pin blocks of a kvstore: evict them last, or never.
 
-    soft    goes when nothing else can
-    hard    does not go, nor does anything before it in its prompt, since a block without its
-            prefix is of no use
+    soft    is evicted when no other block can be
+    hard    is not evicted, and neither are the blocks before it in its prompt, since a block
+            without its prefix is useless
 
-A pin is on one block, until it is taken back or its time is over; the last word on a block
-counts. It says nothing of readers (leases do) and nothing of tiers: it holds wherever the block
-is. What hard pins hold together is bounded, so that there is always room left to work with.
+A pin is on one block, until it is removed or expires; the latest pin on a block counts. It is
+independent of leases and of tiers. The blocks that hard pins hold together are bounded, so that
+there is always room left for others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,38 +19,42 @@ PinKind = Literal["soft", "hard"]
 
 
 class PinRefused(Exception):
-    """A pin that can't be: the text says why, and what would help."""
+    """A pin that is not possible; the message says why, and what would help."""
 
 
 class Pin(NamedTuple):
-    """What is said of one block."""
+    """A pin on one block."""
 
     kind: PinKind
-    #: When it ends; infinite: when it is taken back.
+    #: When it expires; infinite: when it is removed.
     until_s: float
 
 
 @dataclass(slots=True)
 class _Held:
-    """A block that a hard pin holds: its own, or one of a block that continues it."""
+    """A block that a hard pin holds: one on it, or on a block that continues it."""
 
     parent: BlockHash | None
-    #: Hard pins on it and on what continues it.
+    #: Hard pins on it and on blocks that continue it.
     n: int
 
 
 class Pins:
-    """The pins of one node."""
+    """Keep the pins of one node."""
 
     def __init__(self, max_held: int = 0) -> None:
-        """No pins; `max_held`: blocks that hard pins may hold together."""
+        """Start without pins.
+
+        Args:
+            max_held: blocks that hard pins may hold together.
+        """
         self.max_held = max_held
         self._pins: dict[BlockHash, Pin] = {}
         #: Exactly the blocks with a soft pin.
         self._soft: dict[BlockHash, None] = {}
-        #: Blocks with a hard pin, and those before them; parents as they were when pinned.
+        #: Blocks with a hard pin and the blocks before them; parents as at the time of the pin.
         self._held: dict[BlockHash, _Held] = {}
-        #: No pin ends before this.
+        #: The earliest time at which a pin may expire.
         self._soonest_s = float("inf")
 
     @property
@@ -65,35 +69,34 @@ class Pins:
 
     @property
     def n_held(self) -> int:
-        """Blocks that hard pins hold, those before the pinned ones included."""
+        """Blocks that hard pins hold, including the blocks before pinned ones."""
         return len(self._held)
 
     @property
     def soft(self) -> Mapping[BlockHash, object]:
-        """Blocks that go last; read only."""
+        """Blocks with a soft pin, which are evicted last; read only."""
         return self._soft
 
     @property
     def held(self) -> Mapping[BlockHash, object]:
-        """Blocks that do not go; read only."""
+        """Blocks that hard pins hold, which are not evicted; read only."""
         return self._held
 
     def blocks(self) -> list[BlockHash]:
-        """All blocks with a pin of their own."""
+        """Return all blocks with a pin of their own."""
         return list(self._pins)
 
     def get(self, block: BlockHash) -> Pin | None:
-        """The pin on this very block."""
+        """Return the pin on this block itself; None without one."""
         return self._pins.get(block)
 
     def pin(self, block: BlockHash, pin: Pin, before: Iterable[BlockHash]) -> None:
-        """Pin a block, in place of what was said of it before.
+        """Pin a block, in place of an earlier pin on it.
 
         Args:
-            block: it.
-            pin: what is said.
-            before: the blocks before it in its prompt as far as they are stored, the nearest
-                first.
+            block: the block.
+            pin: the pin.
+            before: the stored blocks before it in its prompt, the nearest first.
 
         Raises:
             PinRefused: more than `max_held` blocks would be held; nothing changes.
@@ -118,7 +121,7 @@ class Pins:
                 held.parent = parent
 
     def unpin(self, block: BlockHash) -> bool:
-        """Take a pin back, or forget that of a block that is gone; whether there was one."""
+        """Remove the pin on a block; return whether there was one."""
         pin = self._pins.pop(block, None)
         self._soft.pop(block, None)
         if pin is not None and pin.kind == "hard":
@@ -132,7 +135,7 @@ class Pins:
         return pin is not None
 
     def expire(self, now: float) -> None:
-        """Take back the pins whose time is over."""
+        """Remove expired pins."""
         if now < self._soonest_s:
             return
         for block in [block for block, pin in self._pins.items() if pin.until_s <= now]:
@@ -140,7 +143,7 @@ class Pins:
         self._soonest_s = min((pin.until_s for pin in self._pins.values()), default=float("inf"))
 
     def check(self) -> None:
-        """Audit: each hard pin is counted at its block and at all before it, and only there."""
+        """Check that each hard pin is counted at its block and at all blocks before it."""
         assert self._soft.keys() == {b for b, pin in self._pins.items() if pin.kind == "soft"}
         counts = dict.fromkeys(self._held, 0)
         for block, pin in self._pins.items():

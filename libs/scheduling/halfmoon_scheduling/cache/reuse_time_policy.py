@@ -1,22 +1,21 @@
-"""An eviction policy that learns how long blocks are worth waiting for.
+"""Learn how long blocks are worth keeping, and evict by that.
 
-LRU lets go of what has waited longest since its last use. Here the waiting time is divided by a
-patience first, one for each number of uses: a conversation that came back is likelier to come back
-again, and how much likelier depends on the traffic and on how much the cache holds. So it is
-learned: of the blocks used twice, say, which share was used again before it was evicted, compared
-with that share of new ones?
+LRU evicts the block with the longest time since its last use. Here that time is first divided by
+a patience, one for each number of uses. A conversation that came back is likelier to come back
+again; how much likelier depends on the traffic and on the cache's size. So the policy learns it:
+the share of blocks used twice, say, that was used again before eviction, over that share of new
+blocks.
 
     patience    1                      used once
                 √(share / share of 1)  used 2, 3, … 8 times or more; and:
                 the same, at most 1    the last one of its prompt, not used again yet
 
-The root, because among blocks that wait, those who return get rarer about with the square of the
-time: then four times the share is worth twice the wait.
+The root is taken because returns become rarer about with the square of the waiting time. Then four
+times the share is worth twice the wait.
 
-A prompt's last block often ends where no other prompt goes on, hence its own share. What a block
-was used before it was evicted is remembered for a while (`GhostTable`): one that comes back soon
-after
-is not new. Waiting is counted in uses of the cache, so the policy needs no clock.
+A prompt's last block often ends where no other prompt continues, hence its own share. The uses of
+an evicted block are remembered for a while (`GhostTable`): a block that returns soon is not new.
+Waiting is counted in uses of the cache, so the policy needs no clock.
 """
 
 from array import array
@@ -29,9 +28,9 @@ from halfmoon_scheduling.cache.row_queues import RowQueues, extend_columns
 
 
 class GhostTable:
-    """How often blocks had been used when they went: four bytes each, the latest overwrite others.
+    """Remember the uses of evicted blocks in four bytes each; the latest overwrite others.
 
-    A block's place and what tells it from others there are both cut from its number.
+    A block's cell, and the tag that tells it from others there, are both bits of its number.
     """
 
     #: Cells for each block that the cache holds.
@@ -40,21 +39,21 @@ class GhostTable:
     _TAG_BITS, _USES_BITS = 28, 4
 
     def __init__(self) -> None:
-        #: Tag and uses; 0: nobody. Their number is a power of two.
+        #: Tag and uses; 0: empty. The number of cells is a power of two.
         self._cells = array("I", [0]) * 8
 
-    def make_room(self, n_blocks: int) -> None:
-        """The cache holds so many: remember in proportion. What is known stays known."""
+    def grow(self, n_blocks: int) -> None:
+        """Grow in proportion to the cache's blocks; remembered uses stay."""
         while len(self._cells) < self._PER_BLOCK * n_blocks:
-            self._cells *= 2  # what was at i is looked up at i, or half of the table later
+            self._cells *= 2  # the entry of cell i is looked up at i, or half of the table later
 
     def remember(self, key: int, uses: int) -> None:
-        """A block went that had been used 1 to 15 times."""
+        """Remember an evicted block that had been used 1 to 15 times."""
         place, tag = self._find(key)
         self._cells[place] = tag << self._USES_BITS | uses
 
     def recall(self, key: int) -> int:
-        """How often a block had been used; 0 when that is not known."""
+        """Return the remembered uses of a block; 0 if they are not known."""
         place, tag = self._find(key)
         cell = self._cells[place]
         return cell % (1 << self._USES_BITS) if cell >> self._USES_BITS == tag else 0
@@ -65,27 +64,27 @@ class GhostTable:
 
 
 class ReuseTimePolicy(EvictionPolicy):
-    """The one that has waited longest for its worth goes first."""
+    """Evict the block first whose waiting time is longest for its learned patience."""
 
     name = "patience"
 
     _MAX_USES = 8
     #: Queue of tails; the queue of blocks used n times is n.
     _TAIL = 0
-    #: Ends of waiting (used again or evicted) in a queue after which what it taught counts half.
+    #: Outcomes (used again or evicted) in a queue after which earlier ones count half.
     _HALF_LIFE = 20_000
 
     def __init__(self) -> None:
-        #: One queue per patience, the row unused longest first.
+        #: One queue per patience, the least recently used row first.
         self._queues: RowQueues[int] = RowQueues()
-        #: Which queue a row is in, when it was used, and its block's number.
+        #: Queue of each row, time of its last use, and its block's number.
         self._queue_of = bytearray()
         self._used_at = array("q")
         self._keys = array("Q")
         self._n = 0
         #: Uses of the cache so far.
         self._now = 0
-        #: By queue: how many were used again, how many evicted.
+        #: Rows that were used again, and that were evicted, by queue.
         self._used_again = [1.0] * (self._MAX_USES + 1)
         self._evicted = [1.0] * (self._MAX_USES + 1)
         self._memory = GhostTable()
@@ -96,7 +95,7 @@ class ReuseTimePolicy(EvictionPolicy):
         self._queue_of.extend(bytes(len(self._keys) - len(self._queue_of)))
         self._keys[row] = key
         self._n += 1
-        self._memory.make_room(self._n)
+        self._memory.grow(self._n)
         known = self._memory.recall(key)
         self._append(row, self._next(known) if known else self._TAIL if tail else 1)
 
@@ -120,7 +119,7 @@ class ReuseTimePolicy(EvictionPolicy):
         return self._n
 
     def _by_wait(self, queue: int) -> Iterator[tuple[float, int]]:
-        """The longest wait for its worth first."""
+        """Yield a queue's rows with their waits over its patience, the longest first."""
         patience = self._patience(queue)
         for row in self._queues.rows(queue):
             yield (self._now - self._used_at[row]) / patience, row
@@ -148,7 +147,7 @@ class ReuseTimePolicy(EvictionPolicy):
         self._queues.append(queue, row)
 
     def _take(self, row: int, outcomes: list[float]) -> int:
-        """A wait has ended; the queue in which it was."""
+        """Remove a row from its queue, learn the outcome, and return the queue."""
         queue = self._queue_of[row]
         self._queues.remove(queue, row)
         self._learn(queue, outcomes)

@@ -1,10 +1,10 @@
-"""A number for each hash: hashes and rows, both ways, in flat memory.
+"""Number block hashes: map each hash to a row and back, in flat memory.
 
-As a dict from hashes to numbers a million blocks would take 140 MB, the hashes included; here it
-is 85. A row is a small number, so all else that is known of a block lies in columns: arrays with
-one value per row. Rows of hashes that were removed are given again.
+A million blocks take 85 MB, hashes included; a dict from hashes to numbers would take 140 MB. A
+row is a small number, so all other facts about a block lie in columns: arrays with one value per
+row. Rows of removed hashes are used again.
 
-The table is open: a row lies at its hash's home, or in the first place after it that was empty.
+The table uses open addressing: a row lies at its hash's home, or in the next empty place.
 
     table   | · | 4 | 0 | · | 2 |      places; 0 shares 4's home and lies behind it
     hashes  0: b"…"  2: b"…"  4: b"…"  by row
@@ -14,37 +14,37 @@ from array import array
 
 from halfmoon_protocol.ids import BlockHash
 
-#: In place of a row: there is none.
+#: Stands for "no row".
 NO_ROW = -1
 _SMALLEST = 8
 
 
 class RowIndex:
-    """Hashes, each with a row of its own."""
+    """Map block hashes to rows and back."""
 
     def __init__(self) -> None:
-        #: By row; None where the row is free.
+        #: Hashes by row; None where the row is free.
         self._hashes: list[BlockHash | None] = []
         self._free = array("i")
-        #: Rows by place, or `NO_ROW`. Its length is a power of two, at most two thirds are taken.
+        #: Rows by place, or `NO_ROW`. The length is a power of two; at most two thirds are used.
         self._table = array("i", [NO_ROW]) * _SMALLEST
 
     def __len__(self) -> int:
-        """Hashes that have a row."""
+        """Return the number of hashes."""
         return len(self._hashes) - len(self._free)
 
     def __getitem__(self, row: int) -> BlockHash:
-        """The hash of a row that is in use."""
+        """Return the hash of a row in use."""
         block = self._hashes[row]
         assert block is not None, f"row {row} is free"
         return block
 
     def find(self, block: BlockHash) -> int:
-        """The row of a hash, or `NO_ROW`."""
+        """Return the row of a hash, or `NO_ROW`."""
         return self._table[self._place(block)]
 
     def add(self, block: BlockHash) -> int:
-        """Give a row to a hash that has none."""
+        """Assign a row to a hash that has none, and return it."""
         if 3 * len(self._hashes) >= 2 * len(self._table) and not self._free:
             self._double()
         place = self._place(block)
@@ -59,20 +59,20 @@ class RowIndex:
         return row
 
     def remove(self, row: int) -> None:
-        """A hash has no row any more."""
+        """Remove the hash of a row, and free the row."""
         self._close_gap(self._place(self[row]))
         self._hashes[row] = None
         self._free.append(row)
 
     def check(self) -> None:
-        """Audit: whatever has a row is found, and nothing else."""
+        """Check that every hash is found at its row, and nothing else is."""
         rows = {row for row, block in enumerate(self._hashes) if block is not None}
         assert sorted([*rows, *self._free]) == list(range(len(self._hashes)))
         assert sorted(row for row in self._table if row != NO_ROW) == sorted(rows)
         assert all(self.find(self[row]) == row for row in rows), "a hash is not found"
 
     def _place(self, block: BlockHash) -> int:
-        """Where its row lies, or would lie."""
+        """Return the place of a hash's row, or the empty place where it would lie."""
         table, hashes, last = self._table, self._hashes, len(self._table) - 1
         place = hash(block) & last
         while (row := table[place]) != NO_ROW and hashes[row] != block:
@@ -80,7 +80,7 @@ class RowIndex:
         return place
 
     def _close_gap(self, gap: int) -> None:
-        """Empty a place; rows behind it move up, unless that is before their home."""
+        """Empty a place, and move up the rows behind it, but none before its home."""
         table, last = self._table, len(self._table) - 1
         place = (gap + 1) & last
         while (row := table[place]) != NO_ROW:

@@ -1,6 +1,6 @@
-"""Queues of rows, by name, linked through two columns: 8 bytes per row.
+"""Keep rows in named queues, linked through two columns: 8 bytes per row.
 
-A row is a small number (see `row_index`). It may leave its queue from anywhere, at once.
+A row is a small number (see `row_index`). It leaves its queue from any place in constant time.
 """
 
 from array import array
@@ -13,7 +13,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class RowQueues(Generic[Name]):
-    """Each row is in one queue at most; a queue is there while it has rows."""
+    """Keep each row in at most one queue; a queue exists while it has rows."""
 
     def __init__(self) -> None:
         #: First and last row of each queue.
@@ -25,7 +25,7 @@ class RowQueues(Generic[Name]):
         return name in self._ends
 
     def append(self, name: Name, row: int) -> None:
-        """Put a row that is in no queue at the end of one."""
+        """Append a row that is in no queue to one."""
         extend_columns(row, self._before, self._after)
         ends = self._ends.get(name)
         if ends is None:
@@ -37,7 +37,7 @@ class RowQueues(Generic[Name]):
         self._after[row] = NO_ROW
 
     def remove(self, name: Name, row: int) -> None:
-        """Take a row out of its queue."""
+        """Remove a row from its queue."""
         before, after = self._before[row], self._after[row]
         ends = self._ends[name]
         if before == after == NO_ROW:
@@ -52,7 +52,7 @@ class RowQueues(Generic[Name]):
             self._before[after] = before
 
     def rows(self, name: Name) -> Iterator[int]:
-        """A queue's rows, the first one first. Leave the queue unchanged meanwhile."""
+        """Yield a queue's rows in order. Leave the queue unchanged meanwhile."""
         row = self._ends[name][0] if name in self._ends else NO_ROW
         while row != NO_ROW:
             yield row
@@ -60,7 +60,7 @@ class RowQueues(Generic[Name]):
 
 
 def extend_columns(row: int, *columns: "array[Any]") -> None:
-    """Make columns of one length long enough for a row; new values are 0."""
+    """Extend columns of equal length so that they have a row; new values are 0."""
     missing = row + 1 - len(columns[0])
     if missing > 0:
         for column in columns:

@@ -1,4 +1,4 @@
-"""The blocks in a memory, as rows: where each is, who reads it, and in which order they go."""
+"""Store the blocks of a memory as rows: slots, leases and eviction order."""
 
 from array import array
 from collections import Counter
@@ -13,28 +13,28 @@ from halfmoon_scheduling.cache.row_queues import extend_columns
 
 
 class StoredBlock(NamedTuple):
-    """One of them, as it is now."""
+    """A stored block as it is now."""
 
     slot: int
     checksum: int
     parent: BlockHash | None
-    #: Blocks before it in its prompt, as far as they were here when it came.
+    #: Blocks before it in its prompt that were here when it was stored.
     depth: int
-    #: One number for all blocks of a commit.
+    #: When it was stored; the same for all blocks of a commit.
     stored_s: float
     n_leases: int
-    #: Whether a slower tier has it, too.
+    #: Whether a slower tier has it too.
     saved: bool
 
 
 class StoredBlocks:
-    """Blocks by their hashes."""
+    """Keep stored blocks by their hashes."""
 
     def __init__(self, policy: str) -> None:
-        """No blocks.
+        """Start without blocks.
 
         Raises:
-            ValueError: no such eviction policy; the text lists those there are.
+            ValueError: no such eviction policy; the message lists those that there are.
         """
         self._table = BlockTable()
         #: Orders exactly the rows of `_table`.
@@ -55,65 +55,65 @@ class StoredBlocks:
         return map(self._table.block, self._table)
 
     def __getitem__(self, block: BlockHash) -> StoredBlock:
-        return self._look(self._row(block))
+        return self._snapshot(self._row(block))
 
     def get(self, block: BlockHash) -> StoredBlock | None:
-        """One of them, if it is here."""
+        """Return a block, if it is here."""
         row = self._table.row(block)
-        return None if row == NO_ROW else self._look(row)
+        return None if row == NO_ROW else self._snapshot(row)
 
     def candidates(self) -> Iterator[BlockHash]:
-        """All blocks in eviction order. Leave them unchanged while iterating."""
+        """Yield all blocks in eviction order. Leave them unchanged while iterating."""
         return map(self._table.block, self._policy.candidates())
 
     def n_children(self, block: BlockHash) -> int:
-        """Children of a block that are here or awaited, be the block itself here or not."""
+        """Return the number of a block's children that are here or awaited; it may be absent."""
         return self._table.n_children(block)
 
     def await_child(self, parent: BlockHash | None) -> None:
-        """A child of this block is about to come: it counts from now on."""
+        """Count a child of a block that is about to be stored."""
         self._table.hold_parent(parent)
 
     def cancel_await_child(self, parent: BlockHash | None) -> None:
-        """It has come, or will not."""
+        """Stop counting an awaited child, because it was stored or will not be."""
         self._table.release_parent(parent)
 
     def add(
         self, block: BlockHash, parent: BlockHash | None, depth: int, checksum: int, slot: int,
         stored_s: float, *, tail: bool,
     ) -> None:  # fmt: skip
-        """A block comes that is not here; `tail`: it is the last one of its prompt."""
+        """Store a block that is not here; `tail` says that it is the last one of its prompt."""
         row = self._table.add(block, parent, depth, checksum, slot)
         extend_columns(row, self._n_leases, self._saved, self._stored_s)
         self._n_leases[row], self._saved[row], self._stored_s[row] = 0, False, stored_s
         self._policy.insert(row, policy_key(block), depth, tail=tail)
 
     def remove(self, block: BlockHash) -> int:
-        """A block goes; the slot it had."""
+        """Remove a block, and return its slot."""
         row = self._row(block)
         self._policy.remove(row)
         return self._table.remove(row)
 
     def touch(self, block: BlockHash) -> None:
-        """A block was used."""
+        """Record a use of a block."""
         self._policy.touch(self._row(block))
 
     def lease(self, block: BlockHash, change: int) -> None:
-        """One lease more on a block, or one less."""
+        """Add `change` to the number of leases on a block."""
         row = self._row(block)
         before = self._n_leases[row]
         self._n_leases[row] = before + change
         self.n_leased += (before + change > 0) - (before > 0)
 
-    def save(self, block: BlockHash) -> None:
-        """A slower tier has a block, too."""
+    def mark_saved(self, block: BlockHash) -> None:
+        """Mark a block as stored in a slower tier too."""
         self._saved[self._row(block)] = True
 
     def check(self, awaited: "Counter[BlockHash]") -> None:
-        """Audit: every count what it counts.
+        """Check all counts, and that the policy orders exactly the stored blocks.
 
         Args:
-            awaited: children of each block that are.
+            awaited: the number of awaited children of each block.
         """
         rows = list(self._table)
         self._table.check(awaited)
@@ -126,7 +126,7 @@ class StoredBlocks:
             raise KeyError(block)
         return row
 
-    def _look(self, row: int) -> StoredBlock:
+    def _snapshot(self, row: int) -> StoredBlock:
         table = self._table
         return StoredBlock(
             table.slot(row), table.checksum(row), table.parent(row), table.depth(row),

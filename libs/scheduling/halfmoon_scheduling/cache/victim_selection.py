@@ -1,7 +1,7 @@
-"""Which stored blocks go, and in which order: the eviction policy's, under the rules above it.
+"""Choose the stored blocks to evict, in the policy's order and under the rules above it.
 
-A leased block stays, and what a hard pin holds. A block goes only after its children, since
-without it they could not be read. Soft-pinned ones go when nothing else can.
+Leased blocks stay, and so do blocks that a hard pin holds. A block is evicted only after its
+children, since they could not be read without it. Soft-pinned blocks go when no others can.
 """
 
 from collections import deque
@@ -20,22 +20,22 @@ def choose_victims(
     saved_only: bool,
     pins: Pins,
 ) -> list[BlockHash]:
-    """Up to `n` blocks to evict, children before parents; changes nothing.
+    """Return up to `n` blocks to evict, children before parents; change nothing.
 
-    One walk in the policy's order, and one more if there are soft pins. A block passed over
-    because of a child is taken as soon as its last child is: it is older than whatever comes
-    later in the walk.
+    Walk once in the policy's order, and once more if there are soft pins. A block that was passed
+    over because of a child is chosen right after its last child: it is older than all blocks that
+    come later in the walk.
 
     Args:
         stored: the blocks.
-        n: so many at the most.
+        n: blocks to choose at the most.
         keep: blocks that must stay.
-        saved_only: whether blocks that no slower tier has stay.
-        pins: what is pinned.
+        saved_only: whether blocks must stay that no slower tier has.
+        pins: the pins on blocks.
     """
     held = pins.held
     victims: list[BlockHash] = []
-    #: How many children of each block are among the victims.
+    #: Children of each block that are among the victims.
     children_gone: dict[BlockHash, int] = {}
     passed: set[BlockHash] = set()
     taken: set[BlockHash] = set()

@@ -1,12 +1,12 @@
-"""Which slot of a disk holds which block: a kvstore's slower tier, as numbers.
+"""Map blocks to slots of a disk, the slower tier of a kvstore.
 
-The bytes are the service's. A slot is in exactly one of three states:
+The service owns the bytes. A slot is in exactly one of three states:
 
     free ──allocate──▶ held (being written) ──store──▶ stored ──allocate (evicts)──▶ held
       ▲                    │                              │
       └──────release───────┘◀───────────forget────────────┘
 
-As in memory, a block goes only after its children, be they here or above.
+As in memory, a block is evicted only after its children, in either tier.
 """
 
 from array import array
@@ -21,7 +21,7 @@ from halfmoon_scheduling.cache.row_index import NO_ROW
 
 
 class BlockRecord(msgspec.Struct, frozen=True):
-    """What a disk knows of a block: enough to serve it again after a restart."""
+    """The facts about a block on the disk that are needed to serve it after a restart."""
 
     hash: BlockHash
     #: The block before it in its prompt.
@@ -33,39 +33,39 @@ class BlockRecord(msgspec.Struct, frozen=True):
 
 
 class DiskBlock(msgspec.Struct, frozen=True):
-    """A block that is on the disk, and where."""
+    """A block on the disk, and its slot."""
 
     record: BlockRecord
     slot: int
 
 
 class DiskMap:
-    """Equal slots of one block each."""
+    """Slots of equal size, one block each."""
 
     def __init__(self, n_slots: int, *, policy: str = "lru") -> None:
-        """An empty disk.
+        """Start with an empty disk.
 
         Raises:
             ValueError: an unknown policy.
         """
         self.n_slots = n_slots
-        #: Slots of no block, the next one to use last.
+        #: Free slots, the next one to use last.
         self._free = array("i", range(n_slots - 1, -1, -1))
-        #: Slots that are written to, or erased. Disjoint from `_free` and from stored blocks'.
+        #: Slots being written or erased. Disjoint from `_free` and from stored blocks' slots.
         self._held: set[int] = set()
         self._table = BlockTable()
         #: Orders exactly the rows of `_table`.
         self._policy = open_eviction_policy(policy)
 
     def __len__(self) -> int:
-        """Blocks on the disk."""
+        """Return the number of blocks on the disk."""
         return len(self._table)
 
     def __contains__(self, block: object) -> bool:
         return block in self._table
 
     def get(self, block: BlockHash) -> DiskBlock | None:
-        """A block, if it is here."""
+        """Return a block and its slot; None if it is not here."""
         table = self._table
         if (row := table.row(block)) == NO_ROW:
             return None
@@ -73,19 +73,19 @@ class DiskMap:
         return DiskBlock(record, table.slot(row))
 
     def hashes(self) -> list[BlockHash]:
-        """All blocks."""
+        """Return all blocks."""
         return [self._table.block(row) for row in self._table]
 
     def has_children(self, block: BlockHash) -> bool:
-        """Whether a child of this block is here, be the block here or not."""
+        """Return whether a child of this block is here, even if the block is not."""
         return self._table.n_children(block) > 0
 
     def successor(self, block: BlockHash) -> BlockHash | None:
-        """The child of this block that came here last, if it still is here."""
+        """Return the child of this block that was stored last, if it is still here."""
         return self._table.last_child(block)
 
     def touch(self, block: BlockHash) -> None:
-        """A block was asked for; not being here is fine."""
+        """Record a use of a block, if it is here."""
         if (row := self._table.row(block)) != NO_ROW:
             self._policy.touch(row)
 
@@ -93,10 +93,10 @@ class DiskMap:
         """Take a slot to write to.
 
         Args:
-            busy: which blocks must stay.
+            busy: tells whether a block must stay.
 
         Returns:
-            The slot, None if there is none; and the block that went for it, if one did.
+            The slot, or None if there is none; and the block that was evicted for it, if any.
         """
         if self._free:
             slot = self._free.pop()
@@ -109,12 +109,12 @@ class DiskMap:
         return None, None
 
     def store(self, slot: int, record: BlockRecord) -> None:
-        """A held slot holds this block now, which is nowhere else on the disk."""
+        """Record that a held slot holds this block now; no other slot does."""
         self._held.remove(slot)
         self._keep(slot, record)
 
     def restore(self, found: Iterable[DiskBlock]) -> None:
-        """These were found in free slots after a restart; of one found twice the last counts."""
+        """Take over blocks found in free slots after a restart; the last duplicate counts."""
         for each in found:
             if each.record.hash in self._table:
                 self._held.discard(self.forget(each.record.hash))
@@ -127,12 +127,12 @@ class DiskMap:
         self._free = array("i", (i for i in range(self.n_slots - 1, -1, -1) if not taken[i]))
 
     def release(self, slot: int) -> None:
-        """A held slot holds nothing; it is the last to be used again."""
+        """Free a held slot; it will be the last one to be used again."""
         self._held.remove(slot)
         self._free.insert(0, slot)
 
     def forget(self, block: BlockHash) -> int:
-        """A block is not on the disk any more; its slot, which is held."""
+        """Remove a block and return its slot, which is held from now on."""
         row = self._table.row(block)
         self._policy.remove(row)
         slot = self._table.remove(row)
@@ -140,7 +140,7 @@ class DiskMap:
         return slot
 
     def check(self) -> None:
-        """Audit: every slot in one state, every count what it counts."""
+        """Check that every slot is in one state, and that all counts are right."""
         rows = list(self._table)
         slots = [*self._free, *self._held, *map(self._table.slot, rows)]
         assert sorted(slots) == list(range(self.n_slots)), "a slot is lost or held twice"

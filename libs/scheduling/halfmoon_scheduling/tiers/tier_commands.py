@@ -1,4 +1,4 @@
-"""What a kvstore's two tiers want done, in the imperative, and how it is said to have gone."""
+"""Define the commands of a kvstore's two tiers, and the outcomes of the I/O."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.cache.block_cache import BlockLocation
 from halfmoon_scheduling.tiers.disk_map import BlockRecord
 
-#: ok, or: the bytes are not what the checksum says; or: the disk said no.
+#: How the I/O of a command ended; "corrupt": the bytes do not match the checksum.
 TierOutcome = Literal["ok", "corrupt", "failed"]
 
 Tier = Literal["memory", "disk"]
@@ -19,7 +19,7 @@ class TierCommand(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class WriteBack(TierCommand, frozen=True, tag="write_back"):
-    """Copy a block from memory to the disk. Comes back as `TieredCache.written`."""
+    """Copy a block from memory to the disk, and report to `TieredCache.on_written`."""
 
     record: BlockRecord
     memory_slot: int
@@ -27,7 +27,7 @@ class WriteBack(TierCommand, frozen=True, tag="write_back"):
 
 
 class Promote(TierCommand, frozen=True, tag="promote"):
-    """Copy a block from the disk to memory and verify it. Comes back as `TieredCache.promoted`."""
+    """Copy a block from the disk to memory, verify it, report to `TieredCache.on_promoted`."""
 
     record: BlockRecord
     disk_slot: int
@@ -35,25 +35,26 @@ class Promote(TierCommand, frozen=True, tag="promote"):
 
 
 class Erase(TierCommand, frozen=True, tag="erase"):
-    """See that what is in this slot is not found after a restart. Comes back as `on_erased`."""
+    """Mark a disk slot as empty for the next start, and report to `TieredCache.on_erased`."""
 
     disk_slot: int
 
 
 class AnswerLease(TierCommand, frozen=True, tag="answer"):
-    """A lease is decided: on these blocks, in prefix order; perhaps on none."""
+    """Answer a lease with its blocks in prefix order; perhaps none."""
 
     owner: str
     ticket: Ticket
     places: tuple[BlockLocation, ...]
-    #: Of these, those that the lease waited for.
+    #: Blocks among them that the lease waited for.
     n_from_disk: int = 0
 
 
 class AnnounceBlocks(TierCommand, frozen=True, tag="announce"):
-    """Blocks left a tier, or came to it. A block is announced in the fastest tier it is in.
+    """Announce blocks that left a tier or came to it.
 
-    `left` is to be told before `came`: who ignores tiers then still knows what is here.
+    A block is announced in the fastest tier that holds it. Announce `left` before `came`: then a
+    receiver that ignores tiers still knows which blocks are here.
     """
 
     tier: Tier

@@ -1,28 +1,28 @@
-"""What is bounded between a kvstore's tiers, and counts of what happened there."""
+"""Bound and count the moves between a kvstore's tiers."""
 
 import msgspec
 
 
 class TierLimits(msgspec.Struct, frozen=True):
-    """What is bounded between the tiers."""
+    """Limits of the moves between the tiers."""
 
-    #: Blocks being written to the disk at once.
+    #: Most blocks being written to the disk at once.
     max_writing: int = 8
-    #: Blocks being read from it at once.
+    #: Most blocks being read from the disk at once.
     max_promoting: int = 8
-    #: Blocks that wait to be read.
+    #: Most blocks that wait to be read from the disk.
     max_queued: int = 1024
-    #: Seconds that a lease waits for promotions; then it is on what has come.
+    #: Seconds that a lease waits for promotions; then it is granted on the blocks in memory.
     promotion_wait_s: float = 1.0
-    #: Blocks read ahead, past the last one that was asked for.
+    #: Blocks read ahead, past the last requested one.
     read_ahead: int = 4
-    #: Failed writes in a row after which the disk is left alone, and for how many seconds.
+    #: Failed writes in a row after which the disk is paused, and seconds of the pause.
     max_failures: int = 3
     pause_s: float = 30.0
 
 
 class TierCounts:
-    """What happened since the start, in blocks."""
+    """Counts of blocks since the start."""
 
     def __init__(self) -> None:
         self.hits_memory = 0

@@ -1,8 +1,8 @@
-"""Leases that wait for blocks on their way from the disk to memory.
+"""Track leases that wait for blocks on their way from the disk to memory.
 
-Each waits for a prefix, of which some blocks are missing. It is decided when the last of them has
-come, or will not come any more, or when its time is over: who decides is told, and makes it a
-lease on what is there.
+Each lease waits for a prefix, of which some blocks are missing. The wait ends when the last of
+them has arrived or is known to be unavailable, or at the deadline. The caller then grants the
+lease on the blocks that are in memory.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,18 +15,18 @@ LeaseKey = tuple[str, Ticket]
 
 @dataclass(slots=True)
 class WaitingLease:
-    """One lease that waits."""
+    """A lease that waits."""
 
     prefix: list[BlockHash]
-    #: Those of `prefix` that are not in memory yet.
+    #: Blocks of `prefix` that are not in memory yet.
     missing: set[BlockHash]
     deadline_s: float
-    #: Those that were missing and have come.
-    came: set[BlockHash] = field(default_factory=set)
+    #: Blocks of `prefix` that were missing and have arrived.
+    arrived: set[BlockHash] = field(default_factory=set)
 
 
 class WaitingLeases:
-    """All of them, by owner and ticket."""
+    """All waiting leases, by owner and ticket."""
 
     def __init__(self) -> None:
         self._waiting: dict[LeaseKey, WaitingLease] = {}
@@ -41,32 +41,32 @@ class WaitingLeases:
         missing: Collection[BlockHash],
         until_s: float,
     ) -> bool:
-        """Wait for the missing blocks of a prefix until then; whether there is anything to."""
+        """Wait for the missing blocks of a prefix; return False if there are none."""
         waiting = WaitingLease(list(prefix), {*missing} & {*prefix}, until_s)
         self._waiting[key] = waiting
         return bool(waiting.missing)
 
     def take(self, key: LeaseKey) -> WaitingLease | None:
-        """End the waiting of one: what it is left with; None if it did not wait."""
+        """Remove and return a waiting lease; None if it did not wait."""
         return self._waiting.pop(key, None)
 
     def forget_owner(self, owner: str) -> None:
-        """A client is gone."""
+        """Remove all waiting leases of a client."""
         for key in [key for key in self._waiting if key[0] == owner]:
             del self._waiting[key]
 
-    def arrived(self, block: BlockHash) -> list[tuple[LeaseKey, bool]]:
-        """A block is in memory: who waited for it, and whether for nothing more."""
+    def on_arrived(self, block: BlockHash) -> list[tuple[LeaseKey, bool]]:
+        """Record a block's arrival; return the leases that waited, and whether complete now."""
         found: list[tuple[LeaseKey, bool]] = []
         for key, waiting in self._waiting.items():
             if block in waiting.missing:
                 waiting.missing.remove(block)
-                waiting.came.add(block)
+                waiting.arrived.add(block)
                 found.append((key, not waiting.missing))
         return found
 
     def on_unavailable(self, block: BlockHash) -> list[LeaseKey]:
-        """Whoever waits for a block waits for those before it only; who has all these."""
+        """Cut prefixes before a block that will not arrive; return the leases complete by that."""
         complete: list[LeaseKey] = []
         for key, waiting in self._waiting.items():
             if block in waiting.missing:
@@ -77,9 +77,9 @@ class WaitingLeases:
         return complete
 
     def overdue(self, now: float) -> list[LeaseKey]:
-        """Those whose time is over."""
+        """Return the leases past their deadline, in the order in which they began to wait."""
         return [key for key, waiting in self._waiting.items() if waiting.deadline_s <= now]
 
     def all(self) -> Iterator[WaitingLease]:
-        """For audits."""
+        """Yield all waiting leases, for `check`."""
         yield from self._waiting.values()

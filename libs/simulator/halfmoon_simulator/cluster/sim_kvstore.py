@@ -127,7 +127,7 @@ class SimKvstore:
                 block_hashes=tuple(stored), parent_block_hash=None, token_ids=(), block_size=1
             )
             self._say(event)
-        self._say_removed(self.cache.relieve(now))
+        self._say_removed(self.cache.evict_to_watermark(now))
 
     def revoke(self, owner: str, ticket: Ticket) -> None:
         """Give a reservation back."""
