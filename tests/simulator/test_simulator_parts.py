@@ -155,7 +155,7 @@ def test_skipping_steps_does_what_the_steps_do(
     leaping.skip(n)
     for _ in range(n):
         step = walking.next_step()
-        assert all(not walking.produced(row.request_id, 0) for row in step.rows)
+        assert all(not walking.on_token(row.request_id, 0) for row in step.rows)
     leaping.check()
     assert leaping.context_tokens == walking.context_tokens
     assert leaping.free_pages == walking.free_pages

@@ -365,7 +365,7 @@ class DecodeWorker:
                 self.batch.hold(request_id)
             else:
                 self._generations.add(request_id, token)
-                finish = self.batch.produced(request_id, token)
+                finish = self.batch.on_token(request_id, token)
                 produced[request_id] = Produced(request_id, token, finish)
         self._counts.on_tokens(len(produced))
         messages: list[tuple[PeerId, Message]] = []

@@ -152,7 +152,7 @@ class Worker:
         for request_id in step.preempted:
             self._fail_decode(request_id, "preempted")
         produced = tuple(
-            Produced(row.request_id, 1, self.batch.produced(row.request_id, 1)) for row in step.rows
+            Produced(row.request_id, 1, self.batch.on_token(row.request_id, 1)) for row in step.rows
         )
         if produced:
             self.outbox.append(TokensProduced(step=0, produced=produced))

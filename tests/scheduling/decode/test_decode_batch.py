@@ -76,7 +76,7 @@ def test_a_row_gets_a_page_when_it_crosses_a_block_border() -> None:
     assert row.position == 8
     assert row.pages[:2] == tuple(pages)
     assert len(row.pages) == 3
-    b.produced(A, 43)
+    b.on_token(A, 43)
     (again,) = b.next_step().rows
     assert again == BatchRow(A, 43, 9, row.pages)
 
@@ -86,12 +86,12 @@ def test_a_finished_request_leaves_and_frees_its_pages() -> None:
     b.reserve(A, 8, stopping(max_new=3), now=0)
     b.start(A, 1, now=0)
     b.next_step()
-    assert b.produced(A, 2) == ""
+    assert b.on_token(A, 2) == ""
     b.next_step()
-    assert b.produced(A, 3) == "length"
+    assert b.on_token(A, 3) == "length"
     assert (b.n_running, b.free_pages) == (0, 16)
     with pytest.raises(KeyError):
-        b.produced(A, 4)
+        b.on_token(A, 4)
 
 
 def test_the_last_token_needs_no_page() -> None:
@@ -101,7 +101,7 @@ def test_the_last_token_needs_no_page() -> None:
     finishes = []
     for token in (2, 3, 4):
         assert len(b.next_step().rows) == 1
-        finishes.append(b.produced(A, token))
+        finishes.append(b.on_token(A, token))
     assert finishes == ["", "", "length"]
 
 
@@ -123,7 +123,7 @@ def test_what_fits_an_empty_pool_exactly_is_taken() -> None:
     b.start(A, 1, now=0)
     for token in range(2, 8):
         assert len(b.next_step().rows) == 1
-        b.produced(A, token)
+        b.on_token(A, token)
     assert b.free_pages == 4
 
 
@@ -171,7 +171,7 @@ def started(b: DecodeBatch, *ids: RequestId, n_tokens: int = 4, max_new: int = 1
 def step(b: DecodeBatch) -> tuple[list[RequestId], tuple[RequestId, ...]]:
     done = b.next_step()
     for row in done.rows:
-        b.produced(row.request_id, row.token + 1)
+        b.on_token(row.request_id, row.token + 1)
     return [row.request_id for row in done.rows], done.preempted
 
 
@@ -350,7 +350,7 @@ class BatchAgainstModel(RuleBasedStateMachine):
             model.pages = list(row.pages)
             token = STOP if i in stops else len(model.tokens)
             model.tokens.append(token)
-            finish = self.batch.produced(row.request_id, token)
+            finish = self.batch.on_token(row.request_id, token)
             n_new = len(model.tokens)
             if token == STOP and n_new >= model.stopping.min_new_tokens:
                 assert finish == "stop"

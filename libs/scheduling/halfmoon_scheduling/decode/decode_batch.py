@@ -1,21 +1,21 @@
-"""What a decode worker runs: landings that wait for their KV, and the continuous batch.
+"""Decide about the continuous batch of a decode worker, and about landings that wait for KV.
 
-    reserve ──▶ landing ──start──▶ running ──produced──▶ finished
+    reserve ──▶ landing ──start──▶ running ──on_token──▶ finished
                    │  └─cancel in      │
                    │    doubt─▶ aside  │
                 expire,            preempted,
                 cancel             cancel
 
-Pages belong to a request from `reserve` until it leaves, by whichever arrow. Numbers only:
-the forward passes are the engine's. The worker calls this between steps, never during one,
-since a page that is freed may be another request's a moment later. For the same reason the
-pages of a landing whose writer could not be stopped stay aside for as long as the caller
-thinks fit, at the most until the landing's deadline: from then on the writer may not write.
+Pages belong to a request from `reserve` until it leaves, by any arrow. Only numbers live here; the
+engine runs the forward passes. The worker calls this between steps, never during one, since a freed
+page may be another request's a moment later. For the same reason the pages of a landing whose
+writer could not be stopped stay aside for as long as the caller says. They are free at the
+landing's deadline at the latest: from then on the writer may not write.
 
-Room to grow: a request is admitted only if, after its own pages are taken, one free page is
-left for each request held (itself included) that may still need one. So everybody can cross
-the next block border; beyond that the pool is overcommitted, and when it runs dry the request
-that started last gives its pages up, since the least work is lost with it.
+Room to grow: a request is admitted only if its own pages leave one free page for each request here,
+itself included, that may still need one. So every request can cross its next block border. Beyond
+that the pool is overcommitted. When it has no free page, the request that started last loses its
+pages, since the least work is lost with it.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from halfmoon_scheduling.decode.page_allocator import OutOfPages, PageAllocator
 
 
 class ReservationRefused(Exception):
-    """No pages are set aside for a request."""
+    """A reservation that got no pages."""
 
     def __init__(self, reason: str, *, retryable: bool) -> None:
         super().__init__(reason)
@@ -59,12 +59,12 @@ class BatchStep:
 
 @dataclass(slots=True)
 class _Held:
-    """What both kinds of request own."""
+    """The pages and limits of a request of either kind."""
 
     pages: list[int]
-    #: Pages that it needs if it runs to its longest.
+    #: Pages that it needs at its longest.
     max_pages: int
-    #: Tokens that landed: where new ones begin.
+    #: Tokens that landed: the position of the first new one.
     n_landed: int
     stopping: Stopping
 
@@ -81,9 +81,9 @@ class _Landing(_Held):
 @dataclass(slots=True)
 class _Running(_Held):
     token: int
-    #: New tokens so far, the first one (prefill's) included.
+    #: New tokens so far, including the first one, from prefill.
     n_new: int
-    #: Its next token is being chosen still: it sits steps out until `produced`.
+    #: Whether its next token is late: it is left out of steps until `on_token`.
     held: bool = False
 
     @property
@@ -92,12 +92,12 @@ class _Running(_Held):
 
 
 def finish_reason(stopping: Stopping, n_new: int, token: int) -> Finish:
-    """Whether a request is finished by its newest token.
+    """Return the reason for which a request is finished by its newest token; "" if it is not.
 
     Args:
         stopping: the request's rules.
         n_new: new tokens, this one included; the first one of a request is 1.
-        token: the newest one.
+        token: the newest token.
 
     Returns:
         "stop" for a stop token that counts, "length" when no more may come, else "".
@@ -108,7 +108,7 @@ def finish_reason(stopping: Stopping, n_new: int, token: int) -> Finish:
 
 
 class DecodeBatch:
-    """Continuous batching: requests join and leave between steps, and grow page by page."""
+    """Batch requests continuously: they join and leave between steps, and grow page by page."""
 
     def __init__(
         self,
@@ -119,14 +119,14 @@ class DecodeBatch:
         max_context: int,
         landing_ttl_s: float,
     ) -> None:
-        """An empty batch.
+        """Start with an empty batch.
 
         Args:
-            pages: the pool; pages that others hold are simply not free.
+            pages: the pool; pages that others hold are not free.
             block_size: tokens per page.
-            max_running: requests at the most, landings included (each becomes a row).
-            max_context: tokens of prompt and output at the most.
-            landing_ttl_s: a landing not started so long after its reservation is discarded.
+            max_running: most requests, including landings (each becomes a row).
+            max_context: most tokens of prompt and output.
+            landing_ttl_s: seconds from its reservation after which a landing is discarded.
         """
         if min(block_size, max_running, max_context) < 1:
             raise ValueError(
@@ -142,7 +142,7 @@ class DecodeBatch:
         self._landings: dict[RequestId, _Landing] = {}
         #: In order of start.
         self._running: dict[RequestId, _Running] = {}
-        #: Landings cancelled in doubt: nobody's any more, not yet free.
+        #: Landings cancelled in doubt: their requests are gone, their pages not yet free.
         self._aside: list[_Landing] = []
 
     @property
@@ -172,32 +172,32 @@ class DecodeBatch:
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without holders."""
         return self._pages.n_free
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._running or request_id in self._landings
 
     def request_ids(self) -> list[RequestId]:
-        """All requests here, landings and running ones."""
+        """Return all requests here, landings and running ones."""
         return [*self._landings, *self._running]
 
     def is_running(self, request_id: RequestId) -> bool:
-        """Whether a request is in the next step, if it is not preempted."""
+        """Return whether a request is in the next step, unless it is preempted."""
         return request_id in self._running
 
     def n_landed(self, request_id: RequestId) -> int | None:
-        """Tokens of a landing that waits for its start; None when there is none."""
+        """Return the tokens of a landing that waits for its start; None without one."""
         landing = self._landings.get(request_id)
         return None if landing is None else landing.n_landed
 
     def reserve(
         self, request_id: RequestId, n_tokens: int, stopping: Stopping, now: float
     ) -> list[int]:
-        """Set pages aside for the KV of `n_tokens` tokens, until `landing_ttl_s` from now.
+        """Reserve pages for the KV of `n_tokens` tokens, for `landing_ttl_s`.
 
         Raises:
-            Refusal: it can never fit (not retryable), or not now (retryable).
+            ReservationRefused: it can never fit (not retryable), or not now (retryable).
             ValueError: the request is here already, or has no tokens.
         """
         if request_id in self:
@@ -227,10 +227,10 @@ class DecodeBatch:
         return list(pages)
 
     def start(self, request_id: RequestId, first_token: int, now: float) -> None:
-        """The KV has landed: the request is in the next step.
+        """Move a request whose KV has landed into the batch.
 
         Raises:
-            KeyError: no such landing, or its deadline has passed (it is freed then).
+            KeyError: there is no such landing, or its deadline has passed and it is freed.
             ValueError: its first token was its last one too; the landing stays.
         """
         landing = self._landings.get(request_id)
@@ -252,17 +252,17 @@ class DecodeBatch:
         )
 
     def next_step(self) -> BatchStep:
-        """Give every row the page that its newest token needs, and say what to compute.
+        """Allocate the page that each row's newest token needs, and return the step to compute.
 
-        The oldest rows are served first. When no page is free, the youngest running request
-        is preempted, perhaps the very one that asks. The oldest is never preempted: if
-        landings hold all else, it sits this step out until they start or run out.
+        The oldest rows come first. When no page is free, the youngest running request is preempted,
+        perhaps the very row that needs one. The oldest is never preempted: if landings hold all
+        other pages, it is left out of this step until they start or expire.
         """
         rows: list[BatchRow] = []
         preempted: list[RequestId] = []
         for request_id in list(self._running):
             if request_id not in self._running:
-                break  # preempted for an older one, as are all after it
+                break  # preempted for an older row, as are all rows after it
             if self._running[request_id].held:
                 continue
             if self._grow(request_id, preempted):
@@ -273,18 +273,18 @@ class DecodeBatch:
         return BatchStep(tuple(rows), tuple(preempted))
 
     def hold(self, request_id: RequestId) -> None:
-        """Leave a request out of steps until its next token, which is late, is `produced`.
+        """Leave a request whose next token is late out of steps, until `on_token`.
 
         Raises:
             KeyError: the request is not running.
         """
         self._running[request_id].held = True
 
-    def produced(self, request_id: RequestId, token: int) -> Finish:
-        """A step chose this request's next token. A finished request leaves and frees all.
+    def on_token(self, request_id: RequestId, token: int) -> Finish:
+        """Record a request's next token. A finished request leaves the batch and frees its pages.
 
         Returns:
-            "" while it goes on, else "stop" or "length".
+            "" while it continues, else "stop" or "length".
 
         Raises:
             KeyError: the request is not running.
@@ -300,10 +300,9 @@ class DecodeBatch:
 
     @property
     def quiet_steps(self) -> int:
-        """Steps in a row in which no request needs a page or runs into its length.
+        """Steps in a row in which no request needs a page or reaches its length.
 
-        For drivers that know the tokens beforehand (a simulator): what so many steps do to
-        the batch, `skip` does at once.
+        A driver that knows the tokens beforehand, such as a simulator, may `skip` so many steps.
         """
         size = self._block_size
         return min(
@@ -318,7 +317,7 @@ class DecodeBatch:
         )
 
     def skip(self, n_steps: int) -> None:
-        """All running requests got `n_steps` tokens, none of which ended any of them.
+        """Record `n_steps` tokens of each running request, none of which finishes it.
 
         Raises:
             ValueError: more than `quiet_steps`.
@@ -329,13 +328,13 @@ class DecodeBatch:
             running.n_new += n_steps
 
     def cancel(self, request_id: RequestId, *, aside_until_s: float | None = None) -> bool:
-        """Let go of a request, wherever it is; whether it was here.
+        """Remove a request, landing or running, and return whether it was here.
 
         Args:
-            request_id: of a landing or a running request.
-            aside_until_s: a landing may still be written to: keep its pages aside until
-                then, or until its own deadline if that is sooner. A running request has
-                landed, so its pages are free at once.
+            request_id: the request.
+            aside_until_s: a landing may still be written to: keep its pages aside until then,
+                or until its own deadline if that is sooner. A running request has landed, so
+                its pages are free at once.
         """
         if (running := self._running.pop(request_id, None)) is not None:
             self._pages.release(running.pages)
@@ -349,7 +348,7 @@ class DecodeBatch:
         return True
 
     def expire(self, now: float) -> list[RequestId]:
-        """Free the landings whose deadline has passed, and name those not cancelled before."""
+        """Free landings past their deadline, and return those that were not cancelled before."""
         for landing in [landing for landing in self._aside if landing.deadline_s <= now]:
             self._aside.remove(landing)
             self._pages.release(landing.pages)
@@ -359,7 +358,7 @@ class DecodeBatch:
         return late
 
     def check(self) -> None:
-        """Audit: every page has one owner, and every row's context is covered so far."""
+        """Check that every page has one owner, and that pages cover every row's context."""
         self._pages.check()
         assert not self._running.keys() & self._landings.keys()
         assert len(self._running) + len(self._landings) <= self._max_running
@@ -375,7 +374,7 @@ class DecodeBatch:
             assert running.position <= len(running.pages) * self._block_size
 
     def _grow(self, request_id: RequestId, preempted: list[RequestId]) -> bool:
-        """Make a row's pages cover its position; whether they do."""
+        """Allocate pages up to a row's position; return False if there are none."""
         running = self._running[request_id]
         while running.position >= len(running.pages) * self._block_size:
             try:
@@ -391,10 +390,10 @@ class DecodeBatch:
         return True
 
     def _max_pages(self, n_tokens: int, stopping: Stopping) -> int:
-        """Pages of the longest that it may become: the last token's KV is never needed.
+        """Return the pages of a request at its longest: the last token's KV is never needed.
 
         Raises:
-            Refusal: not retryable, over the model's context or the whole pool.
+            ReservationRefused: not retryable, over the model's context or the whole pool.
         """
         longest = n_tokens + stopping.max_new_tokens
         if longest > self._max_context:

@@ -1,14 +1,13 @@
-"""Pages of a pool, by number: which are free, and how many hold each of the others.
+"""Allocate the pages of a pool by number, and count the holders of each.
 
-A page is what one KV block occupies in a worker's memory. Only numbers live here; the bytes
-belong to the engine.
+A page is the memory of one KV block in a worker. Only numbers live here; the engine owns the bytes.
 """
 
 from collections.abc import Iterable
 
 
 class OutOfPages(Exception):
-    """Fewer pages are free than were asked for; nothing was taken."""
+    """An allocation of more pages than are free; nothing was allocated."""
 
     def __init__(self, wanted: int, free: int, total: int) -> None:
         super().__init__(f"{wanted} pages wanted, {free} of {total} are free")
@@ -18,24 +17,24 @@ class OutOfPages(Exception):
 
 
 class PageAllocator:
-    """Hands out pages and counts their holders; a page is free when the last one lets go."""
+    """Allocate pages and count their holders; a page without holders is free."""
 
     def __init__(self, n_pages: int) -> None:
         if n_pages < 1:
             raise ValueError(f"n_pages is {n_pages}, a pool has at least 1")
         self.n_pages = n_pages
-        #: Pages that nobody holds, the next one to hand out last. Disjoint from held pages.
+        #: Free pages, the next one to allocate last. Disjoint from held pages.
         self._free: list[int] = list(range(n_pages - 1, -1, -1))
         #: Holders of each page; 0 exactly for the pages in `_free`.
         self._holders: list[int] = [0] * n_pages
 
     @property
     def n_free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without holders."""
         return len(self._free)
 
     def allocate(self, n: int) -> list[int]:
-        """Take `n` pages; the caller is the one holder of each.
+        """Allocate `n` pages; the caller is the only holder of each.
 
         Raises:
             OutOfPages: fewer than `n` are free; nothing changes.
@@ -51,7 +50,7 @@ class PageAllocator:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """Add one holder to each of these pages.
+        """Add a holder to each of these pages.
 
         Raises:
             ValueError: one of them is free or no page of this pool; nothing changes.
@@ -62,16 +61,16 @@ class PageAllocator:
             self._holders[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Take one holder off each of these pages; without any left it is free.
+        """Remove a holder from each of these pages; a page without holders is free.
 
         Raises:
-            ValueError: one of them is free (or is named more often than it is held) or is no
-                page of this pool; nothing changes.
+            ValueError: a page is free, is listed more often than it is held, or is not of this
+                pool; nothing changes.
         """
         pages = list(pages)
         self._require_held(pages)
         for done, page in enumerate(pages):
-            if self._holders[page] == 0:  # named more often than it is held
+            if self._holders[page] == 0:  # listed more often than it is held
                 self._undo_release(pages[:done])
                 raise ValueError(f"page {page} is released more often than it is held")
             self._holders[page] -= 1
@@ -79,11 +78,11 @@ class PageAllocator:
                 self._free.append(page)
 
     def n_holders(self, page: int) -> int:
-        """How many hold this page; 0 when it is free."""
+        """Return the number of holders of a page; 0 when it is free."""
         return self._holders[page]
 
     def check(self) -> None:
-        """Audit: a page is in the free list exactly once if it has no holder, else never."""
+        """Check that a page is in the free list once if it has no holder, else never."""
         assert len(set(self._free)) == len(self._free), "a page is free twice"
         assert all(holders >= 0 for holders in self._holders)
         unheld = {page for page, holders in enumerate(self._holders) if holders == 0}
@@ -94,7 +93,7 @@ class PageAllocator:
             if not 0 <= page < self.n_pages:
                 raise ValueError(f"page {page} is not one of the pool's 0 to {self.n_pages - 1}")
             if self._holders[page] == 0:
-                raise ValueError(f"page {page} is free, nobody holds it")
+                raise ValueError(f"page {page} is free, it has no holder")
 
     def _undo_release(self, pages: list[int]) -> None:
         for page in reversed(pages):

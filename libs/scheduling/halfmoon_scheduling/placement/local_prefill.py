@@ -1,10 +1,10 @@
-"""Conditional disaggregation: a short rest of a prompt is prefilled where it is decoded.
+"""Prefill the short uncached rest of a prompt where it is decoded: conditional disaggregation.
 
-A prompt of which nearly all is cached needs one small forward pass. Sent through the prefill
-pool it waits there and its KV is written twice over the network; put into one of the decode
-worker's steps it makes that step longer for everybody in it. Mooncake inlines it if it needs no
-chunking and keeps the time between tokens (arXiv 2407.00079, section 5.1); here it must also
-be the faster way. Decode workers say in their records whether they can, and up to which rest.
+A prompt of which nearly all is cached needs one small forward pass. In the prefill pool it waits
+in a queue, and its KV crosses the network twice. In a step of the decode worker it makes that step
+longer for all requests in it. Mooncake inlines it if it needs no chunking and keeps the time
+between tokens (arXiv 2407.00079, section 5.1). Here it must also bring the first token sooner. A
+decode worker's record says whether it can, and up to how many tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,37 +24,37 @@ from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_prefil
 
 
 class LocalPrefillCandidate(msgspec.Struct, frozen=True, gc=False):
-    """A decode worker that may prefill, with all that is promised to it."""
+    """A decode worker that may prefill, with its reservations counted."""
 
     worker_id: WorkerId
     prefill_cost: PrefillCost
-    #: Tokens that it computes in one step at the most.
+    #: Most tokens that it computes in one step.
     max_tokens: int
-    #: Predicted seconds of its steps as it is; 0 when it has no requests.
+    #: Predicted seconds of its steps with its present requests; 0 without any.
     step_s: float
-    #: Seconds of the steps that prompts sent here before will take.
+    #: Seconds of the steps of prompts that were sent here before.
     queue_s: float
-    #: The least limit of all its requests, seconds; infinite without one.
+    #: The least TBT limit of its requests, seconds; infinite without one.
     tbt_slo_s: float
 
 
 class LocalPrefillEstimate(Estimate, frozen=True, gc=False):
-    """The row of a decode worker that prefills: `prefill_s` is its whole step."""
+    """The estimate of a decode worker that prefills: `prefill_s` is its whole step."""
 
-    #: The longest wait between tokens that this brings to others, and what they are promised.
+    #: The longest step that other requests there would wait for, and their limit.
     stalled_step_s: float
     tbt_slo_s: float
-    #: The prefill worker, or first stage of a group, that would do it otherwise.
+    #: The prefill worker, or first stage of a group, that would prefill otherwise.
     instead_of: WorkerId
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
-        """Nobody of the prefill pool."""
+        """No worker of the prefill pool."""
         return ()
 
     @property
     def pool_worker(self) -> WorkerId:
-        """The prefill worker that would do it otherwise."""
+        """The prefill worker that would prefill otherwise."""
         return self.instead_of
 
 
@@ -67,16 +67,16 @@ def prefer_local_prefill(
     costs: CostModel,
     tbt_slo_s: Callable[[WorkerId], float | None],
 ) -> Placement:
-    """The placement at a decode worker that prefills by itself if that is better.
+    """Place a request at a decode worker that prefills by itself if that is better.
 
-    That is when the rest fits one of its steps, the first token comes sooner than by way of the
-    prefill pool, and neither that step nor those after it take longer than anybody there is
-    promised.
+    It is better when the first token comes sooner than through the prefill pool. The uncached rest
+    must fit one step of the worker. Neither that step nor those after it may take longer than the
+    limits of the requests there allow.
 
     Args:
-        placement: the best way through the prefill pool, with a decode worker.
+        placement: the best placement through the prefill pool, with a decode worker.
         job: the request.
-        candidates: decode workers that may prefill; those without room are passed by.
+        candidates: decode workers that may prefill; those without room are skipped.
         prefixes: blocks of its prefix that each kvstore holds.
         active_transfers: transfers under way at each kvstore.
         costs: predictions.
@@ -106,7 +106,7 @@ def prefer_local_prefill(
         if source is not None:
             n_bytes = n_blocks * job.block_bytes
             transfer_s = costs.transfer_s(source, terms.worker_id, n_bytes, n_active)
-        queue_s = terms.queue_s + terms.step_s / 2  # half of the step under way, on average
+        queue_s = terms.queue_s + terms.step_s / 2  # half of the present step, on average
         row = LocalPrefillEstimate(
             terms.worker_id,
             source or placement.chosen.home,

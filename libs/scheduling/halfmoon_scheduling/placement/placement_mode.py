@@ -25,7 +25,7 @@ TtftSlo = Callable[[WorkerId], float | None]
 
 
 class PrefixSource(Enum):
-    """Which cached prefix a prefill worker uses when another kvstore holds a longer one."""
+    """The cached prefix that a prefill worker uses when another kvstore holds a longer one."""
 
     #: The prefix in the worker's own kvstore.
     OWN = "own"

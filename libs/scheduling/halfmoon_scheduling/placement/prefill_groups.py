@@ -1,9 +1,9 @@
-"""Groups of prefill workers as a choice beside single ones: long prompts take a group.
+"""Place long prompts at groups of prefill workers, beside single ones.
 
-Workers say in their records which stage of which group they are. A group is there when all
-its stages are, and take work; its members take prompts by themselves as well. It keeps all of
-them busy for one prompt, so it must bring the first token sooner by a factor: what is gained
-by a little would be paid by those who come next.
+A worker's record says which stage of which group it is. A group is complete when all its stages
+are live and take work; its members take prompts by themselves as well. A group keeps all of its
+members busy for one prompt. So it must bring the first token sooner by a factor: a small gain
+would cost the next prompts more.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,35 +19,35 @@ from halfmoon_scheduling.prediction.pipeline_latency import stage_ends_s
 
 
 class PrefillGroup(msgspec.Struct, frozen=True):
-    """Live prefill workers that hold the layers in stages."""
+    """Live prefill workers that hold the layers of the model in stages."""
 
     name: str
     #: One per stage, in their order.
     members: tuple[WorkerId, ...]
-    #: Of the whole model, at the slowest of them.
+    #: Cost of the whole model at the slowest member.
     cost: PrefillCost
     chunk_tokens: int
     hop_s: float
 
 
 class GroupEstimate(Estimate, frozen=True, gc=False):
-    """A row of the table for a group; `worker_id` is its first stage."""
+    """The estimate of a group; `worker_id` is its first stage."""
 
     group: str
     members: tuple[WorkerId, ...]
-    #: Seconds from the first pass on for which each member is busy with it.
+    #: Seconds from the first pass for which each member is busy with the prompt.
     stage_s: tuple[float, ...]
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
-        """All who compute and write."""
+        """All members: each computes and writes."""
         return self.members
 
 
 def complete_groups(workers: Iterable[WorkerInfo]) -> tuple[PrefillGroup, ...]:
-    """The groups all of whose stages are among these workers, by their names.
+    """Return the groups with all of their stages among these workers, by their names.
 
-    Several workers may state one stage: the first id has it, the others stand in for it.
+    Several workers may state the same stage: the first id has it, the others are spares.
     """
     stages: dict[tuple[str, int], dict[int, WorkerInfo]] = {}
     for info in sorted(workers, key=lambda info: info.worker_id):
@@ -56,7 +56,7 @@ def complete_groups(workers: Iterable[WorkerInfo]) -> tuple[PrefillGroup, ...]:
             members.setdefault(info.stage.index, info)
     groups = []
     for (name, n_stages), members in sorted(stages.items()):
-        # The count is a worker's word: nothing may be as large as it says.
+        # The count comes from a worker: allocate nothing of that size.
         if (
             n_stages < 2
             or len(members) != n_stages
@@ -91,19 +91,19 @@ def prefer_group(
     n_active: int,
     least_gain: float,
 ) -> Placement:
-    """The placement at a group if that is better by a factor, with the groups' rows.
+    """Add the groups' rows to a placement, and choose a group if it is better by a factor.
 
-    A group takes the prefix that its first stage would take. Each stage reads the part of it
-    that belongs to its layers, all from where it is: what would be local to one worker goes to
-    the other stages over the network.
+    A group uses the prefix that its first stage would use. Each stage reads the part for its layers
+    from the same kvstore. So a prefix that is local to one member goes to the other stages over
+    the network.
 
     Args:
-        placement: the best single worker, and the table it was chosen from.
+        placement: the best single worker, and the rows it was chosen from.
         job: the request.
-        groups: those that are there; one with a member that is not in the table is left out.
+        groups: complete groups; one with a member without a row is skipped.
         costs: predictions.
         n_active: transfers under way at the kvstore that a prefix would come from.
-        least_gain: how many times as long the single worker must take.
+        least_gain: how many times as long the single worker must take for a group.
     """
     n_computed = job.n_tokens - placement.chosen.n_blocks * job.block_size
     groups = [group for group in groups if n_computed > group.chunk_tokens]

@@ -1,4 +1,4 @@
-"""What is too long for whom: limits that no waiting removes."""
+"""Find the workers that a request fits: limits of context and pages that no waiting removes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,37 +9,38 @@ from halfmoon_scheduling.events import Request
 
 
 class NoWorkerFits(Exception):
-    """No worker can ever take the request; the text names the number and the limit."""
+    """A request that fits no worker; the message names the number and the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleCapacity:
-    """Workers of one role, and what each of them takes: at the least one of them no more."""
+    """The workers of one role, and the request size that fits each of them."""
 
     workers: tuple[WorkerInfo, ...]
-    #: Tokens of prompt and output, and pages; a limit of 0 at a worker is no limit.
+    #: The least limits of all workers: tokens of prompt and output, and pages. A worker's limit
+    #: of 0 is no limit.
     max_context: float
     n_blocks: float
 
     @classmethod
     def of(cls, workers: Iterable[WorkerInfo]) -> "RoleCapacity":
-        """These workers; perhaps none."""
-        crew = tuple(workers)
+        """Return the capacity of these workers, perhaps none."""
+        members = tuple(workers)
         return cls(
-            crew,
-            min((_limit(info.max_context) for info in crew), default=inf),
-            min((_limit(info.n_blocks) for info in crew), default=inf),
+            members,
+            min((_limit(info.max_context) for info in members), default=inf),
+            min((_limit(info.n_blocks) for info in members), default=inf),
         )
 
 
 def able_workers(
     request: Request, prefills: RoleCapacity, decodes: RoleCapacity, block_size: int
 ) -> tuple[Sequence[WorkerInfo], Sequence[WorkerInfo]]:
-    """Those prefill and decode workers that could take the request if they were idle.
+    """Return the prefill and decode workers that could take the request if they were idle.
 
-    A decode worker must hold prompt and output, save the last token's KV, which nothing
-    needs. A limit of 0 (a prefill worker's pages, a model's context) is no limit. Most
-    requests fit everywhere, which takes four comparisons.
+    A decode worker must hold prompt and output, except the last token's KV, which is never needed.
+    A limit of 0 (a prefill worker's pages, a model's context) is no limit. Most requests fit
+    everywhere, which takes four comparisons.
 
     Args:
         request: with its whole prompt and the tokens it may add.
@@ -48,7 +49,7 @@ def able_workers(
         block_size: tokens per page.
 
     Raises:
-        TooLong: one of the two lists would be empty.
+        NoWorkerFits: one of the two lists would be empty.
     """
     n_tokens, n_new = len(request.token_ids), request.stopping.max_new_tokens
     prompt_pages = -(-n_tokens // block_size)
@@ -60,10 +61,10 @@ def able_workers(
     ):
         return prefills.workers, decodes.workers
     able: list[list[WorkerInfo]] = []
-    for role, crew in (("prefill", prefills), ("decode", decodes)):
-        within = [i for i in crew.workers if n_tokens + n_new <= _limit(i.max_context)]
+    for role, capacity in (("prefill", prefills), ("decode", decodes)):
+        within = [i for i in capacity.workers if n_tokens + n_new <= _limit(i.max_context)]
         if not within:
-            limit = max(info.max_context for info in crew.workers)
+            limit = max(info.max_context for info in capacity.workers)
             raise NoWorkerFits(
                 f"{n_tokens} tokens and up to {n_new} new ones are {n_tokens + n_new}; "
                 f"the longest context of any {role} worker is {limit} tokens"

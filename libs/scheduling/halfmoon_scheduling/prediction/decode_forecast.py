@@ -1,9 +1,9 @@
-"""What decode will be running at a later moment, if all requests decode for the same time.
+"""Forecast the decode pool's load at a later time, if all requests decode equally long.
 
-`uniform_change` is the system-level forecast of Mooncake (arXiv 2407.00079, section 7.3):
-every request decodes for t_d, and those that prefill finishes meanwhile are spread evenly over
-the decode workers. It says by how much requests and context change from now on, so that what
-others (other conductors) run there is taken to stay.
+`uniform_load_change` is the system-level forecast of Mooncake (arXiv 2407.00079, section 7.3).
+Every request decodes for t_d, and requests that finish their prefill meanwhile are spread evenly
+over the decode workers. It returns the change of requests and context from now on. So requests of
+other conductors are taken to stay.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +15,7 @@ from halfmoon_protocol.ids import RequestId
 
 
 class LoadChange(NamedTuple):
-    """What is added, or, negative, taken away until some moment."""
+    """The load added until a later time; negative: removed."""
 
     n_requests: int
     context_tokens: int
@@ -23,21 +23,21 @@ class LoadChange(NamedTuple):
 
 @dataclass(slots=True)
 class DecodeStay:
-    """One request's time at a decode worker, from the end of its prefill."""
+    """A request's stay at a decode worker, from the end of its prefill."""
 
     n_tokens: int
-    #: When it starts to decode: predicted, and exact once it is running.
+    #: When it starts to decode: predicted, or exact once it is running.
     start_s: float
     running: bool = False
 
 
-#: A run of starts is cut in two when it is as long.
+#: Length at which a run of starts is cut in two.
 _LONG = 256
 
 
 @dataclass(slots=True)
 class _Run:
-    """A stretch of starts; the lists are in one order, sorted by time."""
+    """A run of starts; the lists are in one order, sorted by time."""
 
     times: list[float]
     ids: list[RequestId]
@@ -45,15 +45,15 @@ class _Run:
 
 
 class DecodeStarts:
-    """Requests by the time at which they start to decode.
+    """Sort requests by the time at which they start to decode.
 
-    Sorted, in runs whose sums are kept, so that neither a change nor a count walks over all.
+    They are kept in runs with sums, so that neither a change nor a count visits all of them.
     """
 
     def __init__(self) -> None:
-        #: None is empty, but the only one may be.
+        #: No run is empty, except that a single one may be.
         self._runs: list[_Run] = [_Run([], [], [])]
-        #: Of each run: its first time (of the first one: long ago), its length, its tokens.
+        #: First time (minus infinity for the first run), length and tokens of each run.
         self._firsts: list[float] = [-inf]
         self._lengths: list[int] = [0]
         self._sums: list[int] = [0]
@@ -62,7 +62,7 @@ class DecodeStarts:
         return sum(self._lengths)
 
     def add(self, request_id: RequestId, start_s: float, n_tokens: int) -> None:
-        """Put a request in; it is not here."""
+        """Add a request that is not here."""
         k = bisect_right(self._firsts, start_s) - 1
         run = self._runs[k]
         i = bisect_right(run.times, start_s)
@@ -75,7 +75,7 @@ class DecodeStarts:
             self._cut(k)
 
     def remove(self, request_id: RequestId, start_s: float) -> None:
-        """Take a request out; it is here, with this time."""
+        """Remove a request that is here with this time."""
         k = max(0, bisect_left(self._firsts, start_s) - 1)
         while request_id not in (run := self._runs[k]).ids:
             k += 1  # others have the same time
@@ -89,7 +89,7 @@ class DecodeStarts:
             self._firsts[0] = -inf
 
     def until(self, at_s: float) -> tuple[int, int]:
-        """How many start at `at_s` or before, and their tokens."""
+        """Return the number of requests that start at `at_s` or before, and their tokens."""
         k = bisect_right(self._firsts, at_s) - 1
         if k < 0:
             return 0, 0
@@ -107,7 +107,7 @@ class DecodeStarts:
         self._sums[k : k + 1] = [sum(run.tokens), sum(later.tokens)]
 
     def check(self) -> None:
-        """Audit: sorted throughout, and the sums are those of the runs."""
+        """Check that all starts are sorted, and that the sums are right."""
         times = [time for run in self._runs for time in run.times]
         assert times == sorted(times)
         assert self._firsts[0] == -inf
@@ -122,15 +122,15 @@ class DecodeStarts:
 def uniform_load_change(
     running: DecodeStarts, pending: DecodeStarts, now: float, at_s: float, decode_time_s: float
 ) -> LoadChange:
-    """Change of the whole pool if every request decodes for `decode_time_s` seconds.
+    """Return the change of the pool's load if every request decodes for `decode_time_s` seconds.
 
-    A request whose prefill should be over and is not is taken to start now.
+    A request whose prefill is late is taken to start now.
 
     Args:
         running: requests that decode, by their start.
-        pending: requests promised to decode, by their predicted start.
+        pending: requests reserved at decode, by their predicted start.
         now: seconds.
-        at_s: a later moment, seconds.
+        at_s: a later time, seconds.
         decode_time_s: t_d, seconds.
     """
     gone, gone_tokens = running.until(at_s - decode_time_s)

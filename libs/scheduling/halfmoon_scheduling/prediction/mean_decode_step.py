@@ -1,36 +1,36 @@
-"""The mean decode step of a pool, kept up to date worker by worker.
+"""Keep the mean decode step of a pool up to date, worker by worker.
 
-A step is linear in its requests and their context, so the mean over all workers with some more
-of both spread evenly over them is four sums. Only sums live here; what runs where is the
-decode pool's business.
+A step is linear in its requests and their context. So four sums give the mean over all workers,
+also with more of both spread evenly over them. Only sums live here; the decode pool knows which
+request runs where.
 """
 
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import DecodeCost
 from halfmoon_scheduling.prediction.cost_model import CostModel
 
-#: Changes after which the sums are taken anew, per worker: sums of fractions drift.
+#: Changes per worker after which the sums are computed again: sums of fractions drift.
 _RENEWED_AFTER = 16
 
-#: Seconds of one worker's step with nothing running, seconds that what runs adds, and seconds
-#: that each request and each token of context would add.
+#: Seconds of a worker's empty step, seconds that its running requests add, and seconds that each
+#: further request and each further token of context would add.
 _Terms = tuple[float, float, float, float]
 
 
 class MeanDecodeStep:
-    """The mean over decode workers of the seconds of their next step."""
+    """Compute the mean seconds of a decode step over all workers."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._terms: dict[WorkerId, _Terms] = {}
-        #: The columns' sums over `_terms`, but for rounding.
+        #: Sums of the columns of `_terms`, except for rounding.
         self._sums: _Terms = (0.0, 0.0, 0.0, 0.0)
         self._n_changes = 0
 
     def put(
         self, worker_id: WorkerId, cost: DecodeCost, n_running: int, running_tokens: int
     ) -> None:
-        """A worker runs this now, or its correction has changed."""
+        """Set the load of a worker, or update it after its correction has changed."""
         costs = self._costs
         idle_s = costs.step_s(worker_id, cost, 0, 0)
         new = (
@@ -53,16 +53,16 @@ class MeanDecodeStep:
             self._renew()
 
     def drop(self, worker_id: WorkerId) -> None:
-        """A worker is gone."""
+        """Remove a worker that is gone."""
         del self._terms[worker_id]
         self._renew()
 
     def mean_s(self, n_more: float, tokens_more: float) -> float:
-        """Mean seconds of a step with so many requests and tokens more in the whole pool.
+        """Return the mean seconds of a step with more requests and tokens in the whole pool.
 
         Args:
-            n_more: requests; below 0 they are taken away.
-            tokens_more: their context; likewise. More than is there can't go away.
+            n_more: requests to add; negative: to remove.
+            tokens_more: their tokens of context. A load never falls below 0.
         """
         n_workers = len(self._terms)
         idle_s, load_s, per_request_s, per_token_s = self._sums
@@ -70,7 +70,7 @@ class MeanDecodeStep:
         return (idle_s + max(0.0, load_s + more_s)) / n_workers
 
     def check(self) -> None:
-        """Audit: the sums are those of the workers."""
+        """Check that the sums are those of the workers."""
         kept = self._sums
         self._renew()
         for one, other in zip(kept, self._sums, strict=True):

@@ -1,10 +1,10 @@
-"""Chunked pipeline parallel prefill: how long a prompt takes in stages.
+"""Predict chunked pipeline parallel prefill: the seconds of a prompt in stages.
 
 A group of X prefill workers holds the model's layers in X stages. A prompt is cut into chunks,
 and chunk i is at stage k while chunk i+1 is at stage k-1 (Mooncake, arXiv 2407.00079, section
-5.1). So X workers share one long prompt, and talk only where a chunk changes stages. What it
-costs: the pipeline must fill first, and a later chunk takes longer than an earlier one, since
-it attends to all before it, so that the stages behind it wait for the longest.
+5.1). So X workers share one long prompt, and communicate only where a chunk changes stages. This
+has two costs. The pipeline must fill first. And a later chunk takes longer than an earlier one,
+since it attends to all tokens before it; the stages behind it wait for the longest chunk.
 """
 
 from halfmoon_protocol.messages import PrefillCost
@@ -19,19 +19,19 @@ def stage_ends_s(
     chunk_tokens: int,
     hop_s: float = 0.0,
 ) -> list[float]:
-    """Seconds until the last chunk leaves each stage, on idle workers.
+    """Return the seconds until the last chunk leaves each stage, on idle workers.
 
-    A chunk enters a stage when it has left the one before and the chunk before it has left
-    this one. When each chunk takes as long at all stages, the last one leaves the first stage
-    after the sum of all, and every further stage one longest chunk and one hop later. With
-    one stage that is `T_prefill`.
+    A chunk enters a stage when it has left the stage before, and when the chunk before it has left
+    this stage. Each chunk takes equally long at all stages. So the last chunk leaves the first
+    stage after the sum of all chunks. It leaves every further stage one longest chunk and one hop
+    later. With one stage this is the unscaled prefill time.
 
     Args:
-        cost: of the whole model at one worker; a stage takes its share of it.
+        cost: the cost of the whole model at one worker; each stage takes an equal share.
         n_tokens: tokens of the prompt.
-        n_cached: the first so many need no computing.
+        n_cached: tokens at its start that need no computing.
         n_stages: workers of the group.
-        chunk_tokens: tokens of a chunk at the most.
+        chunk_tokens: most tokens of a chunk.
         hop_s: seconds from one stage to the next.
 
     Raises:
@@ -54,5 +54,5 @@ def stage_ends_s(
 
 
 def _chunk_s(cost: PrefillCost, start: int, stop: int) -> float:
-    """Seconds of tokens `start` to `stop` at one worker, without the constant part."""
+    """Return the seconds of tokens `start` to `stop` at one worker, without the constant part."""
     return (stop - start) * (cost.c1_s + cost.c2_s * (stop + start))

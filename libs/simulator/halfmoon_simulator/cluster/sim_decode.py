@@ -401,7 +401,7 @@ class SimDecode:
             generation = self._generations[row.request_id]
             generation.n_new += 1
             over = generation.n_new >= generation.n_output
-            if self.batch.produced(row.request_id, STOP_TOKEN_ID if over else FIRST_TOKEN_ID):
+            if self.batch.on_token(row.request_id, STOP_TOKEN_ID if over else FIRST_TOKEN_ID):
                 del self._generations[row.request_id]
                 self._finished(row.request_id, self._intervals(generation))
 
