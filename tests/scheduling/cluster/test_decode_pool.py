@@ -27,9 +27,9 @@ def with_one_of_each() -> DecodePool:
     pool = a_pool()
     pool.hold(D0, ASKED, 3, DecodeStay(100, 50.0))
     pool.hold(D0, LANDING, 10, DecodeStay(200, 40.0))
-    pool.landing(D0, LANDING)
+    pool.on_landing_reserved(D0, LANDING)
     pool.hold(D0, RUNNING, 20, DecodeStay(400, 30.0))
-    pool.landing(D0, RUNNING)
+    pool.on_landing_reserved(D0, RUNNING)
     pool.start(D0, RUNNING, 31.0)
     pool.check()
     return pool
@@ -94,7 +94,7 @@ def test_who_said_it_is_full_gets_nothing_until_a_load_or_a_release_or_the_time(
     for hint in ("load", "release", "time"):
         pool = with_one_of_each()
         pool.on_load(D0, load(1, 1, 400, 70))
-        pool.refused(D0, ASKED, 70.0)
+        pool.on_refused(D0, ASKED, 70.0)
         pool.on_tick(69.9)
         pool.on_load(D0, load(1, 1, 400, 70))  # no more room than by its last report
         assert pool.candidates([a_worker("decode-0")], 10) == []
@@ -113,7 +113,7 @@ def test_who_refused_a_request_may_be_asked_for_a_smaller_one_once_it_has_report
     pool = a_pool()
     pool.on_load(D0, load(60, 0, 400, 70))
     pool.hold(D0, ASKED, 20, DecodeStay(100, 50.0), n_wanted=21)
-    pool.refused(D0, ASKED, 70.0)
+    pool.on_refused(D0, ASKED, 70.0)
     pool.release(D0, ASKED)
     assert pool.take_workers_with_more_room() == {D0}
     assert not pool.has_room(D0, 1)
@@ -173,8 +173,8 @@ def test_the_uniform_time_is_the_mean_of_those_seen() -> None:
     pool = a_pool()
     assert pool.decode_time_s == float("inf")
     for seconds in range(1, 101):
-        pool.ended(float(seconds))
+        pool.observe_decode_time(float(seconds))
     assert pool.decode_time_s == pytest.approx(50.5)
     given = a_pool(decode_time_s=7.0)
-    given.ended(100.0)
+    given.observe_decode_time(100.0)
     assert given.decode_time_s == 7.0

@@ -39,9 +39,9 @@ def test_a_page_of_another_pool_is_refused(page: int) -> None:
 
 def test_a_free_page_can_be_neither_shared_nor_released() -> None:
     pages = PageAllocator(3)
-    with pytest.raises(ValueError, match="is free, nobody holds it"):
+    with pytest.raises(ValueError, match="is free, it has no holder"):
         pages.share([0])
-    with pytest.raises(ValueError, match="is free, nobody holds it"):
+    with pytest.raises(ValueError, match="is free, it has no holder"):
         pages.release([0])
 
 

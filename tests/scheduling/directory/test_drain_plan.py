@@ -28,49 +28,49 @@ def chain(prompt: str, start: int = 1) -> tuple[BlockHash, ...]:
 
 def test_only_what_nobody_else_has_is_moved_starts_first() -> None:
     plan = DrainPlan(leaving("abc", "x"))
-    plan.seen(B, chain("a"), n_room=10)
+    plan.add_target(B, chain("a"), n_room=10)
     assert plan.next(10) == DrainCopy(B, (block("x"),), None)
-    plan.copied(DrainCopy(B, (block("x"),), None), 1)
+    plan.on_copied(DrainCopy(B, (block("x"),), None), 1)
     assert plan.next(10) == DrainCopy(B, chain("abc", 2), block("a"))
 
 
 def test_a_block_goes_where_the_one_before_it_is_else_where_most_room_is() -> None:
     plan = DrainPlan(leaving("ab", "xy"))
-    plan.seen(A, [block("a")], n_room=1)
-    plan.seen(B, [], n_room=5)
+    plan.add_target(A, [block("a")], n_room=1)
+    plan.add_target(B, [], n_room=5)
     order = plan.next(10)
     assert order == DrainCopy(B, chain("xy"), None)
-    plan.copied(order, 2)
+    plan.on_copied(order, 2)
     assert plan.next(10) == DrainCopy(A, (block("ab"),), block("a"))
 
 
 def test_one_order_has_as_many_blocks_as_fit_and_may_be() -> None:
     plan = DrainPlan(leaving("abcdef"))
-    plan.seen(A, [], n_room=4)
+    plan.add_target(A, [], n_room=4)
     first = plan.next(3)
     assert first == DrainCopy(A, chain("abc"), None)
-    plan.copied(first, 3)
+    plan.on_copied(first, 3)
     second = plan.next(3)
     assert second == DrainCopy(A, (block("abcd"),), block("abc"))
-    plan.copied(second, 1)
-    assert plan.next(3) is None and set(plan.left) == set(chain("abcdef", 5))
+    plan.on_copied(second, 1)
+    assert plan.next(3) is None and set(plan.remaining) == set(chain("abcdef", 5))
 
 
 def test_who_took_less_than_it_was_asked_for_is_asked_no_more() -> None:
     plan = DrainPlan(leaving("abcd"))
-    plan.seen(A, [], n_room=10)
-    plan.seen(B, [], n_room=2)
+    plan.add_target(A, [], n_room=10)
+    plan.add_target(B, [], n_room=2)
     order = plan.next(10)
     assert order is not None and order.target == A
-    plan.copied(order, 1)
+    plan.on_copied(order, 1)
     assert plan.next(10) == DrainCopy(B, chain("abc", 2), block("a"))
 
 
 def test_who_refuses_is_left_out_and_what_it_has_stays_known() -> None:
     plan = DrainPlan(leaving("ab"))
-    plan.seen(A, chain("a"), n_room=10)
+    plan.add_target(A, chain("a"), n_room=10)
     plan.exclude(A)
-    assert plan.next(10) is None and list(plan.left) == [block("ab")]
+    assert plan.next(10) is None and list(plan.remaining) == [block("ab")]
 
 
 PROMPTS = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=6)
@@ -92,7 +92,7 @@ def test_every_block_ends_somewhere_unless_nobody_has_room(
     held[WorkerId("0")] = {each.hash for each in leaving(*theirs)}
     room = {WorkerId(str(i)): n for i, n in enumerate(rooms)}
     for name, has in held.items():
-        plan.seen(name, has, room[name])
+        plan.add_target(name, has, room[name])
     all_taken = True
     for share in shares:
         if (order := plan.next(most)) is None:
@@ -103,12 +103,12 @@ def test_every_block_ends_somewhere_unless_nobody_has_room(
         assert all(a == b[:-1] for a, b in zip(order.hashes, order.hashes[1:], strict=False))
         n_taken = len(order.hashes) if share > 0.1 else int(share * 10 * len(order.hashes))
         all_taken = all_taken and n_taken == len(order.hashes)
-        plan.copied(order, n_taken)
+        plan.on_copied(order, n_taken)
         held[order.target] |= set(order.hashes[:n_taken])
         room[order.target] -= n_taken
     else:
         return  # more orders than outcomes: nothing to say
     everywhere = {each for has in held.values() for each in has}
-    assert set(plan.left) == {each.hash for each in blocks} - everywhere
+    assert set(plan.remaining) == {each.hash for each in blocks} - everywhere
     if all_taken:
-        assert not plan.left or not any(room.values())
+        assert not plan.remaining or not any(room.values())

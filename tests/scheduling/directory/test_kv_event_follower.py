@@ -10,7 +10,8 @@ from halfmoon_protocol.kv_events import (
     KvEvent,
     KvEventBatch,
 )
-from halfmoon_scheduling.directory.prefix_index import KvEventFollower, PrefixIndex
+from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
+from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 
 K = WorkerId("kvstore-0")
 
@@ -32,8 +33,8 @@ def follower(*held: int, sequence: int = 0) -> tuple[KvEventFollower, PrefixInde
     """One that has had its snapshot."""
     index = PrefixIndex()
     f = KvEventFollower(index, max_buffered=3)
-    assert f.joined(K, 0)
-    assert not f.snapshot(K, sequence, [block(name) for name in held], 0)
+    assert f.on_joined(K, 0)
+    assert not f.on_snapshot(K, sequence, [block(name) for name in held], 0)
     return f, index
 
 
@@ -45,117 +46,117 @@ def holds(index: PrefixIndex, *names: int) -> bool:
 
 def test_events_in_order_change_the_index() -> None:
     f, index = follower(1)
-    assert not f.changed(K, batch(1, stored(2, 3)), 0)
-    assert not f.changed(K, batch(2, BlockRemoved(block_hashes=(block(1), block(2)))), 0)
+    assert not f.on_events(K, batch(1, stored(2, 3)), 0)
+    assert not f.on_events(K, batch(2, BlockRemoved(block_hashes=(block(1), block(2)))), 0)
     assert holds(index, 3)
-    assert not f.changed(K, batch(3, AllBlocksCleared()), 0)
+    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
     assert holds(index)
 
 
 def test_a_gap_asks_for_a_snapshot_once_and_what_follows_is_kept_for_it() -> None:
     f, index = follower(1)
-    assert f.changed(K, batch(2, stored(2)), 0)
-    assert not f.changed(K, batch(3, stored(3)), 0)
+    assert f.on_events(K, batch(2, stored(2)), 0)
+    assert not f.on_events(K, batch(3, stored(3)), 0)
     assert holds(index, 1)
-    assert not f.snapshot(K, 2, [block(1), block(2), block(9)], 0)
+    assert not f.on_snapshot(K, 2, [block(1), block(2), block(9)], 0)
     assert holds(index, 1, 2, 9, 3)
 
 
 def test_events_contained_in_the_snapshot_are_ignored() -> None:
     f, index = follower(1, sequence=5)
-    assert not f.changed(K, batch(4, AllBlocksCleared()), 0)
-    assert not f.changed(K, batch(5, AllBlocksCleared()), 0)
-    assert not f.changed(K, batch(6, stored(2)), 0)
+    assert not f.on_events(K, batch(4, AllBlocksCleared()), 0)
+    assert not f.on_events(K, batch(5, AllBlocksCleared()), 0)
+    assert not f.on_events(K, batch(6, stored(2)), 0)
     assert holds(index, 1, 2)
 
 
 def test_the_same_batch_twice_is_applied_once() -> None:
     f, index = follower(1)
-    f.changed(K, batch(1, stored(2)), 0)
-    assert not f.changed(K, batch(1, stored(2)), 0)
+    f.on_events(K, batch(1, stored(2)), 0)
+    assert not f.on_events(K, batch(1, stored(2)), 0)
     assert holds(index, 1, 2)
 
 
 def test_that_the_last_event_was_lost_shows_by_how_far_the_kvstore_says_it_is() -> None:
     f, index = follower(1)
-    assert not f.told(K, 0, 0)
-    assert f.told(K, 2, 0), "two events have not come"
-    assert not f.told(K, 2, 0), "it is asked for already"
-    assert f.snapshot(K, 1, [block(1), block(2)], 0), "that is not far enough"
-    assert not f.snapshot(K, 2, [block(3)], 0)
+    assert not f.on_sequence(K, 0, 0)
+    assert f.on_sequence(K, 2, 0), "two events have not come"
+    assert not f.on_sequence(K, 2, 0), "it is asked for already"
+    assert f.on_snapshot(K, 1, [block(1), block(2)], 0), "that is not far enough"
+    assert not f.on_snapshot(K, 2, [block(3)], 0)
     assert holds(index, 3)
-    assert not f.told(K, 2, 0)
-    assert not f.told(K, 1, 0), "said before the last event, heard after it"
-    assert not f.told(WorkerId("stranger"), 7, 0)
+    assert not f.on_sequence(K, 2, 0)
+    assert not f.on_sequence(K, 1, 0), "said before the last event, heard after it"
+    assert not f.on_sequence(WorkerId("stranger"), 7, 0)
 
 
 def test_a_sequence_that_starts_again_asks_for_a_snapshot() -> None:
     f, index = follower(1)
-    f.changed(K, batch(1, stored(2)), 0)
-    assert f.changed(K, batch(0, stored(3)), 0)
-    assert not f.snapshot(K, 0, [block(3)], 0)
+    f.on_events(K, batch(1, stored(2)), 0)
+    assert f.on_events(K, batch(0, stored(3)), 0)
+    assert not f.on_snapshot(K, 0, [block(3)], 0)
     assert holds(index, 3)
-    assert not f.changed(K, batch(1, stored(4)), 0)
+    assert not f.on_events(K, batch(1, stored(4)), 0)
     assert holds(index, 3, 4)
 
 
 def test_a_restart_while_a_snapshot_is_awaited_needs_another_one() -> None:
     f, index = follower(1)
-    assert f.changed(K, batch(5, stored(5)), 0)
-    assert not f.changed(K, batch(0, stored(3)), 0)
-    assert f.snapshot(K, 5, [block(1), block(5)], 0)
-    assert not f.changed(K, batch(1, stored(4)), 0)
-    assert not f.snapshot(K, 1, [block(3), block(4)], 0)
+    assert f.on_events(K, batch(5, stored(5)), 0)
+    assert not f.on_events(K, batch(0, stored(3)), 0)
+    assert f.on_snapshot(K, 5, [block(1), block(5)], 0)
+    assert not f.on_events(K, batch(1, stored(4)), 0)
+    assert not f.on_snapshot(K, 1, [block(3), block(4)], 0)
     assert holds(index, 3, 4)
 
 
 def test_more_batches_than_are_kept_need_another_snapshot() -> None:
     f, index = follower(1)
-    f.changed(K, batch(2, stored(2)), 0)
+    f.on_events(K, batch(2, stored(2)), 0)
     for sequence in range(3, 8):
-        assert not f.changed(K, batch(sequence, stored(sequence)), 0)
-    assert f.snapshot(K, 2, [block(2)], 0)
-    assert not f.snapshot(K, 7, [block(7)], 0)
+        assert not f.on_events(K, batch(sequence, stored(sequence)), 0)
+    assert f.on_snapshot(K, 2, [block(2)], 0)
+    assert not f.on_snapshot(K, 7, [block(7)], 0)
     assert holds(index, 7)
 
 
 def test_a_snapshot_older_than_what_was_kept_is_not_enough() -> None:
     f, _ = follower(1)
-    f.changed(K, batch(5, stored(5)), 0)
-    assert f.snapshot(K, 3, [block(1)], 0)
+    f.on_events(K, batch(5, stored(5)), 0)
+    assert f.on_snapshot(K, 3, [block(1)], 0)
 
 
 def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
     f, _ = follower(1)
-    f.changed(K, batch(5, stored(5)), now=10)
+    f.on_events(K, batch(5, stored(5)), now=10)
     assert f.overdue(14, timeout_s=5) == []
     assert f.overdue(15, timeout_s=5) == [K]
     assert f.overdue(16, timeout_s=5) == []
-    f.snapshot(K, 5, [], 17)
+    f.on_snapshot(K, 5, [], 17)
     assert f.overdue(99, timeout_s=5) == []
 
 
 def test_a_snapshot_nobody_asked_for_is_ignored() -> None:
     f, index = follower(1)
-    assert not f.snapshot(K, 0, [], 0)
+    assert not f.on_snapshot(K, 0, [], 0)
     assert holds(index, 1)
 
 
 def test_a_snapshot_nobody_asked_for_counts_if_it_tells_of_more() -> None:
     f, index = follower(1)
-    assert not f.snapshot(K, 3, [block(2)], 0)
+    assert not f.on_snapshot(K, 3, [block(2)], 0)
     assert holds(index, 2)
-    assert not f.changed(K, batch(3, AllBlocksCleared()), 0)
-    assert not f.changed(K, batch(4, stored(4)), 0)
+    assert not f.on_events(K, batch(3, AllBlocksCleared()), 0)
+    assert not f.on_events(K, batch(4, stored(4)), 0)
     assert holds(index, 2, 4)
 
 
 def test_all_that_came_in_a_row_is_kept_while_a_snapshot_is_awaited() -> None:
     f, index = follower(1)
-    assert f.changed(K, batch(2, stored(2)), 0)
-    f.changed(K, batch(3, stored(3)), 0)
-    f.changed(K, batch(4, stored(4)), 0)
-    assert not f.snapshot(K, 1, [block(1)], 0)
+    assert f.on_events(K, batch(2, stored(2)), 0)
+    f.on_events(K, batch(3, stored(3)), 0)
+    f.on_events(K, batch(4, stored(4)), 0)
+    assert not f.on_snapshot(K, 1, [block(1)], 0)
     assert holds(index, 1, 2, 3, 4)
 
 
@@ -164,15 +165,15 @@ def test_what_has_proven_wrong_is_forgotten_until_a_snapshot_comes() -> None:
     assert f.distrust(K, 0)
     assert holds(index)
     assert not f.distrust(K, 0)
-    assert not f.snapshot(K, 0, [block(1)], 0)
+    assert not f.on_snapshot(K, 0, [block(1)], 0)
     assert holds(index, 1)
 
 
 def test_a_lost_kvstore_is_out_of_the_index_and_its_late_words_are_ignored() -> None:
     f, index = follower(1)
-    f.lost(K)
-    assert not f.changed(K, batch(1, stored(2)), 0)
-    assert not f.snapshot(K, 1, [block(2)], 0)
+    f.on_lost(K)
+    assert not f.on_events(K, batch(1, stored(2)), 0)
+    assert not f.on_snapshot(K, 1, [block(2)], 0)
     assert holds(index)
 
 
@@ -181,7 +182,7 @@ def test_hashes_of_other_systems_are_left_out() -> None:
     event = BlockStored(
         block_hashes=(12345, block(1)), parent_block_hash=None, token_ids=(), block_size=16
     )
-    f.changed(K, batch(1, event), 0)
+    f.on_events(K, batch(1, event), 0)
     assert holds(index, 1)
 
 
@@ -202,7 +203,7 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         self.events: list[KvEventBatch | int] = []
         self.answers: list[tuple[int, list[BlockHash]]] = []
         self.asked = 0
-        self.asks(self.follower.joined(K, self.now))
+        self.asks(self.follower.on_joined(K, self.now))
 
     def asks(self, needed: bool) -> None:
         self.asked += needed
@@ -233,9 +234,9 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
         if lost:
             return
         if isinstance(travelling, int):
-            self.asks(self.follower.told(K, travelling, self.now))
+            self.asks(self.follower.on_sequence(K, travelling, self.now))
         else:
-            self.asks(self.follower.changed(K, travelling, self.now))
+            self.asks(self.follower.on_events(K, travelling, self.now))
 
     @rule()
     def the_kvstore_tells_how_far_it_is(self) -> None:
@@ -251,7 +252,7 @@ class FollowerAgainstTruth(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule()
     def an_answer_travels(self) -> None:
-        self.asks(self.follower.snapshot(K, *self.answers.pop(0), self.now))
+        self.asks(self.follower.on_snapshot(K, *self.answers.pop(0), self.now))
 
     @rule()
     def time_passes(self) -> None:

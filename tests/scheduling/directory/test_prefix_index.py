@@ -18,31 +18,31 @@ def blocks(*names: int) -> list[BlockHash]:
 
 def test_a_prefix_ends_at_the_first_block_that_is_missing() -> None:
     index = PrefixIndex()
-    index.stored(W[0], blocks(1, 2, 4))
-    index.stored(W[1], blocks(1))
-    index.stored(W[2], blocks(2, 3, 4))
+    index.add(W[0], blocks(1, 2, 4))
+    index.add(W[1], blocks(1))
+    index.add(W[2], blocks(2, 3, 4))
     assert index.longest_prefix(blocks(1, 2, 3, 4)) == {W[0]: 2, W[1]: 1}
 
 
 def test_a_whole_prompt_may_be_held() -> None:
     index = PrefixIndex()
-    index.stored(W[0], blocks(1, 2))
+    index.add(W[0], blocks(1, 2))
     assert index.longest_prefix(blocks(1, 2)) == {W[0]: 2}
     assert index.longest_prefix([]) == {}
 
 
 def test_removed_blocks_are_held_no_more_and_strangers_words_are_harmless() -> None:
     index = PrefixIndex()
-    index.stored(W[0], blocks(1, 2))
-    index.removed(W[0], blocks(2, 9))
-    index.removed(W[1], blocks(1))
+    index.add(W[0], blocks(1, 2))
+    index.remove(W[0], blocks(2, 9))
+    index.remove(W[1], blocks(1))
     assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1}
 
 
 def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
     index = PrefixIndex()
-    index.stored(W[0], blocks(1, 2))
-    index.stored(W[1], blocks(1, 2))
+    index.add(W[0], blocks(1, 2))
+    index.add(W[1], blocks(1, 2))
     index.replace(W[0], blocks(1, 5))
     assert index.longest_prefix(blocks(1, 2)) == {W[0]: 1, W[1]: 2}
     assert index.n_blocks(W[0]) == 2
@@ -50,7 +50,7 @@ def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
 
 def test_a_dropped_worker_leaves_nothing_behind() -> None:
     index = PrefixIndex()
-    index.stored(W[0], blocks(1, 2))
+    index.add(W[0], blocks(1, 2))
     index.drop(W[0])
     assert len(index) == 0
     assert index.longest_prefix(blocks(1, 2)) == {}
@@ -72,7 +72,7 @@ class CountedPrompt(list[BlockHash]):
 def test_the_walk_stops_at_the_first_block_that_nobody_left_holds() -> None:
     index = PrefixIndex()
     for worker in W:
-        index.stored(worker, blocks(1, 2))
+        index.add(worker, blocks(1, 2))
     prompt = CountedPrompt(blocks(*range(1, 1001)))
     assert set(index.longest_prefix(prompt).values()) == {2}
     assert prompt.looked_at == 3
@@ -86,7 +86,7 @@ def test_a_block_costs_at_most_200_bytes(n_workers: int) -> None:
         index = PrefixIndex()
         for i in range(n_workers):
             worker = WorkerId(f"kvstore-{i}")
-            index.stored(worker, (BlockHash(j.to_bytes(16, "big")) for j in range(i, n, n_workers)))
+            index.add(worker, (BlockHash(j.to_bytes(16, "big")) for j in range(i, n, n_workers)))
         used_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -107,12 +107,12 @@ class IndexAgainstSets(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, names=BLOCKS)
     def stored(self, worker: WorkerId, names: list[int]) -> None:
-        self.index.stored(worker, blocks(*names))
+        self.index.add(worker, blocks(*names))
         self.held[worker] |= set(blocks(*names))
 
     @rule(worker=WORKERS, names=BLOCKS)
     def removed(self, worker: WorkerId, names: list[int]) -> None:
-        self.index.removed(worker, blocks(*names))
+        self.index.remove(worker, blocks(*names))
         self.held[worker] -= set(blocks(*names))
 
     @rule(worker=WORKERS, names=BLOCKS)

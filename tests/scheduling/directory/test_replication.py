@@ -48,12 +48,12 @@ class Cache:
 
     def __init__(self, bytes_per_s: float = 10_000.0) -> None:
         self.index = PrefixIndex()
-        self.index.stored(K0, BLOCKS[:5])
+        self.index.add(K0, BLOCKS[:5])
         self.replicator = Replicator(bytes_per_s, hot_uses=4.0, half_life_s=100.0)
 
     def use(self, n_blocks: int, times: int = 1, now: float = 0.0) -> None:
         for _ in range(times):
-            self.replicator.used(BLOCKS[:n_blocks], TOKENS, 1, now)
+            self.replicator.on_used(BLOCKS[:n_blocks], TOKENS, 1, now)
 
     def plan(
         self, now: float = 0.0, room: dict[WorkerId, int] | None = None
@@ -65,8 +65,8 @@ class Cache:
         return planned
 
     def copied(self, copy: CopyPrefix) -> None:
-        self.index.stored(copy.target, copy.hashes)
-        self.replicator.copied(copy.target, copy.ticket, len(copy.hashes))
+        self.index.add(copy.target, copy.hashes)
+        self.replicator.on_copied(copy.target, copy.ticket, len(copy.hashes))
 
 
 def copy_of(planned: list[CopyPrefix | DropCopies]) -> CopyPrefix:
@@ -107,7 +107,7 @@ def test_uses_of_long_ago_count_less() -> None:
 
 def test_only_what_a_target_lacks_is_copied() -> None:
     cache = Cache()
-    cache.index.stored(K1, BLOCKS[:2])
+    cache.index.add(K1, BLOCKS[:2])
     cache.use(5, times=5, now=1.0)
     copy = copy_of(cache.plan(1.0))
     assert copy.target == K1
@@ -136,12 +136,12 @@ def test_no_span_of_time_sees_more_bytes_than_its_share_and_a_second_s_worth(
     cache = Cache(bytes_per_s)
     others = [[BlockHash(bytes([9, i, j]) * 5) for j in range(8)] for i in range(12)]
     for blocks in others:
-        cache.index.stored(K0, blocks)
+        cache.index.add(K0, blocks)
     now, spent = 0.0, []
     for _ in range(60):
         now += dice.choice([0.0, 0.1, 1.0, 7.0])
         for blocks in dice.choices(others, k=6):
-            cache.replicator.used(blocks, tuple(range(8)), 1, now)
+            cache.replicator.on_used(blocks, tuple(range(8)), 1, now)
         for copy in cache.plan(now):
             if isinstance(copy, CopyPrefix):
                 spent.append((now, 100 * len(copy.hashes)))
@@ -159,7 +159,7 @@ def test_a_kvstore_that_refuses_is_left_alone_for_as_long_as_it_says() -> None:
     cache = Cache()
     cache.use(3, times=5, now=1.0)
     copy = copy_of(cache.plan(1.0, {K0: 1, K2: 1}))
-    cache.replicator.refused(K2, copy.ticket, until_s=30.0)
+    cache.replicator.on_refused(K2, copy.ticket, until_s=30.0)
     assert cache.plan(29.0, {K0: 1, K2: 1}) == []
     assert copy_of(cache.plan(30.0, {K0: 1, K2: 1})).target == K2
 
@@ -168,8 +168,8 @@ def test_answers_to_other_questions_are_ignored() -> None:
     cache = Cache()
     cache.use(3, times=5, now=1.0)
     cache.plan(1.0)
-    cache.replicator.refused(K2, Ticket("another"), until_s=30.0)
-    cache.replicator.copied(K1, Ticket("copy-1"), 3)
+    cache.replicator.on_refused(K2, Ticket("another"), until_s=30.0)
+    cache.replicator.on_copied(K1, Ticket("copy-1"), 3)
     assert cache.plan(2.0) == []  # still under way
 
 
@@ -210,7 +210,7 @@ def test_the_last_holder_keeps_what_is_cold() -> None:
 def test_hot_prefixes_without_end_take_no_memory_without_end() -> None:
     replicator = Replicator(1e6, hot_uses=1.0, half_life_s=100.0)
     for i in range(MAX_PREFIXES + 50):
-        replicator.used([BlockHash(i.to_bytes(16, "big"))], (1,), 1, 0.0)
+        replicator.on_used([BlockHash(i.to_bytes(16, "big"))], (1,), 1, 0.0)
     replicator.check()
 
 
@@ -221,9 +221,9 @@ def test_of_too_many_blocks_the_ones_unused_longest_are_counted_anew(
     cache = Cache()
     cache.use(1, times=4)
     for i in (3, 4):
-        cache.replicator.used(BLOCKS[i : i + 1], (i,), 1, 0.0)
+        cache.replicator.on_used(BLOCKS[i : i + 1], (i,), 1, 0.0)
     cache.use(1)
-    cache.replicator.used(BLOCKS[5:6], (5,), 1, 0.0)  # pushes out the fourth, not the first
+    cache.replicator.on_used(BLOCKS[5:6], (5,), 1, 0.0)  # pushes out the fourth, not the first
     cache.replicator.check()
     assert copy_of(cache.plan(1.0)).hashes == (BLOCKS[0],)
 

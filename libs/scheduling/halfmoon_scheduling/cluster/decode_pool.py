@@ -182,7 +182,7 @@ class DecodePool:
         worker.candidate = worker.terms = None
         self._pending.add(request_id, stay.start_s, stay.n_tokens)
 
-    def landing(self, worker_id: WorkerId, request_id: RequestId) -> None:
+    def on_landing_reserved(self, worker_id: WorkerId, request_id: RequestId) -> None:
         """Its pages are set aside: loads count it from now on."""
         self._workers[worker_id].held[request_id].state = "landing"
 
@@ -220,7 +220,7 @@ class DecodePool:
             self._full.pop(worker_id, None)
         self._roomier.add(worker_id)
 
-    def refused(self, worker_id: WorkerId, request_id: RequestId, until_s: float) -> None:
+    def on_refused(self, worker_id: WorkerId, request_id: RequestId, until_s: float) -> None:
         """A worker has no room for a request that is held there in state "asked": it is asked for
         nothing until it reports, and then for less, until that time or a report of more room."""
         self._full[worker_id] = _Full(until_s, self._workers[worker_id].held[request_id].n_wanted)
@@ -288,7 +288,7 @@ class DecodePool:
             )
         self._runs(worker)
 
-    def ended(self, seconds: float) -> None:
+    def observe_decode_time(self, seconds: float) -> None:
         """A request has decoded to its end, which took so long."""
         self._seen_decode_times_s.observe(seconds)
 

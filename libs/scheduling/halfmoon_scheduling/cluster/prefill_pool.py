@@ -118,7 +118,7 @@ class PrefillPool:
         """The worker is told to prefill a request."""
         self._workers[worker_id].planned[request_id].started_s = now
 
-    def answered(self, worker_id: WorkerId, now: float) -> None:
+    def on_answer(self, worker_id: WorkerId, now: float) -> None:
         """A live worker is through with a request: it does not hang."""
         self._workers[worker_id].last_answer_s = now
 

@@ -55,7 +55,8 @@ from halfmoon_scheduling.conductor.request_endings import RequestEndings
 from halfmoon_scheduling.conductor.request_table import RequestTable
 from halfmoon_scheduling.conductor.request_timeouts import RequestTimeouts
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.directory.prefix_index import KvEventFollower, PrefixIndex
+from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
+from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from halfmoon_scheduling.events import (
     AnyEvent,
     KvChanged,
@@ -284,7 +285,7 @@ class Conductor:
         """Have the prefill worker of a request compute its KV into the landing."""
         assert state.placement is not None and state.decode is not None
         chosen, request = state.placement.chosen, state.request
-        self.cluster.decodes.landing(state.decode, state.request_id)
+        self.cluster.decodes.on_landing_reserved(state.decode, state.request_id)
         if chosen.workers:
             self.cluster.prefills.start(chosen.worker_id, state.request_id, now)
         state.phase = Phase.PREFILLING
@@ -368,7 +369,7 @@ class Conductor:
 
     def _note_answer(self, worker_id: WorkerId, now: float) -> None:
         if worker_id in self.cluster.prefills:
-            self.cluster.prefills.answered(worker_id, now)
+            self.cluster.prefills.on_answer(worker_id, now)
 
     def _on_prefill_stopped(self, worker_id: WorkerId, request_id: RequestId) -> list[AnyCommand]:
         """Free the landing of a request that was given up: prefill writes no more."""

@@ -137,7 +137,7 @@ class DecodeHandover:
         assert state.placement is not None and state.decode is not None
         decodes = self._cluster.decodes
         seconds = decodes.decoded_for(state.decode, state.request_id, now)
-        decodes.ended(seconds)
+        decodes.observe_decode_time(seconds)
         if n_new > 1:
             predicted_s = state.placement.tbt_s
             self.prediction_errors.observe("tbt", predicted_s, seconds / (n_new - 1))

@@ -19,7 +19,8 @@ from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.cluster.send_if_live import send_if_live
 from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.directory.prefix_index import KvEventFollower, PrefixIndex
+from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
+from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from halfmoon_scheduling.directory.replication import CopyPrefix, DropCopies, Replicator
 from halfmoon_scheduling.events import Request
 from halfmoon_scheduling.placement.estimates import Placement
@@ -54,27 +55,27 @@ class KvstoreDirectory:
 
     def on_joined(self, kvstore: WorkerId, now: float) -> list[AnyCommand]:
         """Ask a kvstore that has joined for all that it stores."""
-        return self._snapshot_if(self.follower.joined(kvstore, now), kvstore)
+        return self._snapshot_if(self.follower.on_joined(kvstore, now), kvstore)
 
     def on_lost(self, worker_id: WorkerId) -> None:
         """Forget a worker that has left; one that is no kvstore is fine."""
-        self.follower.lost(worker_id)
+        self.follower.on_lost(worker_id)
         if self._replicator is not None:
-            self._replicator.lost(worker_id)
+            self._replicator.on_lost(worker_id)
 
     def on_kv_events(self, kvstore: WorkerId, batch: KvEventBatch, now: float) -> list[AnyCommand]:
         """Apply KV events to the index."""
-        return self._snapshot_if(self.follower.changed(kvstore, batch, now), kvstore)
+        return self._snapshot_if(self.follower.on_events(kvstore, batch, now), kvstore)
 
     def on_load(self, kvstore: WorkerId, load: KvstoreLoad, now: float) -> list[AnyCommand]:
         """Compare the newest KV event that a kvstore has published with the newest received."""
-        return self._snapshot_if(self.follower.told(kvstore, load.sequence, now), kvstore)
+        return self._snapshot_if(self.follower.on_sequence(kvstore, load.sequence, now), kvstore)
 
     def on_snapshot(
         self, kvstore: WorkerId, snapshot: BlocksSnapshot, now: float
     ) -> list[AnyCommand]:
         """Replace what the index has of a kvstore."""
-        must_ask = self.follower.snapshot(kvstore, snapshot.sequence, snapshot.hashes, now)
+        must_ask = self.follower.on_snapshot(kvstore, snapshot.sequence, snapshot.hashes, now)
         return self._snapshot_if(must_ask, kvstore)
 
     def distrust(self, kvstore: WorkerId, now: float) -> list[AnyCommand]:
@@ -93,7 +94,7 @@ class KvstoreDirectory:
         if self._replicator is not None:
             n_known = max(max(row.n_blocks, row.local_blocks) for row in placement.estimates)
             known = request.block_hashes[:n_known]
-            self._replicator.used(known, request.token_ids, block_size, now)
+            self._replicator.on_used(known, request.token_ids, block_size, now)
 
     def on_copy_answered(
         self, kvstore: WorkerId, answer: BlocksReplicated | KvstoreRefused, now: float
@@ -102,10 +103,10 @@ class KvstoreDirectory:
         if self._replicator is None:
             return
         if isinstance(answer, BlocksReplicated):
-            self._replicator.copied(kvstore, answer.ticket, answer.n_blocks)
+            self._replicator.on_copied(kvstore, answer.ticket, answer.n_blocks)
         else:
             until_s = now + max(answer.retry_after_s, REFUSED_COPY_S)
-            self._replicator.refused(kvstore, answer.ticket, until_s)
+            self._replicator.on_refused(kvstore, answer.ticket, until_s)
 
     # -- time --------------------------------------------------------------------------------
 

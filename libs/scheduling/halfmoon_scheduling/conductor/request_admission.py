@@ -133,7 +133,7 @@ class RequestAdmission:
         self, state: RequestState, decode: WorkerId, full_until_s: float, now: float
     ) -> list[AnyCommand]:
         """Place a request again that a decode worker has no room for."""
-        self._cluster.decodes.refused(decode, state.request_id, full_until_s)
+        self._cluster.decodes.on_refused(decode, state.request_id, full_until_s)
         self._table.release(state, now)
         state.refused_by.add(decode)
         return self._try_place(state, now, may_reserve=True)

@@ -86,7 +86,7 @@ class Replicator:
     _budget_at_s: float = field(default=0.0, init=False)
     _n_copies: int = field(default=0, init=False)
 
-    def used(
+    def on_used(
         self,
         hashes: Sequence[BlockHash],
         token_ids: tuple[int, ...],
@@ -145,19 +145,19 @@ class Replicator:
         self._cool(now)
         return planned + self._drops(index, room, now)
 
-    def copied(self, target: WorkerId, ticket: Ticket, n_blocks: int) -> None:
+    def on_copied(self, target: WorkerId, ticket: Ticket, n_blocks: int) -> None:
         """A kvstore has made a copy, of the first `n_blocks` blocks that it was asked for."""
         copy = self._take(target, ticket)
         if copy is not None:
             ours = self._copied.setdefault(target, {})
             ours.update(dict.fromkeys(copy.hashes[:n_blocks]))
 
-    def refused(self, target: WorkerId, ticket: Ticket, until_s: float) -> None:
+    def on_refused(self, target: WorkerId, ticket: Ticket, until_s: float) -> None:
         """A kvstore does not want a copy, and none until then."""
         if self._take(target, ticket) is not None:
             self._refused_until_s[target] = until_s
 
-    def lost(self, kvstore: WorkerId) -> None:
+    def on_lost(self, kvstore: WorkerId) -> None:
         """A kvstore is gone, and with it what it held and was doing."""
         self._copied.pop(kvstore, None)
         self._copying.pop(kvstore, None)

@@ -12,7 +12,8 @@ from halfmoon_protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEv
 from halfmoon_protocol.messages import BlocksSnapshot, KvstoreLoad, SnapshotBlocks, WorkerInfo
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
 from halfmoon_runtime.membership import MEMBERS
-from halfmoon_scheduling.directory.prefix_index import KvEventFollower, PrefixIndex
+from halfmoon_scheduling.directory.kv_event_follower import KvEventFollower
+from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 from halfmoon_testing.block_client import BlockClient
 from halfmoon_testing.kvstore_soak.model import KvstoreModel
 from halfmoon_transfer.interface import TransferError
@@ -121,11 +122,11 @@ class KvEventListener:
                     n_kills = self._ledger.n_kills(self._name)
                     link = await self._network.dial(info.commands, info.events)
                     try:
-                        self._follower.joined(self._name, loop.time())
+                        self._follower.on_joined(self._name, loop.time())
                         await link.send(SnapshotBlocks())
                         await self._listen(link, n_kills)
                     finally:
-                        self._follower.lost(self._name)
+                        self._follower.on_lost(self._name)
                         self.n_held = -1
                         await link.close()
             await asyncio.sleep(_RETRY_S)
@@ -138,13 +139,13 @@ class KvEventListener:
             ask = bool(self._follower.overdue(now, 5.0))
             match heard:
                 case KvEventBatch(events=events):
-                    ask |= self._follower.changed(self._name, heard, now)
+                    ask |= self._follower.on_events(self._name, heard, now)
                     for event in events:
                         self._on_event(event, n_kills)
                 case BlocksSnapshot(sequence=sequence, hashes=hashes):
-                    ask |= self._follower.snapshot(self._name, sequence, hashes, now)
+                    ask |= self._follower.on_snapshot(self._name, sequence, hashes, now)
                 case KvstoreLoad(sequence=sequence):
-                    ask |= self._follower.told(self._name, sequence, now)
+                    ask |= self._follower.on_sequence(self._name, sequence, now)
                     self.n_held = heard.n_reserved + heard.n_leased
                 case _:
                     pass

@@ -101,16 +101,16 @@ class DrainMigration:
             plan, clients, refused = await self._look(tiers, self._stock.layout)
             n_moved = self.progress.n_moved
             self._tell(
-                n_blocks=max(self.progress.n_blocks, n_moved + len(plan.left)),
-                n_left=len(plan.left),
+                n_blocks=max(self.progress.n_blocks, n_moved + len(plan.remaining)),
+                n_left=len(plan.remaining),
             )
-            if not plan.left and not tiers.memory.n_reserved:
+            if not plan.remaining and not tiers.memory.n_reserved:
                 return ""  # and nothing can come any more
-            if plan.left and not clients:
+            if plan.remaining and not clients:
                 return refused or "there is no other kvstore that takes blocks"
             busy = await self._copy(plan, clients, self._stock.layout)
-            if plan.left and not busy and self.progress.n_moved == n_moved:
-                return f"the other kvstores have no room for {len(plan.left)} blocks"
+            if plan.remaining and not busy and self.progress.n_moved == n_moved:
+                return f"the other kvstores have no room for {len(plan.remaining)} blocks"
             if busy or tiers.memory.n_reserved:
                 await asyncio.sleep(_AGAIN_S)
         return ""
@@ -143,7 +143,7 @@ class DrainMigration:
                 continue
             clients[info.worker_id] = client
             n_room = snapshot.room_bytes // layout.block_bytes
-            plan.seen(info.worker_id, snapshot.hashes, n_room)
+            plan.add_target(info.worker_id, snapshot.hashes, n_room)
         return plan, clients, refused
 
     async def _copy(
@@ -162,12 +162,12 @@ class DrainMigration:
                 busy = busy or error.retry_after_s > 0
                 plan.exclude(order.target)
                 continue
-            plan.copied(order, done.n_blocks)
+            plan.on_copied(order, done.n_blocks)
             # Less than was asked for: what is on our disk did not come up in time, perhaps.
             busy = busy or done.n_blocks < len(order.hashes)
             self._tell(
                 n_moved=self.progress.n_moved + done.n_blocks,
-                n_left=len(plan.left),
+                n_left=len(plan.remaining),
                 bytes_moved=self.progress.bytes_moved + done.n_blocks * layout.block_bytes,
             )
         return busy

@@ -1,0 +1,198 @@
+"""Follow the numbered KV events of each kvstore, and keep a prefix index up to date.
+
+Events may be lost or come twice, and a kvstore may restart. The follower notices gaps and says
+when only a snapshot can fill them.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from halfmoon_protocol.ids import BlockHash, WorkerId
+from halfmoon_protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
+from halfmoon_scheduling.directory.prefix_index import PrefixIndex
+
+#: Most batches kept while a snapshot is awaited; beyond that the snapshot must cover them.
+MAX_BUFFERED_BATCHES = 1024
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is known of one kvstore's events."""
+
+    #: The newest event applied, or contained in the snapshot.
+    applied: int = -1
+    #: The newest batch that came; batches come in order, so an older one means a restart.
+    newest: KvEventBatch | None = None
+    awaits_snapshot: bool = True
+    #: When the awaited snapshot was asked for.
+    asked_s: float = 0.0
+    #: A snapshot of an earlier state than this leaves a gap before `buffered`.
+    required: int = -1
+    #: What came while a snapshot is awaited, without gaps.
+    buffered: list[KvEventBatch] = field(default_factory=list)
+    #: A snapshot was too old, and another one was asked for at once.
+    asked_again: bool = False
+    #: The kvstore began anew while a snapshot was awaited, which may tell of the old start.
+    restarted: bool = False
+
+
+class KvEventFollower:
+    """Applies each kvstore's events to an index, in order and without gaps.
+
+    Methods that return a truth value say whether a snapshot must be asked for now. Until it
+    comes, the index keeps what it knew of that kvstore: a wrong entry costs one failed lease.
+    """
+
+    def __init__(self, index: PrefixIndex, *, max_buffered: int = MAX_BUFFERED_BATCHES) -> None:
+        self._index = index
+        self._max_buffered = max_buffered
+        self._streams: dict[WorkerId, _Stream] = {}
+        #: Snapshots that were needed, those of kvstores that joined included.
+        self.n_snapshots = 0
+
+    @property
+    def behind(self) -> dict[WorkerId, int]:
+        """Messages of events that each kvstore is known to have published and that are not in
+        the index: kept, or lost and waiting for a snapshot."""
+        return {
+            worker: max(
+                stream.required,
+                stream.newest.sequence if stream.newest is not None else -1,
+                stream.applied,
+            )
+            - stream.applied
+            for worker, stream in list(self._streams.items())
+        }
+
+    def on_joined(self, worker: WorkerId, now: float) -> bool:
+        """A kvstore is there, its contents unknown: always true."""
+        self._index.drop(worker)
+        self._streams[worker] = _Stream(asked_s=now)
+        self.n_snapshots += 1
+        return True
+
+    def on_lost(self, worker: WorkerId) -> None:
+        """The kvstore is gone, and with it what it held."""
+        self._streams.pop(worker, None)
+        self._index.drop(worker)
+
+    def distrust(self, worker: WorkerId, now: float) -> bool:
+        """What is known of this kvstore has proven wrong: forget it."""
+        if (stream := self._streams.get(worker)) is None:
+            return False
+        self._index.clear(worker)
+        if stream.awaits_snapshot:
+            return False
+        return self._await_snapshot(stream, now)
+
+    def overdue(self, now: float, timeout_s: float) -> list[WorkerId]:
+        """Those whose snapshot was asked for so long ago that it must be asked for again."""
+        late = [
+            worker
+            for worker, stream in self._streams.items()
+            if stream.awaits_snapshot and stream.asked_s + timeout_s <= now
+        ]
+        for worker in late:
+            self._streams[worker].asked_s = now
+        return late
+
+    def on_events(self, worker: WorkerId, batch: KvEventBatch, now: float) -> bool:
+        """A batch of events came. One of a stranger is ignored, as is a batch said twice."""
+        stream = self._streams.get(worker)
+        if stream is None or batch == stream.newest:
+            return False
+        restarted = stream.newest is not None and batch.sequence <= stream.newest.sequence
+        stream.newest = batch
+        if stream.awaits_snapshot:
+            stream.restarted |= restarted
+            self._buffer(stream, batch)
+            return False
+        if batch.sequence <= stream.applied and not restarted:
+            return False  # contained in the snapshot
+        if restarted or batch.sequence > stream.applied + 1:
+            self._buffer(stream, batch)
+            return self._await_snapshot(stream, now)
+        self._apply(worker, stream, batch)
+        return False
+
+    def on_sequence(self, worker: WorkerId, sequence: int, now: float) -> bool:
+        """A kvstore said that it has published this event, after it had.
+
+        So if it has not come, it was lost, and perhaps no further one will show that. An earlier
+        number than the newest says nothing: it may have been looked up before that one.
+        """
+        stream = self._streams.get(worker)
+        if stream is None or stream.awaits_snapshot or sequence <= stream.applied:
+            return False
+        stream.required = sequence
+        return self._await_snapshot(stream, now)
+
+    def on_snapshot(
+        self, worker: WorkerId, sequence: int, hashes: Iterable[BlockHash], now: float
+    ) -> bool:
+        """A snapshot came, the state after event `sequence`.
+
+        One that is too old is asked for once more: several may be under way, and the newest
+        need not come last. If that one is too old as well, the next is left to `overdue`: a
+        kvstore whose numbers never fit must not keep both sides busy.
+        """
+        stream = self._streams.get(worker)
+        if stream is None or not (stream.awaits_snapshot or sequence > stream.applied):
+            return False
+        if stream.awaits_snapshot and (stream.restarted or sequence < stream.required):
+            stream.restarted = False
+            if stream.asked_again:
+                stream.asked_s = now
+                return False
+            stream.asked_again = True
+            return self._await_snapshot(stream, now)
+        self._index.replace(worker, hashes)
+        stream.applied = sequence
+        stream.awaits_snapshot = stream.asked_again = False
+        for batch in stream.buffered:
+            if batch.sequence > stream.applied:
+                self._apply(worker, stream, batch)
+        stream.buffered = []
+        stream.required = -1
+        return False
+
+    def check(self) -> None:
+        """Audit: only streams that wait have a buffer, bounded, and without gaps."""
+        for stream in self._streams.values():
+            assert stream.awaits_snapshot or not (stream.buffered or stream.restarted)
+            assert len(stream.buffered) <= self._max_buffered
+            if stream.buffered:
+                first = stream.buffered[0].sequence
+                sequences = [batch.sequence for batch in stream.buffered]
+                assert sequences == list(range(first, first + len(sequences)))
+                assert first == stream.required + 1
+
+    def _await_snapshot(self, stream: _Stream, now: float) -> bool:
+        stream.awaits_snapshot = True
+        stream.asked_s = now
+        self.n_snapshots += 1
+        return True
+
+    def _buffer(self, stream: _Stream, batch: KvEventBatch) -> None:
+        """Keep a batch; what does not join on to it, or has no room, the snapshot must cover."""
+        joins = stream.buffered and stream.buffered[-1].sequence + 1 == batch.sequence
+        if not joins or len(stream.buffered) == self._max_buffered:
+            stream.buffered = []
+            stream.required = batch.sequence - 1
+        stream.buffered.append(batch)
+
+    def _apply(self, worker: WorkerId, stream: _Stream, batch: KvEventBatch) -> None:
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    self._index.add(worker, _ours(event.block_hashes))
+                case BlockRemoved():
+                    self._index.remove(worker, _ours(event.block_hashes))
+                case AllBlocksCleared():
+                    self._index.clear(worker)
+        stream.applied = batch.sequence
+
+
+def _ours(hashes: Iterable[int | bytes]) -> Iterator[BlockHash]:
+    """Hashes as we make them; integers are another system's, and match no prompt of ours."""
+    return (BlockHash(block) for block in hashes if isinstance(block, bytes))
