@@ -1,8 +1,7 @@
-"""The live workers as the conductor knows them: who they are, and whether they fit together.
+"""Track the live workers: their records, their common KV layout, and their home kvstores.
 
-Bookkeeping without choices: records, which kvstore is whose home, and the one KV layout that
-all share. What is queued at prefill workers is in `prefill_pool`, what is held at decode
-workers in `decode_pool`.
+This is bookkeeping without choices. `prefill_pool` tracks the queues of prefill workers, and
+`decode_pool` the reservations at decode workers.
 """
 
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
 
 
 class UnfitWorker(Exception):
-    """A worker that can't work with the others; the text names what differs, both ways."""
+    """A worker that can't work with the others; the message names both sides of the difference."""
 
 
 class Cluster:
-    """Live workers, their loads, and our claims on them."""
+    """Track live workers, their loads, and our claims on them."""
 
     def __init__(
         self,
@@ -36,56 +35,56 @@ class Cluster:
         block_size: int | None = None,
         decode_time_s: float | None = None,
     ) -> None:
-        """No workers yet.
+        """Start without workers.
 
         Args:
-            costs: learns from loads.
+            costs: predictions, which learn from loads.
             block_size: tokens per block that every layout must have; None: any.
             decode_time_s: see `DecodePool`.
         """
         self._costs = costs
         self._block_size = block_size
-        #: What all KV bytes mean: set by the first prefill or decode worker, and forgotten with
-        #: the last one. A kvstore follows: one that holds blocks of something else is not used.
+        #: The common KV layout: set by the first prefill or decode worker, and forgotten with the
+        #: last one. A kvstore with blocks of another layout is not used.
         self.layout: KvLayout | None = None
         self.model = ""
         self._infos: dict[WorkerId, WorkerInfo] = {}
-        #: Exactly the prefill workers of `_infos`; likewise `decodes`.
+        #: Exactly the prefill workers of `_infos`; likewise `decodes` for decode workers.
         self.prefills = PrefillPool(costs)
         self.decodes = DecodePool(costs, decode_time_s=decode_time_s)
-        #: Home of each prefill worker, as far as asked for since kvstores last changed.
+        #: Home of each prefill worker, computed on demand since kvstores last changed.
         self._homes: dict[WorkerId, WorkerId | None] = {}
-        #: Those that take new work, by role, as far as asked for since workers last changed.
-        self._crews: dict[Role, RoleCapacity] = {}
-        #: Complete ones among them; None until asked for, likewise.
+        #: Workers that take new work, by role, computed on demand since workers last changed.
+        self._capacities: dict[Role, RoleCapacity] = {}
+        #: Complete prefill groups among them; None until needed, likewise.
         self._groups: tuple[PrefillGroup, ...] | None = None
-        #: Tokens of the longest rest that any decode worker prefills by itself.
+        #: Most tokens that any decode worker prefills by itself; None until needed, likewise.
         self._local_tokens: int | None = None
 
-    # -- who is here -------------------------------------------------------------------------
+    # -- live workers ------------------------------------------------------------------------
 
     def __contains__(self, worker_id: WorkerId) -> bool:
         return worker_id in self._infos
 
     def get(self, worker_id: WorkerId) -> WorkerInfo | None:
-        """A live worker's record."""
+        """Return a live worker's record; None if it is not live."""
         return self._infos.get(worker_id)
 
     def workers(self) -> list[WorkerInfo]:
-        """All live workers' records, in the order of their first joining."""
+        """Return all live workers' records, in the order in which they first joined."""
         return list(self._infos.values())
 
     def join(self, info: WorkerInfo) -> None:
-        """A worker is there, or its record changed; its claims stay.
+        """Add a worker, or update its record; claims on it stay.
 
         Raises:
-            UnfitWorker: it can't work with the others; nothing changes.
+            UnfitWorker: it can't work with the others; nothing changed.
         """
         self._require_fit(info)
         self._infos[info.worker_id] = info
-        self._forget_crews()
+        self._forget_capacities()
         if info.layout is not None and info.role != "kvstore":
-            self._means(info.layout, self.model or info.model)
+            self._set_layout(info.layout, self.model or info.model)
         if info.role == "prefill":
             self.prefills.join(info)
             self._homes.pop(info.worker_id, None)
@@ -95,9 +94,9 @@ class Cluster:
             self._homes.clear()
 
     def leave(self, worker_id: WorkerId) -> None:
-        """A worker is gone, and with it all claims on it."""
+        """Remove a worker that is gone, with all claims on it."""
         info = self._infos.pop(worker_id)
-        self._forget_crews()
+        self._forget_capacities()
         if info.role == "prefill":
             self.prefills.leave(worker_id)
             self._homes.pop(worker_id, None)
@@ -107,10 +106,10 @@ class Cluster:
             self._homes.clear()
         self._costs.forget(worker_id)
         if all(other.role == "kvstore" for other in self._infos.values()):
-            self._means(None, "")
+            self._set_layout(None, "")
 
     def home_of(self, prefill: WorkerId) -> WorkerId | None:
-        """The kvstore that a live prefill worker keeps its blocks in."""
+        """Return the kvstore that keeps the blocks of a live prefill worker; None without one."""
         try:
             return self._homes[prefill]
         except KeyError:
@@ -121,18 +120,18 @@ class Cluster:
         return home
 
     def address(self, kvstore: WorkerId) -> KvstoreAddress:
-        """A live kvstore as a prefill worker reaches it."""
+        """Return the address at which prefill workers reach a live kvstore."""
         info = self._infos[kvstore]
         return KvstoreAddress(kvstore, info.generation, info.commands)
 
-    # -- who can take work -------------------------------------------------------------------
+    # -- workers that take new requests ------------------------------------------------------
 
     @property
     def unused_kvstores(self) -> dict[WorkerId, str]:
-        """Live kvstores that hold blocks of another layout, each with what differs."""
+        """Live kvstores that hold blocks of another layout, each with the difference."""
         unused = {}
         for info in self._infos.values():
-            if self.layout is not None and info.role == "kvstore" and not self._is_of_use(info):
+            if self.layout is not None and info.role == "kvstore" and not self._is_usable(info):
                 assert info.layout is not None
                 try:
                     self.layout.require_same(info.layout, "the cluster", info.worker_id)
@@ -141,15 +140,15 @@ class Cluster:
         return unused
 
     def role_capacity(self, role: Role) -> RoleCapacity:
-        """Live workers of a role that take new work, in the order of their ids."""
-        if (found := self._crews.get(role)) is None:
+        """Return the live workers of a role that take new work, by their ids, and their limits."""
+        if (found := self._capacities.get(role)) is None:
             infos = (i for i in self._infos.values() if i.role == role and self._takes_work(i))
             found = RoleCapacity.of(sorted(infos, key=lambda info: info.worker_id))
-            self._crews[role] = found
+            self._capacities[role] = found
         return found
 
     def accepting(self, role: Role) -> tuple[WorkerInfo, ...]:
-        """The members of that crew."""
+        """Return the live workers of a role that take new work, by their ids."""
         return self.role_capacity(role).workers
 
     @property
@@ -161,21 +160,21 @@ class Cluster:
 
     @property
     def local_tokens(self) -> int:
-        """Tokens of the longest rest that any decode worker prefills by itself; 0: none does."""
+        """Most tokens that any decode worker prefills by itself; 0: none does."""
         if self._local_tokens is None:
             decodes = self.accepting("decode")
             self._local_tokens = max((i.local_prefill_tokens for i in decodes), default=0)
         return self._local_tokens
 
     def stage_address(self, prefill: WorkerId) -> StageAddress:
-        """A live prefill worker as the others of its group reach it."""
+        """Return the address at which the other stages of its group reach a prefill worker."""
         info = self._infos[prefill]
         return StageAddress(prefill, info.generation, info.commands)
 
     def prefill_candidates(
         self, workers: Sequence[WorkerInfo], now: float
     ) -> list[PrefillCandidate]:
-        """These prefill workers as placement sees them."""
+        """Return the candidates of these prefill workers, for placement."""
         if len(self._homes) < len(self.prefills):
             for info in workers:
                 self.home_of(info.worker_id)
@@ -191,7 +190,7 @@ class Cluster:
         *,
         tbt_slo_s: float | None,
     ) -> None:
-        """A request is to run where it was placed: both sides keep their part of it in mind."""
+        """Claim the prefill queue and the decode pages for a request where it was placed."""
         chosen, local_s = placement.chosen, 0.0
         if isinstance(chosen, LocalPrefillEstimate):
             local_s = chosen.stalled_step_s
@@ -214,7 +213,7 @@ class Cluster:
         return self.prefills.transfers
 
     def check(self) -> None:
-        """Audit: each worker in the books of its role, one layout, homes that are here."""
+        """Check that each worker is in the pool of its role, and that layouts and homes agree."""
         for info in self._infos.values():
             assert (info.worker_id in self.prefills) == (info.role == "prefill")
             assert (info.worker_id in self.decodes) == (info.role == "decode")
@@ -226,34 +225,34 @@ class Cluster:
         for worker_id, home in self._homes.items():
             assert worker_id in self.prefills
             assert home is None or self._infos[home].role == "kvstore"
-        for role, found in self._crews.items():
+        for role, found in self._capacities.items():
             assert {i.worker_id for i in found.workers} == {
                 i.worker_id for i in self._infos.values() if i.role == role and self._takes_work(i)
             }
         assert self._groups in (None, complete_groups(self.accepting("prefill")))
 
-    def _means(self, layout: KvLayout | None, model: str) -> None:
-        """What KV bytes mean here from now on, and so which kvstores are of use."""
+    def _set_layout(self, layout: KvLayout | None, model: str) -> None:
+        """Set layout and model, which determine the usable kvstores."""
         if layout != self.layout:
             self._homes.clear()
-            self._forget_crews()
+            self._forget_capacities()
         self.layout, self.model = layout, model
 
     def _takes_work(self, info: WorkerInfo) -> bool:
-        return not info.draining and self._is_of_use(info)
+        return not info.draining and self._is_usable(info)
 
-    def _is_of_use(self, info: WorkerInfo) -> bool:
-        """Whether its blocks are the cluster's KV; one that holds nothing yet will hold that."""
+    def _is_usable(self, info: WorkerInfo) -> bool:
+        """Return whether a worker's blocks have the cluster's layout, or it has none yet."""
         return self.layout is None or info.layout in (None, self.layout)
 
-    def _forget_crews(self) -> None:
-        self._crews.clear()
+    def _forget_capacities(self) -> None:
+        self._capacities.clear()
         self._groups = None
         self._local_tokens = None
 
     def _require_fit(self, info: WorkerInfo) -> None:
         if info.role == "kvstore":
-            return  # it has its own life: see `unused_kvstores`
+            return  # it may hold blocks of another layout: see `unused_kvstores`
         if info.layout is None:
             raise UnfitWorker(f"{info.role} worker {info.worker_id} states no KV layout")
         if self._block_size not in (None, info.layout.block_size):

@@ -1,8 +1,8 @@
-"""The decode side of the cluster's books: what is held at each decode worker, and until when.
+"""Track the reservations and the load of each decode worker.
 
-Loads are reports of a moment ago; what was promised since is added to them. Two sets of
-numbers are kept for each worker: what has been promised to it, which placement looks at, and
-what it runs now, from which the forecasts of admission set out.
+Loads are reports of a moment ago; reservations made since are added to them. Two sets of numbers
+are kept for each worker: its reservations, for placement, and its running requests, for the
+forecasts of admission.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,14 +28,14 @@ class _Held:
     """A request's claim on a decode worker."""
 
     n_pages: int
-    #: Pages that were to be free for it: with one to grow into.
+    #: Pages that had to be free for it, with one to grow into.
     n_wanted: int
     stay: DecodeStay
-    #: Its limit of the time between tokens, seconds.
+    #: Its TBT limit, seconds.
     tbt_slo_s: float = inf
-    #: Predicted seconds of the step in which it is prefilled there; 0 when it is not, or was.
+    #: Predicted seconds of the step that prefills it there; 0 if none does, or it is done.
     local_s: float = 0.0
-    #: "asked": not in any load yet. "landing": counted as reserved. "running".
+    #: "asked": not in any load yet. "landing": loads count it as reserved. "running".
     state: str = "asked"
 
 
@@ -45,7 +45,7 @@ class _Decode:
     cost: DecodeCost
     #: Our requests there.
     held: dict[RequestId, _Held] = field(default_factory=dict)
-    #: The last load with what happened since; estimates, never exact.
+    #: The last load with the claims since; estimates, never exact.
     free_pages: int = 0
     n_requests: int = 0
     context_tokens: int = 0
@@ -54,51 +54,51 @@ class _Decode:
     running_tokens: int = 0
     #: Free pages and requests of its last report; None before the first one.
     reported: tuple[int, int] | None = None
-    #: This worker as placement sees it; None when something has changed.
+    #: This worker as a candidate of placement; None when an input has changed.
     candidate: DecodeCandidate | None = None
-    #: The same for prefilling there.
+    #: This worker as a candidate for local prefill; likewise.
     terms: LocalPrefillCandidate | None = None
 
 
 @dataclass(slots=True)
 class _Full:
-    """A worker's refusal of a reservation that our books had room for."""
+    """A worker's refusal of a reservation that it seemed to have room for."""
 
-    #: When it may be asked for anything again.
+    #: When it may be asked for any number of pages again.
     until_s: float
-    #: What it was asked for.
+    #: Pages that it was asked for.
     n_pages: int
-    #: Whether it has reported since: then it may be asked for less.
+    #: Whether it has reported since: then it may be asked for fewer pages.
     reported: bool = False
 
 
 class DecodePool:
-    """Live decode workers, our claims on them, and what they will be running."""
+    """Track live decode workers, our claims on them, and their future load."""
 
     def __init__(self, costs: CostModel, *, decode_time_s: float | None = None) -> None:
-        """No workers yet.
+        """Start without workers.
 
         Args:
-            costs: learns from loads.
-            decode_time_s: how long every request decodes, for the uniform forecast; None: the
-                mean of those that have ended lately, and for ever until one has.
+            costs: predictions, which learn from loads.
+            decode_time_s: seconds that every request decodes, for the uniform forecast. None: the
+                mean of recently finished requests, and infinite until there is one.
         """
         self._costs = costs
         self._given_decode_time_s = decode_time_s
         self._seen_decode_times_s = SlidingQuantile()
         self._workers: dict[WorkerId, _Decode] = {}
-        #: Exactly the claims in state "running", by their start; the others in `_pending`.
+        #: Exactly the claims in state "running", by their start; the others are in `_pending`.
         self._running = DecodeStarts()
         self._pending = DecodeStarts()
-        #: Over all workers, by what they run now.
+        #: Mean step over all workers, by their running requests.
         self._mean = MeanDecodeStep(costs)
-        #: Workers that may have room for more since `take_workers_with_more_room` was asked last.
+        #: Workers that may have more room since the last `take_workers_with_more_room`.
         self._roomier: set[WorkerId] = set()
-        #: Workers that refused a reservation, to the clock's first look after `until_s` or to a
-        #: report of more room.
+        #: Workers that refused a reservation, until the first tick after `until_s` or a report of
+        #: more room.
         self._full: dict[WorkerId, _Full] = {}
 
-    # -- who is here -------------------------------------------------------------------------
+    # -- live workers ------------------------------------------------------------------------
 
     def __contains__(self, worker_id: WorkerId) -> bool:
         return worker_id in self._workers
@@ -107,7 +107,7 @@ class DecodePool:
         return iter(self._workers)
 
     def join(self, info: WorkerInfo) -> None:
-        """A worker is there, or its record changed; its claims stay."""
+        """Add a worker, or update its record; claims on it stay."""
         cost = info.decode_cost or DecodeCost()
         if (worker := self._workers.get(info.worker_id)) is None:
             self._workers[info.worker_id] = _Decode(info, cost, free_pages=info.n_blocks)
@@ -115,10 +115,10 @@ class DecodePool:
         else:
             worker.info, worker.cost = info, cost
             worker.candidate = worker.terms = None
-        self._runs(self._workers[info.worker_id])
+        self._update_mean_step(self._workers[info.worker_id])
 
     def leave(self, worker_id: WorkerId) -> None:
-        """A worker is gone, and with it all claims on it."""
+        """Remove a worker that is gone, with all claims on it."""
         for request_id in list(self._workers[worker_id].held):
             self.release(worker_id, request_id)
         del self._workers[worker_id]
@@ -127,7 +127,7 @@ class DecodePool:
         self._full.pop(worker_id, None)
 
     def candidates(self, workers: Iterable[WorkerInfo], n_pages: int) -> list[DecodeCandidate]:
-        """These workers as placement sees them; without those that refused as many pages."""
+        """Return the candidates of these workers, without those that refused as many pages."""
         if self._full:
             workers = [info for info in workers if self._may_ask(info.worker_id, n_pages)]
         return [
@@ -138,7 +138,7 @@ class DecodePool:
     def local_prefill_candidates(
         self, candidates: Iterable[DecodeCandidate]
     ) -> list[tuple[DecodeCandidate, LocalPrefillCandidate]]:
-        """Those of them that prefill by themselves, and what that takes there."""
+        """Return the candidates that prefill by themselves, each with the terms of that."""
         made = []
         for candidate in candidates:
             worker = self._workers[candidate.worker_id]
@@ -148,7 +148,7 @@ class DecodePool:
                 made.append((candidate, worker.terms))
         return made
 
-    # -- what is promised --------------------------------------------------------------------
+    # -- claims ------------------------------------------------------------------------------
 
     def hold(
         self,
@@ -161,16 +161,16 @@ class DecodePool:
         tbt_slo_s: float | None = None,
         local_s: float = 0.0,
     ) -> None:
-        """A request is to decode there, from about `stay.start_s`.
+        """Claim pages for a request that will decode at a worker from about `stay.start_s`.
 
         Args:
-            worker_id: of a live worker.
-            request_id: not held there yet.
+            worker_id: a live worker.
+            request_id: a request without a claim there.
             n_pages: pages of its prompt.
-            stay: when, and how much context.
-            n_wanted: pages that are to be free for it; None: those of its prompt.
-            tbt_slo_s: its limit of the time between tokens; None: no limit.
-            local_s: seconds of the step in which it is prefilled there; 0: it is not.
+            stay: its start, and its tokens of context.
+            n_wanted: pages that must be free for it; None: those of its prompt.
+            tbt_slo_s: its TBT limit, seconds; None: no limit.
+            local_s: seconds of the step that prefills it there; 0: none does.
         """
         worker = self._workers[worker_id]
         worker.held[request_id] = _Held(
@@ -183,11 +183,11 @@ class DecodePool:
         self._pending.add(request_id, stay.start_s, stay.n_tokens)
 
     def on_landing_reserved(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """Its pages are set aside: loads count it from now on."""
+        """Record that a request's pages are reserved: loads count them from now on."""
         self._workers[worker_id].held[request_id].state = "landing"
 
     def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
-        """Its prefill is done: it runs from now on."""
+        """Record that a request's prefill is done, and that it runs from now on."""
         worker = self._workers[worker_id]
         held = worker.held[request_id]
         stay = held.stay
@@ -199,10 +199,10 @@ class DecodePool:
             held.local_s, worker.terms = 0.0, None
         worker.n_running += 1
         worker.running_tokens += stay.n_tokens
-        self._runs(worker)
+        self._update_mean_step(worker)
 
     def release(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """A request holds nothing there any more; if it did."""
+        """End a request's claim on a worker, if it has one."""
         worker = self._workers.get(worker_id)
         if worker is None or (held := worker.held.pop(request_id, None)) is None:
             return
@@ -214,32 +214,35 @@ class DecodePool:
         if stay.running:
             worker.n_running = max(0, worker.n_running - 1)
             worker.running_tokens = max(0, worker.running_tokens - stay.n_tokens)
-            self._runs(worker)
+            self._update_mean_step(worker)
         (self._running if stay.running else self._pending).remove(request_id, stay.start_s)
         if held.state != "asked":
             self._full.pop(worker_id, None)
         self._roomier.add(worker_id)
 
     def on_refused(self, worker_id: WorkerId, request_id: RequestId, until_s: float) -> None:
-        """A worker has no room for a request that is held there in state "asked": it is asked for
-        nothing until it reports, and then for less, until that time or a report of more room."""
+        """Record that a worker has no room for a request, whose claim is in state "asked".
+
+        It is asked for no pages until it reports, and then for fewer pages. This ends at
+        `until_s`, or with a report of more room.
+        """
         self._full[worker_id] = _Full(until_s, self._workers[worker_id].held[request_id].n_wanted)
 
     def on_tick(self, now: float) -> None:
-        """Workers that refused may be asked again when their time is over."""
+        """Let workers whose refusal is over be asked again."""
         for worker_id in [w for w, full in self._full.items() if full.until_s <= now]:
             del self._full[worker_id]
             self._roomier.add(worker_id)
 
-    # -- room for those who wait -------------------------------------------------------------
+    # -- room for waiting requests -----------------------------------------------------------
 
     def take_workers_with_more_room(self) -> set[WorkerId]:
-        """Workers that may have room for more than when this was asked last; no others have."""
+        """Return the workers that may have more room than at the last call; no others have."""
         roomier, self._roomier = self._roomier, set()
         return roomier
 
     def has_room(self, worker_id: WorkerId, n_pages: int) -> bool:
-        """Whether a live worker would be asked for so many pages."""
+        """Return whether a live worker would be asked for so many pages."""
         has_pages = self._workers[worker_id].free_pages >= n_pages
         return has_pages and self._may_ask(worker_id, n_pages)
 
@@ -248,17 +251,17 @@ class DecodePool:
         return full is None or (full.reported and n_pages < full.n_pages)
 
     def decoded_for(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
-        """Seconds that a request has been running there; it does."""
+        """Return the seconds for which a running request has been decoding at a worker."""
         return now - self._workers[worker_id].held[request_id].stay.start_s
 
     def requests(self, worker_id: WorkerId) -> set[RequestId]:
-        """Our requests at a live worker."""
+        """Return our requests at a live worker."""
         return set(self._workers[worker_id].held)
 
-    # -- what they report --------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------
 
     def on_load(self, worker_id: WorkerId, load: DecodeLoad) -> None:
-        """Start again from what it says, plus what it can't know of yet."""
+        """Take over a worker's load, plus the claims that it can't know of yet."""
         if (worker := self._workers.get(worker_id)) is None:
             return
         asked = [held for held in worker.held.values() if held.state == "asked"]
@@ -268,7 +271,7 @@ class DecodePool:
         worker.free_pages = load.free_pages - sum(held.n_pages for held in asked)
         worker.n_requests = load.n_running + load.n_reserved + len(asked)
         worker.context_tokens = load.context_tokens + sum(held.stay.n_tokens for held in coming)
-        # What was started a moment ago may not be in the report.
+        # The report may lack requests that were started a moment ago.
         worker.n_running = max(load.n_running, len(ours))
         worker.running_tokens = max(load.context_tokens, sum(h.stay.n_tokens for h in ours))
         reported = load.free_pages, load.n_running + load.n_reserved
@@ -286,55 +289,55 @@ class DecodePool:
             self._costs.observe_step(
                 worker_id, worker.cost, load.n_running, load.context_tokens, load.step_s
             )
-        self._runs(worker)
+        self._update_mean_step(worker)
 
     def observe_decode_time(self, seconds: float) -> None:
-        """A request has decoded to its end, which took so long."""
+        """Learn the seconds that a finished request has decoded for."""
         self._seen_decode_times_s.observe(seconds)
 
     @property
     def decode_time_s(self) -> float:
-        """t_d of the uniform forecast, seconds."""
+        """Seconds that every request decodes (t_d) in the uniform forecast."""
         if self._given_decode_time_s is not None:
             return self._given_decode_time_s
         seen = self._seen_decode_times_s
         return seen.mean if len(seen) else float("inf")
 
-    # -- what admission asks: see `admission.Outlook` ----------------------------------------
+    # -- predictions for admission: see `DecodeLoadPredictor` --------------------------------
 
     def running_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
-        """Seconds per step of what runs at a worker now and a request of `n_tokens`."""
+        """Return the seconds per step of a worker's running requests and one of `n_tokens`."""
         return self._step_s(decode, 1, n_tokens)
 
     def mean_tbt_s(self, n_tokens: int) -> float:
-        """Mean seconds per step over all workers now, and a request of `n_tokens`."""
+        """Return the mean seconds per step over all workers now, with a request of `n_tokens`."""
         return self._mean.mean_s(1, n_tokens)
 
     def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
-        """Mean seconds per step over all workers at a later moment, by the uniform forecast."""
+        """Return the mean seconds per step over all workers later, by the uniform forecast."""
         change = uniform_load_change(self._running, self._pending, now, at_s, self.decode_time_s)
         return self._mean.mean_s(change.n_requests + 1, change.context_tokens + n_tokens)
 
     def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
-        """Seconds per step of a request that is alone there."""
+        """Return the seconds per step of a request that is alone at a worker."""
         return self._costs.step_s(decode, self._workers[decode].cost, 1, n_tokens)
 
     def loads_s(self) -> dict[WorkerId, float]:
-        """Seconds per step of what runs at each worker now; 0 where nothing does."""
+        """Return the seconds per step of each worker's running requests; 0 without any."""
         return {
             worker_id: self._step_s(worker_id, 0, 0) if worker.n_running else 0.0
             for worker_id, worker in self._workers.items()
         }
 
     def used_shares(self) -> dict[WorkerId, float]:
-        """Share of each worker's pages that are promised, by the last load and what came since."""
+        """Return the share of each worker's pages that are reserved or used."""
         return {
             worker_id: 1 - max(0, worker.free_pages) / max(1, worker.info.n_blocks)
             for worker_id, worker in self._workers.items()
         }
 
-    def _runs(self, worker: _Decode) -> None:
-        """What a worker runs, or how fast, has changed."""
+    def _update_mean_step(self, worker: _Decode) -> None:
+        """Update the mean step after a worker's load or correction has changed."""
         worker_id = worker.info.worker_id
         self._mean.put(worker_id, worker.cost, worker.n_running, worker.running_tokens)
 
@@ -375,7 +378,7 @@ class DecodePool:
         return self._costs.step_s(worker_id, worker.cost, n_requests, tokens)
 
     def check(self) -> None:
-        """Audit: starts are those of the claims, and no candidate is out of date."""
+        """Check that starts are those of the claims, and that no candidate is out of date."""
         self._running.check()
         self._pending.check()
         self._mean.check()
@@ -391,5 +394,5 @@ class DecodePool:
 
 
 def _is_roomier(reported: tuple[int, int], than: tuple[int, int] | None) -> bool:
-    """Whether more pages are free, or fewer requests there, than by the report before."""
+    """Return whether a report has more free pages or fewer requests than the one before."""
     return than is None or reported[0] > than[0] or reported[1] < than[1]

@@ -1,8 +1,8 @@
-"""The prefill side of the cluster's books: what is queued at each prefill worker.
+"""Track the queue of each prefill worker.
 
-A queue is known by what was promised to the worker and has not ended, and by what it reports
-beyond that, which is other conductors'. Queued time is kept as a sum, so that looking at it
-does not walk the queue.
+A queue consists of our own requests that have not ended, and of other conductors' tokens. The
+worker reports all queued tokens; those beyond ours are other conductors'. Queued time is kept as a sum, so that reading it
+does not visit the queue.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ class _Planned:
 
     predicted_s: float
     n_computed: int
-    #: The kvstore that it reads from over the network, if it does.
+    #: The kvstore that it reads from over the network, if any.
     source: WorkerId | None
-    #: At the first stage of a group: the workers of the others, which have claims of their own.
+    #: At the first stage of a group: the workers of the other stages, with claims of their own.
     others: tuple[WorkerId, ...] = ()
-    #: When its prefill worker was told.
+    #: When its prefill worker was told to start.
     started_s: float = inf
 
 
@@ -34,22 +34,22 @@ class _Planned:
 class _Prefill:
     info: WorkerInfo
     cost: PrefillCost
-    #: Our requests there, reserving ones included, in the order in which they will run.
+    #: Our requests there, including reserving ones, in the order in which they will run.
     planned: dict[RequestId, _Planned] = field(default_factory=dict)
-    #: Predicted seconds of all of `planned` but the first; 0 when there are no others.
+    #: Predicted seconds of all of `planned` except the first; 0 without others.
     behind_s: float = 0.0
-    #: When the first of `planned` should be over; long ago when there is none.
+    #: When the first of `planned` should end; minus infinity without one.
     head_ends_s: float = -inf
-    #: When a request left the queue last.
+    #: When a request last left the queue.
     last_left_s: float = -inf
-    #: When it answered last that a request is done, or failed.
+    #: When the worker last answered that a request is done or failed.
     last_answer_s: float = -inf
-    #: Queued tokens that are not ours: other conductors'.
+    #: Queued tokens of other conductors.
     foreign_tokens: int = 0
 
 
 class PrefillPool:
-    """Live prefill workers, and what is planned at each."""
+    """Track live prefill workers and the requests planned at each."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -57,7 +57,7 @@ class PrefillPool:
         #: Reads planned or under way at each kvstore; no value is 0.
         self.transfers: dict[WorkerId, int] = {}
 
-    # -- who is here -------------------------------------------------------------------------
+    # -- live workers ------------------------------------------------------------------------
 
     def __contains__(self, worker_id: WorkerId) -> bool:
         return worker_id in self._workers
@@ -66,7 +66,7 @@ class PrefillPool:
         return len(self._workers)
 
     def join(self, info: WorkerInfo) -> None:
-        """A worker is there, or its record changed; its queue stays."""
+        """Add a worker, or update its record; its queue stays."""
         cost = info.prefill_cost or PrefillCost()
         if (worker := self._workers.get(info.worker_id)) is None:
             self._workers[info.worker_id] = _Prefill(info, cost)
@@ -74,7 +74,7 @@ class PrefillPool:
             worker.info, worker.cost = info, cost
 
     def leave(self, worker_id: WorkerId) -> None:
-        """A worker is gone, and its queue with it."""
+        """Remove a worker that is gone, with its queue."""
         for request_id in list(self._workers[worker_id].planned):
             self.release(worker_id, request_id, now=0.0)
         del self._workers[worker_id]
@@ -85,12 +85,12 @@ class PrefillPool:
         homes: Mapping[WorkerId, WorkerId | None],
         now: float,
     ) -> list[PrefillCandidate]:
-        """These workers as placement sees them, with their homes."""
+        """Return the candidates of these workers, with their homes."""
         made = []
         for info in workers:
             worker_id = info.worker_id
             worker = self._workers[worker_id]
-            # `_queue_s`, written out for the common case: placement asks for every worker.
+            # `_queue_s` is inlined for the common case: placement needs it for every worker.
             queue_s = worker.behind_s
             if worker.head_ends_s > now:
                 queue_s += worker.head_ends_s - now
@@ -99,10 +99,10 @@ class PrefillPool:
             made.append(PrefillCandidate(worker_id, worker.cost, homes[worker_id], queue_s))
         return made
 
-    # -- what is promised --------------------------------------------------------------------
+    # -- claims ------------------------------------------------------------------------------
 
     def plan(self, chosen: Estimate, job: PlacementRequest, now: float) -> None:
-        """A request is to run at the chosen worker or group, behind what is there."""
+        """Queue a request at the chosen worker or group, behind earlier ones."""
         source = chosen.source if chosen.transfer_blocks else None
         if source is not None:
             self.transfers[source] = self.transfers.get(source, 0) + 1
@@ -115,26 +115,29 @@ class PrefillPool:
             self._queue(other, job.request_id, _Planned(seconds, n_computed, None), now)
 
     def start(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
-        """The worker is told to prefill a request."""
+        """Record that a worker was told to prefill a request."""
         self._workers[worker_id].planned[request_id].started_s = now
 
     def on_answer(self, worker_id: WorkerId, now: float) -> None:
-        """A live worker is through with a request: it does not hang."""
+        """Record that a worker has finished a request, so it does not hang."""
         self._workers[worker_id].last_answer_s = now
 
     def hangs(self, worker_id: WorkerId, request_id: RequestId) -> bool:
-        """Whether a live worker is through with nothing since it was told of a request."""
+        """Return whether a live worker has finished no request since it was told of this one."""
         worker = self._workers[worker_id]
         return worker.last_answer_s < worker.planned[request_id].started_s
 
     def busy_s(self, worker_id: WorkerId, request_id: RequestId, now: float) -> float:
-        """Seconds for which a request that is done now can have kept its worker busy: since
-        it was told, or since the one before it left. 0 if both shared their last pass."""
+        """Return the most seconds for which a request that is done now kept its worker busy.
+
+        They count from its start, or from when the request before it left; 0 if both shared their
+        last pass.
+        """
         worker = self._workers[worker_id]
         return max(0.0, now - max(worker.planned[request_id].started_s, worker.last_left_s))
 
     def release(self, worker_id: WorkerId, request_id: RequestId, now: float) -> None:
-        """A request is no more in a worker's queue, nor in those of its further stages."""
+        """Remove a request from a worker's queue, and from those of its further stages."""
         worker = self._workers.get(worker_id)
         if worker is None or request_id not in worker.planned:
             return
@@ -168,27 +171,27 @@ class PrefillPool:
         worker.planned[request_id] = one
 
     def requests(self, worker_id: WorkerId) -> set[RequestId]:
-        """Our requests at a live worker."""
+        """Return our requests at a live worker."""
         return set(self._workers[worker_id].planned)
 
     def queues_s(self, now: float) -> dict[WorkerId, float]:
-        """Predicted seconds until a new request would begin, at each worker."""
+        """Return the predicted seconds until a new request would start, at each worker."""
         return {worker_id: self._queue_s(w, now) for worker_id, w in self._workers.items()}
 
     def unloaded_s(self, worker_id: WorkerId, n_tokens: int) -> float:
-        """Seconds of prefilling so many tokens on an idle worker with nothing cached."""
+        """Return the seconds of a prefill on an idle worker with an empty cache."""
         return self._costs.prefill_s(worker_id, self._workers[worker_id].cost, n_tokens, 0)
 
-    # -- what they report --------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------
 
     def on_load(self, worker_id: WorkerId, load: PrefillLoad) -> None:
-        """What is queued beyond our own is other conductors'."""
+        """Take over a worker's load: queued tokens beyond ours are other conductors'."""
         if (worker := self._workers.get(worker_id)) is not None:
             ours = sum(planned.n_computed for planned in worker.planned.values())
             worker.foreign_tokens = max(0, load.queued_tokens - ours)
 
     def check(self) -> None:
-        """Audit: queued time and transfers are those of the queues."""
+        """Check that queued time and transfers are those of the queues."""
         transfers: dict[WorkerId, int] = {}
         for worker in self._workers.values():
             planned = list(worker.planned.values())
@@ -201,7 +204,7 @@ class PrefillPool:
         assert transfers == self.transfers
 
     def _queue_s(self, worker: _Prefill, now: float) -> float:
-        """All queued, less what has run."""
+        """Return the predicted seconds of all queued requests, less those that have run."""
         queue_s = worker.behind_s + max(0.0, worker.head_ends_s - now)
         if worker.foreign_tokens:
             per_token = PrefillCost(0.0, worker.cost.c1_s, 0.0)

@@ -1,12 +1,12 @@
-"""Which live worker is told to change sides: the roles' policy over the cluster's books.
+"""Choose the live worker that changes between prefill and decode, by the cluster's loads.
 
-What a side's load is: at a prefill worker the predicted time until a new request would begin,
-over the limit for the time to first token, or the share of time that it has lately had work,
-whichever is more (a queue alone is short until there is too much work, and so does not say that a
-worker can be spared); at a decode worker the time of a step over the limit
-for the time between tokens, or the share of its pages that are promised, whichever is more.
-Without a limit seconds count. Only workers that say so in their record are asked, and those
-that are on their way out belong to no side.
+A prefill worker has two loads, of which the larger counts. One is the predicted time until a new
+request would start, over the TTFT limit. The other is the share of time with work lately: a queue
+alone is short until there is too much work, so it can't tell that a worker can be spared.
+
+A decode worker has two as well: the time of a step over the TBT limit, and the share of its pages
+that are reserved. Without a limit seconds count. Only workers whose records allow it are changed,
+and draining workers belong to no side.
 """
 
 from halfmoon_protocol.ids import WorkerId
@@ -15,21 +15,21 @@ from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.cluster.role_policy import RoleChange, RoleLimits, RolePolicy
 from halfmoon_scheduling.config import SchedulingConfig
 
-#: Seconds between two looks at the loads.
+#: Seconds between two observations of the loads.
 ROLE_PERIOD_S = 1.0
-#: Weight of the newest look in the share of looks that found work at a prefill worker.
-_LOOK_WEIGHT = 1 / 30
+#: Weight of the newest observation in the share of those that found work at a prefill worker.
+_OBSERVATION_WEIGHT = 1 / 30
 
 
 class RoleBalancer:
-    """Looks at both sides now and then."""
+    """Observe both sides periodically, and propose changes."""
 
     def __init__(self, config: SchedulingConfig, cluster: Cluster) -> None:
         self._ttft_s = config.ttft_slo_s or 1.0
         self._tbt_s = config.tbt_slo_s or 1.0
         self._cluster = cluster
-        self._looked_s = float("-inf")
-        #: Share of recent looks that found work, at prefill workers that are live.
+        self._observed_s = float("-inf")
+        #: Share of recent observations that found work, at each live prefill worker.
         self._busy: dict[WorkerId, float] = {}
         self._policy = RolePolicy(
             RoleLimits(
@@ -41,14 +41,14 @@ class RoleBalancer:
         )
 
     def propose(self, now: float) -> RoleChange | None:
-        """Who is to change now, if anybody."""
-        if now < self._looked_s + ROLE_PERIOD_S:
+        """Return the change to make now, if any."""
+        if now < self._observed_s + ROLE_PERIOD_S:
             return None
-        self._looked_s = now
+        self._observed_s = now
         prefills, decodes = self._cluster.accepting("prefill"), self._cluster.accepting("decode")
         queues_s = self._cluster.prefills.queues_s(now)
         self._busy = {
-            worker: before + ((queue_s > 0) - before) * _LOOK_WEIGHT
+            worker: before + ((queue_s > 0) - before) * _OBSERVATION_WEIGHT
             for worker, queue_s in queues_s.items()
             for before in (self._busy.get(worker, 0.0),)
         }
@@ -69,5 +69,5 @@ class RoleBalancer:
 
 
 def _movable(workers: tuple[WorkerInfo, ...]) -> set[WorkerId]:
-    """Those that can be told to change."""
+    """Return the workers that can change between both roles."""
     return {info.worker_id for info in workers if {"prefill", "decode"} <= set(info.roles)}

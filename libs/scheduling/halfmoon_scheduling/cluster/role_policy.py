@@ -1,12 +1,12 @@
-"""Workers between the two pools: who should change sides, and when.
+"""Decide when a worker should change between prefill and decode, and which one.
 
-A pool's load is a predicted time over its limit (see `admission`). When one side's stays above
-the other's, one worker of the other side is proposed to change. Changing costs: the worker
-must finish what it has, and it may load other kernels. So the imbalance must last, it must be
-large, only one worker changes at a time, and then nothing happens for a while. What would only
-turn the imbalance round is not proposed, so that roles do not swing.
+A pool's load is a predicted time over its limit (see `admission_modes`). When one side's load stays
+above the other's, a change of one worker of the other side is proposed. A change has a cost: the
+worker must finish its requests, and it may load other kernels. So the imbalance must last and be
+large. Only one worker changes at a time, and then none for a while. A change that would only
+reverse the imbalance is not proposed, so that roles do not oscillate.
 
-The policy proposes (see `role_changes`); the worker, or whoever runs it, does it.
+The policy proposes (see `role_balancer`); the worker's own process makes the change.
 """
 
 from collections.abc import Container, Mapping
@@ -20,7 +20,7 @@ Side = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """A worker is to finish what it has and go over to the other side."""
+    """A proposal: a worker finishes its requests and changes to the other side."""
 
     worker_id: WorkerId
     to: Side
@@ -29,22 +29,22 @@ class RoleChange:
 
 @dataclass(frozen=True, slots=True)
 class RoleLimits:
-    """When a change is proposed."""
+    """Conditions under which a change is proposed."""
 
-    #: The one side's load at the least, and how many times the other's.
+    #: Least load of the busier side, and least ratio of it to the other side's.
     busy_load: float = 0.8
     ratio: float = 1.5
-    #: Seconds that it must stay so.
+    #: Seconds that the imbalance must last.
     lasting_s: float = 60.0
     #: Seconds after a change in which none is proposed.
     rest_s: float = 300.0
-    #: Workers that a side keeps at the least.
+    #: Least workers that a side keeps.
     least_workers: int = 1
 
 
 @dataclass(slots=True)
 class RolePolicy:
-    """Remembers how long one side has been the busier one."""
+    """Propose changes, and remember how long one side has been the busier one."""
 
     limits: RoleLimits = field(default_factory=RoleLimits)
     _busier: Side | None = field(default=None, init=False)
@@ -59,13 +59,13 @@ class RolePolicy:
         *,
         movable: Container[WorkerId] | None = None,
     ) -> RoleChange | None:
-        """Look at both sides' loads, and say who should change, if anybody.
+        """Compare both sides' loads, and return the change to make, if any.
 
         Args:
             prefill_loads: load of each prefill worker.
             decode_loads: load of each decode worker.
             now: seconds.
-            movable: those that can change; None: all can.
+            movable: workers that can change; None: all can.
         """
         loads = {"prefill": prefill_loads, "decode": decode_loads}
         busier = self._busier_side(prefill_loads, decode_loads)
@@ -90,7 +90,7 @@ class RolePolicy:
     def _busier_side(
         self, prefill_loads: Mapping[WorkerId, float], decode_loads: Mapping[WorkerId, float]
     ) -> Side | None:
-        """The side that should get a worker, if the other one can spare it."""
+        """Return the side that should get a worker, if the other one can spare one."""
         sides: list[tuple[Side, Mapping[WorkerId, float], Mapping[WorkerId, float]]] = [
             ("prefill", prefill_loads, decode_loads),
             ("decode", decode_loads, prefill_loads),

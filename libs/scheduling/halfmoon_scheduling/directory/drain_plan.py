@@ -1,8 +1,9 @@
-"""Which blocks of a node that leaves go where: those that no other node has, starts of prompts
-first, each as near as can be to the block before it.
+"""Plan where the blocks of a draining node go.
 
-Pure: what others hold and have room for is told, orders come out, and what became of them is
-told. A target that refuses, or is lost, is left out; who asks again later looks at all anew.
+Only blocks that no other node has are copied, the starts of prompts first. Each goes to a node
+that holds the block before it, if possible. The caller says what other nodes hold and have room
+for, makes the planned copies, and reports their results. A target that refuses, or is lost, is left
+out of this plan; a later plan starts anew.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,7 +14,7 @@ from halfmoon_protocol.ids import BlockHash, WorkerId
 
 
 class DrainingBlock(NamedTuple):
-    """A block of the node that leaves."""
+    """A block of the draining node."""
 
     hash: BlockHash
     #: The block before it in its prompt.
@@ -23,7 +24,7 @@ class DrainingBlock(NamedTuple):
 
 
 class DrainCopy(NamedTuple):
-    """Blocks for one target, each the child of the one before."""
+    """Blocks to copy to one target, each the child of the one before."""
 
     target: WorkerId
     hashes: tuple[BlockHash, ...]
@@ -33,12 +34,12 @@ class DrainCopy(NamedTuple):
 @dataclass(slots=True)
 class _Target:
     held: set[BlockHash]
-    #: Blocks that fit there without others being given up.
+    #: Blocks that fit there without evictions.
     n_room: int
 
 
 class DrainPlan:
-    """One look at who has what, and the orders that follow from it."""
+    """Plan copies from one state of all nodes."""
 
     def __init__(self, blocks: Iterable[DrainingBlock]) -> None:
         #: Blocks without a copy elsewhere, starts of prompts first.
@@ -57,17 +58,17 @@ class DrainPlan:
         return self._remaining.keys()
 
     def add_target(self, target: WorkerId, hashes: Collection[BlockHash], n_room: int) -> None:
-        """A node that may take blocks has these, and room for so many more."""
+        """Add a node that may take blocks, with the blocks that it has and its room."""
         self._targets[target] = _Target(set(hashes), n_room)
         for block in hashes:
             self._remaining.pop(block, None)
 
     def exclude(self, target: WorkerId) -> None:
-        """A node takes no more, or is gone; what is there stays known."""
+        """Exclude a node that is full or gone; blocks known to be there need no copy."""
         self._targets[target].n_room = 0
 
     def next(self, max_blocks: int) -> DrainCopy | None:
-        """The next blocks to copy; None when nothing is left, or nobody has room."""
+        """Return the next blocks to copy; None when none remain, or no node has room."""
         with_room = {name: each for name, each in self._targets.items() if each.n_room > 0}
         if not self._remaining or not with_room:
             return None
@@ -85,11 +86,11 @@ class DrainPlan:
             chain.append(following)
         return DrainCopy(name, tuple(chain), first.parent)
 
-    def on_copied(self, order: DrainCopy, n_blocks: int) -> None:
-        """The first so many blocks of an order are at its target now."""
-        target = self._targets[order.target]
-        for block in order.hashes[:n_blocks]:
+    def on_copied(self, copy: DrainCopy, n_blocks: int) -> None:
+        """Record that the first `n_blocks` of a copy have arrived at its target."""
+        target = self._targets[copy.target]
+        for block in copy.hashes[:n_blocks]:
             target.held.add(block)
             target.n_room -= self._remaining.pop(block, None) is not None
-        if n_blocks < len(order.hashes):
+        if n_blocks < len(copy.hashes):
             target.n_room = 0  # for now: it has less room than it said, or could not read all

@@ -17,43 +17,45 @@ MAX_BUFFERED_BATCHES = 1024
 
 @dataclass(slots=True)
 class _Stream:
-    """What is known of one kvstore's events."""
+    """The state of one kvstore's event stream."""
 
-    #: The newest event applied, or contained in the snapshot.
+    #: Number of the newest event that was applied, or that the snapshot contains.
     applied: int = -1
-    #: The newest batch that came; batches come in order, so an older one means a restart.
+    #: The newest batch received; batches arrive in order, so an older one means a restart.
     newest: KvEventBatch | None = None
     awaits_snapshot: bool = True
-    #: When the awaited snapshot was asked for.
+    #: When the awaited snapshot was requested.
     asked_s: float = 0.0
     #: A snapshot of an earlier state than this leaves a gap before `buffered`.
     required: int = -1
-    #: What came while a snapshot is awaited, without gaps.
+    #: Batches received while a snapshot is awaited, without gaps.
     buffered: list[KvEventBatch] = field(default_factory=list)
-    #: A snapshot was too old, and another one was asked for at once.
+    #: Whether a snapshot was too old, and another one was requested at once.
     asked_again: bool = False
-    #: The kvstore began anew while a snapshot was awaited, which may tell of the old start.
+    #: Whether the kvstore restarted while a snapshot was awaited, which may be of the old start.
     restarted: bool = False
 
 
 class KvEventFollower:
-    """Applies each kvstore's events to an index, in order and without gaps.
+    """Apply each kvstore's events to an index, in order and without gaps.
 
-    Methods that return a truth value say whether a snapshot must be asked for now. Until it
-    comes, the index keeps what it knew of that kvstore: a wrong entry costs one failed lease.
+    Methods that return a bool tell whether a snapshot must be requested now. Until it arrives, the
+    index keeps that kvstore's entries: a wrong one costs a failed lease.
     """
 
     def __init__(self, index: PrefixIndex, *, max_buffered: int = MAX_BUFFERED_BATCHES) -> None:
         self._index = index
         self._max_buffered = max_buffered
         self._streams: dict[WorkerId, _Stream] = {}
-        #: Snapshots that were needed, those of kvstores that joined included.
+        #: Snapshots that were needed, including those of kvstores that joined.
         self.n_snapshots = 0
 
     @property
     def behind(self) -> dict[WorkerId, int]:
-        """Messages of events that each kvstore is known to have published and that are not in
-        the index: kept, or lost and waiting for a snapshot."""
+        """Batches that each kvstore is known to have published and that are not in the index.
+
+        They are buffered, or lost until a snapshot arrives.
+        """
         return {
             worker: max(
                 stream.required,
@@ -65,19 +67,19 @@ class KvEventFollower:
         }
 
     def on_joined(self, worker: WorkerId, now: float) -> bool:
-        """A kvstore is there, its contents unknown: always true."""
+        """Follow a kvstore that joined, with unknown contents: always returns True."""
         self._index.drop(worker)
         self._streams[worker] = _Stream(asked_s=now)
         self.n_snapshots += 1
         return True
 
     def on_lost(self, worker: WorkerId) -> None:
-        """The kvstore is gone, and with it what it held."""
+        """Forget a kvstore that is gone, with its blocks."""
         self._streams.pop(worker, None)
         self._index.drop(worker)
 
     def distrust(self, worker: WorkerId, now: float) -> bool:
-        """What is known of this kvstore has proven wrong: forget it."""
+        """Clear the entries of a kvstore that have proven wrong."""
         if (stream := self._streams.get(worker)) is None:
             return False
         self._index.clear(worker)
@@ -86,7 +88,7 @@ class KvEventFollower:
         return self._await_snapshot(stream, now)
 
     def overdue(self, now: float, timeout_s: float) -> list[WorkerId]:
-        """Those whose snapshot was asked for so long ago that it must be asked for again."""
+        """Return the kvstores whose snapshot is late and must be requested again."""
         late = [
             worker
             for worker, stream in self._streams.items()
@@ -97,7 +99,7 @@ class KvEventFollower:
         return late
 
     def on_events(self, worker: WorkerId, batch: KvEventBatch, now: float) -> bool:
-        """A batch of events came. One of a stranger is ignored, as is a batch said twice."""
+        """Apply a batch of events. Ignore batches of unknown kvstores, and duplicates."""
         stream = self._streams.get(worker)
         if stream is None or batch == stream.newest:
             return False
@@ -108,7 +110,7 @@ class KvEventFollower:
             self._buffer(stream, batch)
             return False
         if batch.sequence <= stream.applied and not restarted:
-            return False  # contained in the snapshot
+            return False  # the snapshot contains it
         if restarted or batch.sequence > stream.applied + 1:
             self._buffer(stream, batch)
             return self._await_snapshot(stream, now)
@@ -116,10 +118,10 @@ class KvEventFollower:
         return False
 
     def on_sequence(self, worker: WorkerId, sequence: int, now: float) -> bool:
-        """A kvstore said that it has published this event, after it had.
+        """Compare with the number of an event that a kvstore says it has published.
 
-        So if it has not come, it was lost, and perhaps no further one will show that. An earlier
-        number than the newest says nothing: it may have been looked up before that one.
+        An event that has not arrived by now was lost, and perhaps no further one will reveal that.
+        A number below the newest proves nothing: it may have been read before that one.
         """
         stream = self._streams.get(worker)
         if stream is None or stream.awaits_snapshot or sequence <= stream.applied:
@@ -130,11 +132,11 @@ class KvEventFollower:
     def on_snapshot(
         self, worker: WorkerId, sequence: int, hashes: Iterable[BlockHash], now: float
     ) -> bool:
-        """A snapshot came, the state after event `sequence`.
+        """Apply a snapshot, the state after event `sequence`.
 
-        One that is too old is asked for once more: several may be under way, and the newest
-        need not come last. If that one is too old as well, the next is left to `overdue`: a
-        kvstore whose numbers never fit must not keep both sides busy.
+        A snapshot that is too old is requested once more: several may be under way, and the newest
+        need not arrive last. If that one is too old as well, the next is left to `overdue`. So a
+        kvstore whose numbers never fit does not keep both sides busy.
         """
         stream = self._streams.get(worker)
         if stream is None or not (stream.awaits_snapshot or sequence > stream.applied):
@@ -157,7 +159,7 @@ class KvEventFollower:
         return False
 
     def check(self) -> None:
-        """Audit: only streams that wait have a buffer, bounded, and without gaps."""
+        """Check that only waiting streams have a buffer, which is bounded and without gaps."""
         for stream in self._streams.values():
             assert stream.awaits_snapshot or not (stream.buffered or stream.restarted)
             assert len(stream.buffered) <= self._max_buffered
@@ -174,7 +176,7 @@ class KvEventFollower:
         return True
 
     def _buffer(self, stream: _Stream, batch: KvEventBatch) -> None:
-        """Keep a batch; what does not join on to it, or has no room, the snapshot must cover."""
+        """Keep a batch; the snapshot must cover earlier ones with a gap, or without room."""
         joins = stream.buffered and stream.buffered[-1].sequence + 1 == batch.sequence
         if not joins or len(stream.buffered) == self._max_buffered:
             stream.buffered = []
@@ -194,5 +196,5 @@ class KvEventFollower:
 
 
 def _ours(hashes: Iterable[int | bytes]) -> Iterator[BlockHash]:
-    """Hashes as we make them; integers are another system's, and match no prompt of ours."""
+    """Yield hashes of our format; integers are another system's, and match no prompt of ours."""
     return (BlockHash(block) for block in hashes if isinstance(block, bytes))

@@ -1,11 +1,10 @@
-"""Which kvstore holds which blocks: the conductor's soft copy of the kvstores' own records.
+"""Index which kvstore holds which blocks: the conductor's copy of the kvstores' own records.
 
-`PrefixIndex` answers how long a prefix each kvstore holds; `KvEventFollower` keeps it true by
-following each kvstore's numbered events, and says when only a snapshot can help.
+`PrefixIndex` tells how long a prefix each kvstore holds. `kv_event_follower` keeps it up to date.
 
-Memory: one dict entry per block, whose value is a set of workers as the bits of an integer.
-Equal sets are one object (most blocks are held by one kvstore), so a block costs its 16-byte
-hash and a dict entry, about 110 bytes, however many workers there are.
+Memory: one dict entry per block, with a set of workers as the bits of an integer. Equal sets are
+one object, since most blocks are held by one kvstore. So a block costs its 16-byte hash and a dict
+entry, about 110 bytes, for any number of workers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,39 +13,39 @@ from halfmoon_protocol.ids import BlockHash, WorkerId
 
 
 class PrefixIndex:
-    """Blocks to the workers that hold them, and prefixes to their lengths."""
+    """Map blocks to the workers that hold them, and prefixes to their lengths."""
 
     def __init__(self) -> None:
         #: Bit i of a value: the worker of slot i holds the block. No value is 0, and equal
         #: values are one object, the one in `_sets`.
         self._holders: dict[BlockHash, int] = {}
-        #: Each set in use, and by how many blocks.
+        #: Each set in use, and the number of blocks with it.
         self._sets: dict[int, tuple[int, int]] = {}
-        #: Slot of each worker that holds anything.
+        #: Slot of each worker that holds blocks.
         self._slots: dict[WorkerId, int] = {}
-        #: The reverse; None is a slot to use again.
+        #: Workers by slot; None is a slot to use again.
         self._workers: list[WorkerId | None] = []
         #: Blocks of each worker in `_slots`; never 0.
         self._n_blocks: dict[WorkerId, int] = {}
 
     def __len__(self) -> int:
-        """Blocks that somebody holds."""
+        """Return the number of blocks with a holder."""
         return len(self._holders)
 
     def n_blocks(self, worker: WorkerId) -> int:
-        """Blocks that this worker holds."""
+        """Return the number of blocks that this worker holds."""
         return self._n_blocks.get(worker, 0)
 
     def n_holders(self, block: BlockHash) -> int:
-        """How many hold this block."""
+        """Return the number of holders of a block."""
         return self._holders.get(block, 0).bit_count()
 
     def holders(self, block: BlockHash) -> Iterator[WorkerId]:
-        """Those that hold this block; hold it no longer than until the index changes."""
+        """Yield the holders of a block. Leave the index unchanged meanwhile."""
         return self._members(self._holders.get(block, 0))
 
     def add(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
-        """The worker holds these now; again is fine."""
+        """Add a worker as the holder of blocks; it may hold some already."""
         bit = 1 << self._slot(worker)
         added = 0
         for block in hashes:
@@ -57,7 +56,7 @@ class PrefixIndex:
         self._count(worker, added)
 
     def remove(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
-        """The worker holds these no more; not having held them is fine."""
+        """Remove a worker as the holder of blocks; it may not hold some."""
         if (slot := self._slots.get(worker)) is None:
             return
         bit = 1 << slot
@@ -70,24 +69,24 @@ class PrefixIndex:
         self._count(worker, -gone)
 
     def clear(self, worker: WorkerId) -> None:
-        """The worker holds nothing any more. Walks all blocks once if it held some."""
+        """Remove a worker as the holder of all its blocks; this visits all blocks once."""
         if (slot := self._slots.get(worker)) is not None:
             bit = 1 << slot
             self.remove(worker, [block for block, held in self._holders.items() if held & bit])
 
     def replace(self, worker: WorkerId, hashes: Iterable[BlockHash]) -> None:
-        """The worker holds these and nothing else."""
+        """Set the blocks that a worker holds."""
         self.clear(worker)
         self.add(worker, hashes)
 
     def drop(self, worker: WorkerId) -> None:
-        """The worker is gone."""
+        """Forget a worker that is gone."""
         self.clear(worker)
 
     def longest_prefix(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
-        """For each worker that holds the first block: how many it holds without a gap.
+        """Return for each worker that holds the first block how many it holds without a gap.
 
-        One walk for all of them, to the first block that none of those left holds.
+        One walk serves all of them; it ends at the first block that none of them holds.
         """
         lengths: dict[WorkerId, int] = {}
         left = self._holders.get(hashes[0], 0) if hashes else 0
@@ -102,7 +101,7 @@ class PrefixIndex:
         return lengths
 
     def check(self) -> None:
-        """Audit: counts, sets and slots say the same."""
+        """Check that counts, sets and slots agree."""
         counts: dict[int, int] = {}
         per_worker: dict[WorkerId, int] = {}
         for held in self._holders.values():
@@ -153,6 +152,6 @@ class PrefixIndex:
         while held:
             lowest = held & -held
             worker = self._workers[lowest.bit_length() - 1]
-            assert worker is not None, "a block is held by nobody's slot"
+            assert worker is not None, "a block is held by a free slot"
             yield worker
             held ^= lowest

@@ -1,13 +1,13 @@
-"""Copies of hot prefixes at further kvstores, made in the background; and cold ones dropped.
+"""Copy hot prefixes to further kvstores in the background, and drop copies that became cold.
 
-Placement spreads hot prefixes by itself, one transfer after the other, while requests wait
-for them (see `placement`). This policy does it ahead of them: it counts how often each block
-is asked for, and gives a prefix one more holder for every `hot_uses` uses within a half-life.
-What it had copied is dropped when it has become cold.
+Placement spreads hot prefixes by itself, one transfer after the other, while requests wait for
+them. This policy does so ahead of requests. It counts the uses of each block, and gives a prefix
+one more holder for every `hot_uses` uses within a half-life. Its copies are dropped when they have
+become cold.
 
-It only proposes. A kvstore is the one authority over its memory and may refuse a copy, or a
-drop; what it did is known from its KV events. The bytes that are copied are bounded per
-second, and copies under way per kvstore.
+It only proposes. A kvstore is the only authority over its memory and may refuse a copy or a drop;
+its KV events tell what it did. Copied bytes are bounded per second, and copies under way per
+kvstore.
 """
 
 from collections import OrderedDict
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from halfmoon_protocol.ids import BlockHash, Ticket, WorkerId
 from halfmoon_scheduling.directory.prefix_index import PrefixIndex
 
-#: Blocks whose uses are counted, and hot prefixes, at the most.
+#: Most blocks whose uses are counted, and most hot prefixes.
 MAX_COUNTED = 100_000
 MAX_PREFIXES = 256
-#: A copy is dropped when it is used less than this share of what made it.
+#: A copy is dropped when its uses fall below this share of those that made it.
 COLD_SHARE = 0.25
-#: Blocks of one copy at the most: a long prefix comes in several.
+#: Most blocks of one copy: a long prefix takes several.
 MAX_COPIED_BLOCKS = 64
-#: Seconds after which a copy that nobody spoke of is taken to have failed.
+#: Seconds without an answer after which a copy is taken to have failed.
 COPY_TIMEOUT_S = 60.0
 
 
@@ -41,7 +41,7 @@ class _Heat:
 
 @dataclass(frozen=True, slots=True)
 class CopyPrefix:
-    """Blocks to be copied from one kvstore to another."""
+    """Blocks to copy from one kvstore to another."""
 
     ticket: Ticket
     source: WorkerId
@@ -54,7 +54,7 @@ class CopyPrefix:
 
 @dataclass(frozen=True, slots=True)
 class DropCopies:
-    """Copies to be given up, children before parents."""
+    """Copies to drop, children before parents."""
 
     kvstore: WorkerId
     hashes: tuple[BlockHash, ...]
@@ -68,7 +68,7 @@ class _Prefix:
 
 @dataclass(slots=True)
 class Replicator:
-    """Counts uses, and says what to copy and to drop."""
+    """Count the uses of blocks, and propose copies and drops."""
 
     bytes_per_s: float
     hot_uses: float
@@ -76,11 +76,11 @@ class Replicator:
     _heat: OrderedDict[BlockHash, _Heat] = field(default_factory=OrderedDict, init=False)
     #: Hot prefixes by their last block, in order of use.
     _prefixes: OrderedDict[BlockHash, _Prefix] = field(default_factory=OrderedDict, init=False)
-    #: Copies under way: what, and until when; one for each target at the most.
+    #: Copies under way and their deadlines; at most one for each target.
     _copying: dict[WorkerId, tuple[CopyPrefix, float]] = field(default_factory=dict, init=False)
-    #: Blocks that are at a kvstore because of us, as far as it has not dropped them since.
+    #: Blocks that a kvstore holds because of our copies, unless it has dropped them since.
     _copied: dict[WorkerId, dict[BlockHash, None]] = field(default_factory=dict, init=False)
-    #: Kvstores that refused, and until when they are left alone.
+    #: Kvstores that refused a copy, and the time until which none is proposed to them.
     _refused_until_s: dict[WorkerId, float] = field(default_factory=dict, init=False)
     _budget_bytes: float = field(default=0.0, init=False)
     _budget_at_s: float = field(default=0.0, init=False)
@@ -93,7 +93,7 @@ class Replicator:
         block_size: int,
         now: float,
     ) -> None:
-        """A request uses these blocks, which some kvstore holds: the prefix of its prompt."""
+        """Count a use of a prompt's cached prefix."""
         n_hot = 0
         for block in hashes:
             heat = self._heat.get(block)
@@ -120,12 +120,12 @@ class Replicator:
         block_size: int,
         now: float,
     ) -> list[CopyPrefix | DropCopies]:
-        """What to do now; copies count as under way from here on.
+        """Return the copies and drops to start now; the copies count as under way from now on.
 
         Args:
-            index: who holds what.
-            room: live kvstores that may be asked for copies, each with the blocks that fit
-                without giving others up.
+            index: the holders of blocks.
+            room: live kvstores that may receive copies, each with the blocks that fit without
+                evictions.
             block_bytes: bytes of a block.
             block_size: tokens of a block.
             now: seconds.
@@ -146,31 +146,31 @@ class Replicator:
         return planned + self._drops(index, room, now)
 
     def on_copied(self, target: WorkerId, ticket: Ticket, n_blocks: int) -> None:
-        """A kvstore has made a copy, of the first `n_blocks` blocks that it was asked for."""
+        """Record a copy that a kvstore has made of the first `n_blocks` blocks."""
         copy = self._take(target, ticket)
         if copy is not None:
             ours = self._copied.setdefault(target, {})
             ours.update(dict.fromkeys(copy.hashes[:n_blocks]))
 
     def on_refused(self, target: WorkerId, ticket: Ticket, until_s: float) -> None:
-        """A kvstore does not want a copy, and none until then."""
+        """Record that a kvstore refused a copy, and takes none until a time."""
         if self._take(target, ticket) is not None:
             self._refused_until_s[target] = until_s
 
     def on_lost(self, kvstore: WorkerId) -> None:
-        """A kvstore is gone, and with it what it held and was doing."""
+        """Forget a kvstore that is gone, with its copies."""
         self._copied.pop(kvstore, None)
         self._copying.pop(kvstore, None)
         self._refused_until_s.pop(kvstore, None)
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------
 
     def _uses(self, block: BlockHash, now: float) -> float:
         heat = self._heat.get(block)
         return 0.0 if heat is None else heat.now(now, self.half_life_s)
 
     def _earn(self, block_bytes: int, now: float) -> None:
-        """The budget grows with time, to a second's worth at the most, or to one block."""
+        """Grow the budget with time, up to one second's bytes or one block."""
         earned = self._budget_bytes + self.bytes_per_s * (now - self._budget_at_s)
         self._budget_bytes = min(earned, max(self.bytes_per_s, float(block_bytes)))
         self._budget_at_s = now
@@ -221,7 +221,7 @@ class Replicator:
         return copy
 
     def _cool(self, now: float) -> None:
-        """Forget prefixes that are hot no more."""
+        """Forget prefixes that are no longer hot."""
         cold = COLD_SHARE * self.hot_uses
         for last in [last for last in self._prefixes if self._uses(last, now) < cold]:
             del self._prefixes[last]
@@ -232,7 +232,7 @@ class Replicator:
         drops: list[CopyPrefix | DropCopies] = []
         for kvstore, blocks in self._copied.items():
             cold = [b for b in blocks if self._uses(b, now) < COLD_SHARE * self.hot_uses]
-            held = [b for b in cold if index.n_holders(b) > 1]  # never the last one
+            held = [b for b in cold if index.n_holders(b) > 1]  # never the last copy
             for block in cold:
                 del blocks[block]
             if held and kvstore in kvstores:
@@ -247,7 +247,7 @@ class Replicator:
         return copy
 
     def check(self) -> None:
-        """Audit: bounds."""
+        """Check all bounds."""
         assert len(self._heat) <= MAX_COUNTED
         assert len(self._prefixes) <= MAX_PREFIXES
         assert self._budget_bytes >= 0
