@@ -3,11 +3,14 @@
 import pytest
 
 from halfmoon_conductor.settings import ConductorSettings
+from halfmoon_decode.settings import DecodeSettings
 from halfmoon_kvstore.settings import KvstoreSettings
+from halfmoon_prefill.settings import PrefillSettings
 from halfmoon_runtime.settings import ServiceSettings
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
+from halfmoon_transfer.backends import BACKENDS
 
 CHOICES = [
     (ConductorSettings, "placement", PLACEMENT_MODES, ["--model=fake://tiny"]),
@@ -44,3 +47,27 @@ def test_the_help_lists_the_names(
     settings: type[ServiceSettings], field: str, names: list[str], flags: list[str]
 ) -> None:
     assert ", ".join(names) in (settings.model_fields[field].description or "")
+
+
+MODEL = "--model=fake://tiny"
+MOVERS = [(PrefillSettings, [MODEL]), (DecodeSettings, [MODEL]), (KvstoreSettings, [])]
+
+
+@pytest.mark.parametrize(("settings", "flags"), MOVERS)
+def test_each_registered_backend_can_be_set_and_may_be_missing(
+    settings: type[ServiceSettings], flags: list[str]
+) -> None:
+    choices = ", ".join(f"{name}?" for name in BACKENDS) + ",tcp"
+    set_so = settings.from_args([*flags, f"--transfer-backends={choices}"])
+    assert set_so.transfer_paths == [*(f"{name}?" for name in BACKENDS), "tcp"]
+
+
+@pytest.mark.parametrize(("settings", "flags"), MOVERS)
+def test_another_backend_is_refused_with_those_that_there_are(
+    settings: type[ServiceSettings], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings.from_args([*flags, "--transfer-backends=shm,pigeon?"])
+    said = capsys.readouterr().err
+    assert "no transfer backend 'pigeon?', there are: " in said
+    assert all(name in said for name in BACKENDS)

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from halfmoon_runtime.engine_settings import EngineSettings
+from halfmoon_transfer.backends.backend_choices import check_backend_choices
 
 
 class DecodeSettings(EngineSettings):
@@ -21,3 +22,8 @@ class DecodeSettings(EngineSettings):
         2.0,
         description="Seconds that a landing's pages rest when its writer was lost, not stopped",
     )
+
+    @field_validator("transfer_backends")
+    @classmethod
+    def _are_registered(cls, choices: str) -> str:
+        return check_backend_choices(choices)

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from halfmoon_runtime.observability.tracing import TracedSettings
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
+from halfmoon_transfer.backends.backend_choices import check_backend_choices
 
 
 class KvstoreSettings(TracedSettings):
@@ -64,6 +65,11 @@ class KvstoreSettings(TracedSettings):
     drain_mib_per_s: Annotated[float, Field(gt=0)] = Field(
         1024.0, description="No more than so many MiB a second are moved to other kvstores"
     )
+
+    @field_validator("transfer_backends")
+    @classmethod
+    def _are_registered(cls, choices: str) -> str:
+        return check_backend_choices(choices)
 
     @field_validator("tenant_quotas_mib")
     @classmethod

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from halfmoon_runtime.engine_settings import EngineSettings
+from halfmoon_transfer.backends.backend_choices import check_backend_choices
 
 
 class PrefillSettings(EngineSettings):
@@ -28,3 +29,8 @@ class PrefillSettings(EngineSettings):
         description="Seconds to wait for the next layer of cached blocks before they are read"
         " from another kvstore, or computed",
     )
+
+    @field_validator("transfer_backends")
+    @classmethod
+    def _are_registered(cls, choices: str) -> str:
+        return check_backend_choices(choices)

@@ -1,8 +1,8 @@
 """Track the queue of each prefill worker.
 
 A queue consists of our own requests that have not ended, and of other conductors' tokens. The
-worker reports all queued tokens; those beyond ours are other conductors'. Queued time is kept as a sum, so that reading it
-does not visit the queue.
+worker reports all queued tokens; those beyond ours are other conductors'. Queued time is kept as a
+sum, so that reading it does not visit the queue.
 """
 
 from collections.abc import Iterable, Mapping
