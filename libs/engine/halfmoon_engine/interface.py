@@ -6,7 +6,7 @@ block and come from one thread at a time.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -14,6 +14,9 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
+
+#: Device of a model's weights and KV; "auto" is CUDA if there is one, else the CPU.
+Device = Literal["auto", "cpu", "cuda"]
 
 #: Takes scores in the forward's thread, before `forward` returns.
 OnLogprobs = Callable[[Sequence[TokenScore]], None]

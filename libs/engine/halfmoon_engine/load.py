@@ -6,14 +6,12 @@ import msgspec
 
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
-from halfmoon_engine.interface import Engine
+from halfmoon_engine.interface import Device, Engine
 from halfmoon_engine.torch_threads import limit_spin_waits
 from halfmoon_protocol.kv_layout import DType
 
 if TYPE_CHECKING:
     from halfmoon_engine.torch_engine import TorchEngine
-
-Device = Literal["auto", "cpu", "cuda"]
 
 
 def open_engine(

@@ -11,26 +11,39 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import NoReturn, Protocol, Self
 
 from halfmoon_sandbox import frames
 from halfmoon_sandbox.control_protocol import NO_CHILD, OUT_OF_MEMORY_STATUS
 from halfmoon_sandbox.errors import ChildUnavailable, HandlerFailed, LimitExceeded
-
-if TYPE_CHECKING:
-    from halfmoon_sandbox.sandbox import Sandbox
 
 #: A call may wait for the processor this many times as long as it may use it, and a bit more.
 _WALL_FACTOR = 10.0
 _WALL_EXTRA_S = 5.0
 
 
+class ParentTemplate(Protocol):
+    """The template process that a child was forked from; `Sandbox` implements it."""
+
+    def pid_of(self, number: int) -> int:
+        """Return the process id of a child; 0 when it has ended."""
+        ...
+
+    def exit_status(self, number: int) -> int | None:
+        """Reap a child that has ended; return None when the template has gone too."""
+        ...
+
+    def kill(self, number: int) -> None:
+        """End a child. Does not wait."""
+        ...
+
+
 class Child:
     """A fork of a sandbox's template. Close it; not thread-safe."""
 
-    def __init__(self, sandbox: "Sandbox", connection: socket.socket, number: int) -> None:
+    def __init__(self, template: ParentTemplate, connection: socket.socket, number: int) -> None:
         connection.setblocking(False)
-        self._sandbox = sandbox
+        self._template = template
         self._connection: socket.socket | None = connection
         self._number = number
         #: Processor seconds that all its answers took.
@@ -50,7 +63,7 @@ class Child:
     @property
     def pid(self) -> int:
         """Its process id, asked of the template; 0 when it has ended."""
-        return self._sandbox.pid_of(self._number)
+        return self._template.pid_of(self._number)
 
     @property
     def alive(self) -> bool:
@@ -133,7 +146,7 @@ class Child:
         if self._connection is None:
             return
         self._let_go()
-        self._sandbox.kill(self._number)
+        self._template.kill(self._number)
 
     # -- parts -------------------------------------------------------------------------------
 
@@ -180,7 +193,7 @@ class Child:
         return int(n_bytes) + frames.LENGTH_FORMAT.size - len(self._received)
 
     def _ended(self) -> NoReturn:
-        status = self._sandbox.exit_status(self._number)
+        status = self._template.exit_status(self._number)
         if status is None or status == NO_CHILD:
             self._let_go()
             raise ChildUnavailable(

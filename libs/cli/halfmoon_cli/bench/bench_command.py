@@ -28,9 +28,9 @@ from halfmoon_cli.bench.load.prompt_writer import ApiKind
 from halfmoon_cli.bench.rate_search import RateSearch
 from halfmoon_cli.bench.report.bench_screen import print_result, show_progress
 from halfmoon_cli.bench.report.result_files import write_csv, write_json
-from halfmoon_cli.chat.chat_command import Key, Model, Url
 from halfmoon_cli.endpoint.endpoint_address import DEFAULT_URL, ApiEndpoint, parse_endpoint
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError
+from halfmoon_cli.endpoint.endpoint_options import Key, Model, Url
 from halfmoon_simulator.workloads.traces import BadTrace
 from halfmoon_simulator.workloads.workload_sources import find_traces
 

@@ -27,21 +27,13 @@ from halfmoon_cli.chat.streamed_answer import (
 from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.endpoint_address import (
     DEFAULT_URL,
-    KEY_VARIABLE,
-    URL_VARIABLES,
     ApiEndpoint,
     http_timeouts,
     parse_endpoint,
 )
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError, EndpointRefused
+from halfmoon_cli.endpoint.endpoint_options import Key, Model, Url
 from halfmoon_cli.endpoint.stream_chunks import StreamChunk
-
-Url = Annotated[
-    str,
-    typer.Option(envvar=URL_VARIABLES, help="The endpoint; a URL without a path gets /v1"),
-]
-Key = Annotated[str, typer.Option(envvar=KEY_VARIABLE, help="Sent as a bearer token")]
-Model = Annotated[str, typer.Option(help="The model's name; without it: the first of /v1/models")]
 
 
 def chat(

@@ -11,7 +11,6 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from halfmoon_cli.chat.chat_command import Key, Url
 from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.endpoint_address import (
     DEFAULT_URL,
@@ -20,6 +19,7 @@ from halfmoon_cli.endpoint.endpoint_address import (
     parse_endpoint,
 )
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl, EndpointError
+from halfmoon_cli.endpoint.endpoint_options import Key, Url
 from halfmoon_cli.status.debug_client import fetch_status, parse_status
 from halfmoon_cli.status.status_screen import render_status
 

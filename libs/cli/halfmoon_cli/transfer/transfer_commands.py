@@ -1,8 +1,12 @@
-"""`halfmoon transfer bench` and `target`; the transfer library is imported when they run."""
+"""Define `halfmoon transfer`: `topology`, `bench` and `target`.
+
+The transfer library is imported when a command runs.
+"""
 
 import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -12,6 +16,7 @@ from rich.markup import escape
 from halfmoon_cli.common.stop_signals import catch_stop_signals
 
 console = Console()
+app = typer.Typer(no_args_is_help=True, help="Look at the ways that bytes can take.")
 
 _STORES = "The metadata store: http://…, redis://… or etcd://…"
 Backend = Annotated[str, typer.Option(help="Path to take: tcp, shm, …")]
@@ -21,6 +26,33 @@ Advertise = Annotated[
 ]
 
 
+@app.callback()
+def transfer() -> None:
+    """Look at the ways that bytes can take."""
+
+
+@app.command()
+def topology(
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the matrix only, as it can be read again")
+    ] = False,
+    matrix: Annotated[
+        Path | None,
+        typer.Option(help="File with a NIC priority matrix, in place of what is found out"),
+    ] = None,
+) -> None:
+    """Show this machine's network cards and GPUs, and which are near which memory."""
+    from halfmoon_cli.transfer.topology_table import show_topology
+
+    try:
+        show_topology(console, as_json=json, matrix=matrix)
+    except (OSError, ValueError) as error:
+        text = f"the matrix in {matrix} can't be used: {error}"
+        console.print("[red]halfmoon:[/red]", escape(text), highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
 def bench(
     backend: Backend = "tcp",
     op: Annotated[Literal["read", "write"], typer.Option(help="Direction")] = "write",
@@ -66,6 +98,7 @@ def bench(
     )
 
 
+@app.command()
 def target(
     metadata: Annotated[str, typer.Option(envvar="HALFMOON_METADATA", help=_STORES)],
     name: Annotated[str, typer.Option(help="What `bench` finds it by")] = "bench-target",

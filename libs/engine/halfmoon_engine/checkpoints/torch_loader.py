@@ -18,7 +18,7 @@ from halfmoon_engine.attention.kv_pool import TORCH_DTYPES
 from halfmoon_engine.checkpoints.architecture import check_architecture, max_context
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
-from halfmoon_engine.load import Device
+from halfmoon_engine.interface import Device
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_engine.torch_engine import DTYPE_NAMES, TorchEngine
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line

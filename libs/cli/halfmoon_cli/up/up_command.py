@@ -1,0 +1,94 @@
+"""Define `halfmoon up`: check its flags, choose model and port, and run the cluster."""
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, demo_model_folder
+from halfmoon_cli.up.embedded_cluster import ClusterPlan
+from halfmoon_cli.up.foreground import run_up
+from halfmoon_cli.up.role_options import BadRoleOption, role_options
+from halfmoon_engine.checkpoints.model_folder import check_model
+from halfmoon_metadata.tcp_ports import free_port, is_free
+from halfmoon_models.errors import ModelError
+
+#: Port of the REST API where it is free.
+DEFAULT_PORT = 8000
+
+console = Console()
+
+
+def up(
+    model: Annotated[
+        str,
+        typer.Option(
+            envvar="MODEL",
+            help="Folder or hub id of the model; fake://… for the engine without one. "
+            "Without it: a small random model, made here.",
+        ),
+    ] = "",
+    prefill: Annotated[int, typer.Option(envvar="PREFILL", min=1, help="Prefill workers")] = 1,
+    decode: Annotated[int, typer.Option(envvar="DECODE", min=1, help="Decode workers")] = 1,
+    kvstore: Annotated[int, typer.Option(envvar="KVSTORE", min=0, help="KV stores")] = 1,
+    port: Annotated[
+        int,
+        typer.Option(
+            envvar="PORT", min=0, max=65535, help="Port of the REST API; 0: 8000, or a free one"
+        ),
+    ] = 0,
+    name: Annotated[
+        str, typer.Option(envvar="SERVED_MODEL_NAME", help="Name of the model as clients write it")
+    ] = "",
+    metadata: Annotated[
+        str, typer.Option(envvar="METADATA", help="Metadata server; without it: the conductor's")
+    ] = "",
+    state: Annotated[
+        Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
+    ] = Path(".halfmoon/up"),
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            help="A flag for the services of a role, as ROLE.FLAG=VALUE: "
+            "-o prefill.chunk-tokens=256 -o conductor.placement=min_ttft",
+        ),
+    ] = None,
+) -> None:
+    """Start a cluster on this machine and keep it in the foreground until Ctrl-C."""
+    if port and not is_free(port):
+        _give_up(f"port {port} is in use: stop what listens there, or choose another with PORT=")
+    chosen = port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
+    if not model:
+        try:
+            model, name = str(demo_model_folder()), name or DEMO_MODEL_NAME
+        except DemoModelMissing as error:
+            _give_up(str(error))
+    try:
+        check_model(model)
+        extra = role_options(option or [])
+    except (ModelError, BadRoleOption) as error:
+        _give_up(str(error))
+    plan = ClusterPlan(
+        model=model,
+        http_port=chosen,
+        n_prefill=prefill,
+        n_decode=decode,
+        n_kvstore=kvstore,
+        served_model_name=name,
+        metadata=metadata,
+        extra=extra,
+    )
+    try:
+        plan.url  # noqa: B018
+    except ValueError as error:
+        _give_up(f"--option conductor.host: {error}")
+    raise typer.Exit(run_up(plan, state, console))
+
+
+def _give_up(message: str) -> NoReturn:
+    console.print("[red]halfmoon:[/red]", escape(message), highlight=False, soft_wrap=True)
+    raise typer.Exit(2)
