@@ -1,4 +1,4 @@
-"""Trains the demo model: ``python -m tools.demo_model.train [FOLDER]``.
+"""Train the demo model: ``python -m tools.demo_model.train [FOLDER] [--tokens N]``.
 
 Stories get longer and richer as the model gets better (`_LEVELS`). Only answers count, and of
 an answer its first token most, since that says whose number it is. The same seed, machine and
@@ -65,8 +65,10 @@ _LEVELS = (
 
 @dataclass
 class _Progress:
-    """How the training fares; all but the clock is the same in every run."""
+    """State of a training run; the same in every run, as it has no clock."""
 
+    #: Tokens to train on in all.
+    total_tokens: int
     level: int = 0
     mastery: float = 0.0
     n_steps: int = 0
@@ -74,14 +76,14 @@ class _Progress:
 
     @property
     def done(self) -> float:
-        return self.n_tokens / TOTAL_TOKENS
+        return self.n_tokens / self.total_tokens
 
     @property
     def learning_rate(self) -> float:
         warm = min(1.0, (self.n_steps + 1) / _WARM_UP_STEPS)
         return _LEARNING_RATE * warm * min(1.0, (1.02 - self.done) / (1 - _COOLING_FROM))
 
-    def note(self, level: int, accuracy: float) -> None:
+    def on_step(self, level: int, accuracy: float) -> None:
         """Go on to the next level if this one is mastered."""
         if level != self.level:
             return
@@ -90,8 +92,8 @@ class _Progress:
             self.level, self.mastery = level + 1, 0.5
 
 
-def train(folder: Path) -> None:
-    """Train from nothing, and write the model into `folder`."""
+def train(folder: Path, n_tokens: int = TOTAL_TOKENS) -> None:
+    """Train a new model on so many tokens, and write it into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(THREADS)
     torch.manual_seed(SEED)
@@ -104,7 +106,7 @@ def train(folder: Path) -> None:
 
     model = make_model()
     optimizers = _optimizers(model)
-    progress = _Progress()
+    progress = _Progress(n_tokens)
     log = _Log(model, progress, folder)
     while progress.done < 1:
         level = _choose_level(dice, progress.level)
@@ -112,20 +114,20 @@ def train(folder: Path) -> None:
         loss, accuracy = _step(model, optimizers, inputs, targets, progress.learning_rate)
         progress.n_steps += 1
         progress.n_tokens += inputs.numel()
-        progress.note(level, accuracy)
-        log.note(loss, accuracy)
-    log.end()
+        progress.on_step(level, accuracy)
+        log.on_step(loss, accuracy)
+    log.finish()
 
 
 def _choose_level(dice: random.Random, level: int) -> int:
-    """Often the current one, unless it is the last; else any up to it, the longer the likelier."""
+    """Choose a level: mostly the current one, else one below, the longer the likelier."""
     if level + 1 < len(_LEVELS) and dice.random() < _THIS_LEVEL:
         return level
     return max(dice.randrange(level + 1), dice.randrange(level + 1))
 
 
 def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices; AdamW for embeddings and norms."""
+    """Make Muon for the matrices, and AdamW for embeddings and norms."""
     embeddings = model.model.embed_tokens.weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embeddings]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embeddings]
@@ -136,7 +138,7 @@ def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
 
 
 def _batch(dice: random.Random, level: int, encode: Encode) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stories of one length: ids and targets, both [stories, tokens]."""
+    """Write stories of one length; return ids and targets, both [stories, tokens]."""
     n_tokens, recipe = _LEVELS[level]
     per_step = _TOKENS_PER_SHORT_STEP if n_tokens <= _SHORT else _TOKENS_PER_STEP
     stories = [write_story(dice, recipe, n_tokens, encode) for _ in range(per_step // n_tokens)]
@@ -151,7 +153,7 @@ def _step(
     targets: torch.Tensor,
     learning_rate: float,
 ) -> tuple[float, float]:
-    """Learn from a batch; its loss, and the share of answers that began right."""
+    """Learn from a batch; return its loss, and the share of answers that began right."""
     counts = targets != NO_TARGET
     first = counts.clone()
     first[:, 1:] &= ~counts[:, :-1]
@@ -174,7 +176,7 @@ def _step(
 
 
 class _Log:
-    """Says how far it is, and saves what there is."""
+    """Report the progress of a training run, and save the model now and then."""
 
     def __init__(self, model: Any, progress: _Progress, folder: Path) -> None:
         self._model, self._progress, self._folder = model, progress, folder
@@ -182,8 +184,8 @@ class _Log:
         self._losses: list[float] = []
         self._accuracies: list[float] = []
 
-    def note(self, loss: float, accuracy: float) -> None:
-        """After each step."""
+    def on_step(self, loss: float, accuracy: float) -> None:
+        """Report and save after a step, if it is time."""
         self._losses.append(loss)
         self._accuracies.append(accuracy)
         now = time.monotonic()
@@ -197,13 +199,13 @@ class _Log:
             self._saved = now
 
     def save(self) -> None:
-        """Weights and configs; the tokenizer is there from the start."""
+        """Write weights and configs; the tokenizer is there from the start."""
         self._model.save_pretrained(self._folder)
         for path in self._folder.iterdir():
             path.chmod(0o644)
 
-    def end(self) -> None:
-        """Save the last time, and say what it took."""
+    def finish(self) -> None:
+        """Save the last time, and print the time it took."""
         self.save()
         elapsed_s = time.monotonic() - self._began
         print(
@@ -228,7 +230,9 @@ def main() -> None:
     """Train into the folder that the command line names; without one, into the package's."""
     parser = argparse.ArgumentParser(description="Train Halfmoon's demo model.")
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
-    train(parser.parse_args().folder)
+    parser.add_argument("--tokens", type=int, default=TOTAL_TOKENS, help="tokens to train on")
+    chosen = parser.parse_args()
+    train(chosen.folder, chosen.tokens)
 
 
 if __name__ == "__main__":
