@@ -1,6 +1,5 @@
 """`halfmoon bench` as a user runs it, against an endpoint that does not always behave."""
 
-import csv
 import json
 import os
 import signal
@@ -16,7 +15,9 @@ from halfmoon_cli.__main__ import app
 from halfmoon_testing.scripted_endpoint import ScriptedAnswer, ScriptedEndpoint
 
 BUSY = ScriptedAnswer(status=429, body={"error": {"message": "busy", "code": "overloaded"}})
-SMALL = ("--input-tokens", "8", "--output-tokens", "3", "--warmup", "0")
+SMALL = ("--input-tokens", "8", "--output-tokens", "3", "--vocab", "500")
+#: One request at a time, so that scripted answers meet requests in order.
+ONE_BY_ONE = ("--rate", "500", "--max-in-flight", "1")
 
 
 def bench(endpoint: ScriptedEndpoint, *arguments: str) -> Result:
@@ -30,37 +31,32 @@ def figures(path: Path) -> dict[str, Any]:
     return run
 
 
-def test_a_run_is_told_on_screen_and_in_files(endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("run.json", "run.csv", "run.svg")]
-    endpoint.scripts = [ScriptedAnswer(), BUSY, ScriptedAnswer(cut_after=1), ScriptedAnswer()]
+def test_a_run_is_told_on_screen_and_in_a_file(endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    # The first request is not counted.
+    endpoint.scripts = [
+        *(ScriptedAnswer(), ScriptedAnswer(), BUSY, ScriptedAnswer(cut_after=1), ScriptedAnswer()),
+    ]
     result = bench(
         endpoint,
-        *("--concurrency", "1", "--requests", "6", "--ttft-slo", "60", "--seed", "5"),
-        *("--json", str(files[0]), "--csv", str(files[1]), "--plot", str(files[2])),
+        *ONE_BY_ONE,
+        *("--requests", "6", "--ttft-slo", "60", "--seed", "5", "--json", str(path)),
     )
     assert result.exit_code == 0, result.output
     for words in ("4 of 6 requests", "4 (66.7%)", "1 refused: 429 overloaded", "1 failed: the a"):
         assert words in result.output
-    run = figures(files[0])
+    run = figures(path)
     summary = run["summary"]
     assert (summary["n_good"], summary["n_refused"], summary["n_failed"]) == (4, 1, 1)
     assert summary["n_cached_tokens"] == 16
     assert run["settings"]["seed"] == 5 and run["settings"]["salt"]
-    assert run["written_in"] == "words"
-    rows = list(csv.DictReader(files[1].open()))
-    assert [row["outcome"] for row in rows] == [
-        *("finished", "refused", "failed"),
-        *("finished", "finished", "finished"),
-    ]
-    assert rows[0]["cached_tokens"] == "4" and rows[1]["ttft_s"] == ""
-    assert [row["good"] for row in rows] == ["1", "0", "0", "1", "1", "1"]
-    assert "<svg" in files[2].read_text()
+    assert run["facts"]["n_requests"] == 6
 
 
 def test_no_key_is_written_anywhere(endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
     endpoint.key = "secret-key"
     path = tmp_path / "run.json"
-    wanted = ("--concurrency", "1", "--requests", "1", "--json", str(path))
+    wanted = ("--rate", "5", "--requests", "1", "--json", str(path))
     result = bench(endpoint, "--api-key", "secret-key", *wanted)
     assert result.exit_code == 0
     assert "secret-key" not in result.output + path.read_text()
@@ -68,7 +64,7 @@ def test_no_key_is_written_anywhere(endpoint: ScriptedEndpoint, tmp_path: Path) 
 
 def test_nothing_answered_is_a_failure(endpoint: ScriptedEndpoint) -> None:
     endpoint.scripts = [BUSY]
-    result = bench(endpoint, "--concurrency", "2", "--requests", "4")
+    result = bench(endpoint, "--rate", "500", "--requests", "4")
     assert result.exit_code == 1
     assert "4 refused: 429 overloaded" in result.output
 
@@ -77,8 +73,8 @@ def test_two_runs_have_other_prompts_unless_they_have_one_salt(
     endpoint: ScriptedEndpoint,
 ) -> None:
     for salt in ((), (), ("--salt", "x"), ("--salt", "x")):
-        bench(endpoint, "--concurrency", "1", "--requests", "1", *salt)
-    first, second, third, fourth = (body["prompt"] for _, body in endpoint.asked)
+        bench(endpoint, "--rate", "5", "--requests", "1", *salt)
+    first, second, third, fourth = (body["prompt"] for _, body in endpoint.asked[1::2])
     assert first != second and third == fourth != first
 
 
@@ -89,22 +85,23 @@ def test_a_trace_is_replayed_with_its_prefixes(endpoint: ScriptedEndpoint, tmp_p
         {"timestamp": 1, "input_length": 24, "output_length": 9, "hash_ids": [0, 1, 3]},
     ]
     trace.write_text("\n".join(map(json.dumps, rows)))
-    wanted = ("--block-tokens", "8", "--vocab", "500")
-    result = bench(endpoint, "--trace", str(trace), "--concurrency", "1", *wanted)
+    wanted = ("--block-tokens", "8")
+    result = bench(endpoint, "--trace", str(trace), *wanted)
     assert result.exit_code == 0, result.output
-    first, second = (body for _, body in endpoint.asked)
+    first, second = (body for _, body in endpoint.asked[1:])
     assert len(first["prompt"]) == 20 and len(second["prompt"]) == 24
     assert first["prompt"][:16] == second["prompt"][:16]
     assert first["prompt"][16:] != second["prompt"][16:20]
     assert [first["max_tokens"], second["max_tokens"]] == [7, 9]
 
 
-def test_chats_are_asked_in_words(endpoint: ScriptedEndpoint) -> None:
-    wanted = ("--concurrency", "1", "--requests", "1", "--api", "chat", "--no-ignore-eos")
-    assert bench(endpoint, *wanted).exit_code == 0
-    ((path, body),) = endpoint.asked
-    assert path == "/v1/chat/completions" and "ignore_eos" not in body
-    assert len(body["messages"][0]["content"].split()) == 8
+def test_token_ids_are_those_of_the_endpoints_tokenizer(endpoint: ScriptedEndpoint) -> None:
+    endpoint.token_ids = [7, 300, 12]
+    arguments = ["bench", "--url", endpoint.url, "--rate", "5", "--requests", "1"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    _, (path, body) = endpoint.asked
+    assert path == "/v1/completions" and len(body["prompt"]) == 512
+    assert set(body["prompt"]) == {7, 300, 12}
 
 
 def test_an_endpoint_that_knows_no_such_field_is_met_with_a_way_out(
@@ -113,14 +110,15 @@ def test_an_endpoint_that_knows_no_such_field_is_met_with_a_way_out(
     endpoint.scripts = [
         ScriptedAnswer(status=400, body={"error": {"message": "unknown: ignore_eos"}})
     ]
-    result = bench(endpoint, "--rate", "5", "--warmup", "1")
+    result = bench(endpoint, "--rate", "5")
     assert result.exit_code == 1
     assert "unknown: ignore_eos" in result.output and "--no-ignore-eos" in result.output
     assert len(endpoint.asked) == 1
 
 
 def test_token_ids_of_an_unknown_vocabulary_are_not_guessed(endpoint: ScriptedEndpoint) -> None:
-    result = bench(endpoint, "--rate", "5", "--prompt", "token-ids")
+    arguments = ["bench", "--url", endpoint.url, "--rate", "5"]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1 and "--vocab" in result.output
     assert not endpoint.asked
 
@@ -134,13 +132,10 @@ def test_nobody_there_is_said_with_a_way_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "--concurrency"),
-        (("--rate", "1", "--plot", "x.gif"), ".svg"),
+        ((), "--rate or --trace"),
         (("--rate", "1", "--json", "nowhere/x.json"), "no folder"),
         (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("--rate", "1", "--find-goodput"), "--ttft-slo"),
-        (("--concurrency", "1", "--find-goodput", "--ttft-slo", "1"), "--rate or --trace"),
-        (("--rate", "1", "--input-tokens", "some"), "'some'"),
+        (("--rate", "0"), "--rate is 0"),
     ],
 )
 def test_what_can_not_work_is_said_before_anything_is_sent(
@@ -152,35 +147,12 @@ def test_what_can_not_work_is_said_before_anything_is_sent(
     assert not endpoint.asked
 
 
-def test_the_search_finds_the_highest_rate_at_which_enough_is_good(
-    endpoint: ScriptedEndpoint, tmp_path: Path
-) -> None:
-    path = tmp_path / "search.json"
-    # Ten requests of each trial: all are answered at first, and none from the third trial on.
-    endpoint.scripts = [*[ScriptedAnswer()] * 20, BUSY]
-    result = bench(
-        endpoint,
-        *("--rate", "50", "--requests", "10", "--find-goodput", "--ttft-slo", "60"),
-        *("--json", str(path)),
-    )
-    assert result.exit_code == 0, result.output
-    assert "highest rate with 90 % good" in result.output
-    found = json.loads(path.read_text())
-    shares = [run["summary"]["good_share"] for run in found["runs"]]
-    # Twice, four times, and then inwards to 5 %: 3, 2.5, 2.25, 2.125, 2.0625 times.
-    assert shares == [1.0, 1.0, *[0.0] * 6]
-    assert found["highest_rate_that_holds_per_s"] == found["runs"][1]["summary"]["offered_per_s"]
-    salts = {run["settings"]["salt"] for run in found["runs"]}
-    assert len(salts) == 8
-
-
 def test_ctrl_c_ends_a_run_early_and_shows_what_there_is(
     endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:
-    endpoint.scripts = [ScriptedAnswer(), ScriptedAnswer(hold_after=1)]
+    endpoint.scripts = [ScriptedAnswer(), ScriptedAnswer(), ScriptedAnswer(hold_after=1)]
     path = tmp_path / "run.json"
-    # The second is asked for when the first has ended, and not before.
-    wanted = ("--concurrency", "1", "--requests", "2", "--json", str(path), *SMALL)
+    wanted = (*ONE_BY_ONE, "--requests", "2", "--json", str(path), *SMALL)
     process = subprocess.Popen(
         [sys.executable, "-m", "halfmoon_cli", "bench", "--url", endpoint.url, *wanted],
         env={**os.environ, "COLUMNS": "200"},

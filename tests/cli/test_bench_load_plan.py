@@ -2,8 +2,8 @@
 
 import itertools
 import json
-import random
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,77 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_cli.bench.bench_settings import BadBenchSettings, BenchSettings, plan_workload
-from halfmoon_cli.bench.load.length_distributions import (
-    BadLengthDistribution,
-    LengthDistribution,
-    parse_lengths,
-)
-from halfmoon_cli.bench.load.load_plan import (
+from halfmoon_cli.bench.load_plan import (
     PlannedRequest,
     PromptPart,
     RequestChain,
-    SyntheticLoad,
-    cut_at_duration,
     plan_from_trace,
     plan_stats,
     plan_synthetic,
 )
-from halfmoon_cli.bench.load.prompt_writer import (
-    SAMPLE_TEXT,
-    WORDS,
-    PromptVocabulary,
-    PromptWriter,
-    RequestFormat,
-    request_body,
-)
+from halfmoon_cli.bench.prompt_writer import PromptWriter, RequestFormat, request_body
 from halfmoon_simulator.workloads.traces import TraceRequest
 
-ALPHABET = PromptVocabulary(tokens=tuple(range(1000)))
-FIXED = LengthDistribution("fixed", 100)
+VOCABULARY = range(1000)
 
 
-def made_up(seed: int = 0, **changes: Any) -> list[RequestChain]:
+def made_up(**changes: Any) -> list[RequestChain]:
     load: dict[str, Any] = {
         "n_requests": 50,
+        "until_s": inf,
         "rate_per_s": 10.0,
-        "own_tokens": LengthDistribution("uniform", 1, 50),
-        "output_tokens": LengthDistribution("exponential", 20),
-        "shared_tokens": 30,
+        "n_input": 20,
+        "n_output": 5,
+        "n_shared": 30,
         "n_prefixes": 4,
     }
-    return plan_synthetic(SyntheticLoad(**{**load, **changes}), seed)
-
-
-# Lengths
-
-
-@pytest.mark.parametrize(
-    "text", ["512", "200-800", "exponential:64", "lognormal:1000,0.6", "lognormal:1000,0"]
-)
-def test_lengths_read_back_as_they_were_written(text: str) -> None:
-    assert str(parse_lengths(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0", "x", "8-2", "0-3", "normal:3", "exponential:0", "exponential:nan", "-5"]
-)
-def test_what_is_no_length_is_refused_showing_it(text: str) -> None:
-    with pytest.raises(BadLengthDistribution) as refused:
-        parse_lengths(text)
-    assert repr(text) in str(refused.value)
-
-
-@given(st.sampled_from(["7", "3-9", "exponential:0.001", "lognormal:2,5"]), st.integers())
-def test_every_length_is_a_token_at_least(text: str, seed: int) -> None:
-    text = text.replace("0.001", "1")
-    assert parse_lengths(text).draw(random.Random(seed)) >= 1
-
-
-def test_distributions_have_the_mean_that_was_asked_for() -> None:
-    dice = random.Random(1)
-    for text, mean in (("200-800", 500), ("exponential:500", 500), ("lognormal:500,0.8", 500)):
-        drawn = [parse_lengths(text).draw(dice) for _ in range(20_000)]
-        assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.03), text
+    return plan_synthetic(**{**load, **changes})
 
 
 # Made-up loads
@@ -95,9 +49,8 @@ def test_the_same_seed_gives_the_same_load_and_another_one_another() -> None:
 
 def test_another_rate_changes_arrivals_and_nothing_else() -> None:
     slow, fast = made_up(rate_per_s=1.0), made_up(rate_per_s=10.0)
-    at_once = made_up(rate_per_s=None)
-    for (a,), (b,), (c,) in zip(slow, fast, at_once, strict=True):
-        assert (a.parts, a.n_output) == (b.parts, b.n_output) == (c.parts, c.n_output)
+    for (a,), (b,) in zip(slow, fast, strict=True):
+        assert (a.parts, a.n_output) == (b.parts, b.n_output)
         assert a.at_s == pytest.approx(10 * b.at_s)
 
 
@@ -111,8 +64,11 @@ def test_arrivals_are_poisson_at_the_rate() -> None:
     assert deviation == pytest.approx(mean, rel=0.05)
 
 
-def test_without_a_rate_all_are_due_at_once() -> None:
-    assert {chain[0].at_s for chain in made_up(rate_per_s=None)} == {0.0}
+def test_arrivals_end_at_their_number_or_their_time() -> None:
+    assert len(made_up(n_requests=7)) == 7
+    within = made_up(n_requests=inf, until_s=3.0)
+    assert within == made_up(n_requests=len(within) + 1)[:-1]
+    assert within[-1][0].at_s < 3.0 <= made_up(n_requests=len(within) + 1)[-1][0].at_s
 
 
 def test_prompts_share_as_many_prefixes_as_there_are_and_no_more() -> None:
@@ -121,7 +77,7 @@ def test_prompts_share_as_many_prefixes_as_there_are_and_no_more() -> None:
     own = [chain[0].parts[1].key for chain in chains]
     assert len(set(own)) == len(own)
     found = plan_stats(chains)
-    assert found.shared == pytest.approx(46 * 30 / sum(chain[0].n_input for chain in chains))
+    assert found.shared == pytest.approx(46 * 30 / (50 * 50))
 
 
 # Traces
@@ -153,7 +109,7 @@ def written(writer: PromptWriter, parts: Sequence[PromptPart]) -> Any:
 
 
 def tokens_of(planned: PlannedRequest) -> list[int]:
-    tokens: list[int] = written(PromptWriter(ALPHABET, "s"), planned.parts)
+    tokens: list[int] = written(PromptWriter(VOCABULARY, "s"), planned.parts)
     return tokens
 
 
@@ -203,37 +159,24 @@ def test_turns_of_a_session_follow_one_another_whoever_comes_between() -> None:
     assert [[turn.index for turn in chain] for chain in plan_from_trace(requests)] == [[0, 2], [1]]
 
 
-def test_a_duration_leaves_out_what_arrives_later() -> None:
-    chains = plan_from_trace([TraceRequest(float(i), 10, 1, (i,)) for i in range(5)])
-    assert [chain[0].at_s for chain in cut_at_duration(chains, 2.0)] == [0.0, 1.0]
-    assert cut_at_duration(chains, None) == chains
-
-
 # Prompts
 
 
 def test_another_salt_gives_other_prompts_of_the_same_lengths() -> None:
     parts = (PromptPart("a", 40), PromptPart("b", 3))
-    one, again, other = (written(PromptWriter(ALPHABET, s), parts) for s in "112")
+    one, again, other = (written(PromptWriter(VOCABULARY, s), parts) for s in "112")
     assert one == again != other
     assert len(one) == len(other) == 43
 
 
-def test_prompts_have_only_tokens_of_the_alphabet() -> None:
-    odd = PromptVocabulary(tokens=(5, 700, 31))
-    assert set(written(PromptWriter(odd, "s"), [PromptPart("a", 200)])) == {5, 31, 700}
-
-
-def test_a_text_has_as_many_words_as_make_the_tokens() -> None:
-    alphabet = PromptVocabulary(tokens_per_word=2.0)
-    text = written(PromptWriter(alphabet, "s"), [PromptPart("a", 40), PromptPart("b", 20)])
-    assert len(text.split(" ")) == 30
-    assert set(text.split(" ")) <= set(WORDS) and SAMPLE_TEXT.split() == list(WORDS)
+def test_prompts_have_only_tokens_of_the_vocabulary() -> None:
+    writer = PromptWriter((5, 700, 31), "s")
+    assert set(written(writer, [PromptPart("a", 200)])) == {5, 31, 700}
 
 
 def test_what_is_kept_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halfmoon_cli.bench.load.prompt_writer._KEPT_BYTES", 2000)
-    writer = PromptWriter(ALPHABET, "s")
+    monkeypatch.setattr("halfmoon_cli.bench.prompt_writer._KEPT_BYTES", 2000)
+    writer = PromptWriter(VOCABULARY, "s")
     first = writer.prompt([PromptPart("p 0", 100)])
     for number in range(50):
         writer.prompt([PromptPart(f"p {number}", 100)])
@@ -244,7 +187,7 @@ def test_what_is_kept_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_body_asks_for_what_the_form_says() -> None:
     planned = PlannedRequest(index=0, at_s=0, parts=(PromptPart("a", 3),), n_output=9, priority=2)
-    writer = PromptWriter(ALPHABET, "s")
+    writer = PromptWriter(VOCABULARY, "s")
     body = json.loads(request_body(RequestFormat(model="m"), writer, planned))
     prompt = body.pop("prompt")
     assert len(prompt) == 3
@@ -258,11 +201,8 @@ def test_a_body_asks_for_what_the_form_says() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    form = RequestFormat(model="m", api="chat", ignore_eos=False)
-    words = PromptWriter(PromptVocabulary(), "s")
-    chat = json.loads(request_body(form, words, planned))
-    assert "ignore_eos" not in chat
-    assert len(chat["messages"][0]["content"].split()) == 3
+    form = RequestFormat(model="m", ignore_eos=False)
+    assert "ignore_eos" not in json.loads(request_body(form, writer, planned))
 
 
 # Settings
@@ -271,14 +211,11 @@ def test_a_body_asks_for_what_the_form_says() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({}, "--concurrency"),
-        ({"rate_per_s": 1.0, "concurrency": 2}, "choose"),
+        ({}, "--rate or --trace"),
         ({"trace": "x", "rate_per_s": 1.0}, "--speedup"),
         ({"rate_per_s": 0.0}, "--rate is 0"),
         ({"rate_per_s": 1.0, "tbt_slo_s": -1.0}, "--tbt-slo is -1"),
         ({"rate_per_s": 1.0, "scale_lengths": float("nan")}, "--scale-lengths is nan"),
-        ({"rate_per_s": 1.0, "api": "chat", "prompt": "token-ids"}, "--api chat"),
-        ({"rate_per_s": 1.0, "input_tokens": "many"}, "'many'"),
     ],
 )
 def test_settings_that_can_not_be_are_refused_naming_the_flag(
@@ -294,20 +231,30 @@ def test_a_duration_makes_as_many_requests_as_come_in_it() -> None:
     assert max(chain[0].at_s for chain in chains) > 98.0
 
 
-def test_a_workload_twice_as_fast_is_the_same_workload(tmp_path: Path) -> None:
+def test_a_trace_twice_as_fast_has_the_same_prompts(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 1000 * i, "input_length": 20, "output_length": 5, "hash_ids": [i, i + 9]}
         for i in range(5)
     ]
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(map(json.dumps, lines)))
-    settings = BenchSettings(trace=str(trace), block_tokens=16, n_requests=4)
-    slow, fast = plan_workload(settings).chains, plan_workload(settings.times(2)).chains
+    slow, fast = (
+        plan_workload(
+            BenchSettings(trace=str(trace), block_tokens=16, n_requests=4, speedup=speedup)
+        ).chains
+        for speedup in (1.0, 2.0)
+    )
     assert [chain[0].at_s for chain in slow] == [0.0, 1.0, 2.0, 3.0]
     assert [chain[0].at_s for chain in fast] == [0.0, 0.5, 1.0, 1.5]
     assert [chain[0].parts for chain in slow] == [chain[0].parts for chain in fast]
-    made = BenchSettings(rate_per_s=3.0)
-    assert made.times(2).rate_per_s == 6.0
+
+
+def test_a_duration_leaves_out_requests_of_a_trace_that_arrive_later(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    row = {"input_length": 20, "output_length": 5, "hash_ids": [0, 1]}
+    trace.write_text("\n".join(json.dumps({"timestamp": 1000 * i, **row}) for i in range(5)))
+    settings = BenchSettings(trace=str(trace), block_tokens=16, duration_s=2.0)
+    assert [chain[0].at_s for chain in plan_workload(settings).chains] == [0.0, 1.0]
 
 
 def test_the_simulators_workloads_go_by_their_names() -> None:

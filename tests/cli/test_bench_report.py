@@ -1,4 +1,4 @@
-"""What `halfmoon bench` makes of what came: times, limits, summaries, and the search for a rate."""
+"""Results of `halfmoon bench`: times, limits and summaries, and the sending on time."""
 
 import asyncio
 from array import array
@@ -8,12 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmoon_cli.bench.load.bench_record import BenchRecord, Slo
-from halfmoon_cli.bench.load.load_generator import LoadGenerator, RunProgress
-from halfmoon_cli.bench.load.load_plan import PlannedRequest, PromptPart, RequestChain
-from halfmoon_cli.bench.rate_search import RateSearch
-from halfmoon_cli.bench.report.bench_screen import ProgressText, result_warnings
-from halfmoon_cli.bench.report.run_summary import summarize_run
+from halfmoon_cli.bench import run_summary
+from halfmoon_cli.bench.bench_record import BenchRecord, Slo
+from halfmoon_cli.bench.bench_report import progress_text, result_warnings
+from halfmoon_cli.bench.load_generator import LoadGenerator, RunProgress
+from halfmoon_cli.bench.load_plan import PlannedRequest, PromptPart, RequestChain
+from halfmoon_cli.bench.run_summary import BenchSummary
+
+
+def summarize_run(
+    records: list[BenchRecord], slo: Slo, *, loop_lags_s: list[float] | None = None, n_held: int = 0
+) -> BenchSummary:
+    progress = RunProgress(
+        len(records), records=records, loop_lags_s=loop_lags_s or [], n_held=n_held
+    )
+    return run_summary.summarize_run(progress, slo)
 
 
 def answered(
@@ -22,15 +31,15 @@ def answered(
     """A finished request whose tokens came so many seconds after it was to be sent."""
     record = BenchRecord(index, at_s, 100, len(tokens_s), sent_s=at_s)
     for moment_s in tokens_s:
-        record.token(at_s + moment_s)
-    record.end(at_s + tokens_s[-1], "finished")
+        record.on_token(at_s + moment_s)
+    record.finish(at_s + tokens_s[-1], "finished")
     record.n_prompt, record.n_cached = 100, 40
     return record
 
 
 def lost(index: int, outcome: str, reason: str, at_s: float = 0.0) -> BenchRecord:
     record = BenchRecord(index, at_s, 100, 3, sent_s=at_s)
-    record.end(at_s + 0.1, "refused" if outcome == "refused" else "failed", reason)
+    record.finish(at_s + 0.1, "refused" if outcome == "refused" else "failed", reason)
     return record
 
 
@@ -132,49 +141,11 @@ def test_a_late_generator_is_told_and_a_punctual_one_is_not() -> None:
     assert len(held) == 1 and "3 requests waited for --max-in-flight" in held[0]
 
 
-def test_progress_shows_counts_and_quantiles_of_what_is_over() -> None:
-    tally = RunProgress(5, n_sent=3, n_in_flight=1)
-    progress = ProgressText(tally)
-    assert "TTFT p50 –" in progress.text(0.0).plain
-    for record in (answered(0), lost(1, "refused", "429")):
-        tally.records.append(record)
-        tally.outcomes[record.outcome] += 1
-    text = progress.text(2.0).plain
-    assert "3 of 5 sent · 1 in flight · 1 finished · 1 refused · 0 failed" in text
-    assert "1.0 requests/s" in text and "TTFT p50 500 ms" in text
-
-
-# The search for the highest rate
-
-
-@given(st.floats(0.01, 1000), st.floats(0.01, 1000))
-def test_the_search_ends_just_below_the_rate_that_fails(limit: float, first: float) -> None:
-    search = RateSearch(first, most_trials=64)
-    while (rate := search.rate()) is not None:
-        search.tried(rate, 1.0 if rate <= limit else 0.5)
-    assert search.holds is not None and search.fails is not None
-    assert search.holds <= limit < search.fails <= search.holds * 1.051
-
-
-def test_the_search_is_bounded_where_nothing_holds_and_where_all_does() -> None:
-    for share in (0.0, 1.0):
-        search = RateSearch(1.0)
-        rates = []
-        while (rate := search.rate()) is not None:
-            rates.append(rate)
-            search.tried(rate, share)
-        assert len(rates) == search.most_trials
-        assert (search.holds is None) == (share == 0.0)
-        # Doubled as long as it holds, halved until it does.
-        factor = 2.0 if share else 0.5
-        assert rates == [factor**i for i in range(search.most_trials)]
-
-
-def test_nine_of_ten_is_enough() -> None:
-    search = RateSearch(1.0)
-    search.tried(1.0, 0.9)
-    search.tried(2.0, 0.899)
-    assert (search.holds, search.fails) == (1.0, 2.0)
+def test_progress_is_one_line_of_counts() -> None:
+    progress = RunProgress(5, n_sent=3, n_in_flight=1)
+    progress.outcomes.update(["finished", "refused"])
+    text = progress_text(progress, 2.0)
+    assert text == "2 s · 3 of 5 sent · 1 in flight · 1 finished · 1 refused · 0 failed"
 
 
 # Sending
@@ -195,86 +166,72 @@ def clock() -> Callable[[], float]:
 
 async def test_a_request_that_is_held_back_counts_from_its_time_all_the_same() -> None:
     now = clock()
-    tally = RunProgress(3)
+    progress = RunProgress(3)
     gate = asyncio.Event()
 
-    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
         record.sent_s = now()
         await gate.wait()
-        record.end(now(), "finished")
+        record.finish(now(), "finished")
 
-    run = LoadGenerator([chain(i, 0.0) for i in range(3)], ask, now, tally, most_in_flight=1)
+    run = LoadGenerator([chain(i, 0.0) for i in range(3)], send, now, progress, most_in_flight=1)
     running = asyncio.create_task(run.run())
-    while tally.n_held < 2:
+    while progress.n_held < 2:
         await asyncio.sleep(0)
     gate.set()
     assert await running is False
-    assert [record.scheduled_s for record in tally.records] == [0.0] * 3
-    assert tally.n_held == 2 and tally.most_in_flight == 1
+    assert [record.scheduled_s for record in progress.records] == [0.0] * 3
+    assert progress.n_held == 2 and progress.most_in_flight == 1
 
 
 async def test_an_open_loop_sends_without_waiting_for_answers() -> None:
     now = clock()
-    tally = RunProgress(20)
+    progress = RunProgress(20)
     all_there = asyncio.Event()
 
-    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
-        if tally.n_in_flight == 20:
+    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
+        if progress.n_in_flight == 20:
             all_there.set()
         await all_there.wait()
-        record.end(now(), "finished")
+        record.finish(now(), "finished")
 
-    await LoadGenerator([chain(i, 0.0) for i in range(20)], ask, now, tally).run()
-    assert tally.most_in_flight == 20
-
-
-async def test_a_closed_loop_has_as_many_under_way_as_users() -> None:
-    now = clock()
-    tally = RunProgress(20)
-
-    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
-        record.sent_s = now()
-        await asyncio.sleep(0.001)
-        record.end(now(), "finished")
-
-    await LoadGenerator([chain(i, 0.0) for i in range(20)], ask, now, tally, users=3).run()
-    assert tally.most_in_flight == 3
-    assert len(tally.records) == 20
+    await LoadGenerator([chain(i, 0.0) for i in range(20)], send, now, progress).run()
+    assert progress.most_in_flight == 20
 
 
 async def test_a_turn_waits_for_the_one_before_and_its_pause() -> None:
     now = clock()
-    tally = RunProgress(2)
+    progress = RunProgress(2)
 
-    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
         record.sent_s = now()
         await asyncio.sleep(0.01)
-        record.end(now(), "finished")
+        record.finish(now(), "finished")
 
-    await LoadGenerator([chain(0, 0.0, 0.02)], ask, now, tally).run()
-    first, second = tally.records
+    await LoadGenerator([chain(0, 0.0, 0.02)], send, now, progress).run()
+    first, second = progress.records
     assert first.ended_s is not None
     assert second.scheduled_s >= first.ended_s + 0.02
 
 
 async def test_stopping_drops_what_is_under_way_and_counts_what_is_over() -> None:
     now = clock()
-    tally = RunProgress(3)
+    progress = RunProgress(3)
     dropped: list[int] = []
 
-    async def ask(planned: PlannedRequest, record: BenchRecord) -> None:
+    async def send(planned: PlannedRequest, record: BenchRecord) -> None:
         if planned.index:
             try:
                 await asyncio.Event().wait()
             finally:
                 dropped.append(planned.index)
-        record.end(now(), "finished")
+        record.finish(now(), "finished")
 
-    run = LoadGenerator([chain(0, 0.0), chain(1, 0.0), chain(2, 3600.0)], ask, now, tally)
+    run = LoadGenerator([chain(0, 0.0), chain(1, 0.0), chain(2, 3600.0)], send, now, progress)
     running = asyncio.create_task(run.run())
-    while tally.n_in_flight != 1 or not tally.records:
+    while progress.n_in_flight != 1 or not progress.records:
         await asyncio.sleep(0)
-    tally.stop.set()
+    progress.stop.set()
     assert await running is True
-    assert [record.index for record in tally.records] == [0]
-    assert dropped == [1] and tally.n_in_flight == 0
+    assert [record.index for record in progress.records] == [0]
+    assert dropped == [1] and progress.n_in_flight == 0

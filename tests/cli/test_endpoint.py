@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmoon_cli.endpoint import sse_events
-from halfmoon_cli.endpoint.endpoint_address import model_names, parse_endpoint
+from halfmoon_cli.endpoint.endpoint_address import parse_endpoint
 from halfmoon_cli.endpoint.endpoint_errors import (
     BadEndpointUrl,
     StreamBroken,
     connection_error,
     refusal_error,
 )
+from halfmoon_cli.endpoint.model_list import model_names
 from halfmoon_cli.endpoint.sse_events import SseReader
 from halfmoon_cli.endpoint.stream_chunks import read_chunk
 

@@ -58,6 +58,8 @@ class ScriptedEndpoint:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         #: What a GET of further paths is answered.
         self.pages: dict[str, Any] = {}
+        #: Answer of /tokenize; None: there is no such route.
+        self.token_ids: list[int] | None = None
         #: Set when an answer is held.
         self.holds = threading.Event()
         #: Set when a client went away in the middle of an answer.
@@ -132,6 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/detokenize" and self.scripted.vocab:
             known = all(token < self.scripted.vocab for token in body["tokens"])
             self._json(200 if known else 400, {"prompt": "x"})
+        elif self.path == "/tokenize" and self.scripted.token_ids is not None:
+            self._json(200, {"tokens": self.scripted.token_ids})
         elif self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._json(404, {"detail": "Not Found"})
         elif (script := self.scripted.next_script(self.path, body)).status != 200:

@@ -1,5 +1,6 @@
-"""`halfmoon bench`: a load on any OpenAI endpoint, and the goodput that comes of it.
+"""Load an OpenAI endpoint by the clock, and report the goodput under latency limits.
 
-Pure: what to send and when (`lengths`, `plan`, `prompts`), what came (`record`, `summary`),
-which rate to try next (`search`). Shells: `wire`, `asking`, `running`, `screen`, `files`, `plots`.
+Pure modules: `load_plan` and `prompt_writer` (requests and their times), `bench_record` and
+`run_summary` (results). Shells: `endpoint_probe`,
+`request_sender`, `load_generator`, `bench_report`.
 """

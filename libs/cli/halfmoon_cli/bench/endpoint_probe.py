@@ -1,127 +1,87 @@
-"""Before the load: what the endpoint serves, what prompts can be written in, and a first answer."""
+"""Find an endpoint's model and its token ids, and have a first request answered."""
 
-from collections.abc import Callable
 from typing import Any
 
+import httpx
 import msgspec
 
-from halfmoon_cli.bench.bench_settings import BenchSettings
-from halfmoon_cli.bench.load.bench_record import BenchRecord
-from halfmoon_cli.bench.load.http_client import BenchHttpClient
-from halfmoon_cli.bench.load.load_plan import PlannedRequest, PromptPart
-from halfmoon_cli.bench.load.prompt_writer import (
-    SAMPLE_TEXT,
-    WORDS,
-    PromptVocabulary,
-    PromptWriter,
-    RequestFormat,
-    request_body,
+from halfmoon_cli.bench.bench_record import BenchRecord
+from halfmoon_cli.bench.load_plan import PlannedRequest, PromptPart
+from halfmoon_cli.bench.prompt_writer import PromptWriter, RequestFormat, request_body
+from halfmoon_cli.bench.request_sender import RequestSender
+from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint, http_timeouts
+from halfmoon_cli.endpoint.endpoint_errors import EndpointError
+from halfmoon_cli.endpoint.model_list import first_model
+
+#: Text to tokenise: prompts are drawn from its token ids, none of which is special.
+_SAMPLE_TEXT = (
+    "time year people way day man thing woman life child world school state family student group"
+    " country problem hand part place case week company system program question work government"
+    " number night point home water room mother area money story fact month lot right study book"
+    " eye job word business issue side kind head house service friend father power hour game line"
+    " end member law car city community name president team minute idea kid body information back"
+    " parent face level office door health person art war history party result change morning"
+    " reason research girl guy moment air teacher force education"
 )
-from halfmoon_cli.bench.load.request_sender import RequestSender
-from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint, model_names
-from halfmoon_cli.endpoint.endpoint_errors import EndpointError, EndpointUnreachable, refusal_error
-
-#: Tokens of a warm-up request at the most, and of its answer.
-_WARM_INPUT, _WARM_OUTPUT = 64, 2
+#: Seconds that the endpoint may take to answer a probe.
+_PROBE_S = 60.0
+#: Largest prompt and answer of the first request.
+_FIRST_INPUT, _FIRST_OUTPUT = 64, 2
 
 
-async def find_model(wire: BenchHttpClient, endpoint: ApiEndpoint) -> str:
-    """The first model that the endpoint lists.
+class BenchTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint, its model, and the token ids that prompts are drawn from."""
+
+    endpoint: ApiEndpoint
+    model: str
+    vocabulary: tuple[int, ...]
+
+
+def probe_target(endpoint: ApiEndpoint, model: str, n_vocab: int | None) -> BenchTarget:
+    """Ask the endpoint for its first model and for token ids, unless both are given.
 
     Raises:
-        EndpointError: it does not answer as an OpenAI endpoint, or lists none.
+        EndpointError: it does not answer as an OpenAI endpoint, or token ids remain unknown.
     """
+    with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(_PROBE_S)) as client:
+        name = model or first_model(client, endpoint)
+        ids = range(n_vocab) if n_vocab is not None else _sample_ids(client, endpoint, name)
+    return BenchTarget(endpoint=endpoint, model=name, vocabulary=tuple(ids))
+
+
+def _sample_ids(client: httpx.Client, endpoint: ApiEndpoint, model: str) -> list[int]:
+    body: dict[str, Any] = {"model": model, "prompt": _SAMPLE_TEXT, "add_special_tokens": False}
     try:
-        answer = await wire.get(f"{endpoint.api}/models")
-    except EndpointUnreachable as error:
-        raise EndpointUnreachable(
-            f"nothing answers at {endpoint.api} ({error}): `halfmoon up` starts a cluster,"
-            " --url names another endpoint"
-        ) from error
-    if answer.status != 200:
-        raise refusal_error(answer.status, answer.headers, answer.body)
-    names = model_names(_json(answer.body))
-    if not names:
-        raise EndpointError(f"{endpoint.api}/models lists no model: name one with --model")
-    return names[0]
-
-
-async def find_vocabulary(
-    wire: BenchHttpClient, endpoint: ApiEndpoint, model: str, settings: BenchSettings
-) -> PromptVocabulary:
-    """What to write prompts in: token ids where they are taken and known, else words.
-
-    Ids are those that the endpoint's tokenizer makes of ordinary words, so none of them is
-    special; with `vocab`, any below it.
-
-    Raises:
-        EndpointError: ids were asked for, and there is no way to know any.
-    """
-    wants_ids = settings.api == "completions" and settings.prompt != "text"
-    if wants_ids and settings.vocab is not None:
-        return PromptVocabulary(tokens=tuple(range(settings.vocab)))
-    tokens = await _tokenized(wire, endpoint, model)
-    if wants_ids and tokens:
-        return PromptVocabulary(tokens=tuple(sorted(set(tokens))))
-    if settings.prompt == "token-ids":
+        answer = client.post(f"{endpoint.root}/tokenize", json=body)
+        tokens = answer.json()["tokens"] if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        tokens = None
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        tokens = []
+    if not tokens:
         raise EndpointError(
             f"{endpoint.root}/tokenize does not say what token ids there are: give their number"
-            " with --vocab, or take --prompt text"
+            " with --vocab"
         )
-    return PromptVocabulary(tokens_per_word=len(tokens) / len(WORDS) if tokens else 1.0)
+    return sorted(set(tokens))
 
 
-async def _tokenized(wire: BenchHttpClient, endpoint: ApiEndpoint, model: str) -> list[int]:
-    """The sample's tokens; none when the endpoint has no such route."""
-    body: dict[str, Any] = {"model": model, "prompt": SAMPLE_TEXT, "add_special_tokens": False}
-    try:
-        answer = await wire.post(f"{endpoint.root}/tokenize", msgspec.json.encode(body))
-    except EndpointError:
-        return []
-    found = _json(answer.body) if answer.status == 200 else None
-    tokens = found.get("tokens") if isinstance(found, dict) else None
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        return []
-    return tokens
-
-
-async def warm_up(
-    asker: RequestSender,
-    form: RequestFormat,
-    writer: PromptWriter,
-    like: PlannedRequest,
-    n_requests: int,
-    clock: Callable[[], float],
+async def send_first_request(
+    sender: RequestSender, form: RequestFormat, writer: PromptWriter, like: PlannedRequest
 ) -> None:
-    """Send short requests that are not counted; the first one shows whether any can be answered.
+    """Send a short request that is not counted, to see whether any can be answered.
 
     Raises:
-        EndpointError: it can't, and why.
+        EndpointError: it was refused for good, or failed; with the endpoint's words.
     """
-    for number in range(n_requests):
-        parts = (PromptPart(f"warm up {number}", min(like.n_input, _WARM_INPUT)),)
-        n_output = min(like.n_output, _WARM_OUTPUT)
-        planned = PlannedRequest(index=number, at_s=0.0, parts=parts, n_output=n_output)
-        record = BenchRecord(number, clock(), planned.n_input, n_output)
-        await asker.ask(request_body(form, writer, planned), record)
-        if record.outcome == "finished" or record.status in (429, 503):
-            continue
-        raise EndpointError(
-            f"the first request had no answer ({record.reason}).{_hint(record, form)}"
-        )
-
-
-def _hint(record: BenchRecord, form: RequestFormat) -> str:
-    if record.status not in (400, 404, 422):
-        return ""
-    ways = ["--api chat" if form.api == "completions" else "--api completions", "--prompt text"]
-    if form.ignore_eos:
-        ways.append("--no-ignore-eos")
-    return f" If the endpoint does not know what is asked, try {', '.join(ways)}"
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return None
+    parts = (PromptPart("first request", min(like.n_input, _FIRST_INPUT)),)
+    n_output = min(like.n_output, _FIRST_OUTPUT)
+    planned = PlannedRequest(index=0, at_s=0.0, parts=parts, n_output=n_output)
+    record = BenchRecord(0, 0.0, planned.n_input, n_output)
+    await sender.send(request_body(form, writer, planned), record)
+    if record.outcome == "finished" or record.status in (429, 503):
+        return
+    hint = ""
+    if record.status in (400, 422) and form.ignore_eos:
+        hint = ". If the endpoint does not know the field ignore_eos, try --no-ignore-eos"
+    raise EndpointError(f"the first request had no answer ({record.reason}){hint}")

@@ -19,9 +19,7 @@ from halfmoon_cli.chat.conversation import Conversation, RequestOptions, format_
 from halfmoon_cli.chat.line_input import LineReader, history_path
 from halfmoon_cli.chat.streamed_answer import (
     StreamedAnswer,
-    first_model,
     format_answer_stats,
-    list_models,
     stream_answer,
 )
 from halfmoon_cli.common.printable_text import printable
@@ -33,6 +31,7 @@ from halfmoon_cli.endpoint.endpoint_address import (
 )
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError, EndpointRefused
 from halfmoon_cli.endpoint.endpoint_options import Key, Model, Url
+from halfmoon_cli.endpoint.model_list import first_model, list_models
 from halfmoon_cli.endpoint.stream_chunks import StreamChunk
 
 

@@ -13,12 +13,12 @@ from halfmoon_cli.chat.line_input import LineReader, SlashCommand, help_text, pa
 from halfmoon_cli.chat.streamed_answer import (
     StreamedAnswer,
     format_answer_stats,
-    list_models,
     stream_answer,
 )
 from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError, EndpointRefused
+from halfmoon_cli.endpoint.model_list import list_models
 from halfmoon_cli.endpoint.stream_chunks import StreamChunk
 
 

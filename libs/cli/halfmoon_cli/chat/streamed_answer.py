@@ -7,9 +7,8 @@ from typing import Any
 
 import httpx
 
-from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint, model_names
+from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint
 from halfmoon_cli.endpoint.endpoint_errors import (
-    EndpointError,
     StreamBroken,
     connection_error,
     refusal_error,
@@ -114,38 +113,6 @@ def stream_answer(
         raise (stream_error(error) if begun else connection_error(endpoint.api, error)) from error
     if not answer.finish_reason:
         raise StreamBroken("the answer was cut off: its stream ended without a reason; try again")
-
-
-def first_model(client: httpx.Client, endpoint: ApiEndpoint) -> str:
-    """The first model that the endpoint lists.
-
-    Raises:
-        EndpointError: it does not answer, or lists none.
-    """
-    names = list_models(client, endpoint)
-    if not names:
-        raise EndpointError(f"{endpoint.api}/models lists no model: name one with --model")
-    return names[0]
-
-
-def list_models(client: httpx.Client, endpoint: ApiEndpoint) -> list[str]:
-    """The models that the endpoint lists.
-
-    Raises:
-        EndpointError: it does not answer, or not as an OpenAI endpoint.
-    """
-    try:
-        response = client.get(f"{endpoint.api}/models")
-    except httpx.HTTPError as error:
-        raise connection_error(endpoint.api, error) from error
-    if response.status_code != 200:
-        raise refusal_error(response.status_code, response.headers, response.content)
-    try:
-        return model_names(response.json())
-    except ValueError:
-        raise EndpointError(
-            f"{endpoint.api}/models is no JSON: is this an OpenAI endpoint? --url names another"
-        ) from None
 
 
 def _time(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """Where an OpenAI endpoint is and what it wants to see; nothing here opens a connection."""
 
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -56,11 +55,3 @@ def parse_endpoint(url: str, key: str = "") -> ApiEndpoint:
 def http_timeouts(silence_s: float) -> httpx.Timeout:
     """Limits of a connection: so long without a byte ends it."""
     return httpx.Timeout(silence_s, connect=CONNECT_S)
-
-
-def model_names(answer: Any) -> list[str]:
-    """The models that an answer of /v1/models lists, in its order."""
-    data = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(data, list):
-        return []
-    return [str(each["id"]) for each in data if isinstance(each, dict) and "id" in each]

@@ -1,60 +1,61 @@
-"""A run in one table. No I/O."""
+"""Summarise the records of a run. No I/O."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from halfmoon_cli.bench.load.bench_record import BenchRecord, Slo
+from halfmoon_cli.bench.bench_record import BenchRecord, Slo
+from halfmoon_cli.bench.load_generator import RunProgress
 from halfmoon_simulator.results.run_results import DistributionSummary, summarize_values
 
 
 class GeneratorLag(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the load was kept to: what is late here is not the endpoint's fault."""
+    """Lateness of the load generator itself, which is not the endpoint's fault."""
 
-    #: How much later than scheduled requests were sent.
+    #: Delay of sending behind the schedule.
     send_lag_s: DistributionSummary
-    #: How late the event loop was, sampled.
+    #: Sampled lateness of the event loop.
     loop_lag_s: DistributionSummary
-    #: Requests that waited because as many as allowed were under way.
+    #: Requests that waited for the bound on requests under way.
     n_held: int
     most_in_flight: int
 
     @property
     def lags(self) -> bool:
-        """Whether it was so late that its figures are in doubt."""
+        """Whether its lateness makes the figures doubtful."""
         return self.loop_lag_s.p99 > 0.02 or (not self.n_held and self.send_lag_s.p99 > 0.02)
 
 
 class BenchSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in numbers. Times are seconds and count from when a request was to be sent."""
+    """A run in numbers. Times are seconds from the scheduled moment of a request."""
 
     n_requests: int
     n_finished: int
     n_refused: int
     n_failed: int
-    #: By status and reason, and how many.
+    #: Numbers of requests by status and reason.
     refusals: dict[str, int]
     failures: dict[str, int]
     #: From the first arrival to the last end.
     duration_s: float
-    #: Requests that were to be sent, per second of the time in which they were.
+    #: Scheduled requests per second between the first and the last of them.
     offered_per_s: float
     finished_per_s: float
     ttft_s: DistributionSummary
-    #: Each request's mean time between tokens, over the requests.
+    #: Mean time between tokens of each request, over the requests.
     tbt_s: DistributionSummary
-    #: Each request's mean of its longest 10 % of gaps, over the requests.
+    #: Mean of the longest 10 % of gaps of each request, over the requests.
     tbt_tail_s: DistributionSummary
     #: All gaps between events with tokens, of all requests.
     gap_s: DistributionSummary
     e2e_s: DistributionSummary
-    #: Of finished requests.
+    #: Tokens of finished requests.
     n_prompt_tokens: int
     n_output_tokens: int
     prompt_tokens_per_s: float
     output_tokens_per_s: float
-    #: Prompt tokens that were not computed anew; None: the endpoint does not say.
+    #: Prompt tokens served from a cache; None: the endpoint does not say.
     n_cached_tokens: int | None
     #: Share of all output tokens that came in one event with another.
     bundled: float
@@ -62,33 +63,17 @@ class BenchSummary(msgspec.Struct, frozen=True, kw_only=True):
     n_good: int
     good_share: float
     goodput_per_s: float
-    #: Finished requests that missed a limit, by which.
+    #: Finished requests that missed each limit.
     n_missed_ttft: int
     n_missed_tbt: int
     generator: GeneratorLag
-    #: Whether it was stopped before all were sent and answered.
+    #: Whether the run was stopped before all requests had ended.
     cut_short: bool
 
 
-def summarize_run(
-    records: Sequence[BenchRecord],
-    slo: Slo,
-    *,
-    loop_lags_s: Sequence[float] = (),
-    n_held: int = 0,
-    most_in_flight: int = 0,
-    cut_short: bool = False,
-) -> BenchSummary:
-    """A run's numbers.
-
-    Args:
-        records: of all requests that are over.
-        slo: limits that make a request good.
-        loop_lags_s: samples of how late the event loop was.
-        n_held: requests that waited for the bound on those under way.
-        most_in_flight: how many were under way at once.
-        cut_short: whether it was stopped early.
-    """
+def summarize_run(progress: RunProgress, slo: Slo, *, cut_short: bool = False) -> BenchSummary:
+    """Summarise the requests of a run that have ended."""
+    records = progress.records
     finished = [record for record in records if record.outcome == "finished"]
     missed = [slo.missed(record) for record in records]
     first_s = min((r.scheduled_s for r in records), default=0.0)
@@ -131,14 +116,14 @@ def summarize_run(
         n_missed_tbt=sum("tbt" in reasons for reasons in missed),
         generator=GeneratorLag(
             send_lag_s=summarize_values([r.lag_s for r in records if r.lag_s is not None]),
-            loop_lag_s=summarize_values(loop_lags_s),
-            n_held=n_held,
-            most_in_flight=most_in_flight,
+            loop_lag_s=summarize_values(progress.loop_lags_s),
+            n_held=progress.n_held,
+            most_in_flight=progress.most_in_flight,
         ),
         cut_short=cut_short,
     )
 
 
 def _counted(records: Iterable[BenchRecord]) -> dict[str, int]:
-    """How often each reason came, the most frequent first."""
+    """Count the reasons, the most frequent first."""
     return dict(Counter(record.reason for record in records).most_common())

@@ -1,15 +1,10 @@
-"""Which requests are sent, and when: drawn from a seed, or read from a trace. No I/O.
-
-Arrivals, lengths and prefixes are drawn from generators of their own, so the same seed gives the
-same requests at another rate.
-"""
+"""Plan the requests of a load and their times: drawn from a seed, or read from a trace. No I/O."""
 
 import random
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from halfmoon_cli.bench.load.length_distributions import LengthDistribution
 from halfmoon_simulator.workloads.traces import TRACE_BLOCK_TOKENS, TraceRequest
 
 
@@ -24,11 +19,11 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to send."""
 
     index: int
-    #: Seconds from the start; of a session's later turns from the end of the turn before.
+    #: Seconds from the start; for a later turn of a session, from the end of the turn before.
     at_s: float
     parts: tuple[PromptPart, ...]
     n_output: int
-    #: As traces write it: of those that wait the largest goes first.
+    #: Priority of a trace: the largest goes first.
     priority: int = 0
 
     @property
@@ -37,44 +32,44 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(part.n_tokens for part in self.parts)
 
 
-#: Requests of which each waits for the end of the one before: a session, mostly of one.
+#: A session: each request waits for the end of the one before. Most have one request.
 RequestChain = tuple[PlannedRequest, ...]
 
 
-class SyntheticLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A load that is made up."""
+def plan_synthetic(
+    *,
+    rate_per_s: float,
+    n_requests: float,
+    until_s: float,
+    n_input: int,
+    n_output: int,
+    n_shared: int = 0,
+    n_prefixes: int = 1,
+    seed: int = 0,
+) -> list[RequestChain]:
+    """Draw Poisson arrivals of prompts with equal lengths, in order of time.
 
-    n_requests: int
-    #: Requests per second, as a Poisson process; None: all may be sent at once.
-    rate_per_s: float | None
-    #: Tokens of a prompt after what it shares with others.
-    own_tokens: LengthDistribution
-    output_tokens: LengthDistribution
-    #: Tokens at the start of a prompt that it shares with all others of the same prefix,
-    shared_tokens: int = 0
-    #: and how many such prefixes there are, each as likely.
-    n_prefixes: int = 1
+    Arrivals and prefixes have generators of their own: a seed gives the same prompts at any rate.
 
-
-def plan_synthetic(load: SyntheticLoad, seed: int) -> list[RequestChain]:
-    """The requests of a made-up load, in order of time."""
+    Args:
+        rate_per_s: mean arrivals per second.
+        n_requests: arrivals at most.
+        until_s: end of the arrivals; this or `n_requests` is finite.
+        n_input: tokens of a prompt after its shared prefix.
+        n_output: tokens of an answer.
+        n_shared: tokens of a shared prefix.
+        n_prefixes: number of different prefixes, each as likely.
+        seed: of all draws.
+    """
     arrivals = random.Random(f"arrivals {seed}")
-    lengths = random.Random(f"lengths {seed}")
     prefixes = random.Random(f"prefixes {seed}")
     chains: list[RequestChain] = []
     at_s = 0.0
-    for index in range(load.n_requests):
-        parts: list[PromptPart] = []
-        if load.shared_tokens:
-            chosen = prefixes.randrange(load.n_prefixes)
-            parts.append(PromptPart(f"prefix {chosen}", load.shared_tokens))
-        parts.append(PromptPart(f"own {index}", load.own_tokens.draw(lengths)))
-        n_output = load.output_tokens.draw(lengths)
-        chains.append(
-            (PlannedRequest(index=index, at_s=at_s, parts=tuple(parts), n_output=n_output),)
-        )
-        if load.rate_per_s is not None:
-            at_s += arrivals.expovariate(load.rate_per_s)
+    while (index := len(chains)) < n_requests and at_s < until_s:
+        prefix = PromptPart(f"prefix {prefixes.randrange(n_prefixes)}", n_shared)
+        parts = (prefix, PromptPart(f"own {index}", n_input))[not n_shared :]
+        chains.append((PlannedRequest(index=index, at_s=at_s, parts=parts, n_output=n_output),))
+        at_s += arrivals.expovariate(rate_per_s)
     return chains
 
 
@@ -86,15 +81,14 @@ def plan_from_trace(
     most_input: int | None = None,
     most_output: int | None = None,
 ) -> list[RequestChain]:
-    """The requests of a trace, in order of time.
+    """Plan the requests of a trace, in order of time.
 
     Args:
         requests: as `read_trace` gives them.
-        block_tokens: tokens that one of its hash ids stands for.
-        scale: prompts, blocks and answers are so many times as long; what was shared stays
-            shared.
-        most_input: prompts are cut after so many tokens.
-        most_output: answers end after so many.
+        block_tokens: tokens of one hash id.
+        scale: factor of prompt, block and answer lengths; shared prefixes stay shared.
+        most_input: longest prompt; longer ones are cut.
+        most_output: longest answer.
     """
     block = max(1, round(block_tokens * scale))
     chains: dict[str, list[PlannedRequest]] = {}
@@ -110,7 +104,7 @@ def plan_from_trace(
             n_output=min(max(1, round(request.n_output * scale)), most_output or request.n_output),
             priority=request.priority,
         )
-        # Sessions have names; a request without one is its own.
+        # Sessions have names; a request without one is a chain of its own.
         name = f"alone {index}" if request.session is None else f"session {request.session}"
         chains.setdefault(name, []).append(planned)
     return sorted(map(tuple, chains.values()), key=lambda chain: chain[0].at_s)
@@ -128,25 +122,20 @@ def _cut(parts: Sequence[PromptPart], most: int | None) -> tuple[PromptPart, ...
     return tuple(kept)
 
 
-def cut_at_duration(chains: Iterable[RequestChain], duration_s: float | None) -> list[RequestChain]:
-    """Those that begin before so many seconds have passed."""
-    return [chain for chain in chains if duration_s is None or chain[0].at_s < duration_s]
-
-
 class PlanStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan is like, for the head of a report."""
+    """Counts and means of a plan, for the head of a report."""
 
     n_requests: int
-    #: From the first arrival to the last one that is planned by the clock.
+    #: Seconds between the first and the last arrival by the clock.
     duration_s: float
     mean_input_tokens: float
     mean_output_tokens: float
-    #: Share of prompt tokens in parts that an earlier request had too, at the same place.
+    #: Share of prompt tokens in parts that an earlier request had too.
     shared: float
 
 
 def plan_stats(chains: Sequence[RequestChain]) -> PlanStats:
-    """Counts and means of a plan."""
+    """Return counts and means of a plan."""
     requests = [request for chain in chains for request in chain]
     seen: set[str] = set()
     n_shared = 0

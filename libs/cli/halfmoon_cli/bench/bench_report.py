@@ -1,88 +1,67 @@
-"""A run on a terminal: two lines while it goes on, a table when it is over."""
+"""Show a run: one line on a terminal while it lasts, then a table, and JSON for programs."""
 
 import asyncio
-from bisect import insort
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from halfmoon_cli.bench.bench_run import BenchResult
-from halfmoon_cli.bench.load.load_generator import RunProgress
-from halfmoon_cli.bench.report.run_summary import BenchSummary
+from halfmoon_cli.bench.load_generator import RunProgress
+from halfmoon_cli.bench.run_summary import BenchSummary
 from halfmoon_simulator.results.run_report import format_seconds
 from halfmoon_simulator.results.run_results import DistributionSummary
 
-#: Drawing takes milliseconds of the event loop, so it is rare.
+#: Seconds between two drawings; each takes milliseconds of the event loop.
 _EVERY_S = 0.5
-#: Rates are of the last so many seconds.
-_WINDOW_S = 5.0
+#: Meaning of the numbers in a JSON file, by the ends of their names.
+UNITS = {
+    "_s": "seconds; of a request from when it was to be sent",
+    "_per_s": "per second of the run's duration",
+    "tokens": "tokens, as the endpoint counts them",
+    "share": "0 to 1",
+}
 
 
-class ProgressText:
-    """Text about a run so far; reads new records once each."""
+def write_json(path: Path, result: BenchResult) -> None:
+    """Write settings and figures of a run.
 
-    def __init__(self, tally: RunProgress) -> None:
-        self._tally = tally
-        self._n_read = 0
-        self._n_out = 0
-        #: In order of size.
-        self._ttfts_s: list[float] = []
-        self._tbts_s: list[float] = []
-        #: (moment, requests over, tokens out), the oldest first.
-        self._marks: list[tuple[float, int, int]] = []
-
-    def text(self, now_s: float) -> Text:
-        """Two lines."""
-        tally = self._tally
-        for record in tally.records[self._n_read :]:
-            self._n_out += record.n_out
-            if record.outcome == "finished" and record.ttft_s is not None:
-                insort(self._ttfts_s, record.ttft_s)
-            if record.outcome == "finished" and record.tbt_s is not None:
-                insort(self._tbts_s, record.tbt_s)
-        self._n_read = len(tally.records)
-        self._marks.append((now_s, self._n_read, self._n_out))
-        while self._marks[0][0] < now_s - _WINDOW_S:
-            self._marks.pop(0)
-        then_s, n_then, n_out_then = self._marks[0]
-        over_s = max(now_s - then_s, 1e-9)
-        outcomes = tally.outcomes
-        counts = (
-            f"{now_s:,.0f} s · {tally.n_sent:,} of {tally.n_planned:,} sent"
-            f" · {tally.n_in_flight:,} in flight · {outcomes['finished']:,} finished"
-            f" · {outcomes['refused']:,} refused · {outcomes['failed']:,} failed"
-        )
-        rates = (
-            f"{(self._n_read - n_then) / over_s:,.1f} requests/s"
-            f" · {(self._n_out - n_out_then) / over_s:,.0f} tokens/s"
-            f" · TTFT p50 {_rank(self._ttfts_s, 0.5)} p99 {_rank(self._ttfts_s, 0.99)}"
-            f" · TBT p50 {_rank(self._tbts_s, 0.5)} p99 {_rank(self._tbts_s, 0.99)}"
-        )
-        return Text(f"{counts}\n{rates}", no_wrap=True, overflow="ellipsis")
+    Raises:
+        OSError: it can't be written.
+    """
+    data = {"units": UNITS, "runs": [result]}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
 
 
-def _rank(ordered: Sequence[float], q: float) -> str:
-    return format_seconds(ordered[min(len(ordered) - 1, int(q * len(ordered)))]) if ordered else "–"
+def progress_text(progress: RunProgress, now_s: float) -> str:
+    """Return one line about a run so far."""
+    outcomes = progress.outcomes
+    return (
+        f"{now_s:,.0f} s · {progress.n_sent:,} of {progress.n_planned:,} sent"
+        f" · {progress.n_in_flight:,} in flight · {outcomes['finished']:,} finished"
+        f" · {outcomes['refused']:,} refused · {outcomes['failed']:,} failed"
+    )
 
 
 @asynccontextmanager
 async def show_progress(
-    console: Console, tally: RunProgress, clock: Callable[[], float]
+    console: Console, progress: RunProgress, clock: Callable[[], float]
 ) -> AsyncIterator[None]:
-    """Show a run while the block lasts; nothing where there is no terminal."""
+    """Show a run while the block lasts, if the console is a terminal."""
     if not console.is_terminal:
         yield
         return
-    progress = ProgressText(tally)
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         async def draw() -> None:
             while True:
-                live.update(progress.text(clock()), refresh=True)
+                text = Text(progress_text(progress, clock()), no_wrap=True, overflow="ellipsis")
+                live.update(text, refresh=True)
                 await asyncio.sleep(_EVERY_S)
 
         drawing = asyncio.create_task(draw())
@@ -95,7 +74,7 @@ async def show_progress(
 
 
 def print_result(result: BenchResult, console: Console) -> None:
-    """Everything about a run that a person wants to know."""
+    """Print a run as a table, with reasons of refusals and warnings."""
     summary = result.summary
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
@@ -162,7 +141,7 @@ def _limits(result: BenchResult) -> list[tuple[str, str]]:
 
 
 def result_warnings(summary: BenchSummary) -> list[str]:
-    """What makes a run's figures doubtful."""
+    """Return the reasons for which a run's figures are doubtful."""
     found: list[str] = []
     lag = summary.generator
     if lag.lags:

@@ -1,11 +1,11 @@
-"""What became of one request."""
+"""Record the times and the outcome of one request."""
 
 from array import array
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: A request's TBT, in one number: the mean over its tokens, the mean of its longest 10 % of gaps,
-#: or its longest gap.
+#: A request's time between tokens in one number: the mean over its tokens, the mean of its
+#: longest 10 % of gaps, or its longest gap.
 TbtDefinition = Literal["mean", "tail", "max"]
 
 RequestEnd = Literal["", "finished", "refused", "failed"]
@@ -13,12 +13,12 @@ RequestEnd = Literal["", "finished", "refused", "failed"]
 
 @dataclass(eq=False, slots=True)
 class BenchRecord:
-    """One request. Moments are seconds since the start of the run."""
+    """Times and outcome of one request. Moments are seconds since the start of the run."""
 
     index: int
-    #: When it was to be sent: what all its times count from.
+    #: When the plan wants it sent: all its times count from then.
     scheduled_s: float
-    #: Tokens that were asked for.
+    #: Tokens that the plan gives prompt and answer.
     asked_input: int
     asked_output: int
     sent_s: float | None = None
@@ -28,17 +28,17 @@ class BenchRecord:
     #: "" while it is under way; "refused": a status other than 200; "failed": no whole answer.
     outcome: RequestEnd = ""
     reason: str = ""
-    #: HTTP's; 0: there was no answer.
+    #: HTTP status; 0 without an answer.
     status: int = 0
-    #: As the endpoint counts; without its count: events, and None.
+    #: Token counts of the endpoint; without them: the number of events, and None.
     n_prompt: int | None = None
     n_out: int = 0
     n_cached: int | None = None
     #: Seconds between events that brought tokens.
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def token(self, at_s: float) -> None:
-        """An event came that brought one token, or several."""
+    def on_token(self, at_s: float) -> None:
+        """Record an event that brought one token or several."""
         if self.last_s is None:
             self.first_s = at_s
         else:
@@ -46,23 +46,23 @@ class BenchRecord:
         self.last_s = at_s
         self.n_out += 1
 
-    def end(self, at_s: float, outcome: RequestEnd, reason: str = "") -> None:
-        """It is over."""
+    def finish(self, at_s: float, outcome: RequestEnd, reason: str = "") -> None:
+        """Record the end of the request."""
         self.ended_s, self.outcome, self.reason = at_s, outcome, reason
 
     @property
     def ttft_s(self) -> float | None:
-        """To the first token, from when it was to be sent."""
+        """Time to the first token, from the scheduled moment."""
         return None if self.first_s is None else self.first_s - self.scheduled_s
 
     @property
     def e2e_s(self) -> float | None:
-        """To the end, from when it was to be sent."""
+        """Time to the end, from the scheduled moment."""
         return None if self.ended_s is None else self.ended_s - self.scheduled_s
 
     @property
     def lag_s(self) -> float | None:
-        """How much later than scheduled it was sent."""
+        """Delay of sending behind the schedule."""
         return None if self.sent_s is None else self.sent_s - self.scheduled_s
 
     @property
@@ -74,14 +74,14 @@ class BenchRecord:
 
     @property
     def tbt_tail_s(self) -> float | None:
-        """Mean of the longest 10 % of gaps, of one at the least; None without a gap."""
+        """Mean of the longest 10 % of gaps, of one at least; None without a gap."""
         if not self.gaps_s:
             return None
         longest = sorted(self.gaps_s)[-max(1, len(self.gaps_s) // 10) :]
         return sum(longest) / len(longest)
 
     def tbt_by(self, by: TbtDefinition) -> float | None:
-        """The TBT that a limit is held against."""
+        """Return the time between tokens by this definition."""
         match by:
             case "mean":
                 return self.tbt_s
@@ -93,14 +93,14 @@ class BenchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits in seconds that make a request good; None: no limit."""
+    """Latency limits of a good request, in seconds; None: no limit."""
 
     ttft_s: float | None = None
     tbt_s: float | None = None
     tbt_by: TbtDefinition = "mean"
 
     def missed(self, record: BenchRecord) -> list[str]:
-        """Why a request is not good: its outcome, "ttft", "tbt"; empty for a good one."""
+        """Return the reasons that make a request bad: its outcome, "ttft", "tbt"."""
         if record.outcome != "finished":
             return [record.outcome]
         reasons: list[str] = []

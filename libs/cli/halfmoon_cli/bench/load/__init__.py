@@ -1,1 +1,0 @@
-"""Plan the requests of a load, write their prompts, and send them on time."""

@@ -1,1 +1,0 @@
-"""Summarise a run, and write it to the terminal, files and plots."""
