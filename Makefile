@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma clean
+.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -127,8 +127,17 @@ bench-transfer: $(VENV)/.installed ## the transfer library beside its peers (ins
 bench-kvpool: $(VENV)/.installed ## a kvstore beside other stores and the bare disk (installs them aside)
 	$(BIN)/python -m benchmarks.blocks
 
+dist: $(VENV)/.dev ## sdist and wheel of every package into dist/, checked (the one in C: if it can be compiled)
+	@rm -rf dist
+	@for package in $(PACKAGES:/pyproject.toml=); do \
+		$(BIN)/python -m build --no-isolation --outdir dist $$package >/dev/null || exit 1; done
+	@if $(BIN)/python $(NATIVE)/requirements.py; then \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" && \
+		$(BIN)/python -m build --no-isolation --outdir dist $(NATIVE) >/dev/null; fi
+	$(BIN)/twine check --strict dist/*
+
 clean: ## remove the environment and what runs leave behind
-	rm -rf $(VENV) .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist .halfmoon .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: constraints.txt $(PACKAGES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Halfmoon needs Python 3.11 or newer, this is " + sys.version.split()[0])'

@@ -1,0 +1,69 @@
+"""The scripts in `examples/`: short, and running as a reader would run them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfmoon_testing.scripted_endpoint import ScriptedAnswer, ScriptedEndpoint
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+
+
+def run(script: str, *arguments: object, cwd: Path, **environment: str) -> str:
+    """What an example prints."""
+    ran = subprocess.run(
+        [sys.executable, FOLDER / script, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_an_example_has_at_most_forty_lines_and_is_in_the_readme(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 40
+    assert f"examples/{path.name}" in (FOLDER.parent / "README.md").read_text()
+
+
+def test_bytes_are_moved_between_two_processes(tmp_path: Path) -> None:
+    printed = run("move_bytes.py", cwd=tmp_path)
+    assert "read back hello over shm" in printed
+    assert "the owner has hello" in printed
+
+
+def test_a_trace_is_simulated_and_plotted(tmp_path: Path) -> None:
+    printed = run("simulate_trace.py", tmp_path / "plots", cwd=tmp_path)
+    assert "load_balance: TTFT p90" in printed and "kvcache_centric: TTFT p90" in printed
+    assert (tmp_path / "plots" / "ttft.png").stat().st_size > 0
+
+
+def test_a_client_of_the_rest_api_streams_an_answer(tmp_path: Path) -> None:
+    with ScriptedEndpoint() as endpoint:
+        printed = run("chat_client.py", "how many?", cwd=tmp_path, HALFMOON_URL=endpoint.url)
+        assert printed == "one two three\n10 prompt tokens\n"
+        ((path, body),) = endpoint.asked
+        assert path == "/v1/chat/completions"
+        assert body["messages"] == [{"role": "user", "content": "how many?"}]
+
+
+def test_a_client_is_told_when_to_come_back(tmp_path: Path) -> None:
+    busy = ScriptedAnswer(status=429, headers={"Retry-After": "7"}, body={"error": {}})
+    with ScriptedEndpoint() as endpoint:
+        endpoint.scripts = [busy]
+        ran = subprocess.run(
+            [sys.executable, FOLDER / "chat_client.py"],
+            env={**os.environ, "HALFMOON_URL": endpoint.url},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ran.returncode == 1
+    assert "try again in 7 s" in ran.stderr
