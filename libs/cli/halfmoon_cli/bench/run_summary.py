@@ -23,7 +23,7 @@ class GeneratorLag(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lags(self) -> bool:
-        """Whether its lateness makes the figures doubtful."""
+        """True when the lateness makes the figures doubtful."""
         return self.loop_lag_s.p99 > 0.02 or (not self.n_held and self.send_lag_s.p99 > 0.02)
 
 

@@ -1,7 +1,7 @@
-"""`halfmoon chat`: its flags, and the answer to a single question.
+"""Define `halfmoon chat`: its flags, and the answer to a single question.
 
-On a terminal it is a conversation (`session`). With a question as its argument, or something
-else than a terminal at its input, it prints one answer and nothing else.
+On a terminal it holds a conversation (`chat_session`). With a question as its argument, or an
+input that is no terminal, it prints one answer and nothing else.
 """
 
 import sys
@@ -65,7 +65,7 @@ def chat(
 
     With a QUESTION, or with input that is no terminal, it prints the answer and nothing else.
     """
-    wishes = RequestOptions(
+    options = RequestOptions(
         temperature=temperature, max_tokens=max_tokens, seed=seed, priority=priority
     )
     errors = Console(stderr=True)
@@ -77,7 +77,7 @@ def chat(
             question = sys.stdin.read().strip()
         with httpx.Client(headers=endpoint.headers, timeout=http_timeouts(timeout)) as client:
             name = model or first_model(client, endpoint)
-            conversation = Conversation(name, system, wishes, files=files)
+            conversation = Conversation(name, system, options, files=files)
             if talks:
                 console = Console(highlight=False)
                 session = ChatSession(client, endpoint, conversation, console, n_retries=retry)
@@ -105,7 +105,7 @@ def _one_answer(
     question: str,
     n_retries: int,
 ) -> StreamedAnswer:
-    """Print an answer as it comes."""
+    """Print one answer as it arrives, with further tries after refusals."""
     shows = sys.stdout.isatty()
 
     def show(chunk: StreamChunk) -> None:

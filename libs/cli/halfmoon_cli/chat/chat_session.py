@@ -1,4 +1,4 @@
-"""A conversation on a terminal: lines in, answers out as they come."""
+"""Hold a conversation on a terminal: read lines, and write answers as they come."""
 
 import time
 from pathlib import Path
@@ -23,14 +23,14 @@ from halfmoon_cli.endpoint.stream_chunks import StreamChunk
 
 
 class ChatSession:
-    """One user at one terminal.
+    """A conversation of one user at one terminal.
 
     Args:
         client: has the endpoint's headers and limits of time.
-        endpoint: whom to ask.
-        conversation: where it begins.
-        console: what the user sees.
-        n_retries: tries that are made without asking when the endpoint says later.
+        endpoint: receives the requests.
+        conversation: the conversation to continue.
+        console: shows the answers.
+        n_retries: further tries of refused requests that the user need not confirm.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ChatSession:
         self._interrupts = Interrupts()
 
     def run(self, lines: LineReader) -> None:
-        """Until Ctrl-D or /quit."""
+        """Read lines and act on them until Ctrl-D or /quit."""
         with self._interrupts:
             self._converse(lines)
 
@@ -70,15 +70,15 @@ class ChatSession:
             except EOFError:
                 self._console.print()
                 return
-            wish = parse_line(line)
-            if isinstance(wish, SlashCommand):
-                if wish.name in ("quit", "exit"):
+            parsed = parse_line(line)
+            if isinstance(parsed, SlashCommand):
+                if parsed.name in ("quit", "exit"):
                     return
-                self._obey(wish)
-            elif wish.strip() or self._conversation.files:
-                self._answer(self._conversation.ask(wish))
+                self._run_command(parsed)
+            elif parsed.strip() or self._conversation.files:
+                self._answer(self._conversation.ask(parsed))
 
-    def _obey(self, command: SlashCommand) -> None:
+    def _run_command(self, command: SlashCommand) -> None:
         conversation = self._conversation
         match command:
             case SlashCommand("help"):
@@ -125,7 +125,7 @@ class ChatSession:
             self._say(f"wrote {path}")
 
     def _answer(self, question: str) -> None:
-        """Ask until there is an answer, or the user has had enough."""
+        """Send a question, again after refusals, until it is answered or the user stops."""
         n_left = self._n_retries
         while True:
             answer = StreamedAnswer()
@@ -168,7 +168,7 @@ class ChatSession:
             stream_answer(self._client, self._endpoint, body, answer, show)
 
     def _finish(self, answer: StreamedAnswer, how: str = "") -> None:
-        """End the line and say what it took. What was seen is kept as what was said."""
+        """End the line, show the figures, and keep the text so far as the answer."""
         if answer.n_pieces:
             self._console.print()
         if answer.text or not how:
@@ -176,7 +176,7 @@ class ChatSession:
         self._say(" · ".join(part for part in (how, format_answer_stats(answer)) if part))
 
     def _wait(self, seconds: float, *, ask: bool) -> bool:
-        """Wait for the time of the next try; False when the user doesn't want it."""
+        """Wait until the next try is due; return False when the user declines it."""
         try:
             with self._interrupts.allowed():
                 if ask:

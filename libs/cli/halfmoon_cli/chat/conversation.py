@@ -1,4 +1,4 @@
-"""What was said so far, and the next request that follows from it. No I/O.
+"""Keep the turns of a conversation and build the next request. No I/O.
 
 Files go before a message's own words, so that further questions about them share a prefix.
 """
@@ -12,14 +12,14 @@ import msgspec
 
 
 class ChatTurn(msgspec.Struct, frozen=True):
-    """One question and what was answered."""
+    """One question and its answer."""
 
     question: str
     answer: str
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a request that are sent only if somebody wants them."""
+    """Optional fields of a request; those that are None are not sent."""
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -27,7 +27,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Those that are set."""
+        """Return the fields that are set."""
         return {
             name: value for name, value in msgspec.structs.asdict(self).items() if value is not None
         }
@@ -39,37 +39,37 @@ class Conversation:
 
     model: str
     system: str = ""
-    wishes: RequestOptions = field(default_factory=RequestOptions)
+    options: RequestOptions = field(default_factory=RequestOptions)
     turns: list[ChatTurn] = field(default_factory=list)
-    #: Files that go with the next message: name and text.
+    #: Names and texts of files that go with the next message.
     files: list[tuple[str, str]] = field(default_factory=list)
-    #: What was asked last, answered or not; "" before the first question.
-    asked: str = ""
+    #: The last question, answered or not; "" before the first.
+    last_question: str = ""
 
     def ask(self, words: str) -> str:
-        """The next question: the files that wait, then these words."""
-        self.asked = format_question(self.files, words)
+        """Make the next question of the waiting files and these words, and return it."""
+        self.last_question = format_question(self.files, words)
         self.files.clear()
-        return self.asked
+        return self.last_question
 
     def ask_again(self) -> str:
-        """The last question once more, as if it had not been answered; "" if there is none."""
-        if self.turns and self.turns[-1].question == self.asked:
+        """Drop the answer to the last question and return the question; "" without one."""
+        if self.turns and self.turns[-1].question == self.last_question:
             self.turns.pop()
-        return self.asked
+        return self.last_question
 
     def answered(self, answer: str) -> None:
-        """Keep what was answered to the last question."""
-        self.turns.append(ChatTurn(self.asked, answer))
+        """Keep the answer to the last question."""
+        self.turns.append(ChatTurn(self.last_question, answer))
 
     def reset(self) -> None:
         """Forget everything but the system prompt."""
         self.turns.clear()
         self.files.clear()
-        self.asked = ""
+        self.last_question = ""
 
     def messages(self, question: str = "") -> list[dict[str, str]]:
-        """All that was said, and a question that waits for its answer."""
+        """Return the messages of all turns, and of a question that has no answer yet."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             messages.append({"role": "user", "content": turn.question})
@@ -79,28 +79,28 @@ class Conversation:
         return messages
 
     def request(self, question: str) -> dict[str, Any]:
-        """The body that asks this question, streamed and with its usage."""
+        """Return the body of a streamed request with this question."""
         return {
             "model": self.model,
             "messages": self.messages(question),
-            **self.wishes.fields(),
+            **self.options.fields(),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
 
     def saved(self) -> bytes:
-        """The conversation as a request's body without the question that would follow."""
+        """Return the conversation as the JSON of a request, without a further question."""
         body = {"model": self.model, "messages": self.messages()}
         return msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n"
 
 
 def format_question(files: Sequence[tuple[str, str]], words: str) -> str:
-    """One message of files and words."""
+    """Join files and words into one message."""
     return "\n\n".join([*(f"{name}:\n{text.rstrip()}" for name, text in files), words]).strip()
 
 
 def read_text(path: Path) -> tuple[str, str]:
-    """A file's name and its text, to go with a message.
+    """Return the name and the text of a file, to go with a message.
 
     Raises:
         OSError: it can't be read.

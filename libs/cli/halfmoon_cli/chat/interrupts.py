@@ -1,6 +1,6 @@
-"""Ctrl-C where somebody waits for it, and nowhere else.
+"""Raise KeyboardInterrupt in the blocks that handle it, and nowhere else.
 
-An impatient user presses it twice: the second must not strike while the first is dealt with.
+An impatient user presses Ctrl-C twice: the second must not interrupt the handling of the first.
 """
 
 import signal
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """Use as a context manager, in the main thread: it holds the signal meanwhile."""
+    """Handler of Ctrl-C while it is entered as a context manager, in the main thread."""
 
     def __init__(self) -> None:
         self._allowed = False
@@ -25,7 +25,7 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Ctrl-C raises KeyboardInterrupt in this block, once; outside of one it does nothing."""
+        """Let Ctrl-C raise KeyboardInterrupt in this block, once; elsewhere it does nothing."""
         self._allowed = True
         try:
             yield

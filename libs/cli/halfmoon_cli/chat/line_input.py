@@ -1,6 +1,6 @@
-"""Lines that a user writes: read with editing and a history that stays, and understood.
+"""Read a user's lines, with editing and a kept history, and parse them.
 
-The history is a file for its owner's eyes alone.
+Only its owner can read the history file.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class SlashCommand(msgspec.Struct, frozen=True):
     rest: str = ""
 
 
-#: What a line can order: its name, what follows it, what it does.
+#: Commands of a line: name, argument, and effect.
 SLASH_COMMANDS = (
     ("help", "", "this list"),
     ("again", "", "ask the last question once more: what is cached now is not computed again"),
@@ -37,7 +37,10 @@ SLASH_COMMANDS = (
 
 
 def parse_line(line: str) -> SlashCommand | str:
-    """A command, or words for the model. Two slashes at the start are words with one."""
+    """Return the command of a line, or its words for the model.
+
+    Two slashes at the start are words that begin with one.
+    """
     if line.startswith("//"):
         return line[1:]
     if line.startswith("/"):
@@ -47,7 +50,7 @@ def parse_line(line: str) -> SlashCommand | str:
 
 
 def help_text() -> str:
-    """The commands, a line each."""
+    """Return the list of commands, a line each."""
     rows = [(f"/{name} {what}".strip(), does) for name, what, does in SLASH_COMMANDS]
     width = max(len(left) for left, _ in rows)
     lines = [f"{left:<{width}}  {does}" for left, does in rows]
@@ -80,7 +83,7 @@ class LineReader:
             readline.write_history_file(self._history)
 
     def read(self) -> str:
-        r"""The next line, and those that follow as long as each ends with ``\``.
+        r"""Read the next line, and those that follow while each ends with ``\``.
 
         Raises:
             EOFError: Ctrl-D.
@@ -95,6 +98,6 @@ class LineReader:
 
 
 def history_path() -> Path:
-    """Where lines are remembered: XDG's folder for state."""
+    """Return the path of the history file, in XDG's folder for state."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "halfmoon" / "chat_history"

@@ -1,4 +1,4 @@
-"""One answer, streamed: asked for, read as it comes, and what it took."""
+"""Request one answer, read its stream, and keep its times and counts."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from halfmoon_cli.endpoint.stream_chunks import DONE, StreamChunk, StreamUsage, 
 
 @dataclass
 class StreamedAnswer:
-    """An answer as far as it has come. Times are seconds since the request was sent."""
+    """The part of an answer that has arrived. Times are seconds since the request was sent."""
 
     text: str = ""
     finish_reason: str = ""
@@ -32,7 +32,7 @@ class StreamedAnswer:
 
     @property
     def n_out(self) -> int:
-        """Tokens, as the endpoint counts them; without its count, events with text."""
+        """Tokens by the endpoint's count; without one, events with text."""
         return self.usage.n_out if self.usage is not None else self.n_pieces
 
     @property
@@ -43,7 +43,7 @@ class StreamedAnswer:
         return (self.n_out - 1) / (self.last_s - self.first_s)
 
     def take(self, chunk: StreamChunk, at_s: float) -> None:
-        """Add what an event brought."""
+        """Add the content of an event."""
         if chunk.has_tokens:
             self.first_s = at_s if self.first_s is None else self.first_s
             self.last_s = at_s
@@ -54,7 +54,7 @@ class StreamedAnswer:
 
 
 def format_answer_stats(answer: StreamedAnswer) -> str:
-    """What an answer took, on one line."""
+    """Return times and token counts of an answer, on one line."""
     parts: list[str] = []
     if answer.first_s is not None:
         parts.append(f"TTFT {_time(answer.first_s)}")
@@ -80,13 +80,13 @@ def stream_answer(
     answer: StreamedAnswer,
     show: Callable[[StreamChunk], None],
 ) -> None:
-    """Ask, and read the answer to its end. Whatever ends it closes the connection.
+    """Send a request and read its answer to the end; any end closes the connection.
 
     Args:
         client: has the endpoint's headers.
-        endpoint: whom to ask.
+        endpoint: receives the request.
         body: of /chat/completions, streamed.
-        answer: filled as it comes, so that it is there even when this raises.
+        answer: filled with each event, so that a part remains when this raises.
         show: called with each event.
 
     Raises:

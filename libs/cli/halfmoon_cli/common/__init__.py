@@ -1,1 +1,1 @@
-"""Share between commands: the demo model's place, stop signals, printing of untrusted text."""
+"""Share helpers between commands: the demo model, stop signals, printable text."""

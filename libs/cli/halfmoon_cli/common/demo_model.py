@@ -1,21 +1,21 @@
-"""The model that is served when none is named: it comes with the engine's package."""
+"""Find the demo model, which is served when none is named; the engine's package holds it."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
-#: Its name as clients write it.
+#: The demo model's name in requests.
 DEMO_MODEL_NAME = "halfmoon-demo"
 
 
 class DemoModelMissing(Exception):
-    """The package that it comes with is not installed."""
+    """The engine's package, which holds the demo model, is not installed."""
 
 
 def demo_model_folder() -> Path:
-    """Where it lies.
+    """Return the demo model's folder.
 
     Raises:
-        NoDemoModel: not on this machine.
+        DemoModelMissing: it is not on this machine.
     """
     # Looked for without importing it, since this command installs without torch.
     found = find_spec("halfmoon_engine")

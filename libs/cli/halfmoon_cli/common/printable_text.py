@@ -1,17 +1,17 @@
-"""A model's words on somebody's terminal: nothing in them may command it."""
+"""Make untrusted text printable: it must not control the user's terminal."""
 
 import re
 
-#: All of C0 but tab and line feed, DEL, and C1: among them what begins an escape sequence.
+#: All of C0 but tab and line feed, DEL, and C1; some of them begin escape sequences.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """The text with control characters made visible; a carriage return before a line feed goes."""
+    """Make control characters visible, and drop a carriage return before a line feed."""
     return _CONTROL.sub(_visible, text.replace("\r\n", "\n"))
 
 
 def _visible(match: re.Match[str]) -> str:
     code = ord(match.group())
-    # The pictures that Unicode has for C0; C1 has none.
+    # Unicode has pictures of C0, and none of C1.
     return chr(0x2400 + code) if code < 0x20 else "�"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an event, for commands that serve until they are told to stop."""
+"""Turn Ctrl-C and SIGTERM into an event, for commands that serve until they are stopped."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def catch_stop_signals() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM while the block runs."""
+    """Give an event that Ctrl-C and SIGTERM set while the block runs."""
     ended = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: ended.set())

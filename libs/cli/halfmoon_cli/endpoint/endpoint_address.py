@@ -1,4 +1,4 @@
-"""Where an OpenAI endpoint is and what it wants to see; nothing here opens a connection."""
+"""Parse the address of an OpenAI endpoint, and make its headers and timeouts. No I/O."""
 
 from urllib.parse import urlsplit
 
@@ -8,7 +8,7 @@ import msgspec
 from halfmoon_cli.endpoint.endpoint_errors import BadEndpointUrl
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-#: Looked at in this order when no --url is given.
+#: Environment variables that stand for --url, the first one first.
 URL_VARIABLES = ["HALFMOON_URL", "OPENAI_BASE_URL"]
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -17,29 +17,29 @@ CONNECT_S = 10.0
 
 
 class ApiEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint."""
+    """Address and key of an endpoint."""
 
-    #: What OpenAI's clients call the base URL, such as http://127.0.0.1:8000/v1.
+    #: The base URL of OpenAI's clients, such as http://127.0.0.1:8000/v1.
     api: str
     #: Sent as a bearer token; empty: none is sent.
     key: str = ""
 
     @property
     def root(self) -> str:
-        """Where routes lie that OpenAI does not have, such as /tokenize."""
+        """Base URL of the routes that OpenAI does not have, such as /tokenize."""
         return self.api.removesuffix("/v1")
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """Headers of every request."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 def parse_endpoint(url: str, key: str = "") -> ApiEndpoint:
-    """The endpoint that a user means: a URL without a path gets /v1.
+    """Return the endpoint of a URL; one without a path gets /v1.
 
     Raises:
-        BadAddress: it is no http or https URL, or the key can't be sent in a header.
+        BadEndpointUrl: it is no http or https URL, or the key can't be sent in a header.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -53,5 +53,5 @@ def parse_endpoint(url: str, key: str = "") -> ApiEndpoint:
 
 
 def http_timeouts(silence_s: float) -> httpx.Timeout:
-    """Limits of a connection: so long without a byte ends it."""
+    """Return a connection's limits: it ends after so long without a byte."""
     return httpx.Timeout(silence_s, connect=CONNECT_S)

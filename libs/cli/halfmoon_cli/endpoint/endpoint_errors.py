@@ -1,12 +1,12 @@
-"""What can go wrong with an endpoint, and what its user can do about it.
+"""Define the errors of an endpoint, with what its user can do about them.
 
 EndpointError
-├── BadAddress    not a URL that could be asked
-├── Unreachable   nobody answers there
-├── Refused       an answer with a status other than 200; `status` and `retry_after_s`
-└── StreamBroken  an answer that began and did not end as it should
+├── BadEndpointUrl       not the URL of an endpoint
+├── EndpointUnreachable  no connection, or none that lasted until an answer began
+├── EndpointRefused      an answer with a status other than 200
+└── StreamBroken         an answer that began and did not end as it should
 
-Every message names the endpoint's own words and the way out, on one line.
+Every message has the endpoint's own words and the way out, on one line.
 """
 
 import math
@@ -17,11 +17,11 @@ import msgspec
 
 
 class EndpointError(Exception):
-    """The base of all of these: its text is for the user's eyes."""
+    """Base of an endpoint's errors; the text is shown to the user."""
 
 
 class BadEndpointUrl(EndpointError):
-    """Not a URL that could be asked."""
+    """Not the URL of an endpoint."""
 
 
 class EndpointUnreachable(EndpointError):
@@ -36,35 +36,35 @@ class EndpointRefused(EndpointError):
     """An answer with a status other than 200.
 
     Args:
-        status: HTTP's.
+        status: HTTP status.
         reason: the endpoint's own words.
-        way_out: what to do; empty when there is nothing to say.
+        way_out: advice to the user, or empty.
         code: OpenAI's ``error.code``, or ``error.type`` without one, such as "overloaded".
-        retry_after_s: seconds after which trying again may help; None when it won't.
+        retry_after_s: seconds after which another try may succeed; None: never.
     """
 
     def __init__(
         self, status: int, reason: str, way_out: str, code: str, retry_after_s: float | None
     ) -> None:
-        told = f"{reason.removesuffix('.')} ({status})"
-        super().__init__(f"{told}: {way_out}" if way_out else told)
+        text = f"{reason.removesuffix('.')} ({status})"
+        super().__init__(f"{text}: {way_out}" if way_out else text)
         self.status = status
         self.reason = reason
         self.code = code
         self.retry_after_s = retry_after_s
 
 
-#: Waited before the next try when the endpoint does not say how long.
+#: Seconds before the next try when the endpoint names none.
 RETRY_AFTER_S = 1.0
-#: More than this is not believed.
+#: Longer waits are cut to this.
 _LONGEST_RETRY_S = 3600.0
-#: Of an answer's text that is no JSON, so much is shown.
+#: Characters of an error text that are shown.
 _SHOWN = 300
 
 
 def refusal_error(status: int, headers: Mapping[str, str], body: bytes) -> EndpointRefused:
-    """The error that an answer with a status other than 200 stands for."""
-    reason, code = _told(body)
+    """Make the error of an answer with a status other than 200."""
+    reason, code = _parse_error(body)
     if not reason:
         reason = f"the endpoint answered {httpx.codes.get_reason_phrase(status) or 'nothing'}"
     return EndpointRefused(
@@ -73,7 +73,7 @@ def refusal_error(status: int, headers: Mapping[str, str], body: bytes) -> Endpo
 
 
 def connection_error(url: str, error: httpx.HTTPError) -> EndpointUnreachable:
-    """The error that httpx's stands for, before an answer has begun."""
+    """Make the error of an httpx error before an answer has begun."""
     match error:
         case httpx.ConnectError():
             return EndpointUnreachable(
@@ -91,30 +91,30 @@ def connection_error(url: str, error: httpx.HTTPError) -> EndpointUnreachable:
             )
         case _:
             return EndpointUnreachable(
-                f"{url} broke off before it answered ({_named(error)}): try again"
+                f"{url} broke off before it answered ({_error_name(error)}): try again"
             )
 
 
 def stream_error(error: httpx.HTTPError) -> StreamBroken:
-    """The error that httpx's stands for, in the middle of an answer."""
+    """Make the error of an httpx error in the middle of an answer."""
     if isinstance(error, httpx.ReadTimeout):
         return StreamBroken("the answer stopped coming: --timeout waits longer")
-    return StreamBroken(f"the answer was cut off ({_named(error)}): try again")
+    return StreamBroken(f"the answer was cut off ({_error_name(error)}): try again")
 
 
 def error_text(error: object) -> str:
-    """The text of an ``error`` object as it stands in an answer or a stream's event."""
+    """Return the text of the ``error`` object of an answer or an event."""
     if isinstance(error, dict):
         return " ".join(str(error.get("message") or error).split())
     return " ".join(str(error).split())
 
 
-def _named(error: httpx.HTTPError) -> str:
+def _error_name(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__
 
 
-def _told(body: bytes) -> tuple[str, str]:
-    """The endpoint's words and its code; OpenAI's shape, others' shapes, or plain text."""
+def _parse_error(body: bytes) -> tuple[str, str]:
+    """Return text and code of an error: OpenAI's form, other forms, or plain text."""
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -144,7 +144,7 @@ def _way_out(status: int, code: str) -> str:
 
 
 def _retry_after_s(status: int, headers: Mapping[str, str]) -> float | None:
-    """Seconds, as Retry-After says; a date is not read."""
+    """Return the seconds of Retry-After; a date is not read."""
     if status not in (429, 503):
         return None
     try:

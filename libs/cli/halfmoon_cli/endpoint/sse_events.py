@@ -1,31 +1,31 @@
-"""Server-sent events out of bytes, however they were cut on the way.
+"""Parse server-sent events out of bytes, however they were cut on the way.
 
-Of the format (https://html.spec.whatwg.org/multipage/server-sent-events.html) this reads what
-endpoints send: lines that end in LF or CRLF, `data` fields, comments. Names and ids of events
-are passed over.
+It reads the part of the format that endpoints send: lines that end in LF or CRLF, `data` fields,
+comments. Names and ids of events are ignored. The format:
+https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from halfmoon_cli.endpoint.endpoint_errors import StreamBroken
 
-#: One event's bytes at the most; log probabilities of a long prompt come as one.
+#: Most bytes of one event; the log probabilities of a long prompt are one event.
 MAX_EVENT_BYTES = 64 << 20
 
 
 class SseReader:
-    """Takes bytes as they come, gives the data of each event that is complete."""
+    """Incremental parser: takes bytes, gives the data of complete events."""
 
     def __init__(self) -> None:
-        #: The beginning of a line whose end has not come.
+        #: Bytes of an incomplete line.
         self._rest = b""
-        #: Data fields of an event whose end has not come.
+        #: Data fields of an incomplete event.
         self._data: list[bytes] = []
         self._n_held = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The events that these bytes complete.
+        """Return the data of the events that these bytes complete.
 
         Raises:
-            StreamBroken: one event is larger than anything that makes sense.
+            StreamBroken: an event is larger than `MAX_EVENT_BYTES`.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         events: list[bytes] = []

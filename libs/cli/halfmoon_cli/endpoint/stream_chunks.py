@@ -1,4 +1,4 @@
-"""What a streamed answer's events say, of chats and of completions alike."""
+"""Parse the events of streamed chats and completions."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ DONE = b"[DONE]"
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
-    """Where the prompt's KV came from."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int | None = None
 
 
 class StreamUsage(msgspec.Struct, frozen=True):
-    """Tokens of one request, as the endpoint counts them."""
+    """Token counts of one request by the endpoint."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
@@ -29,34 +29,34 @@ class StreamUsage(msgspec.Struct, frozen=True):
 
     @property
     def n_cached(self) -> int | None:
-        """Prompt tokens that were not computed anew; None when the endpoint does not say."""
+        """Prompt tokens served from a cache; None when the endpoint does not say."""
         return (
             None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
         )
 
 
 class StreamDelta(msgspec.Struct, frozen=True):
-    """What a chat's answer grew by."""
+    """The increment of a chat's answer."""
 
     content: str | None = None
-    #: What a model writes before its answer, in the two names that endpoints use.
+    #: Reasoning before the answer, under the two names that endpoints use.
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[Any] | None = None
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """One answer's part of an event."""
+    """The part of an event that belongs to one answer."""
 
-    #: Of chats.
+    #: Set for chats.
     delta: StreamDelta | None = None
-    #: Of completions.
+    #: Set for completions.
     text: str | None = None
     finish_reason: str | None = None
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
-    """One event."""
+    """One event of a stream."""
 
     choices: list[StreamChoice] = []
     usage: StreamUsage | None = None
@@ -64,12 +64,12 @@ class StreamChunk(msgspec.Struct, frozen=True):
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ends here; None when it goes on."""
+        """Reason for the answer's end; None while it goes on."""
         return self.choices[0].finish_reason if self.choices else None
 
     @property
     def text(self) -> str:
-        """What the answer grew by; of requests with one answer."""
+        """Text that the event adds to the only answer."""
         if not self.choices:
             return ""
         choice = self.choices[0]
@@ -77,13 +77,13 @@ class StreamChunk(msgspec.Struct, frozen=True):
 
     @property
     def thoughts(self) -> str:
-        """What the model wrote for itself."""
+        """Reasoning that the event adds."""
         delta = self.choices[0].delta if self.choices else None
         return (delta.reasoning_content or delta.reasoning or "") if delta else ""
 
     @property
     def has_tokens(self) -> bool:
-        """Whether at least one token came with it, even if it shows as nothing yet."""
+        """True when the event has at least one token, even without text."""
         if not self.choices:
             return False
         choice = self.choices[0]
@@ -97,10 +97,10 @@ _decoder = msgspec.json.Decoder(StreamChunk)
 
 
 def read_chunk(data: bytes) -> StreamChunk:
-    """One event's data.
+    """Parse the data of one event.
 
     Raises:
-        StreamBroken: it is no such event, or one that tells of an error.
+        StreamBroken: it is no such event, or it reports an error.
     """
     try:
         chunk = _decoder.decode(data)

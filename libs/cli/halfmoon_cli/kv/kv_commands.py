@@ -1,4 +1,4 @@
-"""`halfmoon kv`: look into the KV pool, store bytes in it and get them back, take a node out.
+"""Define `halfmoon kv`: show the KV pool, store and read bytes, drain a node.
 
 The commands; what they do is in `nodes` and `objects`, imported when one of them runs.
 """
@@ -76,7 +76,7 @@ def ls(
                 console.print(block, highlight=False)
             errors.print(f"{len(page['hashes'])} of {page['n_blocks']} blocks", highlight=False)
             return
-        rows = [nodes.get(info, "/segments") for info in nodes.all()]
+        rows = [nodes.get(info, "/segments") for info in nodes.list_nodes()]
         if json:
             _print_json(rows)
             return
@@ -108,7 +108,7 @@ def stat(
     bind: Bind = "127.0.0.1",
     json: Json = False,
 ) -> None:
-    """Tell where an object is, and how large; or where a block is, and who reads it."""
+    """Show the node and size of an object, or the nodes and readers of a block."""
     if not block:
         from halfmoon_cli.kv.object_client import open_object_client
 
@@ -128,7 +128,7 @@ def stat(
         )
         return
     with _nodes(metadata) as nodes:
-        looks = [nodes.find(info, f"/blocks/{what}") for info in nodes.all()]
+        looks = [nodes.get_optional(info, f"/blocks/{what}") for info in nodes.list_nodes()]
     there = [look for look in looks if look is not None]
     if json:
         _print_json(there)
@@ -282,7 +282,7 @@ def _nodes(metadata: str) -> Iterator["KvstoreNodes"]:
 
 @contextmanager
 def _source(file: str) -> Iterator[BinaryIO]:
-    """What to read, twice."""
+    """Open the file or standard input as a source that can be read twice."""
     if file != "-":
         with Path(file).open("rb") as source:
             yield source
@@ -295,7 +295,7 @@ def _source(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _sink(file: str) -> Iterator[BinaryIO]:
-    """What to write to; a file takes its name once it is whole."""
+    """Open the file or standard output to write to; a file gets its name once it is whole."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -336,7 +336,7 @@ def _print_json(data: object) -> None:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors of the world as one line."""
+    """Print errors of nodes, files and transfers in one line, and exit with 2."""
     from halfmoon_cli.kv.kvstore_nodes import KvstoreNodeError
     from halfmoon_cli.kv.object_client import ObjectError
     from halfmoon_metadata import MetadataError

@@ -1,4 +1,4 @@
-"""Kvstore nodes by their HTTP for operators: found through the metadata server, asked, told."""
+"""Find kvstore nodes through the metadata server, and call their HTTP API for operators."""
 
 import os
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from halfmoon_runtime.membership import MEMBERS
 from halfmoon_runtime.observability.operator_http import operator_token
 
 _TIMEOUT_S = 15.0
-#: Seconds between two looks at a drain.
+#: Seconds between two polls of a drain.
 DRAIN_POLL_S = 0.2
 
 
 class KvstoreNodeError(Exception):
-    """A node is not there, can't be asked, or says no: the text names it and what it said."""
+    """A node is missing, unreachable or refuses; the text has its name and its reason."""
 
 
 class KvstoreNodes:
@@ -31,22 +31,22 @@ class KvstoreNodes:
         self._client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=headers)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._client.close()
 
-    def all(self) -> list[WorkerInfo]:
-        """Every kvstore that is there, by name."""
+    def list_nodes(self) -> list[WorkerInfo]:
+        """Return the records of all kvstores, in order of their names."""
         records = self._store.list(MEMBERS).values()
         infos = [msgspec.json.decode(record, type=WorkerInfo) for record in records]
         return sorted((i for i in infos if i.role == "kvstore"), key=lambda i: i.worker_id)
 
     def find_node(self, name: str) -> WorkerInfo:
-        """One of them.
+        """Return the record of a kvstore by its name.
 
         Raises:
-            NodeError: it is not there; the text names those that are.
+            KvstoreNodeError: it does not exist; the text names the existing ones.
         """
-        infos = {info.worker_id: info for info in self.all()}
+        infos = {info.worker_id: info for info in self.list_nodes()}
         for worker_id, info in infos.items():
             if worker_id == name:
                 return info
@@ -54,30 +54,30 @@ class KvstoreNodes:
         raise KvstoreNodeError(f"there is no kvstore {name}; there are: {known}")
 
     def get(self, node: WorkerInfo, path: str, **query: Any) -> Any:
-        """Ask a node.
+        """Send a GET to a node and return its JSON.
 
         Raises:
-            NodeError: it does not answer, or not with what was asked for.
+            KvstoreNodeError: it does not answer, or refuses.
         """
-        return self._ask(node, lambda url: self._client.get(url, params=query), path)
+        return self._call(node, lambda url: self._client.get(url, params=query), path)
 
-    def find(self, node: WorkerInfo, path: str) -> Any | None:
-        """Ask a node for what it may not have; None when it has not.
+    def get_optional(self, node: WorkerInfo, path: str) -> Any | None:
+        """Send a GET to a node; return its JSON, or None for a 404.
 
         Raises:
-            NodeError: it does not answer, or says something else.
+            KvstoreNodeError: it does not answer, or refuses.
         """
-        return self._ask(node, self._client.get, path, missing_is_none=True)
+        return self._call(node, self._client.get, path, missing_is_none=True)
 
     def post(self, node: WorkerInfo, path: str, body: dict[str, Any]) -> Any:
-        """Tell a node something.
+        """Send a POST to a node and return its JSON.
 
         Raises:
-            NodeError: it does not answer, or says no.
+            KvstoreNodeError: it does not answer, or refuses.
         """
-        return self._ask(node, lambda url: self._client.post(url, json=body), path)
+        return self._call(node, lambda url: self._client.post(url, json=body), path)
 
-    def _ask(
+    def _call(
         self,
         node: WorkerInfo,
         send: Callable[[str], httpx.Response],

@@ -1,10 +1,10 @@
 """Store bytes under keys in the blocks of a cluster's kvstores.
 
-An object lies at one node, in blocks of that node's size, as `halfmoon_protocol.objects` says.
-Every key has an order of nodes of its own; a put goes to the first that takes it, and a get asks
-them in that order, those that have left or come since included. Objects never change: to put the
-same bytes again is success, to put others is an error. They are cache content as any other: what
-is not pinned may be evicted, from its end, and then a get says that it is not whole.
+An object lies at one node, in blocks of that node's size (`halfmoon_protocol.objects`).
+Each key orders the nodes by a hash. A put goes to the first node that accepts it, and a get tries
+the nodes in that order. Objects never change: a put of the same bytes succeeds, a put of others is
+an error. Objects are cache content: blocks that are not pinned may be evicted, from the object's
+end. Then a get reports that the object is incomplete.
 """
 
 import asyncio
@@ -29,25 +29,25 @@ from halfmoon_transfer import ClusterKey, TransferEngine, TransferSettings
 from halfmoon_transfer.interface import Piece, TransferError
 from halfmoon_transfer.regions.region_table import Memory
 
-#: Told of bytes moved since the last time.
+#: Called with the number of bytes moved since the last call.
 OnProgress = Callable[[int], None]
 
 _TIMEOUT_S = 10.0
-#: Bytes moved at once, about.
+#: Approximate bytes of one batch.
 _BATCH_BYTES = 32 * 1024 * 1024
-#: Tries of a put that is refused for the moment.
+#: Tries of a put that a node refuses for the moment.
 _MAX_TRIES = 100
 _READ_BYTES = 1 << 20
 
 
 class ObjectError(Exception):
-    """The base of what is wrong with an object: the text names its key.
+    """Base of an object's errors; the text names its key.
 
     ObjectError
-    ├── NoSuchObject     no node has its first block
-    ├── NotWhole         some of its blocks were evicted, or are damaged
-    ├── OtherContent     other bytes are there under this key
-    └── NoRoom           no node takes it
+    ├── NoSuchObject       no node has its first block
+    ├── IncompleteObject   some of its blocks were evicted, or are damaged
+    ├── ConflictingObject  other bytes are there under this key
+    └── NoRoomForObject    no node takes it
     """
 
 
@@ -80,7 +80,7 @@ class FoundObject(msgspec.Struct, frozen=True):
 
 
 def bytes_layout(block_kib: int) -> KvLayout:
-    """For a node that has no blocks of a model: blocks of so many KiB, for bytes only."""
+    """Return the layout of blocks of so many KiB that hold bytes rather than KV."""
     return KvLayout(
         model="halfmoon.bytes", n_layers=1, n_kv_heads=1, head_dim=8 * block_kib,
         dtype="float32", block_size=16,
@@ -88,7 +88,10 @@ def bytes_layout(block_kib: int) -> KvLayout:
 
 
 class ObjectClient:
-    """A client; see `open_objects`. One call at a time: calls share memory."""
+    """Client of the objects in a cluster; see `open_object_client`.
+
+    Make one call at a time: calls share memory.
+    """
 
     def __init__(
         self,
@@ -101,26 +104,26 @@ class ObjectClient:
         self._kvstores = kvstores
         self._transfer = transfer
         self._block_kib = block_kib
-        #: For one transfer at a time.
+        #: Registered memory of one transfer at a time.
         self._room: Memory | None = None
 
     async def put(
         self, key: str, source: BinaryIO, *, node: str = "", progress: OnProgress | None = None
     ) -> FoundObject:
-        """Store what can be read from a source, from its start to its end; it is read twice.
+        """Store the bytes of a source, from its start to its end; they are read twice.
 
         Args:
             key: its name.
             source: can be set back to its start.
-            node: where; empty: where the key leads.
-            progress: hears of bytes stored.
+            node: name of the node; empty: chosen by the key.
+            progress: called with bytes stored.
 
         Raises:
-            OtherContent: there is an object of this key with other bytes.
-            NoRoom: nobody takes it; the text has each one's reason.
+            ConflictingObject: there is an object of this key with other bytes.
+            NoRoomForObject: no node accepts it; the text has the reason of each.
             TransferError: bytes could not be moved.
-            MetadataError: the metadata server does not say who is there.
-            Malformed: the key is empty or too long.
+            MetadataError: the metadata server does not list the nodes.
+            MalformedMessage: the key is empty or too long.
         """
         object_hashes(key, 0, 1)  # raises before anything is read
         head = await asyncio.to_thread(_head_of, source)
@@ -152,19 +155,19 @@ class ObjectClient:
     async def get(
         self, key: str, sink: BinaryIO, *, progress: OnProgress | None = None
     ) -> FoundObject:
-        """Write an object's bytes to a sink; all of them are verified.
+        """Write the verified bytes of an object to a sink.
 
         Args:
             key: its name.
             sink: gets the bytes in order; after an error, a part of them.
-            progress: hears of bytes written.
+            progress: called with bytes written.
 
         Raises:
-            NoSuchObject: nobody has it.
-            NotWhole: a part of it is gone, or not what was put.
+            NoSuchObject: no node has it.
+            IncompleteObject: a part was evicted, or differs from the bytes that were put.
             TransferError: bytes could not be moved.
-            MetadataError: the metadata server does not say who is there.
-            Malformed: the key is empty or too long.
+            MetadataError: the metadata server does not list the nodes.
+            MalformedMessage: the key is empty or too long.
         """
         client, info, layout, head = await self._find(key)
         digest = xxhash.xxh3_128()
@@ -190,11 +193,11 @@ class ObjectClient:
         return _found(info, head, layout)
 
     async def stat(self, key: str) -> FoundObject:
-        """Where an object is, and how large.
+        """Return the node and the size of an object.
 
         Raises:
-            NoSuchObject: nobody has it.
-            MetadataError: the metadata server does not say who is there.
+            NoSuchObject: no node has it.
+            MetadataError: the metadata server does not list the nodes.
         """
         _, info, layout, head = await self._find(key)
         return _found(info, head, layout)
@@ -202,16 +205,16 @@ class ObjectClient:
     # -- inside ------------------------------------------------------------------------------
 
     async def _nodes(self, key: str, only: str = "") -> list[WorkerInfo]:
-        """Kvstores in this key's order."""
+        """Return the kvstores in the order of this key."""
         infos = (await list_members(self._store)).values()
         nodes = [i for i in infos if i.role == "kvstore" and only in ("", i.worker_id)]
         return sorted(nodes, key=lambda i: xxhash.xxh3_64_digest(f"{i.worker_id}\0{key}".encode()))
 
     def _layout_of_first(self, info: WorkerInfo, model: WorkerInfo | None) -> KvLayout:
-        """What the blocks of a node that holds none will be: the model's, where one is served.
+        """Return the layout of a node without blocks: the model's, where one is served.
 
         Raises:
-            NoRoom: there is no model and no size was given, or another than the model's.
+            NoRoomForObject: there is no model and no size was given, or another than the model's.
         """
         asked = bytes_layout(self._block_kib) if self._block_kib else None
         if model is None or model.layout is None:
@@ -249,7 +252,7 @@ class ObjectClient:
     async def _read_elsewhere(
         self, key: str, layout: KvLayout, hashes: list[BlockHash]
     ) -> tuple[KvstoreClient | None, bytearray]:
-        """The first of these from whoever has them, and who that is; perhaps nothing."""
+        """Read the first of these blocks from any node that has them; return it and the bytes."""
         for info in await self._nodes(key):
             if info.layout == layout:
                 with suppress(KvstoreUnavailable):
@@ -265,7 +268,7 @@ class ObjectClient:
         return ObjectHead.decode(memoryview(data)) if data else None
 
     def _scratch(self, n_bytes: int) -> Memory:
-        """Memory for so many bytes, the same again if it is large enough."""
+        """Return memory for so many bytes, the previous one if it is large enough."""
         if self._room is None or self._room.region.length < n_bytes:
             if self._room is not None:
                 self._transfer.unregister(self._room.region)
@@ -275,7 +278,7 @@ class ObjectClient:
     async def _read(
         self, client: KvstoreClient, layout: KvLayout, hashes: list[BlockHash]
     ) -> bytearray:
-        """The bytes of the first of these blocks that are there, verified, under one lease."""
+        """Read the longest available prefix of these blocks under one lease, verified."""
         lease = await client.lease(layout, tuple(hashes))
         if not lease.places:
             return bytearray()
@@ -328,7 +331,7 @@ class ObjectClient:
         parent: BlockHash | None,
         data: memoryview,
     ) -> None:
-        """Store blocks, in as many parts as the node takes them."""
+        """Store blocks, in as many parts as the node asks for."""
         size, tokens = layout.block_bytes, (0,) * (len(hashes) * layout.block_size)
         index = {block: i for i, block in enumerate(hashes)}
         for _ in range(_MAX_TRIES):
@@ -362,14 +365,14 @@ class ObjectClient:
 async def open_object_client(
     store: MetadataStore, *, cluster_key: str = "", bind: str = "127.0.0.1", block_kib: int = 0
 ) -> AsyncIterator[ObjectClient]:
-    """A client of a cluster's kvstores.
+    """Open a client of a cluster's kvstores.
 
     Args:
         store: the cluster's metadata server.
-        cluster_key: the cluster's, if it has one.
+        cluster_key: key of the cluster, if it has one.
         bind: address of this machine at which kvstores could reach it.
-        block_kib: size of blocks at nodes that hold none yet, which it fixes, in a cluster that
-            serves no model; 0: leave those out.
+        block_kib: block size that nodes without blocks get, in a cluster that serves no model;
+            0: such nodes are left out.
     """
     async with AsyncExitStack() as stack:
         network = ZmqNetwork()

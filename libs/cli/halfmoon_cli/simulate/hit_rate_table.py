@@ -1,4 +1,4 @@
-"""`halfmoon simulate --policy`: how often eviction policies hit, in one pool of several sizes."""
+"""Print the hit rates of eviction policies, for `halfmoon simulate --policy`."""
 
 from rich.console import Console
 from rich.live import Live
@@ -10,7 +10,7 @@ from halfmoon_simulator.workloads.workload_sources import DescribedWorkload
 
 
 def print_hit_rates(workload: DescribedWorkload, names: str, console: Console) -> None:
-    """One row per policy, one column per capacity; rows appear as they are done.
+    """Print a row per policy and a column per capacity; rows appear as they are done.
 
     Args:
         workload: its requests, one after the other, without a clock.

@@ -1,7 +1,7 @@
-"""`halfmoon profile`: a cost file of the machine at hand, for the simulator.
+"""Define `halfmoon profile`: measure this machine and write a cost file for the simulator.
 
-The engine runs in a process of its own (only that one loads torch), the transfer library in
-this one. What they measured is fitted and written in the simulator's format.
+The engine runs in a process of its own, the only one that loads torch. The transfer library runs
+in this process. Both measurements are fitted and written in the simulator's format.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ from halfmoon_simulator.costs.cost_fit import fit_decode, fit_prefill, largest_r
 
 console = Console()
 
-#: Bytes of one transfer that bandwidth is measured with.
+#: Bytes of one transfer, for the measurement of bandwidth.
 SIZES = (64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 #: A control message between two processes of one host, there or back: half the round trip that
 #: `python -m benchmarks reservation` measures.
@@ -35,11 +35,11 @@ MESSAGE_S = 0.00025
 
 
 class ProfileFailed(Exception):
-    """The engine's process failed; the text is the end of what it said."""
+    """The engine's process failed; the text is the end of its output."""
 
 
 class _Points(msgspec.Struct):
-    """What the engine's process prints."""
+    """Measurements that the engine's process prints."""
 
     name: str
     layout: KvLayout
@@ -102,7 +102,7 @@ def measure_engine(model: str, *, block_size: int, threads: int) -> _Points:
 
 
 def measure_transfers() -> list[Bandwidth]:
-    """Bandwidth between two processes of this host, by size, over TCP and shared memory."""
+    """Measure bandwidth between two processes of this host, by size, over TCP and shared memory."""
     from halfmoon_cli.transfer.bandwidth_bench import TransferLoad, run_bandwidth_bench
 
     found: list[Bandwidth] = []
@@ -125,7 +125,7 @@ def cost_file(
     device_kv_bytes: int,
     host_kv_bytes: int,
 ) -> CostFile:
-    """The cost file that these measurements give."""
+    """Fit the measurements and return a cost file."""
     prefill = fit_prefill(
         [(int(p["n_tokens"]), int(p["n_cached"]), p["seconds"]) for p in points.prefill]
     )

@@ -1,1 +1,1 @@
-"""`halfmoon status`: the cluster as its conductor sees it, in a terminal."""
+"""Show a cluster in a terminal, as its conductor reports it: `halfmoon status`."""

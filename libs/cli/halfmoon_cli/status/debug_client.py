@@ -1,4 +1,4 @@
-"""Asks a conductor how its cluster is."""
+"""Fetch and check the state of a cluster from its conductor."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from halfmoon_cli.endpoint.endpoint_address import ApiEndpoint
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError, connection_error, refusal_error
 from halfmoon_cli.status.debug_responses import ClusterStatus
 
-#: What of `/debug` is asked for, by its name in `ClusterStatus`.
+#: Routes below `/debug`, by their names in `ClusterStatus`.
 _PATHS = {
     "cluster": "/debug/cluster",
     "decisions": "/debug/decisions",
@@ -18,10 +18,10 @@ _PATHS = {
 
 
 def fetch_status(client: httpx.Client, endpoint: ApiEndpoint) -> dict[str, Any]:
-    """Everything that is shown, as the conductor wrote it.
+    """Fetch the state of a cluster as the conductor's JSON.
 
     Raises:
-        EndpointError: nobody answers, or it is no conductor.
+        EndpointError: the endpoint does not answer, or is no conductor.
     """
     told: dict[str, Any] = {}
     for name, path in _PATHS.items():
@@ -30,7 +30,7 @@ def fetch_status(client: httpx.Client, endpoint: ApiEndpoint) -> dict[str, Any]:
         except httpx.HTTPError as error:
             raise connection_error(endpoint.root, error) from error
         if answer.status_code == 404 and told:
-            # A conductor of another age: what it lacks is not shown.
+            # A conductor of another version: routes that it lacks are not shown.
             continue
         if answer.status_code == 404:
             raise _no_conductor(endpoint)
@@ -44,10 +44,10 @@ def fetch_status(client: httpx.Client, endpoint: ApiEndpoint) -> dict[str, Any]:
 
 
 def parse_status(told: dict[str, Any], endpoint: ApiEndpoint) -> ClusterStatus:
-    """What was told, checked.
+    """Check the JSON and return it as a status.
 
     Raises:
-        EndpointError: no conductor says this.
+        EndpointError: it is not a conductor's.
     """
     try:
         return msgspec.convert(told, ClusterStatus)

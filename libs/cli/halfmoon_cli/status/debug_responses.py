@@ -1,7 +1,7 @@
-"""What a conductor says below `/debug`, as far as a terminal shows it.
+"""Define the fields of a conductor's `/debug` responses that a terminal shows.
 
-Everything has a default and unknown fields are passed over, so that a conductor of another age
-is shown as far as it goes; a cluster without workers is no cluster's answer at all.
+All fields have defaults and unknown ones are ignored: conductors of other versions are shown as far
+as they agree. Only `workers` is required.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ class StatusMemory(msgspec.Struct, frozen=True):
 
 
 class StatusLookups(msgspec.Struct, frozen=True):
-    """Blocks that were asked for since a kvstore began."""
+    """Counts of block lookups since a kvstore started."""
 
     memory: int = 0
     disk: int = 0
@@ -25,27 +25,27 @@ class StatusLookups(msgspec.Struct, frozen=True):
 
     @property
     def n_found(self) -> int:
-        """Those that were there."""
+        """Lookups that found their block."""
         return self.memory + self.disk
 
 
 class StatusLoad(msgspec.Struct, frozen=True):
-    """What a worker said last, what waits for it, and what is predicted; by its role."""
+    """A worker's last report, its queue, and predictions; the fields depend on its role."""
 
     n_requests: int = 0
-    #: Of prefill workers.
+    #: Fields of prefill workers.
     queue_s: float = 0.0
     queued_tokens: int = 0
-    #: Of decode workers.
+    #: Fields of decode workers.
     n_running: int = 0
     n_reserved: int = 0
     context_tokens: int = 0
     step_s: float = 0.0
     tbt_s: float = 0.0
-    #: Of both.
+    #: Fields of both.
     free_pages: int = 0
     n_pages: int = 0
-    #: Of kvstores.
+    #: Fields of kvstores.
     n_readers: int = 0
     memory: StatusMemory = StatusMemory()
     disk: StatusMemory = StatusMemory()
@@ -53,7 +53,7 @@ class StatusLoad(msgspec.Struct, frozen=True):
 
 
 class StatusWorker(msgspec.Struct, frozen=True):
-    """One worker, used or refused."""
+    """A worker, used or refused."""
 
     worker_id: str
     role: str
@@ -65,7 +65,7 @@ class StatusWorker(msgspec.Struct, frozen=True):
 
 
 class StatusDepartedWorker(msgspec.Struct, frozen=True):
-    """One that was here."""
+    """A worker that has left."""
 
     worker_id: str
     reason: str = ""
@@ -82,7 +82,7 @@ class StatusHotPrefix(msgspec.Struct, frozen=True):
 
 
 class StatusReuse(msgspec.Struct, frozen=True):
-    """Prompt tokens since the conductor began."""
+    """Counts of prompt tokens since the conductor started."""
 
     n_prompts: int = 0
     n_tokens: int = 0
@@ -91,13 +91,13 @@ class StatusReuse(msgspec.Struct, frozen=True):
 
 
 class StatusLayout(msgspec.Struct, frozen=True):
-    """What a block is."""
+    """The size of a block."""
 
     block_size: int = 0
 
 
 class StatusConductor(msgspec.Struct, frozen=True):
-    """Who was asked."""
+    """The conductor that answered."""
 
     conductor_id: str = "conductor"
     metadata: str = ""
@@ -120,7 +120,7 @@ class StatusCluster(msgspec.Struct, frozen=True):
 
 
 class StatusPrefillChoice(msgspec.Struct, frozen=True):
-    """Where a request's prefill went, and what was predicted of it."""
+    """The prefill worker of a request, and its predicted times."""
 
     worker_id: str = ""
     queue_s: float = 0.0
@@ -130,7 +130,7 @@ class StatusPrefillChoice(msgspec.Struct, frozen=True):
 
 
 class StatusPlacement(msgspec.Struct, frozen=True):
-    """A whole placement."""
+    """Prefill and decode workers of a request."""
 
     chosen: StatusPrefillChoice = StatusPrefillChoice()
     decode: str | None = None
@@ -138,7 +138,7 @@ class StatusPlacement(msgspec.Struct, frozen=True):
 
 
 class StatusRequestResult(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """The measured result of a request."""
 
     n_tokens: int = 0
     n_cached: int = 0
@@ -168,7 +168,7 @@ class StatusDecisions(msgspec.Struct, frozen=True):
 
 
 class StatusQuantiles(msgspec.Struct, frozen=True):
-    """Of one second's samples."""
+    """Quantiles of the samples of one second."""
 
     n: int = 0
     p50_s: float = 0.0
@@ -176,7 +176,7 @@ class StatusQuantiles(msgspec.Struct, frozen=True):
 
 
 class StatusSecond(msgspec.Struct, frozen=True):
-    """One second in which there was a token."""
+    """Latencies of one second that had a token."""
 
     at_s: float
     ttft: StatusQuantiles | None = None
@@ -193,7 +193,7 @@ class StatusLatencies(msgspec.Struct, frozen=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
-    """All of it."""
+    """The state of a cluster, from three routes."""
 
     cluster: StatusCluster
     decisions: StatusDecisions = StatusDecisions()

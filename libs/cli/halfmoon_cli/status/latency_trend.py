@@ -1,4 +1,4 @@
-"""Latencies of the last minute, out of what the conductor says of each second. No I/O."""
+"""Summarise the latencies of the last minute from the conductor's seconds. No I/O."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,16 +7,16 @@ import msgspec
 
 from halfmoon_cli.status.debug_responses import StatusLatencies, StatusQuantiles, StatusSecond
 
-#: Seconds that are shown, and how many of them are one character.
+#: Seconds that are shown, and seconds of one character.
 SHOWN_S, BUCKET_S = 60, 2
 
 
 class LatencyTrend(msgspec.Struct, frozen=True):
     """One latency over the last minute."""
 
-    #: Samples.
+    #: Number of samples.
     n: int
-    #: Means of the seconds' quantiles, by their samples.
+    #: Means of the seconds' quantiles, weighted by samples.
     p50_s: float
     p90_s: float
     #: The largest p90 of each bucket, the oldest first; None: no sample.
@@ -24,7 +24,7 @@ class LatencyTrend(msgspec.Struct, frozen=True):
 
 
 def latency_trend(latencies: StatusLatencies, of: Literal["ttft", "tbt"]) -> LatencyTrend:
-    """How a latency went."""
+    """Return the trend of one latency."""
     since_s = latencies.now_s - SHOWN_S
     buckets: list[float | None] = [None] * (SHOWN_S // BUCKET_S)
     seen: list[StatusQuantiles] = []

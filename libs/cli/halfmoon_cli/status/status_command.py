@@ -1,4 +1,4 @@
-"""`halfmoon status`: once, again and again, or for programs."""
+"""Define `halfmoon status`: show a cluster once, repeatedly, or as JSON."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ from halfmoon_cli.status.status_screen import render_status
 
 console = Console(highlight=False)
 
-#: A conductor that says nothing for so long is not well.
+#: Seconds without a byte after which the conductor is given up.
 _SILENCE_S = 5.0
 
 
@@ -63,7 +63,7 @@ def _look(client: httpx.Client, endpoint: ApiEndpoint, n_decisions: int) -> Rend
 
 
 def _watch(client: httpx.Client, endpoint: ApiEndpoint, every_s: float, n_decisions: int) -> None:
-    """Until Ctrl-C. The first look must succeed; later ones may fail, and are tried again."""
+    """Show the cluster until Ctrl-C. Only the first fetch must succeed."""
     shown = _look(client, endpoint, n_decisions)
     try:
         with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:

@@ -1,4 +1,4 @@
-"""A cluster as text: its workers by role, latencies, hot prefixes, the last decisions. No I/O."""
+"""Render a cluster as text: workers, latencies, hot prefixes, last decisions. No I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +24,7 @@ _SILENT_S = 5.0
 
 
 def render_status(status: ClusterStatus, *, n_decisions: int) -> Group:
-    """All of it, one part below the other."""
+    """Render all parts, one below the other."""
     return Group(
         _head(status.cluster),
         *_workers(status.cluster),
@@ -61,7 +61,7 @@ def _head(cluster: StatusCluster) -> Text:
 
 
 def _workers(cluster: StatusCluster) -> Iterator[RenderableType]:
-    """A table for each role, and who is not used."""
+    """Yield a table for each role, then the workers that are not used."""
     used = [worker for worker in cluster.workers if not worker.refused]
     for role, (row, columns) in _ROLES.items():
         members = sorted((w for w in used if w.role == role), key=lambda w: w.worker_id)
@@ -116,7 +116,7 @@ def _kvstore(worker: StatusWorker) -> tuple[RenderableType, ...]:
 
 
 _Row = Callable[[StatusWorker], tuple[RenderableType, ...]]
-#: What is shown of a worker, by its role: the cells, and what stands above them.
+#: Cells of a worker's row and the headings of the columns, by role.
 _ROLES: dict[str, tuple[_Row, tuple[str, ...]]] = {
     "prefill": (_prefill, ("requests", "queue", "tokens", "pages taken", "kvstore")),
     "decode": (_decode, ("running", "landing", "context", "step", "next TBT", "pages taken")),

@@ -1,4 +1,4 @@
-"""Numbers as characters: bars, sparklines, times. No I/O."""
+"""Draw numbers as characters: bars, sparklines, times. No I/O."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ _BAR_WIDTH = 10
 
 
 def bar(n: int, n_all: int, *, fuller_is_worse: bool = True) -> Text:
-    """How much of something is taken, as a bar and a share."""
+    """Return a bar and a share of the part that is taken."""
     if n_all <= 0:
         return Text("–", "dim")
     share = min(max(n / n_all, 0.0), 1.0)
     n_full = round(share * _BAR_WIDTH)
-    # A little is not nothing.
+    # A small share is shown as one character at least.
     n_full = max(n_full, 1) if n > 0 else n_full
     style = "green"
     if fuller_is_worse and share > 0.7:
@@ -25,7 +25,7 @@ def bar(n: int, n_all: int, *, fuller_is_worse: bool = True) -> Text:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A line of these from 0 to the largest; a gap where there is none."""
+    """Return a line of characters from 0 to the largest value; a gap stands for None."""
     top = max((value for value in values if value is not None), default=0.0)
     return "".join(_level(value, top) for value in values)
 
@@ -37,7 +37,7 @@ def _level(value: float | None, top: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time as people read it."""
+    """Format seconds with a fitting unit."""
     if seconds < 0.00995:
         return f"{seconds * 1e3:.1f} ms" if seconds > 0 else "0"
     if seconds < 1:
@@ -46,7 +46,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(n_bytes: int) -> str:
-    """Bytes as people read them."""
+    """Format bytes with a fitting unit."""
     amount, unit = float(n_bytes), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if amount < 1024:

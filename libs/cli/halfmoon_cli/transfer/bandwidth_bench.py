@@ -1,4 +1,4 @@
-"""`halfmoon transfer bench`: how fast bytes move to another process.
+"""Measure how fast bytes move to another process, for `halfmoon transfer bench`.
 
 The target is a process with one region, started here or (`bench_target`) on another host; the
 initiator is this process, or several threads of it. Blocks lie in another order at the far
@@ -26,14 +26,14 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class TransferLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What to move."""
+    """Blocks to move, and by which backend."""
 
     backend: str = "tcp"
     op: Op = "write"
     block_bytes: int = 64 * 1024
     #: Blocks in one transfer.
     batch: int = 128
-    #: Threads that each have one transfer going.
+    #: Threads, each with one transfer at a time.
     threads: int = 1
     seconds: float = 3.0
     checksums: bool = True
@@ -50,13 +50,13 @@ class TransferLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BandwidthFigures(msgspec.Struct, frozen=True):
-    """What came out; medians of rounds."""
+    """Measured figures; medians of rounds."""
 
     gb_per_s: float
     #: Microseconds of one transfer of a whole batch.
     p50_us: float
     p99_us: float
-    #: Of both processes together, if the target was started here; else of this one.
+    #: CPU seconds of both processes if the target was started here, else of this one.
     cpu_s_per_gb: float
 
 
@@ -83,7 +83,7 @@ def run_bandwidth_bench_against(
     bind: str = "127.0.0.1",
     advertise: str = "",
 ) -> BandwidthFigures:
-    """Move blocks to or from a target that runs somewhere.
+    """Move blocks to or from a target on another host.
 
     Args:
         load: what to move.
@@ -168,7 +168,7 @@ def _measure(
 
 
 def _round(engine: TransferEngine, load: TransferLoad, batches: list[list[Piece]]) -> list[float]:
-    """Seconds of each transfer that was made in one round."""
+    """Transfer blocks for one round, and return the seconds of each transfer."""
     until = time.perf_counter() + load.seconds / _ROUNDS
     found: list[float] = []
     errors: list[Exception] = []
@@ -199,6 +199,6 @@ def _round(engine: TransferEngine, load: TransferLoad, batches: list[list[Piece]
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor seconds that we and the target have used."""
+    """Return the processor seconds of this process and the target so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return time.process_time() + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

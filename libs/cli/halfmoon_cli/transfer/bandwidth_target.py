@@ -1,7 +1,7 @@
-"""A target for `halfmoon transfer bench` on another host: one region, found by its name.
+"""Serve a region that `halfmoon transfer bench` on another host finds by its name.
 
-The region's key is written into the metadata store, so whoever can read there can write into
-the region: it is made for that, and holds nothing.
+The region's key is written into the metadata store: all readers of the store can write into the
+region, which holds nothing else.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def serve_target(
 
 
 def find_target_region(store: MetadataStore, name: str) -> Region:
-    """The region of a target.
+    """Return the region of a target.
 
     Raises:
         ValueError: there is no such target, or no record of one.

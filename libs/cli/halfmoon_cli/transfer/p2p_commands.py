@@ -1,4 +1,4 @@
-"""`halfmoon p2p`: folders (checkpoints) from one host to many, each a source for the next.
+"""Define `halfmoon p2p`: copy a folder from one host to many, each a source for the next.
 
 The commands; what they do is `halfmoon_transfer.p2p`, which is imported when one of them runs.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from halfmoon_metadata import MetadataStore
     from halfmoon_transfer.p2p import GetReport, P2PStore
 
-#: How often who serves looks whether the object was removed.
+#: Seconds between two checks of a serving process whether its object was removed.
 _LOOK_S = 2.0
 
 app = typer.Typer(no_args_is_help=True, help="Move folders between hosts, each a source.")
@@ -102,7 +102,7 @@ def list_objects(
     metadata: Metadata,
     prefix: Annotated[str, typer.Argument(help="Only names that begin so")] = "",
 ) -> None:
-    """List the objects there are, and how many hold them."""
+    """List the objects, and the number of their holders."""
     from halfmoon_transfer.p2p import object_record as records
     from halfmoon_transfer.p2p.object_catalog import ObjectCatalog
 
@@ -118,7 +118,7 @@ def list_objects(
 
 @app.command()
 def rm(name: Name, metadata: Metadata) -> None:
-    """Remove an object's record: nobody new gets it, and whoever serves it ends."""
+    """Remove an object's record: no further host gets it, and its sources end."""
     from halfmoon_transfer.p2p.object_catalog import ObjectCatalog
 
     with _explained(), _store(metadata) as store:
@@ -179,7 +179,7 @@ def _tell(report: "GetReport", folder: Path) -> None:
 
 
 def _serve(store: "P2PStore", name: str, seconds: float) -> None:
-    """Until Ctrl-C, SIGTERM, the end of the time, or the object's."""
+    """Serve until Ctrl-C, SIGTERM, the end of the time, or the removal of the object."""
     from halfmoon_metadata import MetadataError
 
     until = time.monotonic() + seconds if seconds else float("inf")
@@ -195,7 +195,7 @@ def _serve(store: "P2PStore", name: str, seconds: float) -> None:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors of the world as one line; Ctrl-C while something is moved ends it."""
+    """Print errors in one line and exit with 2; let Ctrl-C end a transfer."""
     from halfmoon_metadata import MetadataError
     from halfmoon_transfer import TransferError
 

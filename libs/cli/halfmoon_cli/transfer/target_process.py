@@ -1,7 +1,8 @@
 """Start a target of `halfmoon transfer bench` as a process of this machine.
 
-Run as a program, this module opens an engine, allocates one region, prints one line of JSON
-(record and region, so that both processes need no metadata server) and ends with its input.
+Run as a program, this module opens an engine, allocates one region, and prints one line of JSON.
+The line has record and region, so that the processes need no metadata server. The program ends
+with its input.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""`halfmoon transfer topology`: this machine's cards, and which are near which memory."""
+"""Print this machine's network cards and GPUs, for `halfmoon transfer topology`."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from halfmoon_transfer.planning.topology import (
 def show_topology(
     console: Console, *, as_json: bool, matrix: Path | None, sys_path: Path = Path("/sys")
 ) -> None:
-    """Print it.
+    """Print the topology as a table or as JSON.
 
     Args:
         console: where to.

@@ -132,7 +132,7 @@ def target(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What goes wrong is told in one line."""
+    """Print errors in one line, and exit with 2."""
     from halfmoon_metadata import MetadataError
     from halfmoon_transfer import TransferError
 

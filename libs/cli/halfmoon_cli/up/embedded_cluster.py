@@ -1,8 +1,8 @@
-"""An embedded cluster: Halfmoon's services as processes of this machine.
+"""Run an embedded cluster: Halfmoon's services as processes of this machine.
 
-What to start is planned by a plain function; `EmbeddedCluster` starts, watches and stops it. Each
-process writes its log to a file of its own and its progress to another, so that whoever
-watches can say how far it is and, when it dies, what it said last.
+`plan_processes`, a pure function, plans the processes; `EmbeddedCluster` starts, watches and stops
+them. Each process writes its log and its progress into files of its own. So its progress can be
+shown, and its last log lines when it dies.
 """
 
 import json
@@ -19,14 +19,14 @@ from typing import Any
 
 from halfmoon_runtime.own_address import resolve_own_address
 
-#: Services in the order in which they are started and then stopped: the conductor lets its
-#: requests finish while the others still serve them.
+#: Order in which services are started, and also stopped: the conductor lets its requests finish
+#: while the others still serve them.
 START_ORDER = ("conductor", "kvstore", "prefill", "decode")
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """How many of which, of what model, and where."""
+    """Numbers of workers, their model, and their addresses."""
 
     model: str
     http_port: int
@@ -42,7 +42,7 @@ class ClusterPlan:
 
     @property
     def url(self) -> str:
-        """Where the REST API will be."""
+        """URL of the REST API."""
         host = self.host
         for flag in self.extra.get("conductor", ()):
             if flag.startswith("--host="):
@@ -51,7 +51,7 @@ class ClusterPlan:
 
 
 def reachable_host(host: str) -> str:
-    """Where a process of this machine reaches one that listens there."""
+    """Return the address that reaches a listener of this machine from this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
@@ -65,7 +65,7 @@ class ProcessSpec:
 
 
 def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
-    """The processes of a cluster, in starting order."""
+    """Plan the processes of a cluster, in starting order."""
     metadata = plan.metadata or f"{plan.url}/metadata"
     model = ["--model", plan.model, "--served-model-name", plan.served_model_name]
     specs: list[ProcessSpec] = []
@@ -88,7 +88,7 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
 
 
 class ServiceProcess:
-    """One started service."""
+    """A service process that was started."""
 
     def __init__(self, spec: ProcessSpec, folder: Path) -> None:
         self.spec = spec
@@ -112,22 +112,22 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: ended by that signal."""
+        """Exit status; None while the process runs, negative after a signal."""
         return self._process.poll()
 
     @property
     def stage(self) -> str:
-        """How far it is, in its own word; "ready" at the end of starting."""
+        """The stage that the process reports; "ready" once it has started."""
         return str(self.status.get("stage", "starting"))
 
     @property
     def status(self) -> dict[str, Any]:
-        """Its latest progress record; empty before the first."""
+        """The latest progress record; empty before the first."""
         try:
             record = json.loads(self._status_path.read_text())
         except (OSError, ValueError):
@@ -136,12 +136,12 @@ class ServiceProcess:
 
     @property
     def refusal(self) -> str | None:
-        """Why it refused to start, in one line; None if it did not."""
+        """The reason why the process refused to start; None if it did not."""
         record = self.status
         return str(record.get("error")) if record.get("refused") else None
 
     def last_lines(self, n: int = 12) -> list[str]:
-        """The end of its log."""
+        """Return the last lines of the log."""
         try:
             with self.log_path.open(errors="replace") as log:
                 return [line.rstrip("\n") for line in deque(log, n)]
@@ -149,11 +149,11 @@ class ServiceProcess:
             return []
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; nothing happens if it is gone."""
+        """Send a signal; nothing happens once the process has ended."""
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; whether it came."""
+        """Wait for the end of the process; return whether it came."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -162,7 +162,7 @@ class ServiceProcess:
 
 
 class EmbeddedCluster:
-    """The processes of one plan; use as a context manager to have them stopped."""
+    """The processes of one plan; as a context manager it stops them."""
 
     def __init__(self, plan: ClusterPlan, folder: Path) -> None:
         self.plan = plan
@@ -177,26 +177,26 @@ class EmbeddedCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start everything; `ready` tells when it has arrived."""
+        """Start all processes, and return at once; see `ready`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for spec in plan_processes(self.plan):
             (self.folder / f"{spec.name}.log").unlink(missing_ok=True)
             self.processes[spec.name] = ServiceProcess(spec, self.folder)
 
     def restart(self, name: str) -> None:
-        """Start a process that has ended once more."""
+        """Restart a process that has ended."""
         self.processes[name] = ServiceProcess(self.processes[name].spec, self.folder)
 
     def ready(self) -> bool:
-        """Whether every process that was started says that it is ready."""
+        """Return whether all processes report that they are ready."""
         return all(process.stage == "ready" for process in self.processes.values())
 
     def dead(self) -> list[ServiceProcess]:
-        """Processes that have ended."""
+        """Return the processes that have ended."""
         return [p for p in self.processes.values() if p.exit_code is not None]
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """Stop all in order, each role before the next; what doesn't obey is killed."""
+        """Stop all processes, each role before the next; kill those that do not end."""
         for role in START_ORDER:
             members = [p for p in self.processes.values() if p.spec.role == role]
             for process in members:

@@ -1,4 +1,4 @@
-"""`halfmoon up`: an embedded cluster in the foreground, with its progress to watch."""
+"""Run an embedded cluster in the foreground and show its progress, for `halfmoon up`."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from halfmoon_protocol.messages import WorkerInfo
 from halfmoon_runtime.membership import MEMBERS
 
 _POLL_S = 0.2
-#: What the demo model is for, and others know too. No apostrophe, which a shell would need quoted;
-#: longer than a block, so that asking again finds some of it cached.
+#: A question that the demo model can answer. It has no apostrophe, which a shell would need quoted.
+#: It is longer than a block: a second request finds a part of it cached.
 _EXAMPLE = (
     "Ada has the number 4821. Bruno has the number 1733. Clara has the number 9064. "
     "Dora has the number 2250. Emil has the number 7318. Fiona has the number 5946. "
@@ -35,16 +35,16 @@ _STYLES = {"ready": "green", "stopped": "red", "starting": "dim"}
 
 
 class _Stop(Exception):
-    """The user wants it to end."""
+    """Ctrl-C or SIGTERM: the cluster shall stop."""
 
 
 def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
-    """Start, show, wait, stop; the exit status."""
+    """Start a cluster, watch it until it stops, and return the exit status."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise _Stop
 
-    # Asked for by name, since a shell starts its background jobs with SIGINT ignored.
+    # Set explicitly, since a shell starts its background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     cluster = EmbeddedCluster(plan, folder)
@@ -63,7 +63,7 @@ def run_up(plan: ClusterPlan, folder: Path, console: Console) -> int:
 
 
 def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
-    """Show progress until all is ready; False when something died on the way."""
+    """Show progress until all processes are ready; return False when one dies first."""
     began = time.monotonic()
     with Live(console=console, refresh_per_second=8) as live:
         while True:
@@ -73,7 +73,7 @@ def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
             if cluster.ready() and _answers(cluster.plan.url):
                 return True
             time.sleep(_POLL_S)
-    # All of them serve the same model: what one refuses is said once, and in one line.
+    # All processes serve the same model: a refusal is printed once, in one line.
     if refusal := next(filter(None, (process.refusal for process in dead)), None):
         console.print("\n[red]halfmoon:[/red]", escape(refusal), highlight=False, soft_wrap=True)
         return False
@@ -83,7 +83,7 @@ def _wait_ready(cluster: EmbeddedCluster, console: Console) -> bool:
 
 
 def _watch(cluster: EmbeddedCluster, console: Console) -> int:
-    """Report whoever dies; end when the conductor does."""
+    """Report processes that die; return 1 when the conductor dies."""
     reported: set[int] = set()
     while True:
         for process in cluster.dead():
@@ -127,7 +127,7 @@ def _report_death(process: ServiceProcess, console: Console) -> None:
 
 
 def _greet(plan: ClusterPlan, console: Console) -> None:
-    """The URL, and one line to paste."""
+    """Print the URL, and a command line to paste."""
     answer = httpx.get(f"{plan.url}/v1/models", timeout=10.0)
     needs_key = answer.status_code in (401, 403)
     body = {
@@ -152,7 +152,7 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
 
 
 def _model_of_workers(plan: ClusterPlan) -> str:
-    """The model's name as the workers' records have it, where the REST API needs a key."""
+    """Return the model's name in the workers' records, where the REST API needs a key."""
     store = open_store(plan.metadata or f"{plan.url}/metadata")
     try:
         records = store.list(MEMBERS).values()

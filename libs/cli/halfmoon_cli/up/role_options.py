@@ -1,7 +1,7 @@
-"""What `halfmoon up -o ROLE.FLAG=VALUE` hands to the processes of a role.
+"""Parse `halfmoon up -o ROLE.FLAG=VALUE` into flags for the processes of a role.
 
-Which settings a role has, and which values they take, its own process says. Here is refused what
-the cluster itself decides, with the way to set it.
+Each process checks its own settings. Flags that the cluster itself sets are refused here, with the
+way to set them.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from halfmoon_cli.up.embedded_cluster import START_ORDER
 from halfmoon_runtime.settings import ENVIRONMENT_PREFIX, SECRETS
 
-#: Flags that `halfmoon up` gives to each process, and how they are set.
+#: Flags that `halfmoon up` sets itself, and how users set them.
 RESERVED_FLAGS = {
     "worker-id": "halfmoon up names its processes itself",
     "metadata": "all processes meet in one metadata server: use --metadata",
@@ -20,17 +20,17 @@ RESERVED_FLAGS = {
 
 
 class BadRoleOption(Exception):
-    """An option that can't be passed on; the text says why and what to do."""
+    """An option that can't be passed on; the text has the reason and the way out."""
 
 
 def role_options(options: Sequence[str]) -> dict[str, list[str]]:
-    """Flags by role.
+    """Return the flags of each role.
 
     Args:
         options: each ROLE.FLAG=VALUE; a flag may be written with `-` or `_`.
 
     Raises:
-        BadOption: one is of another form, or is not the role's to set.
+        BadRoleOption: one is of another form, or is not the role's to set.
     """
     flags: dict[str, list[str]] = {}
     for text in options:
