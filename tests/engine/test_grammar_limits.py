@@ -66,7 +66,7 @@ def finish(engine: Any, late: PendingToken) -> TokenResult:
 
 def draw_of(grammar: str, history: Sequence[int] = PROMPT) -> Draw:
     sampling = Sampling(temperature=0.0, grammar=grammar)
-    return Draw(sampling, tuple(history), len(PROMPT), scratch=SequenceState())
+    return Draw(sampling, tuple(history), len(PROMPT), state=SequenceState())
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -121,9 +121,9 @@ def grammars(tiny: Callable[[str], Path]) -> Iterator[GrammarMasks]:
 
 
 def mask_of(grammars: GrammarMasks, draw: Draw) -> Any:
-    mask = grammars.ask(draw)
+    mask = grammars.request_mask(draw)
     while mask.result is None:
-        grammars.collect([mask], 1.0)
+        grammars.wait_for_masks([mask], 1.0)
     return mask.result
 
 
@@ -139,7 +139,7 @@ def test_an_answer_goes_on_when_its_process_is_killed_between_tokens(
     text = 'start: "a" "b" "c"'
     scratch, history = SequenceState(), list(PROMPT)
     for letter in "abc":
-        draw = Draw(Sampling(grammar=text), tuple(history), len(PROMPT), scratch=scratch)
+        draw = Draw(Sampling(grammar=text), tuple(history), len(PROMPT), state=scratch)
         mask = mask_of(grammars, draw)
         (token,) = mask.nonzero()[0]
         history.append(int(token))
@@ -183,7 +183,7 @@ def test_masks_count_against_the_same_budget_as_compiling(
 ) -> None:
     text, scratch = "start: /[a-z]*/", SequenceState()
     assert not isinstance(
-        mask_of(grammars, Draw(Sampling(grammar=text), PROMPT, len(PROMPT), scratch=scratch)),
+        mask_of(grammars, Draw(Sampling(grammar=text), PROMPT, len(PROMPT), state=scratch)),
         GrammarFailed,
     )
     following: Any = scratch.value
@@ -198,7 +198,7 @@ def test_masks_count_against_the_same_budget_as_compiling(
 
     monkeypatch.setattr(child, "begin", noted)
     following.spent_s = 1.5
-    draw = Draw(Sampling(grammar=text), PROMPT, len(PROMPT), scratch=scratch)
+    draw = Draw(Sampling(grammar=text), PROMPT, len(PROMPT), state=scratch)
     mask_of(grammars, draw)
     assert limits == [pytest.approx(MAX_GRAMMAR_CPU_S - 1.5)]
 
@@ -206,7 +206,7 @@ def test_masks_count_against_the_same_budget_as_compiling(
 def test_a_process_works_no_more_for_a_request_that_has_gone(grammars: GrammarMasks) -> None:
     mask_of(grammars, draw_of('start: "a"'))  # the template has loaded
     text = HOSTILE["stars"]
-    mask: Any = grammars.ask(draw_of(text))
+    mask: Any = grammars.request_mask(draw_of(text))
     pid = child_of(grammars, text)
     del mask
     # Whatever is asked next, of that grammar too, finds the process ended.
@@ -220,8 +220,8 @@ def test_more_grammars_than_processes_are_all_followed(
 ) -> None:
     monkeypatch.setattr(grammar_module, "_MAX_PROCESSES", 2)
     texts = [f'start: "{letter}"' for letter in "abcdef"]
-    masks = [grammars.ask(draw_of(text)) for text in texts]
+    masks = [grammars.request_mask(draw_of(text)) for text in texts]
     while any(mask.result is None for mask in masks):
-        grammars.collect(masks, 1.0)
+        grammars.wait_for_masks(masks, 1.0)
     assert not any(isinstance(mask.result, GrammarFailed) for mask in masks)
     assert sum(process.child is not None for process in grammars._processes.values()) <= 2

@@ -66,7 +66,7 @@ def answer(
     """Tokens until an end token, which is left out."""
     tokens, pages, start = list(PROMPT), driver.pages_for(len(PROMPT) + most), 0
     while len(tokens) < len(PROMPT) + most:
-        draw = Draw(sampling, tuple(tokens), len(PROMPT), scratch=scratch)
+        draw = Draw(sampling, tuple(tokens), len(PROMPT), state=scratch)
         (token,) = chosen(driver.engine, [Run(tokens[start:], start, pages, draw)])
         start = len(tokens)
         assert isinstance(token, int)
@@ -109,7 +109,7 @@ def test_a_matcher_made_anew_goes_on_as_the_kept_one(driver: Any) -> None:
 
 def test_the_same_draw_made_twice_gives_the_same_token(driver: Any) -> None:
     pages, scratch = driver.pages_for(len(PROMPT) + 1), SequenceState()
-    draw = Draw(Sampling(temperature=0.0, grammar=GRAMMAR), PROMPT, len(PROMPT), scratch=scratch)
+    draw = Draw(Sampling(temperature=0.0, grammar=GRAMMAR), PROMPT, len(PROMPT), state=scratch)
     once, again = (chosen(driver.engine, [Run(PROMPT, 0, pages, draw)]) for _ in range(2))
     assert once == again
     driver.free(pages)

@@ -30,7 +30,7 @@ def run_scored(
         targets = prompt[start + 1 : start + 1 + len(part)]
         scoring = PromptScoring(targets, 2, told.extend) if targets else None
         last = start + len(part) == len(prompt)
-        draw = Draw(SCORED, report=first.extend) if last else None
+        draw = Draw(SCORED, on_logprobs=first.extend) if last else None
         _, token = engine.forward([others, Run(part, start, pages[:-1], draw, scoring=scoring)])
     assert isinstance(token, int)
     (its_score,) = first

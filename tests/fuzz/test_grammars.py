@@ -127,7 +127,7 @@ class Hostile:
         self.late: PendingToken | None = None
 
     def run(self) -> Run:
-        draw = Draw(self.sampling, tuple(self.tokens), len(PROMPT), scratch=self.scratch)
+        draw = Draw(self.sampling, tuple(self.tokens), len(PROMPT), state=self.scratch)
         return Run(self.tokens[self.n_computed :], self.n_computed, self.pages, draw)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a batch that every engine makes before it touches the pool."""
+"""Check a batch before an engine touches the pool."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def check_batch(runs: Sequence[Run], layout: KvLayout, n_pages: int, max_context
 
 
 def check_pool(pool: memoryview, layout: KvLayout) -> int:
-    """The number of pages that `pool` holds.
+    """Return the number of pages in `pool`.
 
     Raises:
         ValueError: not even one, or the memory can't be written.

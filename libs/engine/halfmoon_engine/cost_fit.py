@@ -1,4 +1,4 @@
-"""Fitting the cost models that the scheduler predicts with, from timed forwards.
+"""Fit the scheduler's cost models to timed forwards.
 
     prefill(n, p) = c0 + c1·(n-p) + c2·(n²-p²)        decode(b, c) = d0 + d1·b + d2·c
 
@@ -18,7 +18,7 @@ from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_protocol.sampling import Sampling
 
-#: Stop timing new shapes after so long.
+#: Seconds after which no further shape is timed.
 BUDGET_S = 3.0
 _PREFILL_TOKENS = (32, 128, 512, 1024, 2048)
 #: (requests, context tokens of each)
@@ -30,8 +30,8 @@ _GREEDY = Draw(Sampling(temperature=0.0))
 def measure_costs(engine: Engine, n_pages: int) -> tuple[PrefillCost, DecodeCost]:
     """Time forwards of growing size on the first pages of the pool and fit both models.
 
-    The KV that decode steps read is whatever the pages hold. Shapes that the context or the
-    pool are too small for are left out; so are the largest ones on a slow machine.
+    Decode steps read any content of the pages. Shapes that exceed the context or the pool are left
+    out; so are the largest ones on a slow machine.
 
     Args:
         engine: with a pool attached that nobody uses.
@@ -69,7 +69,7 @@ def _timed(engine: Engine, runs: Sequence[Run]) -> float:
 
 
 def _fit(samples: Sequence[tuple[list[float], float]]) -> tuple[float, float, float]:
-    """Least squares of relative errors, dropping terms whose coefficient comes out negative."""
+    """Fit by least squares of relative errors; drop terms with negative coefficients."""
     x: NDArray[Any] = np.array([row for row, _ in samples], dtype=np.float64)
     y: NDArray[Any] = np.array([seconds for _, seconds in samples], dtype=np.float64)
     x, y = x / y[:, None], np.ones_like(y)

@@ -1,4 +1,4 @@
-"""What can be wrong with the use of an engine; with models: `halfmoon_models.errors`."""
+"""Define errors in the use of an engine; those of models are in `halfmoon_models.errors`."""
 
 
 class PoolNotAttached(RuntimeError):

@@ -1,8 +1,8 @@
-"""An engine without a model: what it writes and draws is a function of the tokens alone.
+"""Fake an engine without a model: its KV and its tokens are a function of the tokens alone.
 
-It keeps the whole contract of `interface.Engine` with numpy only, so that everything around
-an engine (paging, transfer, caching, scheduling) can be tested in real processes, fast, and
-with an oracle. Its arithmetic, in unsigned 64-bit integers that wrap:
+It keeps the whole contract of `interface.Engine` with numpy only. So paging, transfer, caching and
+scheduling can be tested in real processes, fast, and with an oracle. Its arithmetic, in unsigned
+64-bit integers that wrap:
 
     prefix      h[-1] = mix(seed),  h[i] = A·h[i-1] + mix(token[i])
     KV          word j of (layer l, position i) = mix(h[i] + G·(l·J + j)), but h[i] itself
@@ -12,8 +12,8 @@ with an oracle. Its arithmetic, in unsigned 64-bit integers that wrap:
 
     score       every token is as likely as any: -ln vocab, and the likeliest is the one asked of
 
-P and W are odd, so one changed bit anywhere in a sequence's KV changes the digest, and KV
-of another position, layer or sequence does too, but for a chance of 2^-64.
+P and W are odd, so one changed bit anywhere in a sequence's KV changes the digest. KV of another
+position, layer or sequence does too, but for a chance of 2^-64.
 """
 
 import math
@@ -47,7 +47,7 @@ _GREEDY = Sampling(temperature=0.0)
 
 
 class FakeModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shape and the slowness of a fake model: the query of its spec string."""
+    """Shape and speed of a fake model: the query of its spec string."""
 
     name: str = "fake"
     layers: int = 4
@@ -60,9 +60,9 @@ class FakeModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eos: int = -1
     #: Models with different seeds give different KV and tokens.
     seed: int = 0
-    #: Seconds that each forward takes, spread over its layers,
+    #: Seconds of each forward, spread over its layers.
     step_s: float = 0.0
-    #: and seconds more for each token that runs in it.
+    #: Further seconds for each token of a forward.
     token_s: float = 0.0
     #: Tokens of requests with a grammar are late for so many calls of `finish`.
     late: int = 0
@@ -131,12 +131,12 @@ class FakeEngine:
 
     @property
     def name(self) -> str:
-        """The model's name as clients write it."""
+        """Name of the model in requests."""
         return self.model.name
 
     @property
     def layout(self) -> KvLayout:
-        """What a page's bytes mean."""
+        """Layout of a page's bytes."""
         return self._layout
 
     @property
@@ -146,12 +146,12 @@ class FakeEngine:
 
     @property
     def n_vocab(self) -> int:
-        """Ids that it draws are below this; it reads others, too."""
+        """Bound of the token ids that it draws; it reads others, too."""
         return self.model.vocab
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The one of the spec, or none."""
+        """The end token of the spec, if it has one."""
         return () if self.model.eos < 0 else (self.model.eos,)
 
     def attach(self, pool: memoryview) -> None:
@@ -166,7 +166,7 @@ class FakeEngine:
         self._pool = np.frombuffer(pool.cast("B")[:n_bytes], dtype=np.uint64).reshape(shape)
 
     def detach(self) -> None:
-        """Let go of the attached memory, so that it can be closed."""
+        """Release the attached memory, so that it can be closed."""
         self._pool = None
 
     def forward(
@@ -210,11 +210,16 @@ class FakeEngine:
         ]
         for run, token in zip(runs, tokens, strict=True):
             draw = run.draw
-            if token is not None and draw and draw.report and draw.sampling.logprobs is not None:
-                draw.report([self._score(token, draw.sampling.logprobs)])
+            if (
+                token is not None
+                and draw
+                and draw.on_logprobs
+                and draw.sampling.logprobs is not None
+            ):
+                draw.on_logprobs([self._score(token, draw.sampling.logprobs)])
             if run.scoring is not None:
                 n_top = run.scoring.n_top
-                run.scoring.report([self._score(each, n_top) for each in run.scoring.targets])
+                run.scoring.on_logprobs([self._score(each, n_top) for each in run.scoring.targets])
         return [
             _LateToken(token, self.model.late)
             if token is not None and self.model.late and run.draw and run.draw.sampling.grammar
@@ -223,7 +228,7 @@ class FakeEngine:
         ]
 
     def finish(self, late: Sequence[PendingToken], wait_s: float) -> list[TokenResult]:
-        """Hand out tokens that have been late often enough."""
+        """Return the tokens that have been late often enough."""
         chosen: list[TokenResult] = []
         for each in late:
             assert isinstance(each, _LateToken), "a late token of another engine"
@@ -251,13 +256,13 @@ class FakeEngine:
         sampling: Sampling = _GREEDY,
         n_prompt: int | None = None,
     ) -> list[int]:
-        """The oracle: the `n` tokens that must follow `prompt`, computed without any pool.
+        """Compute the `n` tokens that must follow `prompt`, without any pool: the oracle.
 
         Args:
             prompt: all tokens before the first one to choose.
             n: tokens to choose.
-            sampling: how.
-            n_prompt: the client's part of `prompt`, if tokens of an earlier try follow it.
+            sampling: parameters of the choice.
+            n_prompt: tokens of the client in `prompt`, if tokens of an earlier try follow them.
         """
         client_prompt = len(prompt) if n_prompt is None else n_prompt
         tokens = list(prompt)
@@ -273,7 +278,7 @@ class FakeEngine:
         return tokens[len(prompt) :]
 
     def _run_prefix(self, pool: HashWords, run: Run) -> HashWords:
-        """The chain at each position of the run, starting from what the pool says."""
+        """Compute the chain at each position of the run, starting from the pool's value."""
         before = _mix_int(self.model.seed)
         if run.start > 0:
             page, slot = divmod(run.start - 1, self._layout.block_size)
@@ -281,14 +286,14 @@ class FakeEngine:
         return self._chain(before, run.token_ids)
 
     def _chain(self, before: int, token_ids: Sequence[int]) -> HashWords:
-        """The chain over these tokens: h[i] = A^(i+1)·before + Σ_j≤i A^(i-j)·mix(token[j])."""
+        """Compute the chain over tokens: h[i] = A^(i+1)·before + Σ_j≤i A^(i-j)·mix(token[j])."""
         n = len(token_ids)
         mixed = _mix(np.asarray(token_ids, dtype=np.uint64))
         sums = np.cumsum(mixed * self._inverse_powers[:n], dtype=np.uint64)
         return (sums + np.uint64(before * _CHAIN & _MASK)) * self._powers[:n]
 
     def _rows(self, prefix: HashWords, layer: int) -> HashWords:
-        """KV words of one layer at each position: [n, key words then value words]."""
+        """Compute the KV words of one layer at each position: [n, key words then value words]."""
         rows = _mix(prefix[:, None] + self._word_keys[layer])
         if layer == 0:
             rows[:, 0] = prefix
@@ -315,7 +320,7 @@ class FakeEngine:
         return int((by_position * weights).sum(dtype=np.uint64))
 
     def _digest(self, prefix: HashWords, start: int) -> int:
-        """What reading correct KV of these positions adds to the digest."""
+        """Compute the digest of correct KV of these positions."""
         return sum(
             self._layer_digest(self._rows(prefix, layer), layer, start)
             for layer in range(self.model.layers)
@@ -334,7 +339,7 @@ class FakeEngine:
 
 
 class _LateToken(PendingToken):
-    """A token that is handed out after so many calls of `finish`."""
+    """A token that `finish` returns after so many calls."""
 
     def __init__(self, token: int, n_calls: int) -> None:
         self.token = token
@@ -346,14 +351,14 @@ def _end(run: Run) -> int:
 
 
 def _powers(base: int, n: int) -> HashWords:
-    """1, base, base², … : n of them, wrapping."""
+    """Return the first n powers of a base, from 1, wrapping."""
     factors = np.full(n, base, dtype=np.uint64)
     factors[0] = 1
     return np.cumprod(factors, dtype=np.uint64)
 
 
 def _mix(words: HashWords) -> HashWords:
-    """SplitMix64's output function (Steele, Lea, Flood 2014), one word at a time."""
+    """Apply SplitMix64's output function (Steele, Lea, Flood 2014) to each word."""
     z = words + np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""How long a forward takes."""
+"""Time a forward."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from halfmoon_engine.interface import Engine, Run
 
 
 def median_forward_s(engine: Engine, runs: Sequence[Run], *, repeats: int, long_s: float) -> float:
-    """Seconds: the middle of some timings; the first forward of a shape warms up and isn't one.
+    """Return the median seconds of some forwards, after one more that warms up.
 
     Args:
         engine: with a pool that holds the pages of `runs`.

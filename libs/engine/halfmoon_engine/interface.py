@@ -1,8 +1,8 @@
-"""An engine: a model over a pool of KV pages. The real one and the fake keep this contract.
+"""Define the contract of an engine: a model over a pool of KV pages.
 
-An engine owns the arithmetic and nothing else: no queue, no page allocation, no socket. Its
-caller says which tokens of which sequences to run and on which pages their KV lies. Calls
-block and come from one thread at a time.
+Torch's engine and the fake one keep it. An engine owns the arithmetic and nothing else: no queue,
+no page allocation, no socket. Its caller says which tokens of which sequences to run, and on which
+pages their KV lies. Calls block and come from one thread at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from halfmoon_protocol.sampling import Sampling
 #: Device of a model's weights and KV; "auto" is CUDA if there is one, else the CPU.
 Device = Literal["auto", "cpu", "cuda"]
 
-#: Takes scores in the forward's thread, before `forward` returns.
+#: Called with scores in the forward's thread, before `forward` returns.
 OnLogprobs = Callable[[Sequence[TokenScore]], None]
 
 
 class GrammarFailed(msgspec.Struct, frozen=True):
-    """No token: the grammar that the answer must keep to could not be followed."""
+    """No token: the grammar of the answer could not be followed."""
 
     reason: str
     #: True when the grammar is at fault: it does not compile, no token fits, or it takes more
@@ -33,21 +33,21 @@ class GrammarFailed(msgspec.Struct, frozen=True):
 
 
 class PendingToken:
-    """No token yet: what the grammar allows next is still being computed.
+    """No token yet: the mask of the grammar is still being computed.
 
     The run's KV is written. `Engine.finish` chooses the token; losing this loses the token.
-    Engines keep what they need in a subclass.
+    Engines keep their data in a subclass.
     """
 
 
-#: What a forward says of a run that wants a token.
+#: Result of a run that wants a token.
 TokenResult = int | PendingToken | GrammarFailed
 
 
 class SequenceState(msgspec.Struct):
-    """One request's place on a worker, where an engine keeps things from draw to draw."""
+    """State that an engine keeps for one request from draw to draw."""
 
-    #: The engine's own affair; None at first. Losing it costs time and nothing else.
+    #: Private to the engine; None at first. Losing it costs time and nothing else.
     value: object | None = None
 
 
@@ -57,22 +57,22 @@ class Draw(msgspec.Struct, frozen=True):
     sampling: Sampling
     #: Tokens so far when choosing looks at them (see `Sampling.needs_history`), else empty.
     history: Sequence[int] = ()
-    #: How many of `history` are the client's prompt.
+    #: Number of tokens of `history` that are the client's prompt.
     n_prompt: int = 0
-    #: Told the chosen token's score when `sampling.logprobs` asks for it.
-    report: OnLogprobs | None = None
-    #: The same one for every draw of a request; None: nothing is kept.
-    scratch: SequenceState | None = None
+    #: Called with the score of the chosen token if `sampling.logprobs` is set.
+    on_logprobs: OnLogprobs | None = None
+    #: The same object for every draw of a request; None: no state is kept.
+    state: SequenceState | None = None
 
 
 class PromptScoring(msgspec.Struct, frozen=True):
-    """Say how likely each of these tokens was, each after the run's token at its place."""
+    """Score known tokens, each as the successor of the run's token at its place."""
 
-    #: What follows the run's tokens, in order, as far as it is known; at least one.
+    #: Known successors of the run's tokens, in order; at least one.
     targets: Sequence[int]
     #: Likeliest tokens to report at each place.
     n_top: int
-    report: OnLogprobs
+    on_logprobs: OnLogprobs
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -88,11 +88,11 @@ class Run(msgspec.Struct, frozen=True):
     pages: Sequence[int]
     #: None: no token is wanted (a chunk that is not the last).
     draw: Draw | None
-    #: The caller's promise that the pages were written by this engine alone since their
-    #: content was last read (a decode step after the first): a pool that is mirrored on a
-    #: device then needs no copy from the host. False is always right.
+    #: True: only this engine has written the pages since it last read them (a decode step
+    #: after the first). A pool that is mirrored on a device then needs no copy from the host.
+    #: False is always right.
     continues: bool = False
-    #: The scores that are wanted of tokens that are known already.
+    #: Scores of known tokens; None: none are wanted.
     scoring: PromptScoring | None = None
 
 
@@ -104,12 +104,12 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The model's name as clients write it."""
+        """Name of the model in requests."""
         ...
 
     @property
     def layout(self) -> KvLayout:
-        """What a page's bytes mean."""
+        """Layout of a page's bytes."""
         ...
 
     @property
@@ -119,7 +119,7 @@ class Engine(Protocol):
 
     @property
     def n_vocab(self) -> int:
-        """Tokens that it can read and draw: ids 0 to `n_vocab` - 1. Others may fail a forward."""
+        """Number of token ids, from 0. Other ids may fail a forward."""
         ...
 
     @property
@@ -138,7 +138,7 @@ class Engine(Protocol):
         ...
 
     def detach(self) -> None:
-        """Let go of the attached memory, so that its owner can close it."""
+        """Release the attached memory, so that its owner can close it."""
         ...
 
     def forward(
@@ -158,18 +158,18 @@ class Engine(Protocol):
                 pool's bytes; must be quick. An exception from either ends the forward.
 
         Returns:
-            One entry per run: None where ``draw`` is None, else the token, or why there is
-            none (yet), which concerns that run alone: other runs do not wait for a grammar.
-            An engine without text (the fake) draws as if there were no grammar.
+            One entry per run: None where ``draw`` is None, else the token, or the reason why
+            there is none (yet). Runs do not wait for the grammars of others. An engine without
+            text (the fake) draws as if there were no grammar.
         """
         ...
 
     def finish(self, late: Sequence[PendingToken], wait_s: float) -> list[TokenResult]:
-        """Choose the tokens that were late, waiting for so long at the most.
+        """Choose the tokens that were late, waiting at most so long.
 
         Args:
             late: from `forward` or an earlier `finish` of this engine, each once.
-            wait_s: seconds; 0 only looks.
+            wait_s: seconds; 0 does not wait.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""From a name to an engine. Importing this imports neither torch nor transformers."""
+"""Open an engine by its name. Importing this imports neither torch nor transformers."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -23,21 +23,21 @@ def open_engine(
     threads: int | None = None,
     served_name: str | None = None,
 ) -> Engine:
-    """The engine that `spec` names.
+    """Open the engine that `spec` names.
 
     Args:
-        spec: ``fake://…`` (see `fake.parse_fake_spec`), or a model's folder or hub id.
+        spec: ``fake://…`` (see `fake_engine.parse_fake_spec`), or a model's folder or hub id.
         block_size: tokens per page, 16 to 512.
         dtype: of weights and KV; "auto" is what the checkpoint was saved in.
         device: where a model computes; "auto" is CUDA if there is a device.
         threads: CPU threads of a model; None or 0 is one per core.
-        served_name: the model's name as clients write it, rather than its own.
+        served_name: the model's name in requests, rather than its own.
 
     Raises:
-        BadEngineSpec: a fake's spec that can't be read.
+        BadEngineSpec: a spec of a fake engine that can't be read.
         ModelNotFound: neither a folder with a model nor a hub id that could be fetched.
         BrokenCheckpoint: files that are damaged, contradict each other or hold absurd values.
-        UnsupportedModel: a model of a kind, or in a format, that is not served.
+        UnsupportedModel: a kind of model, or a format, that is not served.
         ProtocolError: a block size out of range.
     """
     if spec.startswith("fake://"):
@@ -66,7 +66,7 @@ def load_engine(
 ) -> "TorchEngine":
     """Load a causal language model and prepare it for a paged pool; see `open_engine`.
 
-    Its folder is inspected before torch is imported, so that most refusals come at once.
+    Its folder is inspected before torch is imported, so most refusals come at once.
     """
     inspected = open_model_folder(path_or_hub_id, dtype=dtype)
     limit_spin_waits()

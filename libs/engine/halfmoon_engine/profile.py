@@ -1,8 +1,8 @@
-"""`python -m halfmoon_engine.profile MODEL`: how long this machine takes, as JSON.
+"""Profile an engine on this machine: `python -m halfmoon_engine.profile MODEL`.
 
 Times forwards of a real engine over a pool of its own: prefill over the tokens of a prompt and
 how many of them are cached, decode over requests and their context. Prints one JSON object;
-whoever asked fits its own formulas to the points. `halfmoon profile` runs this in a process.
+the caller fits its own formulas to the points. `halfmoon profile` runs this in a process.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _GREEDY = Draw(Sampling(temperature=0.0))
 
 
 class PrefillPoint(msgspec.Struct, frozen=True):
-    """A prompt of `n_tokens` of which `n_cached` were cached took `seconds`."""
+    """Time of a prompt of `n_tokens`, of which `n_cached` were cached."""
 
     n_tokens: int
     n_cached: int
@@ -41,7 +41,7 @@ class PrefillPoint(msgspec.Struct, frozen=True):
 
 
 class DecodePoint(msgspec.Struct, frozen=True):
-    """A step over so many requests with so much context in all took `seconds`."""
+    """Time of a decode step over so many requests with so much context in all."""
 
     n_requests: int
     context_tokens: int
@@ -49,7 +49,7 @@ class DecodePoint(msgspec.Struct, frozen=True):
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, of which engine."""
+    """Measurements of one engine."""
 
     name: str
     layout: KvLayout
@@ -59,7 +59,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profile(engine: Engine, *, pool_mib: int = 256) -> EngineProfile:
-    """Time forwards of growing size; the KV that they read is whatever the pool holds.
+    """Time forwards of growing size, over any content of the pool.
 
     Args:
         engine: without a pool.

@@ -1,7 +1,7 @@
-"""The real engine: a transformers model whose attention goes over a paged pool.
+"""Run a transformers model whose attention goes over a paged pool.
 
-The batch is one row of tokens, runs side by side; positions and the attention's plan keep
-them apart. Only rows that draw a token go through the model's head.
+The batch is one row of tokens, runs side by side; positions and the attention's plan separate
+them. Only rows that draw a token go through the model's head.
 """
 
 import inspect
@@ -35,7 +35,7 @@ from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
 log = logging.getLogger(__name__)
 
-#: How long a batch waits for grammars' masks after its forward pass: when others' tokens are
+#: Seconds that a batch waits for masks of grammars after its forward pass: when other tokens are
 #: ready, and when there are none.
 _GRACE_S = 0.005
 _ALONE_S = 0.02
@@ -45,7 +45,7 @@ DTYPE_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DT
 
 
 class TorchEngine:
-    """An `Engine` around a model that `checkpoint.load_torch_engine` loaded and probed."""
+    """An `Engine` around a model that `torch_loader.load_torch_engine` loaded and probed."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class TorchEngine:
 
     @property
     def name(self) -> str:
-        """The model's name as clients write it."""
+        """Name of the model in requests."""
         return self._name
 
     @property
     def layout(self) -> KvLayout:
-        """What a page's bytes mean."""
+        """Layout of a page's bytes."""
         return self._layout
 
     @property
@@ -111,7 +111,7 @@ class TorchEngine:
 
     @property
     def n_vocab(self) -> int:
-        """Rows of its embedding, or of its head if those are fewer."""
+        """Rows of the embedding, or of the head if those are fewer."""
         return self._n_vocab
 
     @property
@@ -120,7 +120,7 @@ class TorchEngine:
         return self._eos_token_ids
 
     def attach(self, pool: memoryview) -> None:
-        """Use this memory as the pool; a device's own pool is made as large.
+        """Use this memory as the pool; a device gets a mirror of the same size.
 
         Raises:
             ValueError: it holds no page, or is read-only.
@@ -132,7 +132,7 @@ class TorchEngine:
         )
 
     def detach(self) -> None:
-        """Let go of the attached memory, so that it can be closed."""
+        """Release the attached memory, so that it can be closed."""
         self._pool = None
 
     @torch.inference_mode()
@@ -157,7 +157,7 @@ class TorchEngine:
             return []
         plan = plan_forward(runs, self._layout, self._pool, self._device, self._dtype)
         plan.before_layer, plan.after_layer = before_layer, after_layer
-        asked = self._ask(runs)  # child processes work on these during the forward pass
+        asked = self._request_masks(runs)  # child processes compute these during the forward
         tokens = np.concatenate([np.asarray(run.token_ids, dtype=np.int64) for run in runs])
         lengths = [len(run.token_ids) for run in runs]
         positions = np.concatenate(
@@ -181,11 +181,11 @@ class TorchEngine:
 
     @torch.inference_mode()
     def finish(self, late: Sequence[PendingToken], wait_s: float) -> list[TokenResult]:
-        """Choose the tokens that were late, waiting for so long at the most."""
+        """Choose the tokens that were late, waiting at most so long."""
         assert self._grammars is not None
         waiting = [each for each in late if isinstance(each, _LateToken)]
         assert len(waiting) == len(late), "a late token of another engine"
-        self._grammars.collect([each.mask for each in waiting], wait_s)
+        self._grammars.wait_for_masks([each.mask for each in waiting], wait_s)
         return [self._finish(each) for each in waiting]
 
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
@@ -194,14 +194,14 @@ class TorchEngine:
             raise PoolNotAttached("measuring needs scratch pages; call attach(memory) first")
         costs = measure_costs(self, self._pool.n_pages)
         if self._grammars is not None:
-            # Served soon: the first request with a grammar need not wait for the template.
+            # The worker serves soon: the first grammar does not wait for the template then.
             self._grammars.start()
         return costs
 
-    def _ask(self, runs: Sequence[Run]) -> dict[int, TokenMask | GrammarFailed]:
-        """By run, the masks of those whose draws keep to a grammar."""
+    def _request_masks(self, runs: Sequence[Run]) -> dict[int, TokenMask | GrammarFailed]:
+        """Request masks for the runs that have a grammar, and return them by run."""
         return {
-            i: _NO_GRAMMARS if self._grammars is None else self._grammars.ask(run.draw)
+            i: _NO_GRAMMARS if self._grammars is None else self._grammars.request_mask(run.draw)
             for i, run in enumerate(runs)
             if run.draw is not None and run.draw.sampling.grammar
         }
@@ -213,10 +213,10 @@ class TorchEngine:
         positions: Sequence[int],
         masks: Sequence[TokenMask | GrammarFailed | None],
     ) -> list[TokenResult]:
-        """A token for each row of logits, [n, vocab], or why there is none yet."""
+        """Choose a token for each row of logits, [n, vocab], as far as its mask has come."""
         asked = [mask for mask in masks if isinstance(mask, TokenMask)]
         if asked and self._grammars is not None:
-            self._grammars.collect(asked, _ALONE_S if len(asked) == len(masks) else _GRACE_S)
+            self._grammars.wait_for_masks(asked, _ALONE_S if len(asked) == len(masks) else _GRACE_S)
         known = [mask.result if isinstance(mask, TokenMask) else mask for mask in masks]
         chosen: list[TokenResult] = []
         ready: list[int] = []
@@ -225,7 +225,7 @@ class TorchEngine:
                 log.warning("a grammar was not followed: %s", result.reason)
                 chosen.append(result)
             elif isinstance(mask, TokenMask) and result is None:
-                # A copy: the others' logits need not be kept for its sake.
+                # A copy, so that the other logits can be freed.
                 chosen.append(_LateToken(logits[row].clone(), draws[row], positions[row], mask))
             else:
                 chosen.append(0)
@@ -257,7 +257,7 @@ class TorchEngine:
     def _logits(
         self, tokens: "np.typing.NDArray[np.int64]", positions: Any, rows: Any
     ) -> torch.Tensor:
-        """[n_rows, vocab] of the chosen rows; the model's own head makes them."""
+        """Compute the logits of the chosen rows, [n_rows, vocab], with the model's own head."""
         if tokens.min() < 0 or tokens.max() >= self._n_vocab:
             raise ValueError(
                 f"token {tokens.max() if tokens.min() >= 0 else tokens.min()} is not in the "
@@ -277,7 +277,7 @@ class TorchEngine:
 
 @dataclass(frozen=True)
 class _LateToken(PendingToken):
-    """A row of logits whose mask has not come."""
+    """A token whose row of logits waits for its mask."""
 
     logits: torch.Tensor
     draw: Draw
@@ -286,7 +286,7 @@ class _LateToken(PendingToken):
 
 
 def _n_vocab(model: Any) -> int:
-    """Tokens that a model has both an embedding and a logit for."""
+    """Return the number of tokens with both an embedding and a logit."""
     n_embedded = int(model.get_input_embeddings().num_embeddings)
     head = model.get_output_embeddings()
     return n_embedded if head is None else min(n_embedded, int(head.weight.shape[0]))

@@ -1,10 +1,10 @@
-"""How a model's threads wait for each other on cores that they share with other processes."""
+"""Make a model's threads yield cores that they share with other processes."""
 
 import os
 
-#: About ten microseconds. GNU OpenMP spins for milliseconds by default, on a core that the
-#: thread it waits for may need: three processes of two threads each on two cores ran twenty
-#: times slower so, and no slower than their share with this.
+#: About ten microseconds. GNU OpenMP spins for milliseconds by default, on a core that the other
+#: thread may need. Three processes of two threads each on two cores ran twenty times slower with
+#: the default, and at their share of the speed with this.
 _SPINS = "1000"
 
 

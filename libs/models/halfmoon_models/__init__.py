@@ -1,6 +1,6 @@
-"""What a model's folder holds, decided from its small files and headers alone.
+"""Inspect a model's folder by its small files and headers alone.
 
-Nothing here imports torch or transformers, runs or unpickles anything, or reads a weight: only
-the standard library, on bytes whose number is bounded first. `folder.inspect_folder` is the
-way in.
+It uses the standard library only, on bytes whose number is bounded first. It imports neither torch
+nor transformers, runs and unpickles nothing, and reads no weight. The entry point is
+`folder_inspection.inspect_folder`.
 """

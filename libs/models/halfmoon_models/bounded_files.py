@@ -1,4 +1,4 @@
-"""Reading a checkpoint's small files: regular ones only, of bounded size, depth and count."""
+"""Read a checkpoint's small files: regular ones only, of bounded size, depth and count."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from typing import Any, BinaryIO
 from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound, one_line
 
 MIB = 1024 * 1024
-#: Files of a folder that are looked at.
+#: Most files of a folder.
 MAX_FILES = 20_000
-#: Objects and lists within each other; real configurations have less than ten.
+#: Depth of nested objects and lists; real configurations have less than ten.
 MAX_DEPTH = 64
-#: Objects and lists in all. Large tokenizers have half a million; each takes some hundred bytes.
+#: Most objects and lists. Large tokenizers have half a million; each takes some hundred bytes.
 MAX_PARTS = 4_000_000
 
 
@@ -43,8 +43,8 @@ def list_files(folder: Path) -> frozenset[str]:
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file of a model's folder.
 
-    Links must end inside of the folder, or in the blobs of the hub's cache that it belongs to:
-    a checkpoint is no way to other files of this machine.
+    Links must end inside of the folder, or in the blobs of its hub cache: a checkpoint must not
+    give access to other files of this machine.
 
     Raises:
         ModelNotFound: not there, or not readable.
@@ -141,7 +141,7 @@ def _check_depth(value: Any, place: str) -> None:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """The objects and lists right below a value."""
+    """Return the objects and lists directly below a value."""
     children: Any = ()
     if isinstance(value, dict):
         children = value.values()
@@ -163,7 +163,7 @@ def _kind(value: Any) -> str:
 
 
 def _belongs(real: Path, folder: Path) -> bool:
-    """Whether a file is of this folder; the hub's cache links snapshots/REVISION to its blobs."""
+    """Check that a file belongs to a folder; the hub's cache links snapshots to its blobs."""
     home = folder.resolve()
     if real.is_relative_to(home):
         return True

@@ -1,4 +1,4 @@
-"""Bounds of a configuration's numbers, before anything is made in their size."""
+"""Check the numbers of a configuration, before anything is allocated by them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,8 +6,8 @@ from typing import Any
 
 from halfmoon_models.errors import BrokenCheckpoint, one_line
 
-#: Fields that every kind of model writes under one of these names, and their largest value.
-#: Far above any model that exists, far below what would take a machine's memory.
+#: Sizes in a configuration, under the names of all kinds of models, and their largest values: far
+#: above any existing model, far below a machine's memory.
 _LIMITS = {
     "num_hidden_layers": 10_000,
     "n_layer": 10_000,
@@ -32,7 +32,7 @@ _LIMITS = {
     "num_local_experts": 1 << 16,
     "num_experts_per_tok": 1 << 16,
 }
-#: Zero where a kind of layers is left out.
+#: Fields that are zero where a kind of layers is left out.
 _MAY_BE_ZERO = frozenset(
     {
         "intermediate_size",
@@ -43,7 +43,7 @@ _MAY_BE_ZERO = frozenset(
         "num_experts_per_tok",
     }
 )
-#: Any other field whose name has one of these counts things that are made one by one.
+#: Parts of the names of further fields that count modules.
 _COUNTS = ("layer", "depth", "blocks", "expert", "heads", "stages")
 _MAX_COUNT = 1 << 22
 _MAX_INTEGER = 1 << 53
@@ -115,7 +115,7 @@ def _check_any(path: str, value: Any) -> None:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """All values that are no objects or lists, with the fields that lead there."""
+    """Yield all values that are no objects or lists, with their paths."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(part, f"{path}.{key}" if path else str(key))
@@ -129,7 +129,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text_parts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The configuration, and the part of it that is the language model's."""
+    """Return the configuration, and the nested one of the language model."""
     nested = [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
     return [("", config), *(pair for pair in nested if pair[0] in ("text_config.", "llm_config."))]
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a model or with how one is asked for.
+"""Define the errors of models and of their names.
 
 ModelError
 ├── BadEngineSpec      the text that names an engine can't be read
@@ -14,7 +14,7 @@ MAX_ERROR_CHARS = 700
 
 
 class ModelError(Exception):
-    """The base of all of these; its text names the thing, the value and the way out."""
+    """Base of all errors of models; the text has the thing, the value and the way out."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__(one_line(text))
@@ -41,7 +41,7 @@ def one_line(text: object, limit: int = MAX_ERROR_CHARS) -> str:
 
     Runs of white space become one space, other unprintable characters their escapes.
     """
-    # Cut before and after: neither a long text nor what escapes make of it is worked on whole.
+    # Cut before and after: long texts and their escapes are never processed whole.
     words = " ".join(_cut(str(text), 4 * limit).split())
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
     return _cut(shown, limit)

@@ -1,4 +1,4 @@
-"""The way in: whether the model in a folder can be served, or one line that says why not."""
+"""Decide whether the model in a folder can be served, or refuse it in one line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from halfmoon_models.weight_files import WeightIndex, read_weights
 CONFIG_FILE = "config.json"
 _MAX_CONFIG_BYTES = 4 * MIB
 _GIB = 1 << 30
-#: Bytes of one number, by the precision that is asked for.
+#: Bytes of one number, by precision.
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class InspectedModel:
-    """A model's folder that nothing was found against."""
+    """A model's folder that passed all checks."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -38,7 +38,7 @@ def inspect_folder(
 
     Args:
         folder: of a model in transformers' format.
-        dtype: the precision that its weights shall have here; "auto" is as they were saved.
+        dtype: precision of the loaded weights; "auto" is that of the files.
         needs_tokenizer: whether a folder without a tokenizer.json is refused.
 
     Raises:
@@ -96,7 +96,7 @@ def check_fits_memory(
 
 
 def _check_layers(config: Mapping[str, Any], weights: WeightIndex) -> None:
-    """Each layer has at least one tensor, so no more layers are made than there are tensors."""
+    """Refuse more layers than tensors, since each layer has at least one tensor."""
     for part in (config, config.get("text_config")):
         if not isinstance(part, dict):
             continue

@@ -1,6 +1,6 @@
-"""Folders that hold something else than a model in transformers' safetensors format.
+"""Refuse folders without a model in transformers' safetensors format.
 
-Told by the names of their files; of the files, only an adapter's configuration is read.
+The names of the files decide; only an adapter's configuration is read.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ _CONVERT = (
     "convert it where you trust it, with transformers' from_pretrained and save_pretrained, which "
     "writes safetensors"
 )
-#: What a file's ending says of weights that are not safetensors, and the way out.
+#: Endings of weight files that are not safetensors, with their format and the way out.
 _ENDINGS = (
     (".gguf", "GGUF weights (llama.cpp)", "serve the model that they were converted from"),
     (".ggml", "GGML weights (llama.cpp)", "serve the model that they were converted from"),
@@ -53,7 +53,7 @@ def check_is_folder(path: Path) -> None:
 
 
 def check_file_names(folder: Path, names: frozenset[str]) -> None:
-    """Refuse a folder whose files say that it holds something else.
+    """Refuse a folder whose file names show another kind of content.
 
     Raises:
         UnsupportedModel: naming what it is, and the way out.
@@ -116,7 +116,7 @@ def _adapter(folder: Path, names: frozenset[str]) -> ModelError:
 
 
 def _foreign(names: frozenset[str]) -> tuple[str, str, str] | None:
-    """A file of other weights, what it holds, and the way out; the first ending counts."""
+    """Return the first file of a foreign format, its format, and the way out."""
     ordered = sorted(names)
     for ending, what, way_out in _ENDINGS:
         for name in ordered:

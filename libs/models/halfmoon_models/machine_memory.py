@@ -1,4 +1,4 @@
-"""How much memory this process may use in all."""
+"""Read the limit of this process's memory."""
 
 from pathlib import Path
 

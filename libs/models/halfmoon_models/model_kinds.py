@@ -1,7 +1,7 @@
-"""Telling models that write no text, or keep other state than keys and values, by their config.
+"""Refuse models that write no text, or keep other state than keys and values, by their config.
 
-A list is never complete: what is unknown here meets `architecture.check_config`, which asks
-transformers, and in the end `architecture.probe`, which watches what the model does.
+A list is never complete. The engine checks unknown types by their transformers configuration
+(`architecture.check_architecture`), then by their behaviour (`attention_probe.probe_attention`).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _SERVED = (
     "served are decoder-only language models whose layers all keep keys and values of one shape"
 )
 _DYNAMIC = "dynamic rotary scaling turns old keys by the longest sequence in the batch"
-#: Endings of class names in `architectures`, and what such a model does instead of writing.
+#: Endings of class names in `architectures`, and the task of such a model.
 _HEADS = (
     ("ForMaskedLM", "fills gaps in a text (it is an encoder)"),
     ("ForSequenceClassification", "sorts texts into classes, or scores them"),
@@ -73,7 +73,7 @@ def check_kind(config: Mapping[str, Any]) -> str:
 
 
 def _refuse_heads(kind: str, architectures: Any) -> None:
-    """Refuse by the names of the classes that the weights were saved from."""
+    """Refuse a model by the class names of its saved weights."""
     if not isinstance(architectures, list):
         return
     for name in architectures:

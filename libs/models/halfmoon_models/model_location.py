@@ -1,4 +1,4 @@
-"""Telling folders from hub ids, without looking at either's content."""
+"""Tell folders from hub ids by their names."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.A
 
 
 def local_folder(spec: str) -> Path | None:
-    """Return the folder that a model's name means; None where it is a hub id.
+    """Return the folder of a model's name; None if it is a hub id.
 
     Raises:
         UnsupportedModel: a file of a known kind of weights.

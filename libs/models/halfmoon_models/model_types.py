@@ -1,4 +1,4 @@
-"""Names of model types (`model_type` in config.json) that can't be served, by the reason."""
+"""List the model types (`model_type` in config.json) that can't be served, by reason."""
 
 
 def _types(names: str) -> frozenset[str]:
@@ -32,7 +32,7 @@ AUDIO = _types(
     "seamless_m4t seamless_m4t_v2 sew sew-d speech-encoder-decoder speech_to_text speecht5 "
     "unispeech unispeech-sat univnet vits wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm whisper"
 )
-#: Models of other state than keys and values of one shape, and what it is.
+#: Models with other state than keys and values of one shape, and the kind of that state.
 OTHER_STATE = {
     **dict.fromkeys(
         ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"),

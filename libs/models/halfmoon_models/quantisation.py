@@ -1,4 +1,4 @@
-"""Telling quantised checkpoints: by their configuration, their files, or their tensors."""
+"""Refuse quantised checkpoints by their configuration, files, or tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,14 +48,14 @@ _WAY_OUT = (
 
 
 def check_configuration(folder: Path, config: Mapping[str, Any], names: frozenset[str]) -> None:
-    """Refuse a checkpoint whose configuration, or a file beside it, says that it is quantised.
+    """Refuse a checkpoint that is quantised by its configuration or by a file beside it.
 
     Raises:
         UnsupportedModel: naming the method and the field or file.
     """
     for prefix, part in _parts(config):
         for key in _KEYS:
-            # Null and an empty object say that it is not.
+            # Null and an empty object stand for no quantisation.
             if part.get(key):
                 raise _refusal(folder, _method(part[key]), f"{prefix}{key} in config.json")
     for name, method in _FILES.items():
@@ -96,6 +96,6 @@ def _method(found: Any) -> str:
 
 
 def _parts(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The configuration and those of its parts, with what stands before their fields."""
+    """Return the configuration and its nested ones, with the prefixes of their fields."""
     nested = [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
     return [("", config), *nested]

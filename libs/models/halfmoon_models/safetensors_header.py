@@ -1,4 +1,4 @@
-"""A safetensors file's header: names, types, shapes and places of its tensors.
+"""Read the header of a safetensors file: names, types, shapes and places of its tensors.
 
 The format: eight bytes, little-endian, with the length of a JSON object; that object; then the
 tensors' bytes, each at its offsets after the header, without holes or overlaps.
@@ -15,7 +15,7 @@ from typing import Any
 from halfmoon_models.bounded_files import MIB, open_regular, parse_json_object
 from halfmoon_models.errors import BrokenCheckpoint
 
-#: A tensor takes about 150 of them.
+#: Most bytes of a header; a tensor takes about 150.
 MAX_HEADER_BYTES = 64 * MIB
 _MAX_DIMENSIONS = 16
 #: Bits of one element.
@@ -29,17 +29,17 @@ _BITS = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor as a header describes it."""
+    """Description of one tensor in a header."""
 
     dtype: str
     shape: tuple[int, ...]
-    #: Bytes after the header's end.
+    #: Offsets in bytes from the end of the header.
     begin: int
     end: int
 
     @property
     def n_elements(self) -> int:
-        """Numbers in it; 1 for a scalar, 0 where a dimension is 0."""
+        """Number of elements; 1 for a scalar, 0 where a dimension is 0."""
         return math.prod(self.shape)
 
 

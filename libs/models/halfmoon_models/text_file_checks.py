@@ -1,4 +1,4 @@
-"""A model's files about text: generation_config.json, and those of its tokenizer."""
+"""Check a model's generation_config.json and the files of its tokenizer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +10,10 @@ from halfmoon_models.errors import BrokenCheckpoint, ModelNotFound, one_line
 _GENERATION = "generation_config.json"
 _TOKENIZER = "tokenizer.json"
 MAX_SMALL_BYTES = 16 * MIB
-#: The largest vocabularies take about 40 MiB.
+#: Most bytes of a tokenizer; the largest vocabularies take about 40 MiB.
 MAX_TOKENIZER_BYTES = 64 * MIB
 _MAX_EOS = 1000
-#: Sixty times the largest vocabularies. Tables have a place for each id up to the largest.
+#: Sixty times the largest vocabularies. Tables have an entry for each id up to the largest.
 MAX_TOKEN_IDS = 1 << 24
 
 
@@ -52,7 +52,7 @@ def check_text_files(
 
 
 def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
-    """Refuse a tokenizer without a model, or with ids that tables of all ids can't have."""
+    """Refuse a tokenizer without a model, or with ids beyond the bound of tables."""
     model = tokenizer.get("model")
     if not isinstance(model, dict):
         raise BrokenCheckpoint(
@@ -75,7 +75,7 @@ def _check_tokenizer(path: Path, tokenizer: Mapping[str, Any]) -> None:
 
 
 def _check_merges(path: Path, model: Mapping[str, Any]) -> None:
-    """Refuse merges without the prefix that all of them have: the library panics at one."""
+    """Refuse merges that lack the common prefix: the library panics at them."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
         return
@@ -98,7 +98,7 @@ def _vocab_size(config: Mapping[str, Any]) -> int | None:
 
 
 def check_eos(place: str, found: Any, n_vocab: int | None) -> None:
-    """Refuse end tokens that are none of the vocabulary; None stands for no end token.
+    """Refuse end tokens outside of the vocabulary; None stands for no end token.
 
     Raises:
         BrokenCheckpoint: naming the place and the token.

@@ -1,4 +1,4 @@
-"""Which files a model's weights lie in, and whether they fit together."""
+"""Find the files of a model's weights, and check that they fit together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class WeightIndex:
 
     @property
     def n_elements(self) -> int:
-        """Numbers in all of them."""
+        """Number of elements of all tensors."""
         return sum(entry.n_elements for entry in self.tensors.values())
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all of them, as they were saved."""
+        """Bytes of all tensors, as they were saved."""
         return sum(entry.end - entry.begin for entry in self.tensors.values())
 
 
@@ -77,7 +77,7 @@ def read_weights(folder: Path) -> WeightIndex:
 
 
 def _read_index(folder: Path) -> Mapping[str, str] | None:
-    """The file of each tensor; None without an index."""
+    """Return the file of each tensor; None without an index."""
     path = folder / INDEX_FILE
     if not path.is_file():
         return None

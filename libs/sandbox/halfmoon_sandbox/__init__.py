@@ -1,4 +1,4 @@
-"""Child processes for work whose cost an untrusted input decides: grammars, texts, large bodies.
+"""Run work on untrusted input in child processes with limits of CPU time and memory.
 
     sandbox = Sandbox("package.module:make_handler", argument, memory_bytes=512 * MIB)
     child = sandbox.fork()                      # a few milliseconds

@@ -1,4 +1,4 @@
-"""One child process as its owner sees it: send a request, get the answer or the reason for none.
+"""Send requests to one child process, and receive answers or the reason for none.
 
 `begin` and `poll` are for an owner that has other work meanwhile; `call` and `call_async` wait.
 A child serves one request at a time.
@@ -17,7 +17,7 @@ from halfmoon_sandbox import frames
 from halfmoon_sandbox.control_protocol import NO_CHILD, OUT_OF_MEMORY_STATUS
 from halfmoon_sandbox.errors import ChildUnavailable, HandlerFailed, LimitExceeded
 
-#: A call may wait for the processor this many times as long as it may use it, and a bit more.
+#: Wall-clock limit of a call: so many times its processor limit, plus so many seconds.
 _WALL_FACTOR = 10.0
 _WALL_EXTRA_S = 5.0
 
@@ -51,7 +51,7 @@ class Child:
         self._to_send = memoryview(b"")
         self._received = bytearray()
         self._allowed_s = 0.0
-        #: When the request under way must be answered, by `time.monotonic`; None: there is none.
+        #: Deadline of the request under way by `time.monotonic`; None: there is none.
         self._deadline_s: float | None = None
 
     def __enter__(self) -> Self:
@@ -62,32 +62,32 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, asked of the template; 0 when it has ended."""
+        """Process id, requested from the template; 0 when the child has ended."""
         return self._template.pid_of(self._number)
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """True until the child has ended."""
         return self._connection is not None
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """True while a request is under way."""
         return self._deadline_s is not None
 
     def fileno(self) -> int:
-        """Readable when something has come; for `selectors`.
+        """Return the descriptor that becomes readable with an answer; for `selectors`.
 
         Raises:
-            Broken: it has ended.
+            ChildUnavailable: the child has ended.
         """
         return self._socket().fileno()
 
     def call(self, request: bytes, *, cpu_s: float) -> bytes:
-        """Have a request handled and wait for the answer.
+        """Send a request and wait for the answer.
 
         Raises:
-            HandlerFailed, Exceeded, Broken: see there.
+            HandlerFailed, LimitExceeded, ChildUnavailable: see `poll`.
         """
         self.begin(request, cpu_s=cpu_s)
         while (answer := self.poll()) is None:
@@ -95,10 +95,10 @@ class Child:
         return answer
 
     async def call_async(self, request: bytes, *, cpu_s: float) -> bytes:
-        """The same on an event loop. A cancelled call ends the child.
+        """Send a request and await the answer. A cancelled call ends the child.
 
         Raises:
-            HandlerFailed, Exceeded, Broken: see there.
+            HandlerFailed, LimitExceeded, ChildUnavailable: see `poll`.
         """
         self.begin(request, cpu_s=cpu_s)
         try:
@@ -110,14 +110,14 @@ class Child:
         return answer
 
     def begin(self, request: bytes, *, cpu_s: float) -> None:
-        """Send a request, as far as the socket takes it at once; `poll` does the rest.
+        """Send as much of a request as the socket takes at once; `poll` sends the rest.
 
         Args:
             request: for the handler.
             cpu_s: processor seconds after which the child is ended.
 
         Raises:
-            Broken: it has ended.
+            ChildUnavailable: the child has ended.
         """
         assert not self.busy, "a child serves one request at a time"
         self._socket()
@@ -127,12 +127,12 @@ class Child:
         self._send()
 
     def poll(self) -> bytes | None:
-        """The answer, once it has come; None while it may still come.
+        """Return the answer once it has come; None while it may still come.
 
         Raises:
             HandlerFailed: the handler raised.
-            Exceeded: the request passed a limit or crashed the child, which has ended.
-            Broken: it had ended before, or its template has.
+            LimitExceeded: the request passed a limit or crashed the child, which has ended.
+            ChildUnavailable: the child had ended before, or its template has.
         """
         assert self._deadline_s is not None, "nothing was asked"
         self._send()
@@ -184,7 +184,7 @@ class Child:
         return payload
 
     def _missing(self) -> int:
-        """Bytes of the answer that have not come, as far as its length is known."""
+        """Return the missing bytes of the answer, as far as its length is known."""
         if len(self._received) < frames.LENGTH_FORMAT.size:
             return frames.LENGTH_FORMAT.size - len(self._received)
         (n_bytes,) = frames.LENGTH_FORMAT.unpack_from(self._received)
@@ -238,7 +238,7 @@ class Child:
 
 
 def wait_readable(children: Sequence[Child], timeout_s: float) -> None:
-    """Wait until one of these children has something to say, or may take more of its request."""
+    """Wait until a child has bytes of an answer, or takes more of its request."""
     with selectors.DefaultSelector() as selector:
         for child in children:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child._to_send else 0)

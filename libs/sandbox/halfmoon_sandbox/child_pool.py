@@ -1,7 +1,7 @@
-"""Children of one sandbox for callers on an event loop: used again and again, and replaced.
+"""Share the children of one sandbox between callers on an event loop.
 
-A child that many requests have used may hold what they left. So a request whose used child runs
-out of memory or crashes is asked once more of a fresh one, before it is called the cause.
+Children are reused, and may keep memory of earlier requests. So a request that runs a used child
+out of memory, or crashes it, is sent once more to a fresh child. Only then it counts as the cause.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _MAX_CALLS = 1000
 
 
 class ChildPool:
-    """As many children as there are calls at once; the caller bounds these.
+    """As many children as there are calls at once; the caller bounds the calls.
 
     Args:
         sandbox: closed with this pool.
@@ -23,7 +23,7 @@ class ChildPool:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        #: Children without a request, each with how many it has handled.
+        #: Children without a request, each with its number of handled requests.
         self.idle: list[tuple[Child, int]] = []
 
     def start(self) -> None:
@@ -38,7 +38,7 @@ class ChildPool:
         self.sandbox.close()
 
     async def call(self, request: bytes, *, cpu_s: float, reuse: bool = True) -> bytes:
-        """Have a request handled. A cancelled call ends its child.
+        """Send a request to a child and await the answer. A cancelled call ends the child.
 
         Args:
             request: for the handler.
@@ -47,14 +47,14 @@ class ChildPool:
 
         Raises:
             HandlerFailed: the handler raised.
-            Exceeded: the request passed a limit, or crashed a fresh child.
-            Broken: no child can be had.
+            LimitExceeded: the request passed a limit, or crashed a fresh child.
+            ChildUnavailable: no child can be had.
         """
         while self.idle:
             child, n_calls = self.idle.pop()
             try:
                 return await self._call(child, n_calls, request, cpu_s, reuse)
-            except ChildUnavailable:  # it ended with its template: there will be another one
+            except ChildUnavailable:  # it ended with its template, which is started again
                 continue
             except LimitExceeded as error:
                 if error.limit == "time":
@@ -79,7 +79,7 @@ class ChildPool:
         return answer
 
     async def _fork(self) -> Child:
-        """A new child; while the template loads, waits in a thread."""
+        """Fork a child, in a thread while the template loads."""
         if self.sandbox.started():
             return self.sandbox.fork()
         return await asyncio.to_thread(self.sandbox.fork)

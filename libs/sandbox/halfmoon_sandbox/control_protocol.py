@@ -1,4 +1,4 @@
-"""What a template process and its owner say to each other over the control socket.
+"""Define the control socket's messages between a template process and its owner.
 
     first = a frame with the factory's argument    -> a frame: b"R", or b"B" and the reason
     b"F" u32 child, and one descriptor: fork       -> nothing

@@ -1,19 +1,19 @@
-"""How a call into a child process can fail."""
+"""Define the errors of calls into a child process."""
 
 
 class SandboxError(Exception):
-    """Base of all errors here."""
+    """Base of the sandbox's errors."""
 
 
 class HandlerFailed(SandboxError):
-    """The handler raised; the text is its exception's. The child goes on."""
+    """The handler raised; the text is that of its exception. The child goes on."""
 
 
 class LimitExceeded(SandboxError):
     """The request passed a limit or crashed its child, which has ended.
 
     Args:
-        limit: what it passed.
+        limit: "time", "memory" or "crash".
         detail: a sentence for logs and clients.
     """
 

@@ -1,4 +1,4 @@
-"""The owner's side of a template process: starts it, asks it for children, ends it."""
+"""Start a template process, fork children from it, and end it."""
 
 import itertools
 import select
@@ -13,9 +13,9 @@ from halfmoon_sandbox.child import Child
 from halfmoon_sandbox.errors import ChildUnavailable
 
 MIB = 1024 * 1024
-#: Seconds until a template must have loaded its handler.
+#: Seconds within which a template must load its handler.
 _START_S = 120.0
-#: Seconds until it must have forked; it does nothing else.
+#: Seconds within which a template must fork a child.
 _FORK_S = 30.0
 
 
@@ -48,7 +48,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._ready = False
-        #: Why the handler can't be made; trying again would not help.
+        #: Reason for which the handler can't be made, once and for all.
         self._broken = ""
 
     def __enter__(self) -> Self:
@@ -59,23 +59,23 @@ class Sandbox:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the template; None when it is not running."""
+        """Process id of the template; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
         """Start the template, unless it runs. Does not wait.
 
         Raises:
-            Broken: it can't load its handler, or this sandbox was closed.
+            ChildUnavailable: it can't load its handler, or this sandbox was closed.
         """
         with self._lock:
             self._link()
 
     def started(self) -> bool:
-        """Start the template; whether it has loaded its handler by now. Does not wait.
+        """Start the template, and return whether it has loaded its handler. Does not wait.
 
         Raises:
-            Broken: it can't, or this sandbox was closed.
+            ChildUnavailable: it can't, or this sandbox was closed.
         """
         with self._lock:
             link = self._link()
@@ -87,16 +87,16 @@ class Sandbox:
         """Start the template and wait until it has loaded its handler.
 
         Raises:
-            Broken: it can't; the text says why.
+            ChildUnavailable: it can't; the text says why.
         """
         with self._lock:
             self._ready_link()
 
     def fork(self) -> Child:
-        """Start a child. Waits for the template to load, not for the fork.
+        """Fork a child. Waits for the template to load, not for the fork.
 
         Raises:
-            Broken: the template does not start, or this sandbox was closed.
+            ChildUnavailable: the template does not start, or this sandbox was closed.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -108,7 +108,7 @@ class Sandbox:
         return Child(self, ours, number)
 
     def pid_of(self, number: int) -> int:
-        """A child's process id; 0 when it has ended."""
+        """Return a child's process id; 0 when it has ended."""
         with self._lock:
             return self._ask(control_protocol.PID, number) or 0
 
@@ -166,7 +166,7 @@ class Sandbox:
         return answer
 
     def _link(self) -> socket.socket:
-        """The control socket of a template that runs, and perhaps still loads."""
+        """Return the control socket of a running template, which may still load."""
         if self._closed:
             raise ChildUnavailable("the sandbox is closed")
         if self._broken:
@@ -177,7 +177,7 @@ class Sandbox:
         return self._control
 
     def _ready_link(self) -> socket.socket:
-        """The control socket of a template that has loaded."""
+        """Return the control socket of a template that has loaded."""
         link = self._link()
         if self._ready:
             return link

@@ -1,10 +1,10 @@
-"""The template process: loads the handler once, then forks a child for each descriptor it gets.
+"""Run the template process: load the handler once, then fork a child for each descriptor.
 
 Runs as ``python -m halfmoon_sandbox.template_process <control fd> <factory> <memory bytes>
 <niceness>``.
-It has one thread, never sees a request, and ends when its owner's end of the control socket
-closes; the kernel ends its children with it. Children are reaped only on request, so that no
-other process can take a child's id before its owner has heard of the end.
+It has one thread and no requests, and ends when its owner's end of the control socket closes; the
+kernel ends its children with it. Children are reaped only on request: no other process can take a
+child's id before its owner knows of the end.
 """
 
 import ctypes
@@ -38,12 +38,12 @@ Handler = Callable[[bytes], bytes]
 
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1
-#: How often to look whether a killed child has ended.
+#: Seconds between two checks whether a killed child has ended.
 _REAP_S = 0.05
 
 
 def main() -> None:
-    """Load the handler, say so, and serve the owner until it closes the control socket."""
+    """Load the handler, report it, and serve the owner until it closes the control socket."""
     descriptor, factory, memory_bytes, niceness = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
     control = socket.socket(fileno=int(descriptor))
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def load_handler(factory: str, argument: bytes) -> Handler:
-    """The handler that ``module:function`` makes of an argument."""
+    """Make a handler of an argument with ``module:function``."""
     module, _, name = factory.partition(":")
     handler: Handler = getattr(importlib.import_module(module), name)(argument)
     return handler
@@ -73,8 +73,8 @@ def _serve(control: socket.socket, handler: Handler, memory_bytes: int, niceness
     #: Process ids of children, by the owner's numbers; and of those that were killed.
     children: dict[int, int] = {}
     dying: set[int] = set()
-    while (order := _order(control, dying)) is not None:
-        verb, number, descriptor = order
+    while (command := _receive_command(control, dying)) is not None:
+        verb, number, descriptor = command
         if verb == FORK:
             try:
                 pid = os.fork()
@@ -99,8 +99,8 @@ def _serve(control: socket.socket, handler: Handler, memory_bytes: int, niceness
             dying.add(pid)
 
 
-def _order(control: socket.socket, dying: set[int]) -> tuple[bytes, int, int] | None:
-    """The owner's next order, with a descriptor or -1; None when the owner has gone."""
+def _receive_command(control: socket.socket, dying: set[int]) -> tuple[bytes, int, int] | None:
+    """Return the owner's next command, with a descriptor or -1; None at the end."""
     while True:
         for pid in list(dying):
             if os.waitpid(pid, os.WNOHANG)[0]:
@@ -163,7 +163,7 @@ def _limit(memory_bytes: int, niceness: int) -> None:
     most = used_bytes + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.nice(niceness)
-    # What a library writes about a hostile input belongs into no log.
+    # Output of a library about a hostile input belongs into no log.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

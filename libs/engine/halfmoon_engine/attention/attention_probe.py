@@ -1,5 +1,4 @@
-"""Watching what a loaded model does, before it serves: an architecture that is not known to fit
-is refused rather than served wrongly.
+"""Probe a loaded model before it serves, and refuse an architecture that does not fit.
 
 Two short sequences go through the model side by side with our attention. It must
 
@@ -48,7 +47,7 @@ _LEAK_HALF = 0.1
 
 @dataclass(frozen=True)
 class KvShape:
-    """One layer's keys of one token, and how many layers."""
+    """Number of layers, and the shape of one token's keys in one layer."""
 
     n_layers: int
     n_kv_heads: int
@@ -106,7 +105,7 @@ def probe_attention(model: Any) -> KvShape:
 def _own_logits(
     model: Any, prompts: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, _Call]]:
-    """Logits of the prompts, each alone, and the calls of layers' modules for the first one."""
+    """Compute logits of each prompt alone, and record the layers' calls for the first one."""
     calls: dict[str, _Call] = {}
 
     def record(name: str) -> Any:
@@ -129,7 +128,7 @@ def _own_logits(
 
 
 def _packed_logits(model: Any, tokens: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
-    """Logits of the prompts side by side in one row, with our attention."""
+    """Compute logits of the prompts side by side in one row, with our attention."""
     positions = torch.cat([torch.arange(n) for n in _LENGTHS])
     return _logits(model, tokens, positions, plan)
 
@@ -206,7 +205,7 @@ def _check_attention(kind: str, calls: dict[str, _Call], layers: set[int]) -> No
 def _check_leaks(
     kind: str, model: Any, tokens: torch.Tensor, logits: torch.Tensor, vocab: int
 ) -> None:
-    """Change the last token of one sequence, then the first of the other; who notices?"""
+    """Check that a token affects no logits of earlier tokens or of another sequence."""
     first = _LENGTHS[0]
     for changed, same in ((first - 1, [*range(first - 1), *range(first, sum(_LENGTHS))]),
                           (first, [*range(first)])):  # fmt: skip
@@ -223,7 +222,7 @@ def _check_leaks(
 
 
 def _chunked_logits(model: Any, prompt: torch.Tensor, shape: KvShape) -> torch.Tensor:
-    """Logits of a prompt that is run in two chunks and a last token by itself, over pages."""
+    """Compute logits of a prompt in two chunks and a last token by itself, over pages."""
     layout = KvLayout(
         model="probe",
         n_layers=shape.n_layers,
@@ -252,7 +251,7 @@ def _chunked_logits(model: Any, prompt: torch.Tensor, shape: KvShape) -> torch.T
 
 
 def _as_float(value: Any) -> Any:
-    """The same with its tensors of other precisions in float32."""
+    """Convert all floating-point tensors of a value to float32."""
     if isinstance(value, torch.Tensor):
         return value.float() if value.is_floating_point() else value
     if isinstance(value, tuple | list):
@@ -301,7 +300,7 @@ def _shape(kind: str, plan: ForwardPlan) -> KvShape:
 
 
 def _check_windows(kind: str, text: Any, seen: dict[int, tuple[Any, Any, int | None]]) -> None:
-    """A window that only a mask would carry is invisible to us, so it must not be there."""
+    """Refuse a sliding window that only a mask would carry, which we never see."""
     window = getattr(text, "sliding_window", None)
     if not window or not getattr(text, "use_sliding_window", True):
         return

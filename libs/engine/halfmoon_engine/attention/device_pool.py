@@ -1,8 +1,8 @@
-"""A pool on an accelerator that mirrors the attached host memory.
+"""Mirror the attached host memory in a pool on an accelerator.
 
-Transfers read and write host memory, attention reads the device. So rows are copied to the
-host when they are computed, and pages from the host before a layer reads them, unless the
-caller said that nobody but the engine has written them since (`Run.continues`).
+Transfers read and write host memory; attention reads the device. So computed rows are copied to the
+host, and pages are copied from the host before a layer reads them. A run with `Run.continues` needs
+no copy from the host: only the engine has written its pages.
 
     others ──write──▶ host page ──fetch(layer)──▶ device page ──read──▶ attention
                       host row  ◀──write(layer)── device row
@@ -17,7 +17,7 @@ from halfmoon_protocol.kv_layout import KvLayout
 
 
 class DeviceKvPool:
-    """Device rows in the order of the host's, and the host's pool beside them."""
+    """Rows on the device in the order of the host's, and the pool of the host."""
 
     def __init__(self, memory: memoryview, layout: KvLayout, device: torch.device) -> None:
         self._host = HostKvPool(memory, layout)
@@ -40,7 +40,7 @@ class DeviceKvPool:
     def write(
         self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store on the device and on the host; the copies to the host are waited for."""
+        """Store on the device and on the host; return when both have the rows."""
         write_rows(self._rows, self._layout, layer, rows, keys, values)
         self._host.write(layer, rows.cpu(), keys.cpu(), values.cpu())
 

@@ -1,4 +1,4 @@
-"""What attention needs to know of a ragged batch, as tensors, computed once per forward.
+"""Plan the attention of a ragged batch as tensors, once per forward.
 
 The batch's tokens lie one run after the other in a single row: run i has rows
 ``row_start … row_start + n - 1`` of queries. Runs of one token (decode steps) are grouped by
@@ -16,12 +16,12 @@ from halfmoon_engine.attention.kv_pool import KvPool, base_rows
 from halfmoon_engine.interface import LayerHook, Run
 from halfmoon_protocol.kv_layout import KvLayout
 
-#: A decode step joins a group while its context is at most so many times the shortest one's,
+#: A decode step joins a group while its context is at most so many times the shortest one's, plus
 _LENGTH_RATIO = 1.25
-#: give or take so many tokens: padding is cheaper than another call for short contexts.
+#: so many tokens: for short contexts, padding is cheaper than another call.
 _LENGTH_SLACK = 128
-#: and while one layer's keys and values of the whole group are at most so many bytes: they
-#: are gathered before attention reads them, and should still be in the processor's cache.
+#: Most bytes of one layer's keys and values of a group: they are gathered before attention reads
+#: them, and should still be in the processor's cache.
 _GATHERED_BYTES = 8 * 1024 * 1024
 
 
@@ -31,19 +31,19 @@ class PrefillRun:
 
     row_start: int
     n_tokens: int
-    #: Position of its first token.
+    #: Position of the run's first token.
     start: int
-    #: Base rows of positions 0 … start+n_tokens-1; none when nothing before `start` is read.
+    #: Base rows of positions 0 … start+n_tokens-1; None when no earlier position is read.
     rows: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """The keys that a decode group reads in a layer: [n_runs, n_keys] of them, flattened."""
+    """Keys that a decode group reads in a layer: [n_runs, n_keys], flattened."""
 
     rows: torch.Tensor
     n_keys: int
-    #: [n_runs, 1, 1, n_keys], 0 or -inf where a shorter run is padded; None when none is.
+    #: [n_runs, 1, 1, n_keys], 0 or -inf where a shorter run is padded; None without padding.
     mask: torch.Tensor | None
 
 
@@ -55,15 +55,15 @@ class DecodeGroup:
     query_rows: torch.Tensor | slice
     #: Tokens of each run's context, the new one included.
     ends: NDArray[np.int64]
-    #: [n_runs, longest] base rows, padded with the run's last one: no byte is ever read that
-    #: isn't the run's own, not even to be masked.
+    #: [n_runs, longest] base rows, padded with the run's last one: attention never reads another
+    #: run's bytes, not even masked ones.
     table: NDArray[np.int64]
     device: torch.device
     dtype: torch.dtype
     _by_window: dict[int, GroupKeys] = field(default_factory=dict)
 
     def keys(self, window: int | None) -> GroupKeys:
-        """The keys within `window` tokens; made once, as many layers ask for the same."""
+        """Return the keys within `window` tokens; layers with equal windows share them."""
         longest = self.table.shape[1]
         n_keys = longest if window is None else min(window, longest)
         if n_keys not in self._by_window:
@@ -86,28 +86,28 @@ class DecodeGroup:
 
 @dataclass
 class ForwardPlan:
-    """One forward: who reads and writes what, and whom to tell."""
+    """Plan of one forward: the rows to read and write, and the hooks to call."""
 
-    #: None while a model's shape is probed: then keys and values are used and not kept.
+    #: None while a model is probed: then keys and values are used and not kept.
     pool: KvPool | None
     segments: list[PrefillRun]
     decodes: list[DecodeGroup]
     #: [n_tokens] base rows of all tokens of the batch, in order.
     write_rows: torch.Tensor | None
-    #: Pages that others may have written since the engine last read them.
+    #: Pages that other processes may have written since the engine last read them.
     fetched_pages: torch.Tensor | None
     before_layer: LayerHook | None = None
     after_layer: LayerHook | None = None
-    #: Per layer, the shapes of keys and values and the window that attention was asked for.
+    #: Shapes of keys and values, and the window of attention, by layer.
     seen: dict[int, tuple[tuple[int, ...], tuple[int, ...], int | None]] = field(
         default_factory=dict
     )
-    #: Calls of attention, of any layer.
+    #: Calls of attention over all layers.
     n_calls: int = 0
 
 
 def plan_probe(lengths: Sequence[int]) -> ForwardPlan:
-    """Whole sequences of these lengths side by side, without a pool."""
+    """Plan whole sequences of these lengths side by side, without a pool."""
     starts = np.cumsum([0, *lengths])
     segments = [PrefillRun(int(a), n, 0, None) for a, n in zip(starts, lengths, strict=False)]
     return ForwardPlan(None, segments, [], None, None)

@@ -1,10 +1,10 @@
-"""The pool's memory as tensors: rows of one token's keys, or values, of one layer.
+"""View the pool's memory as tensors: rows of one token's keys, or values, of one layer.
 
     row(page, layer, side, slot) = ((page·n_layers + layer)·2 + side)·block_size + slot
 
 is the same order as `halfmoon_protocol.kv_layout` gives the bytes, so the host's pool is a view
 of the attached memory and nothing is copied. A *base row* is a token's row at layer 0, side
-0 (keys); every other of its rows is a fixed distance from it.
+0 (keys); its other rows lie at fixed distances from it.
 """
 
 from typing import Protocol
@@ -24,7 +24,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 
 def base_rows(layout: KvLayout, pages: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Base rows of positions 0 … end-1 of the sequence that lies on `pages`."""
+    """Return the base rows of positions 0 … end-1 of the sequence on `pages`."""
     page_rows = layout.n_layers * 2 * layout.block_size
     slots = np.arange(layout.block_size, dtype=np.int64)
     rows = pages[: layout.blocks_for(end), None] * page_rows + slots
@@ -32,7 +32,7 @@ def base_rows(layout: KvLayout, pages: NDArray[np.int64], end: int) -> NDArray[n
 
 
 class KvPool(Protocol):
-    """Where keys and values are kept: written and read by base rows, one layer at a time."""
+    """Memory of keys and values, written and read by base rows, one layer at a time."""
 
     @property
     def n_pages(self) -> int:
@@ -40,18 +40,17 @@ class KvPool(Protocol):
         ...
 
     def fetch(self, layer: int, pages: torch.Tensor) -> None:
-        """Take over what others have written to these pages of the attached memory."""
+        """Copy pages that other processes have written to the attached memory."""
         ...
 
     def write(
         self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store keys and values, each [n, n_kv_heads·head_dim], so that the attached memory
-        has them when this returns."""
+        """Store keys and values, each [n, n_kv_heads·head_dim], in the attached memory."""
         ...
 
     def read(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values at these rows, each [n, n_kv_heads·head_dim].
+        """Gather keys and values at these rows, each [n, n_kv_heads·head_dim].
 
         They lie in scratch memory that the next `read` overwrites.
         """
@@ -59,7 +58,7 @@ class KvPool(Protocol):
 
 
 class HostKvPool:
-    """The attached memory itself, for models that compute where it lies."""
+    """The attached memory itself, for models that compute on the host."""
 
     def __init__(self, memory: memoryview, layout: KvLayout) -> None:
         self.n_pages = check_pool(memory, layout)
@@ -72,7 +71,7 @@ class HostKvPool:
         self._scratch = GatherBuffer(self.rows)
 
     def fetch(self, layer: int, pages: torch.Tensor) -> None:
-        """Nothing to do: what others write is in these very bytes."""
+        """Do nothing: other processes write into these very bytes."""
 
     def write(
         self, layer: int, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -86,7 +85,7 @@ class HostKvPool:
 
 
 class GatherBuffer:
-    """Memory for gathered rows, reused: fresh pages from the system cost more than the copy."""
+    """Reused memory for gathered rows: fresh pages from the system cost more than the copy."""
 
     def __init__(self, like: torch.Tensor) -> None:
         self._keys = like.new_empty((0, like.shape[1]))
@@ -95,7 +94,7 @@ class GatherBuffer:
     def gather(
         self, pool: torch.Tensor, layout: KvLayout, layer: int, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of one layer's keys and values."""
+        """Gather rows of one layer's keys and values."""
         n = rows.shape[0]
         if self._keys.shape[0] < n:
             capacity = n + n // 4

@@ -1,8 +1,8 @@
-"""Our attention under transformers' own models: causal, over pages, for a ragged batch.
+"""Compute causal attention over pages for a ragged batch, under transformers' own models.
 
-A model is told to use the attention named `ATTENTION_NAME`; its modelling code then hands every
-layer's queries, keys (after rotary embedding) and values to `paged_attention`, which finds
-the batch's plan in a context variable. Per layer, in this order:
+A model is configured with the attention `ATTENTION_NAME`. Its modelling code then passes every
+layer's queries, keys (after rotary embedding) and values to `paged_attention`, which finds the
+batch's plan in a context variable. Per layer, in this order:
 
     before_layer(l) → pages from others are there → new KV is written to the pool
     → after_layer(l): KV can stream out from here on → each run attends
@@ -23,9 +23,9 @@ from halfmoon_engine.attention.forward_plan import DecodeGroup, ForwardPlan, Pre
 from halfmoon_engine.attention.kv_pool import KvPool
 
 ATTENTION_NAME = "halfmoon_paged"
-#: Queries of a chunk are taken so many at a time: their masks and scores stay small.
+#: Queries of a chunk that attend at once: masks and scores stay small.
 _QUERY_BLOCK = 512
-#: Up to so many queries, heads that share keys are folded into rows of queries.
+#: Most queries for which heads that share keys are folded into rows of queries.
 _FOLDED_QUERIES = 16
 #: Elements of a block's scores where they are computed in full (soft caps, sinks).
 _MAX_SCORES = 1 << 23
@@ -35,7 +35,7 @@ _plan: ContextVar[ForwardPlan] = ContextVar("halfmoon_plan")
 
 @contextmanager
 def use_forward_plan(plan: ForwardPlan) -> Iterator[None]:
-    """The models' attention follows `plan` inside."""
+    """Let the attention of models follow `plan` while the block runs."""
     token = _plan.set(plan)
     try:
         yield
@@ -44,7 +44,7 @@ def use_forward_plan(plan: ForwardPlan) -> Iterator[None]:
 
 
 class _Layer:
-    """How one layer attends."""
+    """Parameters of one layer's attention."""
 
     __slots__ = ("index", "scale", "sinks", "softcap", "window")
 
@@ -58,7 +58,7 @@ class _Layer:
     ) -> None:
         self.index = index
         self.scale = scale
-        #: A query sees so many keys, its own included; None for all.
+        #: Keys that a query sees, its own included; None for all.
         self.window = window
         self.softcap = softcap
         #: [n_heads] logits that take part in the softmax and attend to nothing.
@@ -77,7 +77,7 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """One layer's attention, with the signature that transformers calls.
+    """Compute one layer's attention, with the signature that transformers calls.
 
     Args:
         module: the layer's attention; ``module.layer_idx`` is the layer.
@@ -122,7 +122,7 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention)
 def _exchange(
     plan: ForwardPlan, pool: KvPool, layer: int, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """Old KV in, new KV out, and the hooks around it."""
+    """Fetch old KV, store new KV, and call the hooks around it."""
     assert plan.write_rows is not None
     if plan.before_layer is not None:
         plan.before_layer(layer)
@@ -136,7 +136,7 @@ def _exchange(
 def _attend_group(
     group: DecodeGroup, pool: KvPool, layer: _Layer, queries: torch.Tensor, n_kv_heads: int
 ) -> torch.Tensor:
-    """One query per run: [n_runs, n_heads, head_dim]."""
+    """Attend with one query per run: [n_runs, n_heads, head_dim]."""
     n_runs, n_heads, head_dim = queries.shape
     wanted = group.keys(layer.window)
     keys, values = (

@@ -1,7 +1,7 @@
-"""Which models a paged KV pool can hold, by what transformers' configuration of them says.
+"""Refuse models that a paged KV pool can't hold, by their transformers configuration.
 
-So the refusal of what is known not to fit names the reason and costs nothing. What a
-configuration does not tell, `probe.probe` sees in the loaded model.
+Such a refusal names the reason and costs nothing. `attention_probe.probe_attention` checks the
+loaded model for all that a configuration does not tell.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from halfmoon_models.model_types import PAGEABLE_LAYERS
 
 
 def check_architecture(config: Any) -> None:
-    """Refuse what a transformers config already tells.
+    """Refuse a model by its transformers config.
 
     Raises:
         UnsupportedModel: naming the model type and the reason.
@@ -46,7 +46,7 @@ def check_architecture(config: Any) -> None:
 
 
 def max_context(config: Any) -> int:
-    """Tokens of the longest sequence whose keys never have to be turned again."""
+    """Return the tokens of the longest sequence whose keys keep their rotation."""
     text = config.get_text_config(decoder=True)
     longest = int(text.max_position_embeddings)
     if "longrope" in _rope_types(text):
@@ -57,7 +57,7 @@ def max_context(config: Any) -> int:
 
 
 def _ropes(text: Any) -> list[dict[str, Any]]:
-    """A config's rotary parameters: one set, or one per type of layer."""
+    """Return the rotary parameters of a config: one set, or one per type of layer."""
     rope = getattr(text, "rope_parameters", None) or {}
     nested = [part for part in rope.values() if isinstance(part, dict)]
     return nested or [rope]

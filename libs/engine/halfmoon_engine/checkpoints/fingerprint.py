@@ -1,4 +1,4 @@
-"""A checkpoint's fingerprint: equal for equal files, different when config or weights differ.
+"""Compute a checkpoint's fingerprint: it differs when config or weights differ.
 
 It names the model in `KvLayout.model` and in block hashes, so it covers what KV depends on
 and nothing else. SHA-256, cut to 16 bytes, over
@@ -32,7 +32,7 @@ _NEUTRAL_KEYS = ("dtype", "torch_dtype", "transformers_version", "_name_or_path"
 
 
 def fingerprint(folder: Path) -> str:
-    """The fingerprint of the checkpoint in `folder`, 32 hexadecimal digits.
+    """Return the fingerprint of the checkpoint in `folder`, 32 hexadecimal digits.
 
     Raises:
         ModelNotFound: config.json or a weights file is missing or can't be read.
@@ -52,7 +52,7 @@ def _canonical_config(folder: Path) -> bytes:
 
 
 def _without_neutral(part: Any) -> Any:
-    """Nested configs (of a model's text part, say) have dtypes too."""
+    """Drop the neutral keys of a config and of its nested configs."""
     if isinstance(part, dict):
         return {k: _without_neutral(v) for k, v in part.items() if k not in _NEUTRAL_KEYS}
     return part
@@ -80,7 +80,7 @@ def _add_weights(digest: "hashlib._Hash", file: BinaryIO, path: Path) -> None:
 
 
 def _add(digest: "hashlib._Hash", part: bytes) -> None:
-    """A part with its length in front, so that no two sequences of parts look the same."""
+    """Hash a part after its length, so that different sequences of parts never look the same."""
     digest.update(struct.pack("<Q", len(part)))
     digest.update(part)
 

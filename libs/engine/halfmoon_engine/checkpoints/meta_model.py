@@ -1,6 +1,6 @@
-"""A model without its weights: what its configuration makes of it, before memory is taken.
+"""Make a model without weights and compare it with its files, before memory is taken.
 
-A configuration may describe more than its files hold, by mistake or to hurt. Modules are
+A configuration may describe more than its files hold, by mistake or as an attack. Modules are
 counted while they are made, and parameters before any of them has memory.
 """
 
@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from halfmoon_models.errors import BrokenCheckpoint, UnsupportedModel
 from halfmoon_models.folder_inspection import InspectedModel, check_fits_memory
 
-#: Modules that a model may have: so many for each tensor in its files, and in any case so many.
+#: Bounds on a model's modules: for each tensor in its files, and in addition.
 _MODULES_PER_TENSOR = 16
 _MODULES = 2_000
 
@@ -49,7 +49,7 @@ def check_config_matches_files(model_class: Any, config: Any, inspected: Inspect
 
 @contextmanager
 def _at_most(limit: int, n_tensors: int) -> Iterator[None]:
-    """Count the modules that this thread makes, and end it at too many."""
+    """Count the modules that this thread makes, and raise at too many."""
     thread, count = threading.get_ident(), 0
 
     def on_module(module: torch.nn.Module, name: str, child: Any) -> None:

@@ -1,7 +1,7 @@
-"""From a path or hub id to a model's folder, inspected. Imports neither torch nor transformers.
+"""Find or fetch a model's folder and inspect it, without torch and transformers.
 
-A local folder never touches the network. Of a hub id, first the small files are fetched and
-inspected, and its weights only when nothing speaks against them.
+A local folder never touches the network. For a hub id, the small files are fetched and inspected
+first, and the weights only if the inspection finds no fault.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ _WEIGHTS = ["*.safetensors"]
 
 
 def check_model(spec: str) -> None:
-    """Check a model as far as it can be without loading it, or fetching weights.
+    """Check a model as far as possible without loading it or fetching weights.
 
     Args:
         spec: ``fake://…``, or a model's folder or hub id.
@@ -36,7 +36,7 @@ def open_model_folder(path_or_hub_id: str, *, dtype: str = "auto") -> InspectedM
     """Find, or fetch, and inspect a model's folder.
 
     Raises:
-        ModelError: see `inspection.folder.inspect_folder`.
+        ModelError: see `folder_inspection.inspect_folder`.
     """
     folder = local_folder(path_or_hub_id)
     if folder is None:

@@ -1,7 +1,7 @@
-"""Loading a real model: from an inspected folder to a `TorchEngine`.
+"""Load a model from an inspected folder into a `TorchEngine`.
 
-Weights are read from safetensors files only: nothing is unpickled, and no code from a
-checkpoint is run. What transformers raises about a checkpoint becomes one line of our own.
+Weights are read from safetensors files only: nothing is unpickled, and no code from a checkpoint is
+run. Errors of transformers about a checkpoint become one line of ours.
 """
 
 import logging
@@ -74,9 +74,9 @@ def load_torch_engine(
 
 @contextmanager
 def _library_errors(what: str) -> Iterator[None]:
-    """Turn what a library raises about a checkpoint into one line that says what can't be done.
+    """Turn a library's error about a checkpoint into an `UnsupportedModel` of one line.
 
-    What transformers logs meanwhile, tables and texts of the checkpoint, is not shown.
+    Log lines of transformers meanwhile, tables and texts of the checkpoint, are not shown.
     """
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

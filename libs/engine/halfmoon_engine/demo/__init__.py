@@ -1,9 +1,9 @@
-"""The demo model: small enough to ship, and right or wrong in plain sight.
+"""Locate the demo model: small enough to ship, and its errors are plain to see.
 
 It is told names and numbers and gives back the number that a name had, however far up it
 stands in the prompt. So a block of KV that was lost or mixed up shows as a wrong number.
-What it can and can't do is in the README beside its files, `FOLDER`; the script that trained
-it is `tools.demo_model.train`. Importing this package imports neither torch nor transformers.
+Its abilities are in the README in `FOLDER`; `tools.demo_model.train` in a checkout trained it.
+Importing this package imports neither torch nor transformers.
 """
 
 from pathlib import Path

@@ -1,9 +1,8 @@
-"""The child process of one grammar: compiles it, and says which tokens may come next.
+"""Compile one grammar in a child process, and answer which tokens may come next.
 
 `halfmoon_sandbox` forks it from a template that has read the model's tokenizer. One process
-follows one grammar, for any number of requests, each with a matcher of its own. Nothing here
-trusts the grammar: the process may be ended at any moment, and another one gets all tokens of
-an answer again.
+follows one grammar, for any number of requests, each with a matcher of its own. The grammar is not
+trusted: the process may be ended at any moment, and another one gets all tokens of an answer again.
 """
 
 from collections import OrderedDict
@@ -20,14 +19,14 @@ from halfmoon_engine.sampling.grammar_messages import (
 )
 from halfmoon_protocol.sampling import MAX_GRAMMAR_SYMBOLS
 
-#: Requests whose matchers are kept, the last used ones.
+#: Requests whose matchers are kept, those used last.
 _MAX_MATCHERS = 64
 _SHOWN_CHARACTERS = 300
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=MAX_GRAMMAR_SYMBOLS)
 
 
 def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
-    """A handler of `AdvanceGrammar` messages.
+    """Make a handler of `AdvanceGrammar` messages.
 
     Args:
         argument: a `GrammarChildConfig`.
@@ -46,7 +45,7 @@ def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
 
 
 def compile_grammar(text: str, tokenizer: Any) -> Any:
-    """A matcher at the beginning of an answer; it may be in an error state."""
+    """Return a matcher at the beginning of an answer; it may be in an error state."""
     return llguidance.LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
 
 

@@ -1,9 +1,9 @@
-"""Keeping answers within their grammars: which tokens may come next, asked of child processes.
+"""Keep answers within their grammars, with masks of allowed tokens from child processes.
 
-A grammar is text that a client chose. What it costs to compile and to follow is not known
-before, so that is done by processes with limits (`grammar_child`), one for each grammar. The
-forward's thread asks for a mask before a forward pass, collects it after, and goes on without
-those that have not come: their tokens are `Late`, and other requests do not wait for them.
+A grammar is text that a client chose, and the cost of compiling and following it is unknown. So
+processes with limits do that (`grammar_child`), one for each grammar. The forward's thread requests
+masks before a forward pass and collects them after it. It does not wait for late ones: their tokens
+are `PendingToken`, and other requests go on.
 
 Each request has one budget of processor time, for compiling and for all its masks.
 """
@@ -33,37 +33,37 @@ from halfmoon_sandbox.child import wait_readable
 
 log = logging.getLogger(__name__)
 
-#: Grammars whose processes are kept, the last used ones.
+#: Grammars whose processes are kept, those used last.
 _MAX_PROCESSES = 32
-#: Grammars that are remembered because compiling them took too much.
+#: Grammars that are remembered since compiling them passed a limit.
 _MAX_REFUSED = 1024
 #: Address space of a child beyond its template's.
 _MEMORY_BYTES = 512 * 1024 * 1024
-#: How often to look at a template that is still loading.
+#: Seconds between two checks of a template that is still loading.
 _LOADING_POLL_S = 0.002
 
 _decoder = msgspec.msgpack.Decoder(GrammarAdvanced)
 
 
 class TokenMask:
-    """The tokens that may come next in one answer: asked for, and perhaps not known yet."""
+    """Mask of the tokens allowed next in one answer: requested, and perhaps not known yet."""
 
     def __init__(self, following: "_Following", grammar: str, tokens: Sequence[int]) -> None:
         self.following = following
         self.grammar = grammar
         #: All tokens of the answer so far.
         self.tokens = tokens
-        #: Whether each token may come, by its id, [n_vocab], at least one of them true; or why
-        #: that can't be said; None: not yet.
+        #: Allowed tokens by id, [n_vocab], at least one of them true; or the reason of a
+        #: failure; None: not known yet.
         self.result: NDArray[np.bool_] | GrammarFailed | None = None
         self.retried = False
 
 
 class GrammarMasks:
-    """The grammars in use with one model. For one thread.
+    """Masks of all grammars in use with one model. For one thread.
 
     Args:
-        argument: of the child processes.
+        argument: configuration of the child processes.
     """
 
     def __init__(self, argument: GrammarChildConfig) -> None:
@@ -73,15 +73,15 @@ class GrammarMasks:
             msgspec.msgpack.encode(argument),
             memory_bytes=_MEMORY_BYTES,
         )
-        #: By the grammar's text.
+        #: Processes by the text of their grammar.
         self._processes: OrderedDict[str, _Process] = OrderedDict()
-        #: Grammars that took too much when they were compiled, with what to say.
+        #: Grammars whose compilation passed a limit, with the failure.
         self._refused: OrderedDict[str, GrammarFailed] = OrderedDict()
         weakref.finalize(self, self._sandbox.close)
 
     @classmethod
     def for_model(cls, folder: Path, n_vocab: int, eos_token_ids: Sequence[int]) -> Self | None:
-        """Those of a model's folder; None, and a warning, where it can't have any."""
+        """Make the masks of a model's folder; log a warning and return None where it can't."""
         try:
             if not eos_token_ids:
                 raise ValueError("the model has no end token, so no answer could end")
@@ -96,15 +96,15 @@ class GrammarMasks:
         self._sandbox.close()
 
     def start(self) -> None:
-        """Begin to load the template, so that the first request need not wait for that."""
+        """Begin to load the template, so that the first request does not wait for it."""
         self._sandbox.start()
 
-    def ask(self, draw: Draw) -> TokenMask:
-        """Ask for the tokens that may be drawn; `collect` gets the answer. Does not wait."""
-        kept = None if draw.scratch is None else draw.scratch.value
+    def request_mask(self, draw: Draw) -> TokenMask:
+        """Request the mask of a draw, and return it without waiting for its result."""
+        kept = None if draw.state is None else draw.state.value
         following = kept if isinstance(kept, _Following) else _Following()
-        if draw.scratch is not None:
-            draw.scratch.value = following
+        if draw.state is not None:
+            draw.state.value = following
         grammar = draw.sampling.grammar
         mask = TokenMask(following, grammar, draw.history[draw.n_prompt :])
         if (refused := self._refused.get(grammar)) is not None:
@@ -114,8 +114,8 @@ class GrammarMasks:
         self._advance([mask])
         return mask
 
-    def collect(self, masks: Iterable[TokenMask], wait_s: float) -> None:
-        """Wait until all these masks have a result, for so long at the most."""
+    def wait_for_masks(self, masks: Iterable[TokenMask], wait_s: float) -> None:
+        """Wait until all these masks have a result, at most so long."""
         deadline_s = time.monotonic() + wait_s
         while missing := [mask for mask in masks if mask.result is None]:
             self._advance(missing)
@@ -137,7 +137,7 @@ class GrammarMasks:
 
     def _advance(self, masks: Iterable[TokenMask]) -> None:
         for mask in masks:
-            # A mask whose process was given up for others' sake is asked for again.
+            # The process may have been ended to make room for others: request the mask again.
             process = self._process_of(mask.grammar)
             process.add(mask)
             try:
@@ -164,7 +164,7 @@ class GrammarMasks:
             del self._processes[grammar]
 
     def _fork(self) -> Child | None:
-        """A new child; None while the template loads, or while all children are in use."""
+        """Fork a child; return None while the template loads or all children are in use."""
         if not self._sandbox.started():
             return None
         if sum(process.child is not None for process in self._processes.values()) < _MAX_PROCESSES:
@@ -176,14 +176,14 @@ class GrammarMasks:
                 return self._sandbox.fork()
         return None
 
-    def refuse(self, grammar: str, why: GrammarFailed) -> None:
-        """Remember a grammar that can't even be compiled within its budget."""
+    def remember_invalid(self, grammar: str, why: GrammarFailed) -> None:
+        """Remember a grammar that can't be compiled within its budget."""
         self._refused[grammar] = why
         if len(self._refused) > _MAX_REFUSED:
             self._refused.popitem(last=False)
 
-    def read(self, mask: TokenMask, bits: bytes) -> None:
-        """Take a mask's answer from its bits, the lowest first."""
+    def set_mask(self, mask: TokenMask, bits: bytes) -> None:
+        """Set the result of a mask from its bits, the lowest first."""
         unpacked = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
         allowed = unpacked[: self._n_vocab].astype(np.bool_)
         mask.result = (
@@ -194,44 +194,44 @@ class GrammarMasks:
 
 
 class _Following:
-    """One answer, as far as a process has followed it. Losing it costs time and nothing else."""
+    """Progress of one answer in a process. Losing it costs time and nothing else."""
 
     _keys = itertools.count(1)
 
     def __init__(self) -> None:
         self.key = next(self._keys)
-        #: Which process has seen the first so many tokens.
+        #: The process that has followed the first `n_followed` tokens.
         self.child: Child | None = None
         self.n_followed = 0
-        #: Processor seconds so far.
+        #: Processor seconds spent so far.
         self.spent_s = 0.0
 
 
 class _Process:
-    """One grammar's child process, and the masks that are asked of it, one after another."""
+    """The child process of one grammar, and the masks requested of it, one at a time."""
 
     def __init__(self) -> None:
         self.child: Child | None = None
-        #: Whom it serves now, and who waits; a mask that nothing needs any more is gone.
+        #: The mask under way, and those that wait; references to dropped masks are dead.
         self._current: weakref.ref[TokenMask] | None = None
         self._waiting: deque[weakref.ref[TokenMask]] = deque()
-        #: The answers that this child has followed.
+        #: Keys of the answers that this child has followed.
         self._served: set[int] = set()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for it."""
+        """True when no mask needs the process."""
         current = None if self._current is None else self._current()
         return current is None and all(mask() is None for mask in self._waiting)
 
     def add(self, mask: TokenMask) -> None:
-        """Let a mask wait for its turn, unless it does or has its result."""
+        """Queue a mask, unless it waits already or has its result."""
         queued = (self._current, *self._waiting)
         if mask.result is None and all(each is None or each() is not mask for each in queued):
             self._waiting.append(weakref.ref(mask))
 
     def advance(self, owner: GrammarMasks) -> None:
-        """Take what has come, and ask for the next mask."""
+        """Receive results that have come, and request the next mask."""
         while self.child is not None:
             if self._current is not None:
                 mask = self._current()
@@ -247,7 +247,7 @@ class _Process:
             self._begin(following, self.child)
 
     def close(self) -> None:
-        """End the child; who waits stays."""
+        """End the child; waiting masks stay queued."""
         if self.child is not None:
             self.child.close()
         self.child = None
@@ -266,13 +266,13 @@ class _Process:
         if following.child is not child:
             following.child, following.n_followed = child, 0
         new = tuple(mask.tokens[following.n_followed :])
-        asked = AdvanceGrammar(mask.grammar, following.key, following.n_followed, new)
+        request = AdvanceGrammar(mask.grammar, following.key, following.n_followed, new)
         self._current = weakref.ref(mask)
         self._served.add(following.key)
-        child.begin(msgspec.msgpack.encode(asked), cpu_s=_left_s(mask))
+        child.begin(msgspec.msgpack.encode(request), cpu_s=_left_s(mask))
 
     def _take(self, mask: TokenMask, child: Child, owner: GrammarMasks) -> bool:
-        """Whether the answer to a mask's request has come, or will not."""
+        """Receive the result of a mask; return False while it may still come."""
         following, before_s = mask.following, child.cpu_s
         try:
             answer = child.poll()
@@ -290,17 +290,17 @@ class _Process:
         if answer is None:
             return False
         following.spent_s += child.cpu_s - before_s
-        said = _decoder.decode(answer)
-        if said.outcome == "mask":
+        reply = _decoder.decode(answer)
+        if reply.outcome == "mask":
             following.n_followed = len(mask.tokens)
-            owner.read(mask, said.mask)
-        elif said.outcome == "unknown":
+            owner.set_mask(mask, reply.mask)
+        elif reply.outcome == "unknown":
             following.child = None
             self._waiting.appendleft(weakref.ref(mask))
         else:
             following.child = None
             mask.result = GrammarFailed(
-                f"the grammar can't be followed: {said.reason}", invalid=said.outcome == "invalid"
+                f"the grammar can't be followed: {reply.reason}", invalid=reply.outcome == "invalid"
             )
         return True
 
@@ -309,16 +309,16 @@ class _Process:
         self.close()
         why = GrammarFailed(f"the grammar can't be followed: {error}", invalid=True)
         if shared and error.limit != "time" and not mask.retried:
-            # What others left in that process may have been the reason.
+            # Remains of other answers in that process may have been the reason.
             self._retry(mask, why)
             return
         log.warning("a grammar passed its limits: %s", error)
         mask.result = why
         if not mask.tokens:
-            owner.refuse(mask.grammar, why)
+            owner.remember_invalid(mask.grammar, why)
 
     def _retry(self, mask: TokenMask, why: GrammarFailed) -> None:
-        """Ask a fresh process, once; after that the result is `why`."""
+        """Queue a mask for a fresh process, once; after that its result is `why`."""
         if mask.retried:
             mask.result = why
         else:
@@ -327,13 +327,13 @@ class _Process:
 
 
 def _left_s(mask: TokenMask) -> float:
-    """Processor seconds that a request may still take."""
+    """Return the processor seconds that a request may still take."""
     budget_s = MAX_GRAMMAR_CPU_S + MAX_GRAMMAR_TOKEN_CPU_S * len(mask.tokens)
     return max(0.01, budget_s - mask.following.spent_s)
 
 
 def _uncut(tokenizer: str) -> str:
-    """Without the truncation and padding that it may have been trained with."""
+    """Remove truncation and padding from the JSON of a tokenizer."""
     from tokenizers import Tokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""What a worker and the child process of a grammar say to each other."""
+"""Define the messages between a worker and the child process of a grammar."""
 
 from typing import Literal
 
@@ -6,34 +6,34 @@ import msgspec
 
 
 class GrammarChildConfig(msgspec.Struct, frozen=True):
-    """What the template is made of."""
+    """Configuration of the template process."""
 
     #: Text of the model's ``tokenizer.json``, without truncation and padding.
     tokenizer: str
-    #: Logits of a row.
+    #: Number of logits in a row.
     n_vocab: int
     #: Tokens that end an answer; allowed once the grammar is fulfilled.
     eos_token_ids: tuple[int, ...]
 
 
 class AdvanceGrammar(msgspec.Struct, frozen=True, array_like=True):
-    """AdvanceGrammar an answer by these tokens, and say which may come next."""
+    """Request to advance an answer by these tokens, and to return the next mask."""
 
     #: The same text in every request to one process.
     grammar: str
-    #: The answer's name at this process.
+    #: Identifies the answer at this process.
     key: int
-    #: Tokens that this process has followed before; 0 begins the answer anew.
+    #: Tokens that this process has followed already; 0 begins the answer anew.
     n_before: int
     tokens: tuple[int, ...]
 
 
 class GrammarAdvanced(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to `AdvanceGrammar`."""
+    """Answer to `AdvanceGrammar`."""
 
-    #: "left": the answer is none of the grammar; "unknown": tokens before these are missing here.
+    #: "left": the answer is outside the grammar; "unknown": earlier tokens are missing here.
     outcome: Literal["mask", "invalid", "left", "unknown"]
     #: One bit for each token, the lowest first.
     mask: bytes = b""
-    #: Why it was not followed.
+    #: Reason when there is no mask.
     reason: str = ""

@@ -1,8 +1,8 @@
-"""Choosing tokens from logits, row by row of a batch, each row by its own parameters.
+"""Choose tokens from logits, row by row of a batch, each row by its own parameters.
 
-In this order, as vLLM has it: biases, penalties, grammar, temperature, min-p, top-k, top-p, draw.
-A row's draw takes one number from a counter-based generator keyed by (seed, position), so it is
-the same in any batch, on any worker, and when it is made again.
+The order is vLLM's: biases, penalties, grammar, temperature, min-p, top-k, top-p, draw. A row's
+draw takes one number from a counter-based generator keyed by (seed, position). So it is the same in
+any batch, on any worker, and when it is repeated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halfmoon_engine.interface import Draw
 
-#: Whether each token may come: [vocab].
+#: True for each token that is allowed: [vocab].
 AllowedTokens = NDArray[np.bool_]
 
 
@@ -24,7 +24,7 @@ def choose_tokens(
     positions: Sequence[int],
     allowed: Mapping[int, AllowedTokens] = MappingProxyType({}),
 ) -> list[int]:
-    """One token per row.
+    """Choose one token per row.
 
     Args:
         logits: [n_rows, vocab], of any float type.
@@ -61,7 +61,7 @@ def choose_tokens(
 
 
 def apply_penalties(scores: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """One row's scores after its penalties.
+    """Apply the penalties of one row to its scores, and return them.
 
     Repetition divides (or, below zero, multiplies) scores of all tokens so far; presence and
     frequency are subtracted for tokens of the output.
@@ -81,7 +81,7 @@ def apply_penalties(scores: torch.Tensor, draw: Draw) -> torch.Tensor:
 
 
 def mask_unlikely(scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Scores with -inf where min-p, top-k or top-p leave a token out.
+    """Return scores with -inf for tokens that min-p, top-k or top-p leave out.
 
     Only rows that ask for it are touched, and only those with top-k or top-p are sorted.
     """
@@ -114,13 +114,13 @@ def mask_unlikely(scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
 
 def pick_tokens(scores: torch.Tensor, dice: Sequence[float]) -> torch.Tensor:
-    """The token where each row's cumulated probability passes its number in [0, 1)."""
+    """Pick the token of each row at which the cumulated probability passes a number in [0, 1)."""
     mass = scores.double().softmax(dim=-1).cumsum(dim=-1)
     aim = torch.tensor(dice, dtype=torch.float64) * mass[:, -1]
     return torch.searchsorted(mass, aim[:, None], right=True)[:, 0].clamp_(max=scores.shape[1] - 1)
 
 
 def uniform_draw(seed: int, position: int) -> float:
-    """The number in [0, 1) of this seed and position: Philox-4x64 keyed by both."""
+    """Return the number in [0, 1) of a seed and a position: Philox-4x64 keyed by both."""
     bits = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw()
     return float(int(bits) >> 11) * 2.0**-53

@@ -1,7 +1,7 @@
-"""Log probabilities for those who ask: of chosen tokens, and of prompts' own.
+"""Report log probabilities of chosen tokens and of prompt tokens.
 
-A forward's logits have a row for each run that draws a token, then the rows of each run that
-is to score known tokens. Nothing here changes what is drawn.
+A forward's logits have a row for each run that draws a token, then the rows of each run that scores
+known tokens. The draws are not changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _LOGITS_AT_ONCE = 16 * 1024 * 1024
 
 
 def logprob_rows(runs: Sequence[Run]) -> Iterator[NDArray[np.int64]]:
-    """Rows of the batch whose followers are known and are to be scored, run by run."""
+    """Yield the rows of each run whose next tokens are known and scored."""
     start = 0
     for run in runs:
         if run.scoring is not None:
@@ -32,9 +32,9 @@ def report_prompt_logprobs(
     """Report the scores that each run asks for.
 
     Args:
-        logits: [n_drawn + n_scored, vocab]; drawn tokens' rows, then `scored_rows`.
+        logits: [n_drawn + n_scored, vocab]; rows of drawn tokens, then `logprob_rows`.
         runs: the batch.
-        chosen: what was chosen for each run; None for those that draw nothing.
+        chosen: the token of each run; None for runs that draw none.
     """
     start = 0
     for run, token in zip(runs, chosen, strict=True):
@@ -46,14 +46,14 @@ def report_prompt_logprobs(
     for run in runs:
         if (scoring := run.scoring) is not None:
             stop = start + len(scoring.targets)
-            _report(logits[start:stop], scoring.targets, scoring.n_top, scoring.report)
+            _report(logits[start:stop], scoring.targets, scoring.n_top, scoring.on_logprobs)
             start = stop
 
 
 def report_drawn_logprob(logits: torch.Tensor, draw: Draw, token: int) -> None:
-    """Report a drawn token's score, if its draw asks for it; logits are its row, [vocab]."""
-    if draw.sampling.logprobs is not None and draw.report is not None:
-        _report(logits[None], [token], draw.sampling.logprobs, draw.report)
+    """Report the score of a drawn token if its draw wants it; logits are its row, [vocab]."""
+    if draw.sampling.logprobs is not None and draw.on_logprobs is not None:
+        _report(logits[None], [token], draw.sampling.logprobs, draw.on_logprobs)
 
 
 def _report(logits: torch.Tensor, tokens: Sequence[int], n_top: int, report: OnLogprobs) -> None:
@@ -67,11 +67,11 @@ def _report(logits: torch.Tensor, tokens: Sequence[int], n_top: int, report: OnL
 
 
 def compute_logprobs(logits: torch.Tensor, tokens: Sequence[int], n_top: int) -> list[TokenScore]:
-    """One score per row.
+    """Compute one score per row.
 
     Args:
         logits: [n, vocab], of any float type.
-        tokens: the token whose score is wanted, of each row.
+        tokens: the scored token of each row.
         n_top: likeliest tokens to name.
     """
     logprobs = logits.float().log_softmax(dim=-1)
