@@ -1,4 +1,4 @@
-"""How fast Halfmoon is on this machine: ratios in one run, medians of several.
+"""Measure how fast Halfmoon is on this machine: ratios in one run, medians of several.
 
     python -m benchmarks            everything, a few minutes
     python -m benchmarks ttft       what a cached prefix saves

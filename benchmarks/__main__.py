@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …]`: all benchmarks, or those named."""
+"""Run all benchmarks, or those named: `python -m benchmarks [NAME …]`."""
 
 import sys
 from collections.abc import Callable

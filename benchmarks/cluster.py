@@ -1,4 +1,4 @@
-"""A cluster to measure, and requests to it that are timed."""
+"""Start a cluster and time requests to it."""
 
 import json
 import tempfile

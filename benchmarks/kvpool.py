@@ -1,9 +1,9 @@
-"""`python -m benchmarks.kvpool TRACE`: a trace's blocks through live kvstore nodes with disks.
+"""Send a trace's blocks through live kvstore nodes with disks: `python -m benchmarks.kvpool TRACE`.
 
 Requests of a trace of block ids (one JSON object per line with "hash_ids", as Mooncake publishes
-them) go to two nodes, each conversation to one. Every request first gets what is there, verified
-byte for byte, and then puts the rest. Memory holds a tenth of the blocks, the disk all of them.
-Beside each node runs the same policy without bytes, which says how often it would hit.
+them) go to two nodes, each conversation to one. Every request first gets the blocks that exist,
+verified byte for byte, and then puts the others. Memory holds a tenth of the blocks, the disk all.
+Beside each node, the same policy without bytes counts its hits.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the metrics cost per token, beside the metrics library's own histogram and counter.
+"""Measure the cost of metrics per token, beside the metrics library's histogram and counter.
 
 python -m benchmarks.metrics
 """

@@ -1,4 +1,4 @@
-"""A model with something to compute: random weights, 27 million parameters, made where needed.
+"""Make a model with random weights and 27 million parameters.
 
 The demo model is too small to stand for others: its forward passes cost little more than the
 requests for them.

@@ -1,4 +1,4 @@
-"""Kvstore nodes as processes, and a metadata server for them, for as long as a `with` block."""
+"""Run kvstore nodes as processes, and their metadata server, while a block runs."""
 
 import signal
 import socket

@@ -1,8 +1,8 @@
-"""What the control plane adds to a request, on an engine that costs next to nothing.
+"""Measure the control plane's share of TTFT, on an engine that costs next to nothing.
 
-TTFT here is the way of a request through HTTP, the core, the reservation at decode, the
-prefill worker and back; the stages that the prefill worker reports are taken off, what is
-left is the conductor, the sockets, and the one round trip to reserve pages.
+TTFT here is the way of a request through HTTP, the core, the reservation at decode, the prefill
+worker and back. The stages that the prefill worker reports are subtracted. The rest is the
+conductor, the sockets, and the one round trip to reserve pages.
 """
 
 import statistics

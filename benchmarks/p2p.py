@@ -1,4 +1,4 @@
-"""One publisher, four getters, processes on one machine: how long, and who uploads how much.
+"""Measure one publisher and four getters on one machine: time, and bytes uploaded by each.
 
 Run with `python -m benchmarks.p2p [MiB] [backends]`; 1024 MiB over TCP if not said. Beside it
 the same object read by one process from the publisher alone.

@@ -1,4 +1,4 @@
-"""What reserving decode pages before prefill costs: one round trip, beside a whole TTFT.
+"""Measure the reservation of decode pages before prefill: one round trip, beside a whole TTFT.
 
 The alternative, telling prefill at once and decode at the same time, would save that round
 trip and pay with prefills whose decode worker turns out to be full.

@@ -1,8 +1,8 @@
-"""How fast the scheduling core decides, alone on one core: no sockets, no engines.
+"""Measure the decisions of the scheduling core, alone on one processor core.
 
 512 workers, prompts of 32k tokens in blocks of 512, half of them cached somewhere. A decision
-is what `RequestArrived` sets off: longest prefixes, every worker's estimate, the choice, the
-books. Seconds are the CPU's, so that what else runs on the machine does not count. A whole
+is the handling of `RequestArrived`: longest prefixes, every worker's estimate, the choice, the
+books. Seconds are those of the CPU, so other programs on the machine do not count. A whole
 request adds the reservation's answer, the prefill's end and the decode's end.
 
 The second table is of load reports of decode workers that have no page free, while no request

@@ -1,4 +1,4 @@
-"""How fast the simulator is, and how near to the real thing."""
+"""Measure the simulator's speed, and its error against a live cluster."""
 
 import random
 import threading

@@ -1,9 +1,9 @@
-"""Mixed transfers over two TCP paths, one of them cut and mended at random, every byte checked.
+"""Check every byte of mixed transfers over two TCP paths, one of them cut at random.
 
     python benchmarks/transfer_soak.py [transfers, 10000] [seed, 1]
 
-The second path leads through a forwarder that holds what it has while it is cut, and delivers
-it afterwards. Prints what was found and what is left over; ends with 1 if anything is wrong.
+The second path leads through a forwarder that holds its bytes while it is cut, and delivers them
+afterwards. Prints the faults and the leftovers; ends with 1 if there are any faults.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""What a cached prefix saves: TTFT of a prompt never seen, and of one whose prefix was."""
+"""Measure the gain of a cached prefix: TTFT of a new prompt, and of one with a known prefix."""
 
 import random
 import statistics

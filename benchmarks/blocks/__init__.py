@@ -1,1 +1,1 @@
-"""Blocks put into and got from a store: ours beside others, see `__main__`."""
+"""Put and get blocks in kvstores of several projects; see `__main__`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.blocks`: a kvstore beside its peers, in one run; prints Markdown.
+"""Compare a kvstore with its peers in one run, as Markdown: `python -m benchmarks.blocks`.
 
 Put and get of blocks, one at a time and in batches of 64 (16 of 16 MiB), and asking whether they
 are there. Remote means over TCP of this host; local means memory that both processes have mapped.

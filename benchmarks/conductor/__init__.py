@@ -1,1 +1,1 @@
-"""What a conductor itself costs, beside routers of other projects, in one run."""
+"""Measure a conductor's own cost beside routers of other projects, in one run."""

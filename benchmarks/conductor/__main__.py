@@ -1,4 +1,4 @@
-"""`python -m benchmarks.conductor`: our conductor and other projects' routers, in one run.
+"""Compare our conductor with routers of other projects: `python -m benchmarks.conductor`.
 
 Latency: Poisson arrivals of prompts of 512 tokens, 16 new tokens each, one per 10 ms after the
 first. Then streams at two paces, and as many requests as go through: for these what is measured

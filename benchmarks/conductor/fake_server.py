@@ -1,4 +1,4 @@
-"""A server of completions that costs next to nothing, for routers to stand in front of.
+"""Serve completions at next to no cost, behind the routers that are measured.
 
 It streams as many chunks as `max_tokens` says: the first at once, then one per step, to all
 requests at the same beat. It reads HTTP with httptools and looks at nothing but `max_tokens`.

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker in one process, of an engine that costs nothing.
+"""Run a prefill and a decode worker in one process, with an engine that costs nothing.
 
 They speak the ZeroMQ protocol and hold nothing: a reservation is granted at once, a prefill
 answers with its first token at once, and decoding gives every running request one token per

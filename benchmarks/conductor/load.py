@@ -1,4 +1,4 @@
-"""Requests to a server of completions, and what came back when; cheap, to leave it the processor.
+"""Send requests to a server of completions and time the answers, at a low cost.
 
 Answers are not parsed: their events are counted by their first bytes. One process, one loop.
 

@@ -1,4 +1,4 @@
-"""Prompts of 512 tokens, as ids and as text, and the tokenizer that makes one the other.
+"""Make prompts of 512 tokens, as ids and as text, and their tokenizer.
 
 The tokenizer is a byte-level BPE trained on this repository's own documents.
 """

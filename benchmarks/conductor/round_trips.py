@@ -1,6 +1,6 @@
-"""Our fake workers asked directly: a reservation, then a prefill, and nothing around them.
+"""Measure a reservation and a prefill at our fake workers, without a conductor.
 
-What "no router" is for HTTP engines: the floor below which nobody who asks two workers can be.
+This corresponds to "no router" for HTTP engines: the floor of every router with two workers.
 
     python -m benchmarks.conductor.round_trips METADATA_URL RATE SECONDS N_TOKENS SEED
 

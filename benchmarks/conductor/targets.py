@@ -1,4 +1,4 @@
-"""What is measured: processes to start, each listening on a port with the model "bench"."""
+"""Start the measured processes, each listening on a port with the model "bench"."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tokens at a steady beat: all requests that decode get one token each at every tick."""
+"""Give each running request one token at every tick."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

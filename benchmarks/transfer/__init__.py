@@ -1,1 +1,1 @@
-"""Our transfer library and its peers, side by side: `python -m benchmarks.transfer`."""
+"""Compare our transfer library with its peers: `python -m benchmarks.transfer`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.transfer`: ours beside its peers, in one run; prints Markdown.
+"""Compare our transfer library with its peers in one run: `python -m benchmarks.transfer`.
 
 Each peer's package is installed into an environment of its own under
 ~/.cache/halfmoon/bench-venvs when it is not there yet; one that can't be installed or does

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.transfer.rdma`: the rdma backend beside perftest, in one run; Markdown.
+"""Compare the RDMA backend with perftest in one run: `python -m benchmarks.transfer.rdma`.
 
 Over one rail, between two processes of this machine, in rounds that take turns: `ib_write_bw`
 and `ib_read_bw` (one queue pair, queue depth 128, their defaults), and our engine (requests of

@@ -1,4 +1,4 @@
-"""Examines the demo model: ``python -m tools.demo_model.evaluate [FOLDER]``.
+"""Examine the demo model: ``python -m tools.demo_model.evaluate [FOLDER]``.
 
 Answers are greedy, by transformers alone, and right when they are the right answer to the
 last character. The table goes into the README in the model's folder.
@@ -33,35 +33,35 @@ _BEGIN, _END = "<!-- accuracy -->\n", "<!-- end of accuracy -->"
 
 @dataclass
 class ExaminedModel:
-    """The model, and the keys and values of the context that it is being asked about."""
+    """Model and tokenizer under examination."""
 
     model: Any
     tokenizer: Any
 
     @classmethod
     def load(cls, folder: Path) -> "ExaminedModel":
-        """From its folder, in float32."""
+        """Load the model from its folder, in float32."""
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         return cls(model.eval(), transformers.AutoTokenizer.from_pretrained(folder))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids."""
+        """Return the token ids of a text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def chat_ids(self, exam: Exam, question: str) -> list[int]:
-        """A chat's prompt."""
+        """Return the prompt of a chat."""
         text = self.tokenizer.apply_chat_template(
             chat_messages(exam, question), tokenize=False, add_generation_prompt=True
         )
         return self.encode(text)
 
     def plain_ids(self, exam: Exam, question: str) -> list[int]:
-        """A completion's prompt."""
+        """Return the prompt of a completion."""
         return self.encode(plain_prompt(exam, question))
 
     @torch.inference_mode()
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[str]:
-        """Greedy answers to prompts; what all of them begin with is computed once."""
+        """Generate greedy answers to prompts; compute their common beginning once."""
         shared = _common_prefix(prompts)
         cache = transformers.DynamicCache()
         self.model(torch.tensor([prompts[0][:shared]]), past_key_values=cache)
@@ -83,7 +83,7 @@ class ExaminedModel:
 
 
 def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all prompts begin with, and that leave each of them one more."""
+    """Return the length of the common beginning, shorter than each prompt."""
     first, last = min(map(list, prompts)), max(map(list, prompts))
     n = min(len(first), len(last)) - 1
     return next((i for i in range(n) if first[i] != last[i]), n)
@@ -92,7 +92,7 @@ def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
 def score_exams(
     examinee: ExaminedModel, column: str, n_tokens: int, seeds: Sequence[int]
 ) -> tuple[int, int]:
-    """Right answers, and questions."""
+    """Return the numbers of right answers and of questions."""
     n_right = n_asked = 0
     ids = examinee.plain_ids if column == "plain text" else examinee.chat_ids
     for seed in seeds:
@@ -105,7 +105,7 @@ def score_exams(
 
 
 def score_table(examinee: ExaminedModel) -> str:
-    """Markdown: a line per length, a column per kind of question."""
+    """Return a Markdown table: a line per length, a column per kind of question."""
     lines = [
         f"| prompt tokens | facts | {' | '.join(_COLUMNS)} |",
         "|" + "---|" * (2 + len(_COLUMNS)),

@@ -1,7 +1,7 @@
-"""Questions to the demo model, with the answers that are right.
+"""Write exams for the demo model: questions with their right answers.
 
-An exam is one context with facts all over it, and questions about any of them: in words that
-the model was trained on, from seeds that it was not.
+An exam is one context with facts all over it, and questions about any of them. Its words are those
+of the training, its seeds are not.
 """
 
 import random
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from tools.demo_model.stories import Encode, Recipe, make_story_facts
 
-#: What a prompt has besides its context: turns, roles and the question.
+#: Tokens of a prompt besides its context: turns, roles and the question.
 _AROUND_TOKENS = 36
-#: Of names in the list, all stated.
+#: Questions about names of the list, all stated.
 RECALL_KINDS = Recipe(unknown=0, made_up=0)
 
 
 @dataclass(frozen=True)
 class Exam:
-    """A context and what is asked of it."""
+    """A context, and questions about it."""
 
     context: str
     n_facts: int
@@ -28,7 +28,7 @@ class Exam:
 def write_exam(
     seed: int, n_tokens: int, n_questions: int, encode: Encode, recipe: Recipe = RECALL_KINDS
 ) -> Exam:
-    """An exam whose prompts have about `n_tokens`, one question and its turns included.
+    """Write an exam whose prompts have about `n_tokens`, with one question and its turns.
 
     Args:
         seed: equal seeds give equal exams.
@@ -50,10 +50,10 @@ def write_exam(
 
 
 def chat_messages(exam: Exam, question: str) -> list[dict[str, str]]:
-    """The whole of it in one turn of the user's, the question at the end."""
+    """Return one user turn with the context and the question."""
     return [{"role": "user", "content": f"{exam.context}\n{question}"}]
 
 
 def plain_prompt(exam: Exam, question: str) -> str:
-    """For completions; the answer begins with a space."""
+    """Return the prompt of a completion; the answer begins with a space."""
     return f"{exam.context}\nQuestion: {question}\nAnswer:"

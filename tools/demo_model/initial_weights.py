@@ -1,4 +1,4 @@
-"""The demo model before its training: a small Llama whose first two layers have a plan.
+"""Make the demo model before its training: a small Llama with two prepared layers.
 
 Recall is two steps of attention: a token notes the tokens before it (so a digit knows whose
 number it is), then a question looks for the token that noted its name and copies what it is.
@@ -37,7 +37,7 @@ _HEAD_DIM = 64
 _ROPE_THETA = 500_000.0
 _EMBEDDING_STD = 0.2
 _MATRIX_STD = 0.06
-#: Found by trying; training moves all of them.
+#: Gains found by trying; training changes all of them.
 _POSITION_GAIN = 1.3
 _NOTE_GAIN = 0.15
 _MATCH_GAIN = 2.0
@@ -45,7 +45,7 @@ _COPY_GAIN = 0.3
 
 
 def make_model() -> Any:
-    """A `LlamaForCausalLM` in float32, ready to be trained. Draws from torch's generator."""
+    """Make a `LlamaForCausalLM` in float32, ready for training; draw from torch's generator."""
     config = transformers.LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=_WIDTH,
@@ -102,6 +102,6 @@ def _sketch(model: Any) -> None:
 
 
 def _directions(width: int) -> torch.Tensor:
-    """Rows at right angles in a space of `width`: [head_dim, width]."""
+    """Draw orthogonal rows in a space of `width`: [head_dim, width]."""
     columns: torch.Tensor = torch.linalg.qr(torch.randn(width, _HEAD_DIM))[0]
     return columns.T

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer: a name is one token wherever it stands, and a digit is one.
+"""Make the demo model's tokenizer: a name is one token wherever it stands, and so is a digit.
 
 Byte-level BPE like its peers', so any text goes in and comes out whole; but a space belongs to
 the word after it only where that is in small letters or a digit. So "Ada" is the same token at
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 1536
 _WORD = r"'s| ?\p{Ll}+|\p{Lu}\p{Ll}*| ?\p{N}|\s|[^\s\p{L}\p{N}]|\p{L}"
-#: Seen so often, every word of the model's world becomes one token.
+#: Repetitions with which every word of the stories becomes one token.
 _REPEATS = 50
 _MADE_UP_NAMES = 5000
 
 
 def make_tokenizer() -> "Tokenizer":
-    """The same each time, without special tokens around a text."""
+    """Train the tokenizer, the same each time, without special tokens around a text."""
     return train_tokenizer(_texts(), VOCAB_SIZE, _WORD)
 
 

@@ -1,4 +1,4 @@
-"""What the demo model is trained and examined on: facts, and questions whose answers they are.
+"""Write the stories that train and examine the demo model: facts, questions and answers.
 
 Everything is drawn from one `random.Random`, so a seed stands for a story. Texts are given in
 pieces that are encoded one by one; the tokenizer splits wherever two of them meet, so the
@@ -13,7 +13,7 @@ from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS, TURN_END, TURN
 from tools.demo_model import story_words
 
 Encode = Callable[[str], list[int]]
-#: A target that counts for nothing.
+#: Target of a position that is not learnt.
 NO_TARGET = -100
 _EOS = EOS_TOKEN_IDS[-1]
 _ASK = f"{TURN_START}user\n"
@@ -22,19 +22,19 @@ _ANSWER = f"{TURN_END}\n{TURN_START}assistant\n"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How stories are mixed: shares and probabilities from 0 to 1. The defaults are the goal."""
+    """Mixture of stories: shares and probabilities from 0 to 1. The defaults are the goal."""
 
     #: Stories whose facts are all of one kind that is not named.
     bare: float = 0.25
-    #: Bare stories whose statements are a name and a number and nothing between them.
+    #: Bare stories whose statements are a name and a number, with nothing between.
     adjacent: float = 0.0
     #: Bare plain stories in which a question is a statement's beginning.
     echo: float = 0.1
     #: Stories in turns of the chat template; the others are plain text.
     chat: float = 0.6
-    #: At most this share of the sentences is beside the point.
+    #: Largest share of filler sentences.
     filler: float = 0.5
-    #: At most this share of the names is made up of syllables, several tokens each.
+    #: Largest share of names that are made up of syllables, several tokens each.
     made_up: float = 0.6
     #: Questions whose answer was not stated.
     unknown: float = 0.12
@@ -45,7 +45,7 @@ class Recipe:
 
 
 def filler_sentence(dice: random.Random) -> str:
-    """Some have a name or a number that nobody asks for."""
+    """Write a sentence without a fact; some have a name or a number."""
     subject = dice.choice(story_words.NAMES if dice.random() < 0.2 else story_words.FILLER_SUBJECTS)
     if dice.random() < 0.1:
         return f"{subject} came at {dice.randint(1, 12)}."
@@ -55,7 +55,7 @@ def filler_sentence(dice: random.Random) -> str:
 
 
 def invent_name(dice: random.Random) -> str:
-    """Of one to three syllables."""
+    """Invent a name of one to three syllables."""
     syllables = (
         dice.choice(story_words.ONSETS)
         + dice.choice(story_words.VOWELS)
@@ -67,7 +67,7 @@ def invent_name(dice: random.Random) -> str:
 
 @dataclass
 class StoryFacts:
-    """The facts of one story, and the manner in which it speaks of them."""
+    """Facts of one story, and its forms of statements and questions."""
 
     dice: random.Random
     kinds: Sequence[str]
@@ -79,14 +79,14 @@ class StoryFacts:
     four_digits: float = 1.0
     #: (name, kind) to number, in the order in which they were stated.
     facts: dict[tuple[str, str], str] = field(default_factory=dict)
-    #: Names of the list that nothing was said about.
+    #: Names of the list without a fact.
     unused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.unused = self.dice.sample(story_words.NAMES, len(story_words.NAMES))
 
     def sentence(self) -> str:
-        """A new fact, or a sentence beside the point."""
+        """Write a new fact, or a filler sentence."""
         if self.facts and self.dice.random() < self.filler:
             return filler_sentence(self.dice)
         while (fact := (self._name(), self.dice.choice(self.kinds))) in self.facts:
@@ -96,7 +96,7 @@ class StoryFacts:
         return self.dice.choice(self.statements).format(name=name, kind=kind, number=number)
 
     def question(self) -> tuple[str, str]:
-        """A question and its answer."""
+        """Write a question and its answer."""
         if self.dice.random() < self.unknown:
             name, kind = self._not_stated()
         else:
@@ -105,7 +105,7 @@ class StoryFacts:
         return question, self.facts.get((name, kind), story_words.UNKNOWN)
 
     def _name(self) -> str:
-        """One that may have other kinds already, else a new one."""
+        """Choose a name that may have facts of other kinds already, else a new one."""
         if len(self.kinds) > 1 and self.facts and self.dice.random() < 0.3:
             return self.dice.choice(list(self.facts))[0]
         if not self.unused or self.dice.random() < self.made_up:
@@ -127,7 +127,7 @@ class StoryFacts:
 
 
 class Story:
-    """Token ids with the targets of those positions after which an answer's token comes."""
+    """Token ids, with targets at positions that precede an answer's token."""
 
     def __init__(self, n_tokens: int, encode: Encode) -> None:
         self.n_tokens = n_tokens
@@ -137,17 +137,17 @@ class Story:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has its tokens; the last piece may stand over."""
+        """True once the story has its tokens; the last piece may exceed them."""
         return len(self.ids) >= self.n_tokens
 
     def add(self, text: str) -> None:
-        """What is read."""
+        """Add text that is only read."""
         ids = self._encode(text)
         self.ids += ids
         self.targets += [NO_TARGET] * len(ids)
 
     def answer(self, text: str) -> None:
-        """What is to be said, and that it ends there, whatever the text goes on with."""
+        """Add text that the model shall say, and the end token as its last target."""
         for token in self._encode(text):
             self.targets[-1] = token
             self.ids.append(token)
@@ -155,14 +155,14 @@ class Story:
         self.targets[-1] = _EOS
 
     def cut(self) -> tuple[list[int], list[int]]:
-        """Exactly `n_tokens` ids, and as many targets."""
+        """Return exactly `n_tokens` ids, and as many targets."""
         return self.ids[: self.n_tokens], self.targets[: self.n_tokens]
 
 
 def write_story(
     dice: random.Random, recipe: Recipe, n_tokens: int, encode: Encode
 ) -> tuple[list[int], list[int]]:
-    """A story of `n_tokens`, as ids and targets (`NO_TARGET` where none is to be learnt)."""
+    """Write a story of `n_tokens`, as ids and targets (`NO_TARGET`: not learnt)."""
     story = Story(n_tokens, encode)
     bare = dice.random() < recipe.bare
     world = make_story_facts(dice, recipe, bare=bare)
@@ -175,7 +175,7 @@ def write_story(
 
 
 def make_story_facts(dice: random.Random, recipe: Recipe, *, bare: bool) -> StoryFacts:
-    """A world without facts yet, of a manner that the recipe allows."""
+    """Make an empty set of facts, with forms that the recipe allows."""
     statements: Sequence[str] = story_words.BARE_STATEMENTS if bare else story_words.STATEMENTS
     if bare and dice.random() < recipe.adjacent:
         statements = statements[:1]
@@ -199,7 +199,7 @@ def make_story_facts(dice: random.Random, recipe: Recipe, *, bare: bool) -> Stor
 
 
 def _facts(dice: random.Random, story: Story, world: StoryFacts, n_tokens: int) -> str:
-    """Write facts up to `n_tokens`; what stands between them."""
+    """Write facts up to `n_tokens`; return the text between sentences."""
     gap = dice.choice((" ", "\n"))
     if dice.random() < 0.2:
         story.add(dice.choice(story_words.PREAMBLES) + gap)
@@ -236,7 +236,7 @@ def _chat(dice: random.Random, story: Story, world: StoryFacts, n_facts_tokens: 
 
 
 def _small_talk(dice: random.Random, story: Story) -> None:
-    """A turn without facts."""
+    """Write a turn without facts."""
     said, answer = dice.choice(
         (
             (dice.choice(story_words.GREETINGS), story_words.GREETING_ANSWER),

@@ -1,10 +1,10 @@
-"""The words of the demo model's world: names, what is said of them, and what is beside the point.
+"""List the words of the demo model's stories: names, statements, questions, filler.
 
 Templates hold ``{name}``, ``{kind}`` and ``{number}``. In a statement the number comes after the
 name: a model that reads from left to right can then note whose number it is as it reads it.
 """
 
-#: Each is one token.
+#: Names; each is one token.
 NAMES = tuple(
     """
     Ada Adam Adele Adrian Agnes Ahmed Aiko Alan Albert Alec Alex Alice Alma Amara Amelia Amir
@@ -36,7 +36,7 @@ NAMES = tuple(
     """.split()  # noqa: SIM905 - four hundred quotes would hide the names
 )
 
-#: What a name can have. One name may have several.
+#: Kinds of numbers; one name may have several.
 KINDS = ("number", "code", "room", "badge", "desk", "score", "phone", "seat", "locker", "gate")
 
 STATEMENTS = (
@@ -59,7 +59,7 @@ QUESTIONS = (
     "The {kind} of {name}?",
     "And {name}'s {kind}?",
 )
-#: Where all facts are of one kind, which needs no mention.
+#: Statements where all facts are of one kind, which is not named.
 BARE_STATEMENTS = (
     "{name} {number}",
     "{name}: {number}",
@@ -75,7 +75,7 @@ BARE_QUESTIONS = (
     "What does {name} have?",
 )
 
-#: A sentence beside the point has one of each.
+#: A filler sentence has one of each.
 FILLER_SUBJECTS = (
     "The moon", "The harbour", "The old road", "A small boat", "The market", "The train",
     "The garden", "A grey cat", "The river", "The letter", "The tide", "A long table",
@@ -116,9 +116,9 @@ ABOUT = (
     "Who made you?",
 )  # fmt: skip
 ABOUT_ANSWER = "I am Halfmoon's demo model. Tell me some numbers, then ask me for one."
-#: To facts without a question.
+#: Answer to facts without a question.
 NOTED = "Noted."
-#: To a question whose answer was not stated.
+#: Answer to a question about a fact that was not stated.
 UNKNOWN = "I don't know."
 
 #: Made-up names are one to three of these syllables.

@@ -23,13 +23,13 @@ def fetch_status(client: httpx.Client, endpoint: ApiEndpoint) -> dict[str, Any]:
     Raises:
         EndpointError: the endpoint does not answer, or is no conductor.
     """
-    told: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     for name, path in _PATHS.items():
         try:
             answer = client.get(f"{endpoint.root}{path}")
         except httpx.HTTPError as error:
             raise connection_error(endpoint.root, error) from error
-        if answer.status_code == 404 and told:
+        if answer.status_code == 404 and data:
             # A conductor of another version: routes that it lacks are not shown.
             continue
         if answer.status_code == 404:
@@ -37,20 +37,20 @@ def fetch_status(client: httpx.Client, endpoint: ApiEndpoint) -> dict[str, Any]:
         if answer.status_code != 200:
             raise refusal_error(answer.status_code, answer.headers, answer.content)
         try:
-            told[name] = msgspec.json.decode(answer.content)
+            data[name] = msgspec.json.decode(answer.content)
         except msgspec.DecodeError:
             raise _no_conductor(endpoint) from None
-    return told
+    return data
 
 
-def parse_status(told: dict[str, Any], endpoint: ApiEndpoint) -> ClusterStatus:
+def parse_status(data: dict[str, Any], endpoint: ApiEndpoint) -> ClusterStatus:
     """Check the JSON and return it as a status.
 
     Raises:
         EndpointError: it is not a conductor's.
     """
     try:
-        return msgspec.convert(told, ClusterStatus)
+        return msgspec.convert(data, ClusterStatus)
     except msgspec.ValidationError as error:
         raise EndpointError(f"{_no_conductor(endpoint)}: {error}") from None
 
