@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tools.demo_model import stories, story_words
 from tools.demo_model.evaluate import ExaminedModel
 from tools.demo_model.exam import RECALL_KINDS, Exam, write_exam
 from tools.demo_model.make_tokenizer import make_tokenizer
+from tools.demo_model.train import train
 
 SEED = 20_000
 
@@ -207,3 +209,13 @@ def test_a_block_of_another_prompt_makes_a_number_wrong(examinee: ExaminedModel)
         said = decode(greedy(engine, mixed_up, prompt, n_blocks * 16)).strip()
         wrong_numbers += said != numbers[0][name]
     assert wrong_numbers == 8
+
+
+def test_its_training_runs_and_writes_the_files_of_a_model(tmp_path: Path) -> None:
+    n_threads = torch.get_num_threads()
+    train(tmp_path, n_tokens=2048)
+    torch.set_num_threads(n_threads)
+    shipped = {path.name for path in demo.FOLDER.iterdir()} - {"README.md"}
+    assert {path.name for path in tmp_path.iterdir()} == shipped
+    trained = ExaminedModel.load(tmp_path)
+    assert trained.encode("Ada") == ExaminedModel.load(demo.FOLDER).encode("Ada")
