@@ -2,8 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from halfmoon_cli.bench.bench_record import TbtDefinition
-from halfmoon_cli.bench.bench_report import print_result, show_progress, write_json
+from halfmoon_cli.bench.bench_report import print_result, write_json
 from halfmoon_cli.bench.bench_run import run_workload
 from halfmoon_cli.bench.bench_settings import (
     BadBenchSettings,
@@ -21,7 +19,6 @@ from halfmoon_cli.bench.bench_settings import (
     plan_workload,
 )
 from halfmoon_cli.bench.endpoint_probe import BenchTarget, probe_target
-from halfmoon_cli.bench.load_generator import RunProgress
 from halfmoon_cli.bench.load_plan import plan_stats
 from halfmoon_cli.endpoint.endpoint_address import DEFAULT_URL, parse_endpoint
 from halfmoon_cli.endpoint.endpoint_errors import EndpointError
@@ -135,7 +132,7 @@ def bench_command(
         workload = plan_workload(settings)
         target = probe_target(parse_endpoint(url, api_key), model, vocab)
         _print_head(target, workload)
-        result = asyncio.run(run_workload(target, settings, workload, _show))
+        result = asyncio.run(run_workload(target, settings, workload, console))
         print_result(result, console)
         if json is not None:
             write_json(json, result)
@@ -157,10 +154,6 @@ def _print_head(target: BenchTarget, workload: BenchWorkload) -> None:
         f" {stats.shared:.1%} of the prompts seen before"
     )
     console.print(Text(text), soft_wrap=True)
-
-
-def _show(progress: RunProgress, clock: Callable[[], float]) -> AbstractAsyncContextManager[None]:
-    return show_progress(console, progress, clock)
 
 
 def _give_up(message: str, status: int) -> NoReturn:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -11,8 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from halfmoon_cli.bench.bench_run import BenchResult
+from halfmoon_cli.bench.bench_settings import BenchSettings
 from halfmoon_cli.bench.load_generator import RunProgress
+from halfmoon_cli.bench.load_plan import PlanStats
 from halfmoon_cli.bench.run_summary import BenchSummary
 from halfmoon_simulator.results.run_report import format_seconds
 from halfmoon_simulator.results.run_results import DistributionSummary
@@ -26,6 +27,19 @@ UNITS = {
     "tokens": "tokens, as the endpoint counts them",
     "share": "0 to 1",
 }
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings and figures of one run."""
+
+    url: str
+    model: str
+    description: str
+    #: ISO 8601, UTC.
+    began_at: str
+    settings: BenchSettings
+    facts: PlanStats
+    summary: BenchSummary
 
 
 def write_json(path: Path, result: BenchResult) -> None:
@@ -53,24 +67,20 @@ async def show_progress(
     console: Console, progress: RunProgress, clock: Callable[[], float]
 ) -> AsyncIterator[None]:
     """Show a run while the block lasts, if the console is a terminal."""
-    if not console.is_terminal:
-        yield
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        async def draw() -> None:
+    async def draw() -> None:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
             while True:
-                text = Text(progress_text(progress, clock()), no_wrap=True, overflow="ellipsis")
-                live.update(text, refresh=True)
+                live.update(progress_text(progress, clock()), refresh=True)
                 await asyncio.sleep(_EVERY_S)
 
-        drawing = asyncio.create_task(draw())
-        try:
-            yield
-        finally:
+    drawing = asyncio.create_task(draw()) if console.is_terminal else None
+    try:
+        yield
+    finally:
+        if drawing is not None:
             drawing.cancel()
-            with suppress(asyncio.CancelledError):
-                await drawing
+            await asyncio.gather(drawing, return_exceptions=True)
 
 
 def print_result(result: BenchResult, console: Console) -> None:

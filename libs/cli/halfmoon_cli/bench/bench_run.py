@@ -3,41 +3,25 @@
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-import msgspec
+from rich.console import Console
 
 from halfmoon_cli.bench.bench_record import BenchRecord
+from halfmoon_cli.bench.bench_report import BenchResult, show_progress
 from halfmoon_cli.bench.bench_settings import BenchSettings, BenchWorkload
 from halfmoon_cli.bench.endpoint_probe import BenchTarget, send_first_request
 from halfmoon_cli.bench.load_generator import LoadGenerator, RunProgress
-from halfmoon_cli.bench.load_plan import PlannedRequest, PlanStats, plan_stats
+from halfmoon_cli.bench.load_plan import PlannedRequest, plan_stats
 from halfmoon_cli.bench.prompt_writer import PromptWriter, RequestFormat, request_body
 from halfmoon_cli.bench.request_sender import RequestSender
-from halfmoon_cli.bench.run_summary import BenchSummary, summarize_run
-
-
-class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings and figures of one run."""
-
-    url: str
-    model: str
-    description: str
-    #: ISO 8601, UTC.
-    began_at: str
-    settings: BenchSettings
-    facts: PlanStats
-    summary: BenchSummary
-
-
-#: Shows the progress of a run, given its clock, while the context lasts.
-ShowProgress = Callable[[RunProgress, Callable[[], float]], AbstractAsyncContextManager[None]]
+from halfmoon_cli.bench.run_summary import summarize_run
 
 
 async def run_workload(
-    target: BenchTarget, settings: BenchSettings, workload: BenchWorkload, show: ShowProgress
+    target: BenchTarget, settings: BenchSettings, workload: BenchWorkload, console: Console
 ) -> BenchResult:
     """Send a workload and summarise its results.
 
@@ -71,7 +55,7 @@ async def run_workload(
         gc.freeze()
         began_s = loop.time() - first.at_s
         try:
-            async with _stopped_by_ctrl_c(progress), show(progress, clock):
+            async with _stopped_by_ctrl_c(progress), show_progress(console, progress, clock):
                 cut_short = await generator.run()
         finally:
             gc.unfreeze()
