@@ -45,6 +45,11 @@ def test_a_trace_is_simulated_and_plotted(tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "ttft.png").stat().st_size > 0
 
 
+def test_a_placement_policy_of_ones_own_runs_in_the_simulator(tmp_path: Path) -> None:
+    printed = run("placement_policy.py", cwd=tmp_path)
+    assert "min_ttft: TTFT p90" in printed and "longest_prefix: TTFT p90" in printed
+
+
 def test_a_client_of_the_rest_api_streams_an_answer(tmp_path: Path) -> None:
     with ScriptedEndpoint() as endpoint:
         printed = run("chat_client.py", "how many?", cwd=tmp_path, HALFMOON_URL=endpoint.url)
