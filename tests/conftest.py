@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from hypothesis import HealthCheck, settings
 
-from halfmoon_metadata import MemoryStore
+from halfmoon_metadata import MemoryStore, tcp_ports
 from halfmoon_metadata.http_server import metadata_app
 
 # No test asserts a time, so neither does hypothesis; fixtures shared by its examples are meant
@@ -29,9 +29,13 @@ settings.load_profile("halfmoon")
 
 #: Equal in all workers of one run, so that they draw the same tests.
 RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex(8)
-if "PYTEST_XDIST_WORKER" in os.environ:
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     # The workers share the cores: one thread for each worker's torch, and for processes it starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # A port is chosen seconds before a process listens there: each worker has ports of its own.
+    n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    others = (port for port in range(1 << 16) if port % n_workers != int(worker.removeprefix("gw")))
+    tcp_ports._given.update(others)
 
 
 def pytest_configure() -> None:

@@ -10,7 +10,8 @@ from halfmoon_metadata.tcp_ports import free_port, is_free
 
 
 def range_of(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
-    """Have Linux say that it gives out these."""
+    """Have Linux say that it gives out these, and no port be taken before the test."""
+    monkeypatch.setattr(tcp_ports, "_given", set())
     (folder / "range").write_text(text)
     monkeypatch.setattr(tcp_ports, "_RANGE", folder / "range")
 
