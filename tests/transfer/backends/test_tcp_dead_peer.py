@@ -17,7 +17,7 @@ from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.segment_process import SegmentProcess
 from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.addresses import split_address
-from halfmoon_transfer.backends.tcp import tcp_backend as tcp_backend
+from halfmoon_transfer.backends.tcp import dial_gate, tcp_backend
 from halfmoon_transfer.backends.tcp.dial_gate import DialFailed, DialGate
 from halfmoon_transfer.backends.tcp.lane import Lane
 from halfmoon_transfer.metadata.descriptor import rail_name
