@@ -16,10 +16,10 @@ import pytest
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_testing.segment_process import SegmentProcess, on_device
 from halfmoon_transfer import Memory, TransferEngine, TransferSettings
-from halfmoon_transfer.backends.backend_interface import BackendUnavailable
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.backends.tcp import native
+from halfmoon_transfer.interface import BackendUnavailable
 
 
 def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:

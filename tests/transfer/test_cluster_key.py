@@ -42,7 +42,8 @@ from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES, ProverRole, 
 from halfmoon_transfer.metadata import descriptor as records
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.notification_queue import NotificationQueue
-from halfmoon_transfer.regions.region_table import AccessRefused, RegionTable
+from halfmoon_transfer.regions.access import AccessRefused
+from halfmoon_transfer.regions.region_table import RegionTable
 
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer import Corrupted, Lost, Notification, Piece, Rejected, TransferSettings
-from halfmoon_transfer.backends.backend_interface import BackendUnavailable, CarryRequest
+from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.cuda import cuda_wire
 from halfmoon_transfer.backends.cuda.cuda_wire import (
     CudaRegionDenial,
@@ -27,6 +27,7 @@ from halfmoon_transfer.backends.cuda.cuda_wire import (
     CudaRegionRevocation,
     CudaWireError,
 )
+from halfmoon_transfer.backends.device_staging import carry_staged
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.devices import cuda_device
 from halfmoon_transfer.devices.device_interface import (
@@ -39,8 +40,9 @@ from halfmoon_transfer.devices.device_interface import (
 from halfmoon_transfer.devices.device_region import DeviceRegion
 from halfmoon_transfer.devices.device_spans import DeviceSpan, device_span, host_view
 from halfmoon_transfer.devices.emulated_device import EmulatedBuffer, EmulatedDevice
+from halfmoon_transfer.devices.local_region import LocalRegion
 from halfmoon_transfer.devices.pinned_pool import PinnedPool, PinnedRun
-from halfmoon_transfer.devices.staging import LocalRegion, carry_staged
+from halfmoon_transfer.interface import BackendUnavailable
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.planning.transfer_plan import (
     APPLIED,
@@ -50,7 +52,7 @@ from halfmoon_transfer.planning.transfer_plan import (
     Slice,
     SliceOutcome,
 )
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
 World = Any
@@ -311,14 +313,14 @@ def test_lent_runs_never_overlap_and_all_come_back(steps: list[tuple[int, bool]]
         if give_back and held:
             run, mark = held.pop(0)
             assert bytes(run.view) == bytes([mark]) * len(run.view), "somebody else wrote there"
-            pool.give_back(run)
+            pool.release(run)
         taken = pool.take(n_bytes)
         if taken is not None:
             taken.view[:] = bytes([number]) * n_bytes
             held.append((taken, number))
         assert sum(len(each.view) for each, _ in held) <= whole - pool.free_bytes
     for run, _ in held:
-        pool.give_back(run)
+        pool.release(run)
     assert pool.free_bytes == whole == pool.n_bytes
 
 
@@ -327,7 +329,7 @@ def test_who_waits_for_room_gets_it_or_is_stopped(eventually: Eventually) -> Non
     first = pool.take(60_000)
     assert first is not None
     assert pool.take(60_000) is None
-    assert pool.take(10_000, leaving=50_000) is None
+    assert pool.take(10_000, reserve=50_000) is None
     stop, got = StopSignal.after(PATIENCE_S), []
     threads = [
         threading.Thread(target=lambda: got.append(pool.wait(60_000, stop)), daemon=True)
@@ -335,7 +337,7 @@ def test_who_waits_for_room_gets_it_or_is_stopped(eventually: Eventually) -> Non
     ]
     for thread in threads:
         thread.start()
-    pool.give_back(first)
+    pool.release(first)
     eventually(lambda: len(got) == 1)
     assert got[0] is not None
     stop.set()
@@ -540,7 +542,7 @@ def test_a_transfer_that_is_stopped_copies_no_more(make_bench: Any) -> None:
 def test_requests_of_peers_leave_half_of_the_room_to_us(make_bench: Any) -> None:
     bench = make_bench(30_000, pool_bytes=40_960)
     region = DeviceRegion(bench.buffer.span(), bench.device, bench.pool)
-    with region.lent(0, 20_000) as pinned, region.lent(0, 20_000) as other:
+    with region.lend_buffer(0, 20_000) as pinned, region.lend_buffer(0, 20_000) as other:
         assert bench.pool.free_bytes == 20_480
         assert len(pinned) == len(other) == 20_000
         region.load(0, other)
@@ -622,10 +624,10 @@ def device_memory(engine: Any, n_bytes: int, seed: int, **options: Any) -> tuple
 def test_the_location_of_device_memory_is_the_device(make_world: Any) -> None:
     here = make_world("tcp").open("here")
     _, region = device_memory(here, 1000, 1)
-    assert here._regions.location(region.key) == "emulated:0"
+    assert here._regions.index.location(region.key) == "emulated:0"
     # The pinned memory that there is now is nobody's business.
     assert here.stats().n_regions == 1
-    assert here._regions.entries() == []
+    assert here._regions.index.entries() == []
 
 
 @pytest.mark.parametrize("op", ["read", "write"])

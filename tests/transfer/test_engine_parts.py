@@ -22,7 +22,8 @@ from halfmoon_transfer import (
 )
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.metadata import descriptor as records
-from halfmoon_transfer.regions.region_table import AccessRefused, RegionTable
+from halfmoon_transfer.regions.access import AccessRefused
+from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.deadline_watcher import DeadlineWatcher
 from halfmoon_transfer.threads.fair_thread_pool import FairThreadPool
 
@@ -265,14 +266,14 @@ def test_what_is_overdue_is_reported_once_and_what_is_done_never() -> None:
 def test_removing_a_region_waits_for_its_last_access() -> None:
     table = RegionTable("here", 1)
     region = table.register(memoryview(bytearray(10)), "*")
-    with table.lease(1, region.key, 2, 3, write=True) as view:
+    with table.leases.lease(1, region.key, 2, 3, write=True) as view:
         assert len(view) == 3
         entry = table.remove(region.key)
         assert entry is not None
-        assert not table.wait_until_idle(entry, 0.01)
-        with pytest.raises(AccessRefused), table.lease(1, region.key, 0, 1, write=False):
+        assert not table.leases.wait_until_idle(entry, 0.01)
+        with pytest.raises(AccessRefused), table.leases.lease(1, region.key, 0, 1, write=False):
             pass
-    assert table.wait_until_idle(entry, 0)
+    assert table.leases.wait_until_idle(entry, 0)
     table.check()
 
 

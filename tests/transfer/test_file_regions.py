@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer import Corrupted, Memory, Piece, Rejected, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
-from halfmoon_transfer.regions.file_region import BLOCK_BYTES, FileRegion, FileThreadPool
+from halfmoon_transfer.regions.file_region import BLOCK_BYTES, FileRegion
+from halfmoon_transfer.regions.file_thread_pool import FileThreadPool
 
 World = Any
 PATIENCE_S = 60.0
@@ -91,7 +92,7 @@ def test_writers_that_meet_inside_a_block_do_not_undo_each_other(path: Path) -> 
 
     def write(mine: Sequence[tuple[int, int]]) -> None:
         for start, end in mine:
-            with file.lent(start, end - start) as room:
+            with file.lend_buffer(start, end - start) as room:
                 room[:] = after[start:end]
                 file.store(start, room)
 
@@ -240,7 +241,7 @@ def test_a_device_with_larger_blocks_is_accessed_through_the_page_cache(
         errno.EINVAL,
         lambda fd: bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT),
     )
-    with file.lent(10, SIZE - 10) as room:
+    with file.lend_buffer(10, SIZE - 10) as room:
         file.load(10, room)
         assert room == before[10:]
     assert not file.direct

@@ -534,7 +534,7 @@ def test_a_refused_piece_does_not_stop_the_others(pair: tuple[Owner, Owner]) -> 
 def test_version_1_writes_are_confirmed_by_reading_back(pair: tuple[Owner, Owner]) -> None:
     here, there = pair
     data = there.engine.descriptor.endpoints["mooncake-v2"]
-    here.engine.introduce(SegmentDescriptor("old", 1, "", {"mooncake-v1": data}))
+    here.engine.add_peer(SegmentDescriptor("old", 1, "", {"mooncake-v1": data}))
     region = msgspec.structs.replace(
         there.memory.region,
         segment="old",
@@ -569,7 +569,7 @@ def test_a_version_1_write_that_is_swallowed_is_not_reported_done() -> None:
         thread = threading.Thread(target=swallow)
         thread.start()
         address = f"127.0.0.1:{swallower.getsockname()[1]}"
-        here.introduce(SegmentDescriptor("old", 1, "", {"mooncake-v1": Endpoint(address)}))
+        here.add_peer(SegmentDescriptor("old", 1, "", {"mooncake-v1": Endpoint(address)}))
         local = here.allocate(100)
         there = msgspec.structs.replace(local.region, segment="old", key=foreign_key(4096, 100))
         with pytest.raises(Lost):

@@ -371,7 +371,7 @@ def test_our_version_1_writes_are_confirmed_by_the_wheel(side: Side) -> None:
     region = msgspec.structs.replace(side.theirs().region, length=10**12)
     record = side.descriptor()
     old = {"mooncake-v1": record.endpoints["mooncake-v2"]}
-    side.engine.introduce(msgspec.structs.replace(record, endpoints=old))
+    side.engine.add_peer(msgspec.structs.replace(record, endpoints=old))
     side.memory.view[:MIB] = bytes_of(77, MIB)
     side.move("write", Piece(side.memory.region, 0, region, 0, MIB))
     assert side.wheel.ask("holds", side.wheel.address, MIB, 77)

@@ -27,7 +27,7 @@ from halfmoon_transfer.backends.tcp import tcp_frames
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
 from halfmoon_transfer.notification_queue import NotificationQueue
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 
 World = Any
 PATIENCE_S = 60.0

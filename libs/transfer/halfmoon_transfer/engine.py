@@ -232,7 +232,7 @@ class TransferEngine:
         file = FileRegion(
             path, offset=offset, length=length, writable=writable, sync=sync, direct=direct
         )
-        return self._regions.register_file(file, location)
+        return self._regions.register_backed(file, location)
 
     def unregister(self, region: Region) -> None:
         """Take a region back. Peers' accesses are refused from now on.
@@ -379,7 +379,7 @@ class TransferEngine:
         self._require_open()
         self._ways.resolve_peer(segment, generation)
 
-    def introduce(self, peer: SegmentDescriptor) -> None:
+    def add_peer(self, peer: SegmentDescriptor) -> None:
         """Know a peer that keeps no record in our metadata store, until it is released.
 
         Backends that speak other systems' protocols call this when they have found one.

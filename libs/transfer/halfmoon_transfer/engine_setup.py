@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halfmoon_transfer.backends import open_backend
-from halfmoon_transfer.backends.backend_interface import Backend, BackendUnavailable, EngineContext
+from halfmoon_transfer.backends.backend_interface import Backend, EngineContext
 from halfmoon_transfer.devices.device_table import DeviceTable
+from halfmoon_transfer.interface import BackendUnavailable
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.notification_queue import NotificationQueue
 from halfmoon_transfer.planning.topology import Topology

@@ -50,6 +50,10 @@ class Cancelled(TransferError):
     """The caller cancelled it; some bytes may have been written."""
 
 
+class BackendUnavailable(OSError):
+    """A library, driver or device that a backend needs is missing here; the text says which."""
+
+
 Op = Literal["read", "write"]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from halfmoon_transfer.interface import Notification, TransferError
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 
 #: Ids remembered. One is sent again only while its transfer lives, so this is a matter of how
 #: many others can come meanwhile.

@@ -30,7 +30,6 @@ from halfmoon_transfer import (
     TransferSettings,
 )
 from halfmoon_transfer.backends import addresses
-from halfmoon_transfer.backends.backend_interface import BackendUnavailable
 from halfmoon_transfer.backends.rdma import rail_notifications, rdma_handshake, verbs
 from halfmoon_transfer.backends.rdma.link import RdmaLink
 from halfmoon_transfer.backends.rdma.rail import Rail
@@ -50,9 +49,11 @@ from halfmoon_transfer.devices.device_interface import DmaBuf
 from halfmoon_transfer.devices.device_region import DeviceRegion
 from halfmoon_transfer.devices.emulated_device import EmulatedBuffer, EmulatedDevice
 from halfmoon_transfer.devices.pinned_pool import PinnedPool
+from halfmoon_transfer.interface import BackendUnavailable
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus, RegionTable
+from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
 World = Any
@@ -138,7 +139,7 @@ def memory_on(device: type[EmulatedDevice], card: Card, stack: contextlib.ExitSt
     stack.callback(driver.close)
     pool = PinnedPool(memoryview(bytearray(65536)))
     span = EmulatedBuffer(4000).span()
-    region = regions.register_file(DeviceRegion(span, driver, pool), "emulated:0")
+    region = regions.register_backed(DeviceRegion(span, driver, pool), "emulated:0")
     return RdmaMemoryTable(regions, {card.name: cast("RdmaDevice", card)}), region
 
 

@@ -32,7 +32,7 @@ from halfmoon_transfer.backends.socket_io import SocketClosed
 from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 
 PATIENCE_S = 60.0
 GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"

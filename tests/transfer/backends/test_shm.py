@@ -36,8 +36,8 @@ from halfmoon_transfer.backends.shm.shm_wire import (
     ShmWireError,
 )
 from halfmoon_transfer.planning.transfer_plan import SliceOutcome
+from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
-from halfmoon_transfer.regions.region_table import AccessStatus
 
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0

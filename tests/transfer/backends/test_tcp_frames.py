@@ -15,7 +15,7 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
     TcpReply,
     TcpRequest,
 )
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 
 U64 = st.integers(0, 2**64 - 1)
 ASKED = st.builds(

@@ -25,11 +25,12 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
     TcpRequest,
 )
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from halfmoon_transfer.planning.single_batch import as_single_batch
 from halfmoon_transfer.planning.transfer_plan import SliceOutcome
+from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
-from halfmoon_transfer.regions.region_table import AccessStatus, RegionTable
+from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.threads.stop_signal import StopSignal
-from halfmoon_transfer.transfers.request_checks import as_single_batch
 
 extension: Any = getattr(native, "extension", None)
 

@@ -6,10 +6,11 @@ of the engine. It never raises for what the world does: every slice gets an outc
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from halfmoon_transfer.devices.device_table import DeviceTable
 from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.notification_queue import NotificationQueue
@@ -21,16 +22,10 @@ from halfmoon_transfer.planning.transfer_plan import (
     Slice,
     SliceOutcome,
 )
-from halfmoon_transfer.regions.region_table import AccessStatus, RegionTable
+from halfmoon_transfer.regions.access import AccessStatus
+from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.settings import TransferSettings
 from halfmoon_transfer.threads.stop_signal import StopSignal
-
-if TYPE_CHECKING:
-    from halfmoon_transfer.devices.device_table import DeviceTable
-
-
-class BackendUnavailable(OSError):
-    """This machine lacks what a backend needs; the text says what, and how to get it."""
 
 
 class EngineContext(msgspec.Struct, frozen=True):
@@ -48,7 +43,7 @@ class EngineContext(msgspec.Struct, frozen=True):
     topology: Topology | None
     regions: RegionTable
     #: The devices whose memory is among them.
-    devices: "DeviceTable"
+    devices: DeviceTable
     #: Where notifications from peers go.
     inbox: NotificationQueue
     settings: TransferSettings

@@ -22,13 +22,10 @@ from halfmoon_transfer.planning.transfer_plan import (
     Slice,
     SliceOutcome,
 )
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.backed_regions import RegionSpan
 from halfmoon_transfer.regions.byte_ops import checksum, copy_bytes, flip_byte
-from halfmoon_transfer.regions.region_table import (
-    AccessRefused,
-    AccessStatus,
-    RegionSpan,
-    RegionTable,
-)
+from halfmoon_transfer.regions.region_table import RegionTable
 
 #: What addresses of this process begin with.
 _PROCESS = secrets.token_hex(8)
@@ -62,8 +59,8 @@ class MemoryBackend:
         """Unless the owner has files: those may keep us waiting."""
         owner = _find(peer)
         return owner is not None and not (
-            owner.regions.has_files
-            and any(owner.regions.is_file(each.remote.key) for each in batch.slices)
+            owner.regions.backed
+            and any(each.remote.key in owner.regions.backed for each in batch.slices)
         )
 
     def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
@@ -128,21 +125,21 @@ def _gone(errand: CarryRequest) -> SliceOutcome:
 def _move(errand: CarryRequest, index: int, each: Slice, regions: RegionTable) -> SliceOutcome:
     batch = errand.batch
     try:
-        with regions.lease(
+        with regions.leases.lease(
             batch.peer.generation,
             each.remote.key,
             each.remote_offset,
             each.length,
             write=batch.op == "write",
         ) as remote:
-            if not regions.has_files:
+            if not regions.backed:
                 return copy_slice(errand, index, remote)
             # What is leased may lie in a file; then the owner fetches it, or puts it back.
             spots = {index: RegionSpan(each.remote.key, each.remote_offset, remote)}
-            failed = regions.load(spots) if batch.op == "read" else {}
+            failed = regions.backed.load(spots) if batch.op == "read" else {}
             outcome = APPLIED if failed else copy_slice(errand, index, remote)
             if batch.op == "write" and outcome.kind is OutcomeKind.APPLIED:
-                failed = regions.store(spots)
+                failed = regions.backed.store(spots)
             for refused in failed.values():
                 raise refused
             return outcome

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from halfmoon_transfer.backends.backend_interface import BackendUnavailable
 from halfmoon_transfer.devices.device_interface import DeviceError, DmaBuf, IpcHandle, NotExportable
 from halfmoon_transfer.devices.device_spans import bytes_at
+from halfmoon_transfer.interface import BackendUnavailable
 
 KIND = "cuda"
 _IPC_HANDLE_BYTES = 64

@@ -1,56 +1,44 @@
-"""The devices that one engine uses: opened when their memory is registered, closed with it."""
+"""Keep the devices of one engine: opened when their memory is registered, closed with it."""
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import NamedTuple, Protocol, cast
 
 from halfmoon_protocol.regions import Region
-from halfmoon_transfer.backends.backend_interface import Backend, CarryRequest
 from halfmoon_transfer.devices.device_interface import DeviceError, DeviceMemory
 from halfmoon_transfer.devices.device_region import DeviceRegion
 from halfmoon_transfer.devices.device_spans import DeviceSpan
+from halfmoon_transfer.devices.local_region import LocalRegion
 from halfmoon_transfer.devices.pinned_pool import PinnedPool
-from halfmoon_transfer.devices.staging import LocalRegion, carry_staged
-from halfmoon_transfer.planning.transfer_plan import Batch, SliceOutcome
-from halfmoon_transfer.regions.region_table import RegionEntry, RegionTable
+from halfmoon_transfer.regions.region_index import RegionEntry
+from halfmoon_transfer.regions.region_table import RegionTable
 from halfmoon_transfer.settings import TransferSettings
 
 _log = logging.getLogger(__name__)
-#: Modules by the first part of a location; each has `open_device`, `locate` and `find`.
-_KINDS = {
+#: Driver modules by the first part of a location; each is a `DeviceDriver`.
+_DRIVERS = {
     "cuda": "halfmoon_transfer.devices.cuda_device",
     "emulated": "halfmoon_transfer.devices.emulated_device",
 }
 
 
 class DeviceDriver(Protocol):
-    """What the module of a kind of devices has."""
+    """The functions of a driver module."""
 
-    #: Open the device at a location: `Unavailable` or `DeviceError` if there is none.
+    #: Open the device at a location; raises `BackendUnavailable` or `DeviceError`.
     open_device: Callable[[str], DeviceMemory]
-    #: The location of the device that an address is of.
+    #: Return the location of the device that owns an address.
     locate: Callable[[int], str]
-    #: The location, here, of the device with this identity; None if it is not to be seen.
+    #: Return the location in this process of a device by its identity; None if it is not visible.
     find: Callable[[str], str | None]
-
-
-@runtime_checkable
-class SupportsDeviceMemory(Protocol):
-    """A backend that reaches device memory by itself, also as the local side."""
-
-    def carry_direct(
-        self, errand: CarryRequest, locals_: dict[bytes, LocalRegion]
-    ) -> Sequence[SliceOutcome]:
-        """Like `Backend.carry`; local bytes are where `locals_` says, by region key."""
-        ...
 
 
 class _Opened(NamedTuple):
     device: DeviceMemory
     pool: PinnedPool
-    #: The pool's memory: as the driver gave it, and as a region that nobody is told of.
+    #: The pool's memory: as the driver gave it, and as a private region.
     memory: memoryview
     pinned: Region
 
@@ -61,38 +49,36 @@ class DeviceTable:
     def __init__(self, regions: RegionTable, settings: TransferSettings) -> None:
         self._regions = regions
         self._pool_bytes = settings.staging_bytes
-        # Two parts of a batch are on their way at once.
-        self._part_bytes = max(1, min(settings.staging_part_bytes, settings.staging_bytes // 3))
         self._lock = threading.Lock()
         self._opened: dict[str, _Opened] = {}
 
     def register(self, span: DeviceSpan, location: str) -> Region:
-        """Let peers reach this memory, and our own transfers use it.
+        """Let peers and our own transfers reach this memory.
 
         Raises:
-            Unavailable: the driver, or its binding, is not there.
-            DeviceError: the driver says no.
+            BackendUnavailable: the driver, or its binding, is missing.
+            DeviceError: the driver refuses.
         """
         where = (
             span.location if ":" in span.location else _driver(span.location).locate(span.address)
         )
         opened = self._open(where)
         region = DeviceRegion(span, opened.device, opened.pool)
-        return self._regions.register_file(region, where if location == "*" else location)
+        return self._regions.register_backed(region, where if location == "*" else location)
 
     def device(self, location: str) -> DeviceMemory:
-        """The device at a location, opened if it is not.
+        """Return the device at a location; open it if it is not open.
 
         Raises:
-            Unavailable: the driver, or its binding, is not there.
-            DeviceError: the driver says no.
+            BackendUnavailable: the driver, or its binding, is missing.
+            DeviceError: the driver refuses.
         """
         return self._open(location).device
 
     def find(self, identity: str) -> DeviceMemory | None:
-        """The device with an identity that another process told; None if we don't see it."""
+        """Return the device with an identity that a peer named; None if it is not visible here."""
         kind = identity.partition(":")[0]
-        if kind not in _KINDS:
+        if kind not in _DRIVERS:
             return None
         try:
             location = _driver(kind).find(identity)
@@ -101,27 +87,14 @@ class DeviceTable:
             _log.info("device %s can't be used: %s", identity, error)
             return None
 
-    def concerns(self, batch: Batch) -> bool:
-        """Whether any local region of a batch is device memory."""
-        return bool(self._opened) and any(
-            self._regions.is_stageable(each.local.key) for each in batch.slices
-        )
+    @property
+    def any_open(self) -> bool:
+        """Whether any device is open, so that regions may be device memory."""
+        return bool(self._opened)
 
-    def carry(self, errand: CarryRequest, backend: Backend) -> Sequence[SliceOutcome]:
-        """Carry a batch that concerns us.
-
-        Raises:
-            Refused: a local region was unregistered meanwhile.
-        """
-        regions = {each.local.key: each.local for each in errand.batch.slices}.values()
-        with self._regions.lease_entries(regions) as entries:
-            locals_ = {entry.region.key: self._local(entry) for entry in entries}
-            if isinstance(backend, SupportsDeviceMemory):
-                return backend.carry_direct(errand, locals_)
-            return carry_staged(errand, locals_, backend.carry, self._part_bytes)
-
-    def _local(self, entry: RegionEntry) -> LocalRegion:
-        region = entry.file
+    def local_region(self, entry: RegionEntry) -> LocalRegion:
+        """Return where the bytes of a leased region are, on a device or not."""
+        region = entry.backing
         if not isinstance(region, DeviceRegion):
             return LocalRegion(entry.view)
         opened = self._opened[region.device.location]
@@ -131,10 +104,10 @@ class DeviceTable:
         with self._lock:
             opened = self._opened.get(location)
             if opened is None:
-                opened = self._opened[location] = self._opened_now(location)
+                opened = self._opened[location] = self._open_device(location)
             return opened
 
-    def _opened_now(self, location: str) -> _Opened:
+    def _open_device(self, location: str) -> _Opened:
         device = _driver(location.partition(":")[0]).open_device(location)
         try:
             memory = device.pin(self._pool_bytes)
@@ -146,7 +119,7 @@ class DeviceTable:
 
     @property
     def free_bytes(self) -> dict[str, tuple[int, int]]:
-        """Of each device's pinned memory: what is not lent now, and all of it."""
+        """Free and total bytes of each device's pinned memory, by location."""
         return {
             location: (each.pool.free_bytes, each.pool.n_bytes)
             for location, each in self._opened.items()
@@ -165,6 +138,6 @@ class DeviceTable:
 
 
 def _driver(kind: str) -> DeviceDriver:
-    if kind not in _KINDS:
-        raise ValueError(f"no devices of kind {kind!r}; there are {', '.join(sorted(_KINDS))}")
-    return cast("DeviceDriver", import_module(_KINDS[kind]))
+    if kind not in _DRIVERS:
+        raise ValueError(f"no devices of kind {kind!r}; there are {', '.join(sorted(_DRIVERS))}")
+    return cast("DeviceDriver", import_module(_DRIVERS[kind]))

@@ -1,1 +1,8 @@
-"""Register memory of this process: table, keys and bounds, files behind regions."""
+"""Hold the registered memory of this process: keys, accesses, and what lies behind regions.
+
+region_table     what an engine registers, and what peers may map or view
+region_leases    accesses that are going on; a region is freed after the last one
+backed_regions   bytes of regions that are files or device memory
+region_index     the entries by key, under one lock
+access           statuses on the wire, and the one check of bounds and of the right to write
+"""

@@ -1,4 +1,4 @@
-"""Moving and summing bytes in this process, without holding the interpreter for long."""
+"""Copy and checksum bytes in this process, without holding the interpreter lock for long."""
 
 import numpy as np
 import xxhash
@@ -16,10 +16,10 @@ def copy_bytes(destination: memoryview, source: memoryview) -> None:
 
 
 def checksum(data: memoryview) -> int:
-    """The xxh3-64 of these bytes."""
+    """Return the xxh3-64 of these bytes."""
     return int(xxhash.xxh3_64_intdigest(data))
 
 
 def flip_byte(data: memoryview, position: int) -> None:
-    """Turn over all bits of one byte; only injected faults do this."""
+    """Invert all bits of one byte; only injected faults do this."""
     data[position] ^= 0xFF

@@ -1,28 +1,30 @@
-"""What a region is when its bytes are not in this process's memory: a file, a device's memory."""
+"""Define the backing of a region whose bytes are not in this process's memory."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from halfmoon_transfer.regions.access import AccessRefused
+
 
 class RegionBacking(Protocol):
-    """Where a region's bytes are. Accesses to it go through room that it lends."""
+    """A file, or memory of a device. Accesses go through a buffer that the backing lends."""
 
-    #: Bytes.
+    #: Length in bytes.
     length: int
     writable: bool
-    #: Whether it may be the local side of a transfer: then `devices.staging` moves its bytes.
+    #: Whether it may be the local side of a transfer, staged through pinned memory.
     stageable: bool
 
-    def lent(self, offset: int, length: int) -> AbstractContextManager[memoryview]:
-        """Room for this range of the region, while the block runs; what is in it is not said."""
+    def lend_buffer(self, offset: int, length: int) -> AbstractContextManager[memoryview]:
+        """Lend a buffer for this range while the block runs; its content is undefined."""
         ...
 
     def load(self, offset: int, view: memoryview) -> None:
         """Fill a view from this place of the region.
 
         Raises:
-            FileShrunk: it is a file that ends before.
-            OSError: the device says so, or it was closed.
+            FileShrunk: the file ends before.
+            OSError: the file or the device failed, or the backing was closed.
         """
         ...
 
@@ -30,6 +32,10 @@ class RegionBacking(Protocol):
         """Write a view's bytes to this place of the region; raises like `load`."""
         ...
 
+    def refusal(self, error: Exception) -> AccessRefused:
+        """Translate an error of `load` or `store` into the status that peers are told."""
+        ...
+
     def close(self) -> None:
-        """Let go of it once the accesses that are going on have ended."""
+        """Release the file or the memory once the accesses that are going on have ended."""
         ...

@@ -17,11 +17,12 @@ from collections.abc import Callable, Generator, Sequence
 from halfmoon_protocol.regions import KEY_BYTES
 from halfmoon_transfer.backends.backend_interface import EngineContext
 from halfmoon_transfer.interface import Op, Piece, Report, TimedOut, Transfer
+from halfmoon_transfer.planning.single_batch import as_single_batch
 from halfmoon_transfer.planning.transfer_plan import APPLIED
-from halfmoon_transfer.regions.region_table import AccessRefused
+from halfmoon_transfer.regions.access import AccessRefused, is_within
 from halfmoon_transfer.threads.stop_signal import StopSignal
 from halfmoon_transfer.transfers.path_router import FastRoute, PathRouter
-from halfmoon_transfer.transfers.request_checks import as_single_batch, check_request
+from halfmoon_transfer.transfers.request_checks import check_request
 from halfmoon_transfer.transfers.transfer_stats import TransferCounters
 
 
@@ -89,7 +90,7 @@ class FastPath:
             # Nothing is no slice on a wire. What is wrong is said on the long way.
             if (
                 length < 1
-                or not 0 <= piece.remote_offset <= remote.length - length
+                or not is_within(piece.remote_offset, length, remote.length)
                 or remote.generation != peer.generation
                 or remote.segment != peer.name
                 or len(remote.key) != KEY_BYTES
@@ -98,14 +99,14 @@ class FastPath:
         if n_bytes > self._home.settings.express_bytes:
             return None
         try:
-            entries, local = regions.acquire_local(pieces, write=op == "read")
+            entries, local = regions.leases.acquire_local(pieces, write=op == "read")
         except AccessRefused:
             return None
         try:
             if hurry(peer, op, pieces, local, started + deadline_s):
                 return self._report(started, op, n_bytes, way)
         finally:
-            regions.release_all(entries)
+            regions.leases.release_all(entries)
         if time.monotonic() < started + deadline_s:
             return None
         self._tally.on_failed(0)

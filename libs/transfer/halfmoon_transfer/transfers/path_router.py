@@ -20,6 +20,7 @@ from halfmoon_transfer.backends.backend_interface import (
     SupportsInlineCopy,
     same_outcome_for_all,
 )
+from halfmoon_transfer.backends.device_carry import DeviceCarry
 from halfmoon_transfer.backends.memory_backend import MemoryBackend
 from halfmoon_transfer.interface import Lost, Op, Piece, Rejected, TransferError
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
@@ -31,7 +32,8 @@ from halfmoon_transfer.planning.transfer_plan import (
     SliceOutcome,
     TransferPath,
 )
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus, RegionEntry
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, is_within
+from halfmoon_transfer.regions.region_index import RegionEntry
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
 _log = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ class PathRouter:
         """
         self.backends = backends
         self._regions = home.regions
-        self._devices = home.devices
+        self._device_carry = DeviceCarry(home.regions, home.devices, home.settings)
         self._directory = directory
         # Our own regions are reached by a copy, whatever the peers use.
         self._own_key = PeerKey(home.name, home.generation)
@@ -162,10 +164,10 @@ class PathRouter:
         try:
             if batch.notification is not None:
                 return [backend.notify(CarryRequest(batch, peer, (), stop))]
-            if self._devices.concerns(batch):
-                return self._devices.carry(CarryRequest(batch, peer, (), stop), backend)
+            if self._device_carry.is_needed(batch):
+                return self._device_carry.carry(CarryRequest(batch, peer, (), stop), backend)
             regions = {each.local.key: each.local for each in batch.slices}.values()
-            entries = self._regions.acquire_entries(regions)
+            entries = self._regions.leases.acquire_regions(regions)
             try:
                 views = {entry.region.key: entry.view for entry in entries}
                 local = tuple(
@@ -176,7 +178,7 @@ class PathRouter:
                 )
                 return backend.carry(CarryRequest(batch, peer, local, stop))
             finally:
-                self._regions.release_all(entries)
+                self._regions.leases.release_all(entries)
         except AccessRefused:
             return same_outcome_for_all(
                 batch, OutcomeKind.REJECTED, "the local region was unregistered meanwhile"
@@ -197,7 +199,7 @@ class PathRouter:
         whole = self._whole(region)
         if whole is None:
             return None
-        if offset < 0 or length < 0 or offset + length > len(whole):
+        if not is_within(offset, length, len(whole)):
             raise Rejected(
                 f"view of {length} bytes at offset {offset} of a region of segment "
                 f"{region.segment}, which has {len(whole)} bytes"
@@ -236,10 +238,10 @@ class PathRouter:
         """Let go of a region that was removed; returns when accesses over wires have ended."""
         for backend in self.backends.values():
             backend.revoke(entry.region.key)
-        if not self._regions.wait_until_idle(entry, _POLITE_S):
+        if not self._regions.leases.wait_until_idle(entry, _POLITE_S):
             for backend in self.backends.values():
                 backend.evict(entry.region.key)
-            if not self._regions.wait_until_idle(entry, _POLITE_S):
+            if not self._regions.leases.wait_until_idle(entry, _POLITE_S):
                 _log.warning("a region of segment %s is still being accessed", entry.region.segment)
         self._regions.discard(entry)
 
@@ -262,5 +264,5 @@ class PathRouter:
         self._own.close()
         for entry in entries:
             # Copies that were made at once are not among the live transfers.
-            self._regions.wait_until_idle(entry, _POLITE_S)
+            self._regions.leases.wait_until_idle(entry, _POLITE_S)
             self._regions.discard(entry)

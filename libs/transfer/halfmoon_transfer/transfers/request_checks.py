@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from halfmoon_protocol.regions import KEY_BYTES, Region
 from halfmoon_transfer.backends.backend_interface import EngineContext
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES, Op, Piece, Rejected
-from halfmoon_transfer.planning.transfer_plan import Batch, OutgoingNotification, PeerKey, Slice
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus, RegionExtent
+from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, is_within
+from halfmoon_transfer.regions.region_table import RegionExtent
 
 #: What offsets and generations on a wire can be.
 _MAX_REGION_BYTES = 2**63 - 1
@@ -50,7 +51,7 @@ def check_request(op: Op, pieces: Sequence[Piece], home: EngineContext) -> Rejec
                 if region.length > _MAX_REGION_BYTES:
                     return Rejected(f"the {side} region of a {op} has {region.length} bytes")
                 fine.add(id(region))
-            if offset < 0 or piece.length < 0 or offset + piece.length > region.length:
+            if not is_within(offset, piece.length, region.length):
                 return Rejected(
                     f"{op} of {piece.length} bytes at {side} offset {offset} of a region "
                     f"of segment {region.segment}, which has {region.length} bytes"
@@ -58,44 +59,14 @@ def check_request(op: Op, pieces: Sequence[Piece], home: EngineContext) -> Rejec
         extent = extents.get(id(piece.local))
         if extent is None:
             try:
-                extent = extents[id(piece.local)] = home.regions.local(piece.local)
+                extent = extents[id(piece.local)] = home.regions.local_extent(piece.local)
             except AccessRefused as refused:
                 return _not_local(op, piece.local, refused, home)
-        if piece.local_offset + piece.length > extent.length:
+        if not is_within(piece.local_offset, piece.length, extent.length):
             return Rejected(f"the local region of a {op} has {extent.length} bytes only")
         if op == "read" and not extent.writable:
             return Rejected("the local region of a read is read-only memory")
     return None
-
-
-def as_single_batch(op: Op, pieces: Sequence[Piece], path: str, max_bytes: int) -> Batch | None:
-    """These pieces as one batch, uncut; None if they are none, too many or for several peers."""
-    n_bytes = 0
-    for piece in pieces:
-        n_bytes += piece.length
-    if not 0 < n_bytes <= max_bytes:
-        return None
-    first = pieces[0].remote
-    peer = PeerKey(first.segment, first.generation)
-    slices = []
-    for number, piece in enumerate(pieces):
-        remote = piece.remote
-        if remote is not first and (remote.segment, remote.generation) != (
-            peer.segment,
-            peer.generation,
-        ):
-            return None
-        slices.append(
-            Slice(
-                number,
-                piece.local,
-                piece.local_offset,
-                remote,
-                piece.remote_offset,
-                piece.length,
-            )
-        )
-    return Batch(0, -1, op, peer, path, tuple(slices))
 
 
 def _not_local(op: Op, region: Region, refused: AccessRefused, home: EngineContext) -> Rejected:

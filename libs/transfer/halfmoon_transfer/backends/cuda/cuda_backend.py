@@ -21,10 +21,10 @@ from halfmoon_transfer.backends.cuda.cuda_peer import CudaPeer, CudaPeerGone
 from halfmoon_transfer.backends.cuda.cuda_server import CudaServer
 from halfmoon_transfer.backends.cuda.opened_regions import OpenedRegion, OpenedRegionTable
 from halfmoon_transfer.devices.device_interface import CopyEvent, DeviceError
-from halfmoon_transfer.devices.staging import LocalRegion
+from halfmoon_transfer.devices.local_region import LocalRegion
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.planning.transfer_plan import APPLIED, OutcomeKind, Slice, SliceOutcome
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, access_refusal
 
 
 class CudaBackend:
@@ -222,10 +222,15 @@ def _begin(
         return SliceOutcome(OutcomeKind.LOST, "stopped")
     if isinstance(found, AccessRefused):
         return refusal_outcome(batch, each, found.status, found.detail)
-    if each.remote_offset + each.length > found.length:
-        return refusal_outcome(batch, each, AccessStatus.OUT_OF_BOUNDS, found.length)
-    if batch.op == "write" and not found.writable:
-        return refusal_outcome(batch, each, AccessStatus.READ_ONLY, 0)
+    refused = access_refusal(
+        each.remote_offset,
+        each.length,
+        write=batch.op == "write",
+        n_bytes=found.length,
+        writable=found.writable,
+    )
+    if refused is not None:
+        return refusal_outcome(batch, each, refused.status, refused.detail)
     if index in errand.damage:
         # Nothing here is damaged on its way: what shall be, never lands.
         return refusal_outcome(batch, each, AccessStatus.CHECKSUM_MISMATCH, 0)

@@ -21,7 +21,7 @@ from halfmoon_transfer.backends.cuda.cuda_wire import (
 )
 from halfmoon_transfer.backends.peer_credentials import PeerCredentials
 from halfmoon_transfer.planning.transfer_plan import OutcomeKind
-from halfmoon_transfer.regions.region_table import AccessRefused
+from halfmoon_transfer.regions.access import AccessRefused
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
 #: How long an owner may take to answer: it looks into a table and asks its driver.

@@ -27,7 +27,8 @@ from halfmoon_transfer.backends.cuda.cuda_wire import (
 from halfmoon_transfer.backends.peer_credentials import PeerCredentials
 from halfmoon_transfer.devices.device_interface import DeviceError, NotExportable
 from halfmoon_transfer.devices.device_region import DeviceRegion
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus, RegionTable
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.region_table import RegionTable
 
 _log = logging.getLogger(__name__)
 _ACCEPT_PAUSE_S = 0.1
@@ -140,9 +141,9 @@ class CudaServer:
                 self._granted[connection].add(ask.key)
 
     def _grant(self, ask: CudaRegionRequest) -> CudaRegionGrant:
-        entry, _ = self._regions.acquire(ask.generation, ask.key, 0, 0, write=False)
+        entry, _ = self._regions.leases.acquire(ask.generation, ask.key, 0, 0, write=False)
         try:
-            region = entry.file
+            region = entry.backing
             if not isinstance(region, DeviceRegion):
                 raise AccessRefused(AccessStatus.NOT_SHAREABLE)
             handle = region.export()
@@ -161,7 +162,7 @@ class CudaServer:
         except DeviceError as error:
             raise AccessRefused(AccessStatus.DEVICE_FAILED, error.code) from error
         finally:
-            self._regions.give_back(entry)
+            self._regions.leases.release(entry)
 
 
 def _is_our_user(connection: socket.socket) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from halfmoon_protocol.regions import KEY_BYTES
 from halfmoon_transfer.devices.device_interface import IpcHandle
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 
 MAX_BYTES = 1024
 #: Not the process's number: containers that share a network may each have the same one.

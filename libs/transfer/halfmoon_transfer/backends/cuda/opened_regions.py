@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from halfmoon_transfer.backends.cuda.cuda_wire import THIS_PROCESS, CudaRegionGrant
 from halfmoon_transfer.devices.device_interface import DeviceError, DeviceMemory
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from halfmoon_transfer.backends.mooncake import mooncake_records
 from halfmoon_transfer.backends.mooncake.mooncake_lane import AddressRefused, MooncakeLane
 from halfmoon_transfer.backends.mooncake.mooncake_peers import is_halfmoon
 from halfmoon_transfer.planning.transfer_plan import APPLIED, OutcomeKind, Slice, SliceOutcome
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 
 #: Limit of bytes in one request, when slices touch.
 _RUN_BYTES = 4 * 1024 * 1024

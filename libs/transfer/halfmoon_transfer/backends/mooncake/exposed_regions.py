@@ -17,12 +17,9 @@ from halfmoon_transfer.backends.mooncake.mooncake_records import (
     HalfmoonBufferInfo,
     HalfmoonSegmentInfo,
 )
-from halfmoon_transfer.regions.region_table import (
-    AccessRefused,
-    AccessStatus,
-    RegionEntry,
-    RegionTable,
-)
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.region_index import RegionEntry
+from halfmoon_transfer.regions.region_table import RegionTable
 
 _EPOCH_BITS = 64
 
@@ -47,13 +44,13 @@ class ExposedRegions:
             AccessRefused: no region holds the whole range, or the region is read-only.
         """
         why = AccessStatus.OUT_OF_BOUNDS
-        for entry in self._regions.entries():
+        for entry in self._regions.index.entries():
             offset = address - entry.address
             if size < 1 or offset < 0 or offset + size > len(entry.view):
                 continue
             region = entry.region
             try:
-                return self._regions.acquire(
+                return self._regions.leases.acquire(
                     region.generation, region.key, offset, size, write=write
                 )
             except AccessRefused as refused:
@@ -62,7 +59,7 @@ class ExposedRegions:
 
     def give_back(self, entry: RegionEntry) -> None:
         """End an access."""
-        self._regions.give_back(entry)
+        self._regions.leases.release(entry)
 
     def address(self, region: Region) -> int:
         """Return the address at which one of our regions begins.
@@ -70,7 +67,7 @@ class ExposedRegions:
         Raises:
             AccessRefused: the region is not ours, or not in this process's memory.
         """
-        found = (each.address for each in self._regions.entries() if each.region == region)
+        found = (each.address for each in self._regions.index.entries() if each.region == region)
         address = next(found, None)
         if address is None:
             raise AccessRefused(AccessStatus.UNKNOWN_KEY)
@@ -91,7 +88,7 @@ class ExposedRegions:
                     mooncake_records.hash_key(each.region.key), each.view.readonly
                 ),
             )
-            for each in self._regions.entries()
+            for each in self._regions.index.entries()
         )
         halfmoon = HalfmoonSegmentInfo(
             self._regions.segment, self._regions.generation, f"{epoch:x}"

@@ -9,16 +9,36 @@
 A foreign segment's buffers become regions that `submit` accepts like any other.
 """
 
+from typing import Protocol
+
 import msgspec
 
 from halfmoon_protocol.regions import Region
+from halfmoon_transfer.backends.backend_interface import Backend
 from halfmoon_transfer.backends.mooncake.batch_over_lane import foreign_key
 from halfmoon_transfer.backends.mooncake.mooncake_backend import MooncakeBackend
 from halfmoon_transfer.backends.mooncake.mooncake_records import MooncakeNotification
-from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Rejected
-from halfmoon_transfer.regions.region_table import AccessRefused
+from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from halfmoon_transfer.regions.access import AccessRefused
 from halfmoon_transfer.threads.stop_signal import StopSignal
+
+
+class EngineWithBackends(Protocol):
+    """A `TransferEngine`, as far as it is used here."""
+
+    @property
+    def name(self) -> str:
+        """The name of its segment."""
+        ...
+
+    def backend(self, name: str) -> Backend:
+        """Return one of the backends that it was opened with, or raise ValueError."""
+        ...
+
+    def add_peer(self, peer: SegmentDescriptor) -> None:
+        """Make a peer known that keeps no record in the metadata store."""
+        ...
 
 
 class MooncakeBuffer(msgspec.Struct, frozen=True):
@@ -58,7 +78,7 @@ class MooncakeSegment(msgspec.Struct, frozen=True):
 class Mooncake:
     """The Mooncake functions of an engine. Methods are safe from any thread, and may block."""
 
-    def __init__(self, engine: TransferEngine, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, engine: EngineWithBackends, *, timeout_s: float = 5.0) -> None:
         """Wrap an engine.
 
         Args:
@@ -103,7 +123,7 @@ class Mooncake:
             Lost: the segment can't be found or does not answer.
         """
         descriptor, record = self._backend.open(name, StopSignal.after(self._timeout_s))
-        self._engine.introduce(descriptor)
+        self._engine.add_peer(descriptor)
         buffers = tuple(
             MooncakeBuffer(
                 Region(

@@ -89,7 +89,7 @@ class MooncakeBackend:
             self._handshake_listener.start()
             self._registry.announce_rpc()
             self._announce()
-            home.regions.watch(self._announce)
+            home.regions.add_watcher(self._announce)
             undo.pop_all()
 
     def _listen(
@@ -310,7 +310,7 @@ class MooncakeBackend:
 
     def close(self) -> None:
         """Withdraw our records, close all connections and stop listening."""
-        self._regions.unwatch(self._announce)
+        self._regions.remove_watcher(self._announce)
         self._registry.withdraw()
         self._lanes.close()
         self._handshake_listener.close()

@@ -23,7 +23,8 @@ from halfmoon_transfer.backends.mooncake.mooncake_frames import MooncakeFrameErr
 from halfmoon_transfer.backends.mooncake.mooncake_handshake import HandshakeKind
 from halfmoon_transfer.backends.mooncake.mooncake_records import MooncakeNotification, SegmentRecord
 from halfmoon_transfer.backends.socket_io import SocketClosed, receive, receive_into, send_all
-from halfmoon_transfer.regions.region_table import AccessRefused, RegionEntry
+from halfmoon_transfer.regions.access import AccessRefused
+from halfmoon_transfer.regions.region_index import RegionEntry
 
 _log = logging.getLogger(__name__)
 #: Seconds in which a refused peer should read the status and close.

@@ -20,7 +20,7 @@ from halfmoon_transfer.backends.rdma.rdma_memory import RdmaMemoryTable, RegionR
 from halfmoon_transfer.backends.rdma.verbs import CompletionStatus as Completed
 from halfmoon_transfer.backends.rdma.verbs import RdmaOperation, completion_status_text
 from halfmoon_transfer.planning.transfer_plan import APPLIED, OutcomeKind, SliceOutcome
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 
 #: Tries of a slice whose own completion was refused, with what the owner granted last.
 _MAX_REFUSALS = 2

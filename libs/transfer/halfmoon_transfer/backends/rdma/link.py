@@ -47,7 +47,7 @@ from halfmoon_transfer.backends.rdma.verbs import RdmaOperation, VerbsError, com
 from halfmoon_transfer.backends.socket_io import send_all, tune_socket
 from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
-from halfmoon_transfer.regions.region_table import AccessRefused
+from halfmoon_transfer.regions.access import AccessRefused
 
 R = TypeVar("R", bound=RdmaReply)
 #: Regions of the peer whose addresses and rkeys are kept.

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from halfmoon_transfer.backends.backend_interface import BackendUnavailable
 from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.backends.rdma.verbs import VerbsContext, VerbsError
+from halfmoon_transfer.interface import BackendUnavailable
 
 _SYSFS = Path("/sys/class/infiniband")
 #: Empty entries of a table before we believe that no more follow.

@@ -28,7 +28,7 @@ import msgspec
 
 from halfmoon_transfer.backends.socket_io import receive, send_all
 from halfmoon_transfer.cluster_key import NONCE_BYTES, PROOF_BYTES
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 
 VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024

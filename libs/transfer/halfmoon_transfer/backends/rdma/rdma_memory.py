@@ -29,12 +29,9 @@ from halfmoon_transfer.backends.rdma.rdma_handshake import SLOT_BYTES, RdmaRegio
 from halfmoon_transfer.backends.rdma.verbs import MemoryRegistration, VerbsError
 from halfmoon_transfer.devices.device_interface import DeviceError
 from halfmoon_transfer.devices.device_region import DeviceRegion
-from halfmoon_transfer.regions.region_table import (
-    AccessRefused,
-    AccessStatus,
-    RegionEntry,
-    RegionTable,
-)
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.region_index import RegionEntry
+from halfmoon_transfer.regions.region_table import RegionTable
 
 _log = logging.getLogger(__name__)
 
@@ -224,23 +221,23 @@ class RdmaMemoryTable:
         self, table: dict[bytes, RegionRegistrations], generation: int, key: bytes, *, remote: bool
     ) -> RegionRegistrations:
         # Asked each time: what was removed must not be handed out again.
-        entry, _ = self._regions.acquire(generation, key, 0, 0, write=False)
+        entry, _ = self._regions.leases.acquire(generation, key, 0, 0, write=False)
         try:
             known = table.get(key)
             if known is None:
                 known = table[key] = self._register(entry, remote=remote)
             return known
         finally:
-            self._regions.give_back(entry)
+            self._regions.leases.release(entry)
 
     def _register(self, entry: RegionEntry, *, remote: bool) -> RegionRegistrations:
         devices = self._devices.values()
-        if entry.file is None:
+        if entry.backing is None:
             return register_host_memory(entry.view, devices, remote=remote)
-        if not remote or not isinstance(entry.file, DeviceRegion):
+        if not remote or not isinstance(entry.backing, DeviceRegion):
             raise AccessRefused(AccessStatus.NOT_SHAREABLE)  # no card can read a file by itself
         try:
-            return register_device_memory(entry.file, devices)
+            return register_device_memory(entry.backing, devices)
         except (DeviceError, VerbsError) as error:
             _log.debug("device memory is not lent over rdma: %s", error)
             raise AccessRefused(AccessStatus.NOT_SHAREABLE) from error

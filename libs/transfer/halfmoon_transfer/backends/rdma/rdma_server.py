@@ -33,7 +33,8 @@ from halfmoon_transfer.backends.socket_io import SocketClosed, send_all
 from halfmoon_transfer.backends.socket_listener import SocketListener
 from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
 from halfmoon_transfer.notification_queue import NotificationQueue
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus, RegionTable
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.region_table import RegionTable
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from halfmoon_transfer.backends.backend_interface import BackendUnavailable
+from halfmoon_transfer.interface import BackendUnavailable
 
 _missing: ImportError | None = None
 _e: Any = None

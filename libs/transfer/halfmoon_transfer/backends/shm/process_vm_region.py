@@ -10,8 +10,8 @@ from halfmoon_transfer.backends.shm.process_vm import (
 from halfmoon_transfer.backends.shm.shm_peer import ShmPeer, ShmPeerGone
 from halfmoon_transfer.backends.shm.shm_wire import ShmLentRegion
 from halfmoon_transfer.planning.transfer_plan import APPLIED, OutcomeKind, Slice, SliceOutcome
+from halfmoon_transfer.regions.access import AccessStatus, access_refusal
 from halfmoon_transfer.regions.byte_ops import checksum, flip_byte
-from halfmoon_transfer.regions.region_table import AccessStatus
 
 
 class ProcessVmRegion:
@@ -29,10 +29,15 @@ class ProcessVmRegion:
             PeerGone: the owner's process has ended.
         """
         batch, lent = errand.batch, self._lent
-        if each.remote_offset + each.length > lent.length:
-            return refusal_outcome(batch, each, AccessStatus.OUT_OF_BOUNDS, lent.length)
-        if batch.op == "write" and not lent.writable:
-            return refusal_outcome(batch, each, AccessStatus.READ_ONLY, 0)
+        refused = access_refusal(
+            each.remote_offset,
+            each.length,
+            write=batch.op == "write",
+            n_bytes=lent.length,
+            writable=lent.writable,
+        )
+        if refused is not None:
+            return refusal_outcome(batch, each, refused.status, refused.detail)
         address = lent.address + each.remote_offset
         try:
             fine = (self._write if batch.op == "write" else self._read)(errand, index, address)

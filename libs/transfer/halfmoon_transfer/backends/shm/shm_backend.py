@@ -31,7 +31,7 @@ from halfmoon_transfer.planning.transfer_plan import (
     Slice,
     SliceOutcome,
 )
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, is_within
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
 _VIEW_S = 2.0
@@ -280,7 +280,6 @@ def _move(
         return refusal_outcome(errand.batch, each, whole.status, whole.detail)
     if isinstance(whole, ProcessVmRegion):
         return whole.move(errand, index, each)
-    end = each.remote_offset + each.length
-    if end > len(whole):
+    if not is_within(each.remote_offset, each.length, len(whole)):
         return refusal_outcome(errand.batch, each, AccessStatus.OUT_OF_BOUNDS, len(whole))
-    return copy_slice(errand, index, whole[each.remote_offset : end])
+    return copy_slice(errand, index, whole[each.remote_offset : each.remote_offset + each.length])

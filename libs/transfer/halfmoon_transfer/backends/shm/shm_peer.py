@@ -33,7 +33,7 @@ from halfmoon_transfer.backends.shm.shm_wire import (
     encode_request,
 )
 from halfmoon_transfer.planning.transfer_plan import OutcomeKind
-from halfmoon_transfer.regions.region_table import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
 _log = logging.getLogger(__name__)

@@ -31,12 +31,9 @@ from halfmoon_transfer.backends.shm.shm_wire import (
     encode_reply,
 )
 from halfmoon_transfer.notification_queue import NotificationQueue
-from halfmoon_transfer.regions.region_table import (
-    AccessRefused,
-    AccessStatus,
-    RegionEntry,
-    RegionTable,
-)
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.region_index import RegionEntry
+from halfmoon_transfer.regions.region_table import RegionTable
 
 _log = logging.getLogger(__name__)
 _ACCEPT_PAUSE_S = 0.1
@@ -168,7 +165,7 @@ class ShmServer:
     def _take_back(self, connection: socket.socket) -> None:
         """Whoever is gone touches nothing any more; with the lock held."""
         for entry in self._lent.pop(connection, ()):
-            self._regions.give_back(entry)
+            self._regions.leases.release(entry)
         self._returned.notify_all()
 
     def _answer(self, connection: socket.socket, message: bytes) -> None:
@@ -187,7 +184,7 @@ class ShmServer:
     def _grant(self, connection: socket.socket, ask: ShmRegionRequest) -> None:
         with self._lock:
             try:
-                fd, length = self._regions.share(ask.generation, ask.key)
+                fd, length = self._regions.duplicate_fd(ask.generation, ask.key)
             except AccessRefused as refused:
                 notice = ShmReply(REFUSED, refused.status, refused.detail, ask.key)
                 _send(connection, encode_reply(notice))
@@ -204,7 +201,7 @@ class ShmServer:
         try:
             if not PeerCredentials.of(connection).is_our_user:
                 raise AccessRefused(AccessStatus.NOT_SHAREABLE)
-            entry = self._regions.lend(ask.generation, ask.key)
+            entry = self._regions.leases.acquire_whole(ask.generation, ask.key)
         except AccessRefused as refused:
             notice = ShmReply(REFUSED, refused.status, refused.detail, ask.key)
             _send(connection, encode_reply(notice))
@@ -219,7 +216,7 @@ class ShmServer:
             for entry in self._lent.get(connection, ()):
                 if entry.region.key == returned.key:
                     self._lent[connection].remove(entry)
-                    self._regions.give_back(entry)
+                    self._regions.leases.release(entry)
                     break
             self._returned.notify_all()
 

@@ -30,7 +30,7 @@ import msgspec
 
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
 from halfmoon_transfer.planning import transfer_plan
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 
 MESSAGE_BYTES = 32
 MAX_NOTIFICATION_FRAME_BYTES = 8192

@@ -26,11 +26,11 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
 from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
 from halfmoon_transfer.interface import Op, Piece
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
+from halfmoon_transfer.planning.single_batch import as_single_batch
 from halfmoon_transfer.planning.transfer_plan import APPLIED, SliceOutcome
+from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum, flip_byte
-from halfmoon_transfer.regions.region_table import AccessStatus
 from halfmoon_transfer.threads.stop_signal import StopSignal
-from halfmoon_transfer.transfers.request_checks import as_single_batch
 
 #: Bytes and slices of one request, and requests ahead of the first reply.
 _FRAME_BYTES = 1024 * 1024

@@ -155,7 +155,7 @@ class MultiRailTcp:
         self, rails: tuple[Endpoint, ...], errand: CarryRequest, carry: CarryOverRail
     ) -> Sequence[SliceOutcome]:
         n_bytes = sum(each.length for each in errand.batch.slices)
-        location = self._regions.location(errand.batch.slices[0].local.key)
+        location = self._regions.index.location(errand.batch.slices[0].local.key)
         with self._lock:
             peer = self._known(errand.peer, rails)
         # May look a name up.

@@ -50,7 +50,7 @@ class NativeServer:
 
     def serve_regions(self, keys: Iterable[bytes]) -> None:
         """Serve these from now on, if they are ours and in memory."""
-        self._regions.visit(keys, self._table.add)
+        self._regions.index.visit(keys, self._table.add)
 
     def revoke(self, key: bytes) -> None:
         """Serve this no more; returns when nothing accesses it. Its key is taken away already."""

@@ -62,7 +62,7 @@ from halfmoon_protocol.regions import KEY_BYTES
 from halfmoon_transfer.cluster_key import NONCE_BYTES
 from halfmoon_transfer.interface import MAX_NOTIFICATION_BYTES
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
-from halfmoon_transfer.regions.region_table import AccessStatus
+from halfmoon_transfer.regions.access import AccessStatus
 
 VERSION = 1
 READ, WRITE, NOTIFY, FAILED = 1, 2, 3, 255

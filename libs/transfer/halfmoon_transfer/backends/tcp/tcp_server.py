@@ -27,13 +27,10 @@ from halfmoon_transfer.backends.tcp.tcp_frames import (
 from halfmoon_transfer.backends.tcp.tcp_sessions import TcpSessions
 from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
 from halfmoon_transfer.notification_queue import NotificationQueue
+from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
+from halfmoon_transfer.regions.backed_regions import RegionSpan
 from halfmoon_transfer.regions.byte_ops import checksum
-from halfmoon_transfer.regions.region_table import (
-    AccessRefused,
-    AccessStatus,
-    RegionSpan,
-    RegionTable,
-)
+from halfmoon_transfer.regions.region_table import RegionTable
 
 _log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
@@ -261,7 +258,7 @@ class _Connection:
         self.accessing = frozenset(each.key for each in request.slices)
         write = request.op == tcp_frames.WRITE
         spans = [(each.key, each.offset, each.length) for each in request.slices]
-        with self._regions.lease_batch(request.generation, spans, write=write) as views:
+        with self._regions.leases.lease_batch(request.generation, spans, write=write) as views:
             if write:
                 self._take(request, views)
             else:
@@ -296,15 +293,15 @@ class _Connection:
             for index, (each, view) in enumerate(zip(request.slices, views, strict=True)):
                 if not isinstance(view, AccessRefused) and checksum(view) != each.checksum:
                     views[index] = AccessRefused(AccessStatus.CHECKSUM_MISMATCH)
-        if self._regions.has_files:
-            _settle(self._regions.store, request, views)
+        if self._regions.backed:
+            _settle(self._regions.backed.store, request, views)
         answers = [_refused(view) if isinstance(view, AccessRefused) else _FINE for view in views]
         send_all(self._socket, [tcp_frames.encode_reply(tcp_frames.WRITE, request.number, answers)])
 
     def _give(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
         """Send the slices' bytes from where they are."""
-        if self._regions.has_files:
-            _settle(self._regions.load, request, views)
+        if self._regions.backed:
+            _settle(self._regions.backed.load, request, views)
         answers = [
             _refused(view)
             if isinstance(view, AccessRefused)

@@ -21,24 +21,14 @@ import msgspec
 from halfmoon_protocol.regions import Region
 from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.devices.device_interface import CopyEvent, DeviceError
-from halfmoon_transfer.devices.device_region import DeviceRegion
-from halfmoon_transfer.devices.pinned_pool import PinnedPool, PinnedRun
+from halfmoon_transfer.devices.local_region import LocalRegion
+from halfmoon_transfer.devices.pinned_pool import PinnedRun
 from halfmoon_transfer.planning.transfer_plan import APPLIED, Batch, OutcomeKind, SliceOutcome
 
 _STOPPED = SliceOutcome(OutcomeKind.LOST, "stopped")
 #: Parts in a row of which nothing arrived, after which a batch's others are not tried: a peer
 #: that is gone may take its time to be found out, each time.
 _MAX_LOST_PARTS = 2
-
-
-class LocalRegion(NamedTuple):
-    """A local region of a batch: host memory, or device memory and its pinned pool."""
-
-    view: memoryview
-    device: DeviceRegion | None = None
-    pool: PinnedPool | None = None
-    #: The pool's memory as a region.
-    pinned: Region | None = None
 
 
 class _Cut(NamedTuple):
@@ -138,7 +128,7 @@ class _Part:
         self.wait()
         if self._run is not None:
             assert self._local.pool is not None
-            self._local.pool.give_back(self._run)
+            self._local.pool.release(self._run)
             self._run = None
 
     def _begin(self, copy: Callable[[int, memoryview], CopyEvent], numbers: Sequence[int]) -> None:
