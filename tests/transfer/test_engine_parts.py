@@ -160,7 +160,7 @@ def test_a_peer_never_gets_more_than_its_lanes() -> None:
         done.release()
 
     for _ in range(30):
-        couriers.post("peer", job)
+        couriers.submit("peer", job)
         couriers.check()
     for _ in range(30):
         assert done.acquire(timeout=PATIENCE_S)
@@ -176,9 +176,9 @@ def test_peers_take_turns_and_one_that_hangs_delays_nobody() -> None:
         gate.wait(PATIENCE_S)
 
     for _ in range(10):
-        couriers.post("hanging", hang)
+        couriers.submit("hanging", hang)
     for number in range(50):
-        couriers.post(f"peer-{number % 3}", done.release)
+        couriers.submit(f"peer-{number % 3}", done.release)
     for _ in range(50):
         assert done.acquire(timeout=PATIENCE_S)
     couriers.check()
@@ -193,7 +193,7 @@ def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle(
     couriers = FairThreadPool("halfmoon-transfer-test", threads=8, lanes=3)
     warm_up, together = threading.Barrier(max(1, n_idle)), threading.Barrier(3)
     for number in range(n_idle):
-        couriers.post(f"other-{number}", lambda: _meet(warm_up))
+        couriers.submit(f"other-{number}", lambda: _meet(warm_up))
     eventually(lambda: couriers.n_idle >= n_idle)
     met = threading.Semaphore(0)
 
@@ -202,7 +202,7 @@ def test_all_lanes_of_a_peer_are_used_however_many_threads_were_idle(
         met.release()
 
     for _ in range(3):
-        couriers.post("peer", resolve_peer)
+        couriers.submit("peer", resolve_peer)
     for _ in range(3):
         assert met.acquire(timeout=PATIENCE_S)
     couriers.check()
@@ -216,11 +216,11 @@ def _meet(barrier: threading.Barrier) -> None:
 def test_idle_couriers_go_home(eventually: Eventually) -> None:
     couriers = FairThreadPool("halfmoon-transfer-test", threads=3, lanes=2, linger_s=0.02)
     done = threading.Event()
-    couriers.post("peer", done.set)
+    couriers.submit("peer", done.set)
     assert done.wait(PATIENCE_S)
     eventually(lambda: couriers.n_threads == 0)
     again = threading.Event()
-    couriers.post("peer", again.set)
+    couriers.submit("peer", again.set)
     assert again.wait(PATIENCE_S)
     couriers.close()
 
@@ -228,7 +228,7 @@ def test_idle_couriers_go_home(eventually: Eventually) -> None:
 def test_closed_couriers_drop_jobs() -> None:
     couriers = FairThreadPool("halfmoon-transfer-test", threads=1, lanes=1)
     couriers.close()
-    couriers.post("peer", lambda: pytest.fail("it ran"))
+    couriers.submit("peer", lambda: pytest.fail("it ran"))
 
 
 # Deadlines.

@@ -262,7 +262,7 @@ def test_who_carries_himself_does_not_overtake_and_frees_the_lane_for_those_in_l
     try:
 
         def holding_the_lane() -> None:
-            couriers.post("a", posted.set)
+            couriers.submit("a", posted.set)
             assert not couriers.try_run_inline("a", lambda: None)
 
         assert couriers.try_run_inline("a", holding_the_lane)

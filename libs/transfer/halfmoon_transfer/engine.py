@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class TransferEngine:
-    """One process's segment: its regions, its ways to peers, its live transfers.
+    """One process's segment: its regions, its router to peers, its live transfers.
 
     All methods are safe from any thread. `open` and `close` block; so may `view` and
     `unregister`; `submit` never waits for a peer.
@@ -59,25 +59,25 @@ class TransferEngine:
 
     def __init__(
         self,
-        home: EngineContext,
+        context: EngineContext,
         directory: SegmentDirectory,
         backends: Mapping[str, Backend],
         descriptor: SegmentDescriptor,
     ) -> None:
         """Use `open`."""
-        self._home = home
-        self._regions = home.regions
-        self._settings = home.settings
+        self._context = context
+        self._regions = context.regions
+        self._settings = context.settings
         self._directory = directory
         #: What peers know of this segment.
         self.descriptor = descriptor
-        self._tally = TransferCounters()
-        self._ways = PathRouter(home, directory, backends, descriptor)
-        self._express = FastPath(home, self._ways, self._tally)
-        self._transfers = TransferManager(home, self._ways, self._tally)
+        self._counters = TransferCounters()
+        self._router = PathRouter(context, directory, backends, descriptor)
+        self._fast_path = FastPath(context, self._router, self._counters)
+        self._transfers = TransferManager(context, self._router, self._counters)
         self._closed = False
         self._lease = Lease(
-            f"halfmoon-transfer-{home.name}-lease", self._publish, home.settings.lease_s
+            f"halfmoon-transfer-{context.name}-lease", self._publish, context.settings.lease_s
         )
 
     @classmethod
@@ -125,7 +125,7 @@ class TransferEngine:
         directory = SegmentDirectory(metadata)
         if generation is None:
             generation = directory.next_generation(name)
-        home = make_context(
+        context = make_context(
             name,
             generation,
             bind=bind,
@@ -136,11 +136,11 @@ class TransferEngine:
             settings=settings or TransferSettings(),
         )
         with ExitStack() as undo:
-            opened = open_backends(backends, home, undo)
-            descriptor = make_descriptor(home, opened.values())
-            directory.publish(descriptor, home.settings.lease_s)
+            opened = open_backends(backends, context, undo)
+            descriptor = make_descriptor(context, opened.values())
+            directory.publish(descriptor, context.settings.lease_s)
             undo.pop_all()
-        return cls(home, directory, opened, descriptor)
+        return cls(context, directory, opened, descriptor)
 
     def __enter__(self) -> "TransferEngine":
         return self
@@ -151,12 +151,12 @@ class TransferEngine:
     @property
     def name(self) -> str:
         """The segment's name."""
-        return self._home.name
+        return self._context.name
 
     @property
     def generation(self) -> int:
         """Which start of this segment it is."""
-        return self._home.generation
+        return self._context.generation
 
     # Memory.
 
@@ -194,7 +194,7 @@ class TransferEngine:
         self._require_open()
         span = device_span(buffer)
         if span is not None:
-            return self._home.devices.register(span, location)
+            return self._context.devices.register(span, location)
         return self._regions.register(host_view(buffer), location)
 
     def register_file(
@@ -246,7 +246,7 @@ class TransferEngine:
         entry = self._regions.remove(region.key)
         if entry is None:
             raise Rejected(f"not a region of segment {self.name} (any more)")
-        self._ways.withdraw(entry)
+        self._router.revoke_region(entry)
 
     # Transfers.
 
@@ -282,7 +282,7 @@ class TransferEngine:
                 nobody.
         """
         if notify is None and not self._closed:
-            report = self._express.copy(op, pieces, self._settings.copy_here_bytes)
+            report = self._fast_path.copy(op, pieces, self._settings.copy_here_bytes)
             if report is not None:
                 return FinishedTransfer(report)
         return self._start(op, pieces, deadline_s, notify)
@@ -308,7 +308,7 @@ class TransferEngine:
         """
         if notify is None and not self._closed:
             started = time.monotonic()
-            report = self._express.move(op, pieces, deadline_s)
+            report = self._fast_path.move(op, pieces, deadline_s)
             if report is not None:
                 return report
             deadline_s = round(deadline_s - (time.monotonic() - started), 3)
@@ -341,7 +341,7 @@ class TransferEngine:
         Raises:
             TransferError: the engine is closed.
         """
-        return self._home.inbox.take(timeout_s)
+        return self._context.notification_queue.take(timeout_s)
 
     async def next_notification(self, timeout_s: float | None = None) -> Notification | None:
         """Like `notifications`, from asyncio; a cancelled waiter loses no message.
@@ -349,7 +349,7 @@ class TransferEngine:
         Raises:
             TransferError: the engine is closed.
         """
-        return await self._home.inbox.wait(timeout_s)
+        return await self._context.notification_queue.wait(timeout_s)
 
     # Peers.
 
@@ -365,7 +365,7 @@ class TransferEngine:
             Rejected: out of bounds, unknown key, or another generation.
         """
         self._require_open()
-        return self._ways.view(region, offset, length)
+        return self._router.view(region, offset, length)
 
     def resolve_peer(self, segment: str, generation: int) -> None:
         """Look a peer up before there is anything for it; at once for one that is known.
@@ -377,7 +377,7 @@ class TransferEngine:
             Lost: there is no such segment, or the store can't say.
         """
         self._require_open()
-        self._ways.resolve_peer(segment, generation)
+        self._router.resolve_peer(segment, generation)
 
     def add_peer(self, peer: SegmentDescriptor) -> None:
         """Know a peer that keeps no record in our metadata store, until it is released.
@@ -393,7 +393,7 @@ class TransferEngine:
         Raises:
             ValueError: it was opened without.
         """
-        backends = self._ways.backends
+        backends = self._router.backends
         if name not in backends:
             has = ", ".join(backends)
             raise ValueError(f"segment {self.name} has no backend {name!r}; it has {has}")
@@ -401,12 +401,12 @@ class TransferEngine:
 
     def release_peer(self, segment: str) -> None:
         """Forget a peer that is gone: its descriptor, connections and mapped memory."""
-        self._ways.forget(segment)
+        self._router.forget(segment)
 
     def stats(self) -> TransferStats:
         """Counters since `open`, and gauges of now."""
-        return self._tally.stats(
-            self._ways.gauges(), n_live=len(self._transfers), n_regions=len(self._regions)
+        return self._counters.stats(
+            self._router.gauges(), n_live=len(self._transfers), n_regions=len(self._regions)
         )
 
     # The end.
@@ -417,15 +417,15 @@ class TransferEngine:
         Memory from `allocate` stays until its last view is dropped; the regions are gone.
         A second call does nothing.
         """
-        if not self._transfers.refuse():
+        if not self._transfers.stop_admitting():
             return
         self._closed = True
         self._lease.close()
         self._directory.withdraw(self.descriptor)
         self._transfers.close()
-        self._home.inbox.close()
-        self._ways.close()
-        self._home.devices.close()
+        self._context.notification_queue.close()
+        self._router.close()
+        self._context.devices.close()
 
     def _publish(self) -> None:
         self._directory.publish(self.descriptor, self._settings.lease_s)
@@ -438,4 +438,4 @@ class TransferEngine:
         """Assert what must hold between calls."""
         self._regions.check()
         self._transfers.check()
-        self._home.inbox.check()
+        self._context.notification_queue.check()

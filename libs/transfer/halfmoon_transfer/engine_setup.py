@@ -1,4 +1,4 @@
-"""What an engine is built from, in order: its home, its backends, its descriptor for peers."""
+"""What an engine is built from, in order: its context, its backends, its descriptor for peers."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -51,19 +51,19 @@ def make_context(
         topology=topology,
         regions=regions,
         devices=DeviceTable(regions, settings),
-        inbox=NotificationQueue(name, generation, settings.max_notifications),
+        notification_queue=NotificationQueue(name, generation, settings.max_notifications),
         settings=settings,
     )
 
 
 def open_backends(
-    choices: Sequence["str | FaultInjection"], home: EngineContext, undo: ExitStack
+    choices: Sequence["str | FaultInjection"], context: EngineContext, undo: ExitStack
 ) -> dict[str, Backend]:
     """Open them in order, by name; without those that may be left out and can't be had.
 
     Args:
         choices: names, or `FaultInjection` around one; a question mark says "if this machine can".
-        home: what they belong to.
+        context: what they belong to.
         undo: gets their closing, for when a later one fails.
 
     Raises:
@@ -75,7 +75,7 @@ def open_backends(
     for choice in choices:
         required = choice.removesuffix("?") if isinstance(choice, str) else choice
         try:
-            backend = open_backend(required, home)
+            backend = open_backend(required, context)
         except BackendUnavailable as error:
             if choice == required:
                 raise
@@ -86,12 +86,12 @@ def open_backends(
     return opened
 
 
-def make_descriptor(home: EngineContext, backends: Iterable[Backend]) -> SegmentDescriptor:
+def make_descriptor(context: EngineContext, backends: Iterable[Backend]) -> SegmentDescriptor:
     """What peers need to know of an engine that has these backends."""
     endpoints: dict[str, Endpoint] = {}
     for backend in backends:
         endpoints |= backend.endpoints
-    return SegmentDescriptor(home.name, home.generation, home.host_id, endpoints)
+    return SegmentDescriptor(context.name, context.generation, context.host_id, endpoints)
 
 
 def read_host_id() -> str:

@@ -26,7 +26,7 @@ from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.memory_backend import copy_slice
 from halfmoon_transfer.backends.shm import process_vm, shm_backend, shm_wire
-from halfmoon_transfer.backends.shm.shm_peer import ShmPeerGone, map_shared
+from halfmoon_transfer.backends.shm.shm_peer import map_shared
 from halfmoon_transfer.backends.shm.shm_wire import (
     ShmBorrowRequest,
     ShmLentRegion,
@@ -35,6 +35,7 @@ from halfmoon_transfer.backends.shm.shm_wire import (
     ShmReturn,
     ShmWireError,
 )
+from halfmoon_transfer.backends.unix_peer import UnixPeerGone
 from halfmoon_transfer.planning.transfer_plan import SliceOutcome
 from halfmoon_transfer.regions.access import AccessStatus
 from halfmoon_transfer.regions.byte_ops import checksum
@@ -118,10 +119,10 @@ def test_memory_that_could_be_cut_short_is_not_mapped() -> None:
     fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, 4096)
-        with pytest.raises(ShmPeerGone, match="cut short"):
+        with pytest.raises(UnixPeerGone, match="cut short"):
             map_shared(fd, 4096)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        with pytest.raises(ShmPeerGone, match="cut short"):
+        with pytest.raises(UnixPeerGone, match="cut short"):
             map_shared(fd, 8192)
         assert len(map_shared(fd, 4096)) == 4096
     finally:

@@ -261,7 +261,7 @@ def test_a_dial_that_its_own_transfer_cut_short_keeps_nobody_from_dialling() -> 
 
 def addressed(engine: TransferEngine, ports: list[int]) -> None:
     """Have an engine believe that segment "there" listens at these ports of this host."""
-    known = engine._ways._directory
+    known = engine._router._directory
     found, _ = known.resolve("there", 1, fresh=False)
     endpoint = found.endpoints["tcp"]
     rails = {
@@ -296,7 +296,7 @@ def test_one_live_address_among_dead_ones_carries_everything(
         TransferEngine.open("here", metadata=store, backends=["tcp"]) as engine,
         SegmentProcess("there", 1, "tcp", 2 * N_SLICES * SLICE_BYTES, store) as peer,
     ):
-        found, _ = engine._ways._directory.resolve("there", 1, fresh=False)
+        found, _ = engine._router._directory.resolve("there", 1, fresh=False)
         live = split_address(found.endpoints["tcp"].address, 0)[1]
         # More dead ones than a slice has tries.
         addressed(engine, [*(free_port() for _ in range(5)), live])

@@ -20,7 +20,7 @@ BACKENDS = {
 }
 
 
-def open_backend(choice: "str | FaultInjection", home: EngineContext) -> Backend:
+def open_backend(choice: "str | FaultInjection", context: EngineContext) -> Backend:
     """Open a backend by name, or one wrapped in faults.
 
     Raises:
@@ -29,9 +29,9 @@ def open_backend(choice: "str | FaultInjection", home: EngineContext) -> Backend
         OSError: it can't listen.
     """
     if not isinstance(choice, str):
-        return choice.wrap(open_backend(choice.inner, home))
+        return choice.wrap(open_backend(choice.inner, context))
     if choice not in BACKENDS:
         raise ValueError(f"no backend {choice!r}; there are {', '.join(sorted(BACKENDS))}")
     module, name = BACKENDS[choice].split(":")
     make = cast("Callable[[EngineContext], Backend]", getattr(import_module(module), name))
-    return make(home)
+    return make(context)

@@ -45,7 +45,7 @@ class EngineContext(msgspec.Struct, frozen=True):
     #: The devices whose memory is among them.
     devices: DeviceTable
     #: Where notifications from peers go.
-    inbox: NotificationQueue
+    notification_queue: NotificationQueue
     settings: TransferSettings
 
 
@@ -62,7 +62,7 @@ class CarryRequest(msgspec.Struct, frozen=True):
     #: By position in the batch: the byte to damage in flight. Only `faults` sets it.
     damage: dict[int, int] = {}
     #: Called for each part that goes over one rail, in place of carrying it. Only `faults` sets it.
-    on_rail: "RailHook | None" = None
+    rail_hook: "RailHook | None" = None
 
 
 #: Given a rail's address, what is to be carried over it, and who would carry it.
@@ -87,14 +87,14 @@ class Backend(Protocol):
         """Whether it is worth a try, by the peer's descriptor alone; asks nobody."""
         ...
 
-    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+    def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Move a batch and return one outcome per slice, in order. Blocks.
 
         When it returns, nobody touches the local bytes any more.
         """
         ...
 
-    def notify(self, errand: CarryRequest) -> SliceOutcome:
+    def notify(self, request: CarryRequest) -> SliceOutcome:
         """Deliver the batch's notice into the peer's inbox. Blocks.
 
         `UNUSABLE` when this way carries none; the next path is taken then.
@@ -130,7 +130,7 @@ class Backend(Protocol):
 class SupportsInlineCopy(Protocol):
     """A backend that sometimes carries without waiting for anybody: it copies memory."""
 
-    def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
+    def can_copy_inline(self, peer: SegmentDescriptor, batch: Batch) -> bool:
         """Whether carrying this batch now takes no longer than copying its bytes."""
         ...
 
@@ -139,7 +139,7 @@ class SupportsInlineCopy(Protocol):
 class SupportsFastPath(Protocol):
     """A backend that has a short way over a wire: a connection that is open and idle."""
 
-    def hurry(
+    def try_fast_path(
         self,
         peer: SegmentDescriptor,
         op: Op,

@@ -6,7 +6,7 @@ write), or the one before into it (a read):
     write    out 0 | carry 0 | carry 1 | carry 2         read    carry 0 | carry 1 | carry 2 | in 2
                    | out 1   | out 2   |                                 | in 0    | in 1    |
 
-What a backend gets is an errand whose local regions are pinned host memory, registered like any
+What a backend gets is a request whose local regions are pinned host memory, registered like any
 other but known to nobody: every backend carries it without knowing. Of each batch at most
 two parts are in pinned memory, and the second never waits for room: so nobody who holds some
 waits for more.
@@ -42,11 +42,11 @@ class _Cut(NamedTuple):
 class _Part:
     """Cuts that travel together, with their bytes in pinned memory."""
 
-    def __init__(self, errand: CarryRequest, local: LocalRegion, cuts: Sequence[_Cut]) -> None:
+    def __init__(self, request: CarryRequest, local: LocalRegion, cuts: Sequence[_Cut]) -> None:
         self.cuts = cuts
         #: What became of each cut.
         self.outcomes: list[SliceOutcome] = [_STOPPED] * len(cuts)
-        self._errand = errand
+        self._request = request
         #: Where the bytes of all its cuts are.
         self._local = local
         #: Where each cut begins in the pinned memory; the last one: where all of them end.
@@ -69,7 +69,7 @@ class _Part:
         if pool is None or self._run is not None:
             return True
         n_bytes = self._at[-1]
-        self._run = pool.wait(n_bytes, self._errand.stop) if wait else pool.take(n_bytes)
+        self._run = pool.wait(n_bytes, self._request.stop) if wait else pool.take(n_bytes)
         return self._run is not None
 
     def fetch(self) -> None:
@@ -92,12 +92,12 @@ class _Part:
         """Have those cuts carried whose bytes are in place; the rest has its outcome."""
         self.wait()
         going = [n for n, each in enumerate(self.outcomes) if each.kind is not OutcomeKind.REJECTED]
-        if self._errand.stop.stopped or not going:
+        if self._request.stop.stopped or not going:
             return
         slices, views = [], []
         for number in going:
             index, at, length = self.cuts[number]
-            whole = self._errand.batch.slices[index]
+            whole = self._request.batch.slices[index]
             view, local, local_offset = self._place(number)
             slices.append(
                 msgspec.structs.replace(
@@ -109,9 +109,9 @@ class _Part:
                 )
             )
             views.append(view)
-        batch = msgspec.structs.replace(self._errand.batch, slices=tuple(slices))
-        errand = msgspec.structs.replace(self._errand, batch=batch, local=tuple(views))
-        for number, outcome in zip(going, carry(errand), strict=True):
+        batch = msgspec.structs.replace(self._request.batch, slices=tuple(slices))
+        request = msgspec.structs.replace(self._request, batch=batch, local=tuple(views))
+        for number, outcome in zip(going, carry(request), strict=True):
             self.outcomes[number] = outcome
 
     def wait(self) -> None:
@@ -144,7 +144,7 @@ class _Part:
                 self._fail(run, error)
 
     def _fail(self, numbers: range, error: DeviceError) -> None:
-        op = self._errand.batch.op
+        op = self._request.batch.op
         failed = SliceOutcome(
             OutcomeKind.REJECTED, f"the local region of a {op} is in device memory: {error}"
         )
@@ -154,14 +154,14 @@ class _Part:
     def _on_device(self, number: int) -> tuple[int, int]:
         """Where a cut begins and ends in its local region."""
         index, at, length = self.cuts[number]
-        offset = self._errand.batch.slices[index].local_offset + at
+        offset = self._request.batch.slices[index].local_offset + at
         return offset, offset + length
 
     def _place(self, number: int) -> tuple[memoryview, Region, int]:
         """Where a cut's bytes are in host memory, also as a range of a region."""
         if self._run is None:
             start, end = self._on_device(number)
-            whole = self._errand.batch.slices[self.cuts[number].slice_index]
+            whole = self._request.batch.slices[self.cuts[number].slice_index]
             return self._local.view[start:end], whole.local, start
         assert self._local.pinned is not None
         start, end = self._at[number], self._at[number + 1]
@@ -182,7 +182,7 @@ def _touching(numbers: Sequence[int], where: Callable[[int], tuple[int, int]]) -
 
 
 def carry_staged(
-    errand: CarryRequest,
+    request: CarryRequest,
     locals_: Mapping[bytes, LocalRegion],
     carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
     part_bytes: int,
@@ -190,7 +190,7 @@ def carry_staged(
     """Carry a batch some of whose local regions are device memory.
 
     Args:
-        errand: the batch; its `local` is not looked at.
+        request: the batch; its `local` is not looked at.
         locals_: all its local regions, by key, leased by the caller.
         carry: the backend's.
         part_bytes: a part's size at the most; no more than half of a pool.
@@ -198,8 +198,8 @@ def carry_staged(
     Returns:
         One outcome per slice. A slice that travels in several cuts is applied when all are.
     """
-    outcomes = [APPLIED] * len(errand.batch.slices)
-    for part in _flow(errand, locals_, carry, part_bytes):
+    outcomes = [APPLIED] * len(request.batch.slices)
+    for part in _flow(request, locals_, carry, part_bytes):
         for cut, outcome in zip(part.cuts, part.outcomes, strict=True):
             if outcomes[cut.slice_index].kind is OutcomeKind.APPLIED:
                 outcomes[cut.slice_index] = outcome
@@ -207,22 +207,22 @@ def carry_staged(
 
 
 def _flow(
-    errand: CarryRequest,
+    request: CarryRequest,
     locals_: Mapping[bytes, LocalRegion],
     carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
     part_bytes: int,
 ) -> list[_Part]:
     """Move all parts; at its end nothing is being copied and no room is held."""
-    slices = errand.batch.slices
+    slices = request.batch.slices
     parts = [
-        _Part(errand, locals_[slices[cuts[0].slice_index].local.key], cuts)
-        for cuts in _cut(errand.batch, part_bytes)
+        _Part(request, locals_[slices[cuts[0].slice_index].local.key], cuts)
+        for cuts in _cut(request.batch, part_bytes)
     ]
-    write = errand.batch.op == "write"
+    write = request.batch.op == "write"
     n_lost = 0
     try:
         for number, part in enumerate(parts):
-            if errand.stop.stopped:
+            if request.stop.stopped:
                 break
             if n_lost == _MAX_LOST_PARTS:
                 part.outcomes = [parts[number - 1].outcomes[-1]] * len(part.cuts)

@@ -106,61 +106,61 @@ class FaultyBackend:
         """As the inner one."""
         return self._inner.reaches(peer)
 
-    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+    def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Some of the batch, some of it damaged."""
-        errand = msgspec.structs.replace(errand, on_rail=self._on_rail)
-        return self._carry(errand, "", self._faults.plan, self._inner.carry)
+        request = msgspec.structs.replace(request, rail_hook=self._hook_rail)
+        return self._carry(request, "", self._faults.plan, self._inner.carry)
 
-    def notify(self, errand: CarryRequest) -> SliceOutcome:
+    def notify(self, request: CarryRequest) -> SliceOutcome:
         """Perhaps; a damaged one is one that did not arrive."""
-        errand = msgspec.structs.replace(errand, on_rail=self._on_rail)
-        return self._notify(errand, "", self._faults.plan, self._inner.notify)
+        request = msgspec.structs.replace(request, rail_hook=self._hook_rail)
+        return self._notify(request, "", self._faults.plan, self._inner.notify)
 
-    def _on_rail(
+    def _hook_rail(
         self,
         rail: str,
-        errand: CarryRequest,
+        request: CarryRequest,
         carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
     ) -> Sequence[SliceOutcome]:
         plan = self._faults.rails.get(rail)
         if plan is None:
-            return carry(errand)
-        if errand.batch.notification is not None:
-            return [self._notify(errand, rail, plan, lambda each: carry(each)[0])]
-        return self._carry(errand, rail, plan, carry)
+            return carry(request)
+        if request.batch.notification is not None:
+            return [self._notify(request, rail, plan, lambda each: carry(each)[0])]
+        return self._carry(request, rail, plan, carry)
 
     def _carry(
         self,
-        errand: CarryRequest,
+        request: CarryRequest,
         rail: str,
         plan: FaultPlan,
         carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
     ) -> Sequence[SliceOutcome]:
-        _wait(errand, plan.delay_s)
+        _wait(request, plan.delay_s)
         if plan.partitioned:
-            return same_outcome_for_all(errand.batch, OutcomeKind.LOST, "partitioned")
+            return same_outcome_for_all(request.batch, OutcomeKind.LOST, "partitioned")
         kept: list[int] = []
-        outcomes = same_outcome_for_all(errand.batch, OutcomeKind.LOST, "dropped")
+        outcomes = same_outcome_for_all(request.batch, OutcomeKind.LOST, "dropped")
         unacknowledged: set[int] = set()
         damage: dict[int, int] = {}
-        for index, each in enumerate(errand.batch.slices):
+        for index, each in enumerate(request.batch.slices):
             if self._is_dead(plan, rail):
                 outcomes[index] = SliceOutcome(
                     OutcomeKind.LOST, f"dead after {plan.fail_after_n} slices"
                 )
                 continue
-            dice = _dice(plan.seed, errand.batch.transfer, each)
+            dice = _dice(plan.seed, request.batch.transfer, each)
             if dice.random() < plan.drop_rate:
                 if dice.random() < 0.5:
                     continue
                 unacknowledged.add(index)
             elif dice.random() < plan.corrupt_rate:
                 damage[len(kept)] = dice.randrange(each.length)
-            elif index in errand.damage:
-                damage[len(kept)] = errand.damage[index]
+            elif index in request.damage:
+                damage[len(kept)] = request.damage[index]
             kept.append(index)
         if kept:
-            carried = carry(_part(errand, kept, damage))
+            carried = carry(_part(request, kept, damage))
             for index, outcome in zip(kept, carried, strict=True):
                 if index not in unacknowledged:
                     outcomes[index] = outcome
@@ -168,22 +168,22 @@ class FaultyBackend:
 
     def _notify(
         self,
-        errand: CarryRequest,
+        request: CarryRequest,
         rail: str,
         plan: FaultPlan,
         notify: Callable[[CarryRequest], SliceOutcome],
     ) -> SliceOutcome:
-        _wait(errand, plan.delay_s)
+        _wait(request, plan.delay_s)
         if plan.partitioned:
             return SliceOutcome(OutcomeKind.LOST, "partitioned")
         if self._is_dead(plan, rail):
             return SliceOutcome(OutcomeKind.LOST, f"dead after {plan.fail_after_n} slices")
-        dice = _dice(plan.seed, errand.batch.transfer, errand.batch.slices[0])
+        dice = _dice(plan.seed, request.batch.transfer, request.batch.slices[0])
         if dice.random() < plan.drop_rate + plan.corrupt_rate:
             if dice.random() < 0.5:
-                notify(errand)
+                notify(request)
             return SliceOutcome(OutcomeKind.LOST, "dropped")
-        return notify(errand)
+        return notify(request)
 
     def _is_dead(self, plan: FaultPlan, rail: str) -> bool:
         with self._lock:
@@ -219,20 +219,20 @@ def _dice(seed: int, transfer: int, each: Slice) -> random.Random:
     return random.Random(f"{seed}/{transfer}/{each.number}/{each.tries}")
 
 
-def _part(errand: CarryRequest, kept: Sequence[int], damage: dict[int, int]) -> CarryRequest:
-    """The errand with only these slices, some to be damaged."""
-    slices = tuple(errand.batch.slices[index] for index in kept)
+def _part(request: CarryRequest, kept: Sequence[int], damage: dict[int, int]) -> CarryRequest:
+    """The request with only these slices, some to be damaged."""
+    slices = tuple(request.batch.slices[index] for index in kept)
     return msgspec.structs.replace(
-        errand,
-        batch=msgspec.structs.replace(errand.batch, slices=slices),
-        local=tuple(errand.local[index] for index in kept),
+        request,
+        batch=msgspec.structs.replace(request.batch, slices=slices),
+        local=tuple(request.local[index] for index in kept),
         verify=True,
         damage=damage,
     )
 
 
-def _wait(errand: CarryRequest, seconds: float) -> None:
+def _wait(request: CarryRequest, seconds: float) -> None:
     """Sleep, but not beyond the transfer's end."""
     until = time.monotonic() + seconds
-    while not errand.stop.stopped and (left := until - time.monotonic()) > 0:
+    while not request.stop.stopped and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _POLL_S))

@@ -30,7 +30,7 @@ from halfmoon_transfer.regions.region_table import RegionTable
 #: What addresses of this process begin with.
 _PROCESS = secrets.token_hex(8)
 #: All open engines of this process that can be reached so, by address.
-_homes: dict[str, EngineContext] = {}
+_contexts: dict[str, EngineContext] = {}
 _lock = threading.Lock()
 
 
@@ -39,11 +39,11 @@ class MemoryBackend:
 
     name = "memory"
 
-    def __init__(self, home: EngineContext) -> None:
-        self.slice_bytes = home.settings.copy_slice_bytes
+    def __init__(self, context: EngineContext) -> None:
+        self.slice_bytes = context.settings.copy_slice_bytes
         self._address = f"{_PROCESS}/{secrets.token_hex(8)}"
         with _lock:
-            _homes[self._address] = home
+            _contexts[self._address] = context
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
@@ -55,7 +55,7 @@ class MemoryBackend:
         endpoint = peer.endpoints.get("memory")
         return endpoint is not None and endpoint.address.startswith(_PROCESS)
 
-    def at_once(self, peer: SegmentDescriptor, batch: Batch) -> bool:
+    def can_copy_inline(self, peer: SegmentDescriptor, batch: Batch) -> bool:
         """Unless the owner has files: those may keep us waiting."""
         owner = _find(peer)
         return owner is not None and not (
@@ -63,27 +63,27 @@ class MemoryBackend:
             and any(each.remote.key in owner.regions.backed for each in batch.slices)
         )
 
-    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+    def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Copy slice by slice."""
-        owner = _find(errand.peer)
+        owner = _find(request.peer)
         outcomes: list[SliceOutcome] = []
-        for index, each in enumerate(errand.batch.slices):
-            if errand.stop.stopped:
+        for index, each in enumerate(request.batch.slices):
+            if request.stop.stopped:
                 outcomes.append(SliceOutcome(OutcomeKind.LOST, "stopped"))
             elif owner is None:
-                outcomes.append(_gone(errand))
+                outcomes.append(_gone(request))
             else:
-                outcomes.append(_move(errand, index, each, owner.regions))
+                outcomes.append(_move(request, index, each, owner.regions))
         return outcomes
 
-    def notify(self, errand: CarryRequest) -> SliceOutcome:
+    def notify(self, request: CarryRequest) -> SliceOutcome:
         """Put it into the owner's inbox."""
-        batch, owner = errand.batch, _find(errand.peer)
+        batch, owner = request.batch, _find(request.peer)
         assert batch.notification is not None
         if owner is None:
-            return _gone(errand)
+            return _gone(request)
         try:
-            owner.inbox.deliver(batch.peer.generation, batch.notification)
+            owner.notification_queue.deliver(batch.peer.generation, batch.notification)
         except AccessRefused as refused:
             return refusal_outcome(batch, batch.slices[0], refused.status, refused.detail)
         return APPLIED
@@ -109,21 +109,21 @@ class MemoryBackend:
     def close(self) -> None:
         """Leave the directory."""
         with _lock:
-            _homes.pop(self._address, None)
+            _contexts.pop(self._address, None)
 
 
 def _find(peer: SegmentDescriptor) -> EngineContext | None:
     endpoint = peer.endpoints.get("memory")
-    return None if endpoint is None else _homes.get(endpoint.address)
+    return None if endpoint is None else _contexts.get(endpoint.address)
 
 
-def _gone(errand: CarryRequest) -> SliceOutcome:
-    reason = f"segment {errand.peer.name} is not open in this process any more"
+def _gone(request: CarryRequest) -> SliceOutcome:
+    reason = f"segment {request.peer.name} is not open in this process any more"
     return SliceOutcome(OutcomeKind.LOST, reason)
 
 
-def _move(errand: CarryRequest, index: int, each: Slice, regions: RegionTable) -> SliceOutcome:
-    batch = errand.batch
+def _move(request: CarryRequest, index: int, each: Slice, regions: RegionTable) -> SliceOutcome:
+    batch = request.batch
     try:
         with regions.leases.lease(
             batch.peer.generation,
@@ -133,11 +133,11 @@ def _move(errand: CarryRequest, index: int, each: Slice, regions: RegionTable) -
             write=batch.op == "write",
         ) as remote:
             if not regions.backed:
-                return copy_slice(errand, index, remote)
+                return copy_slice(request, index, remote)
             # What is leased may lie in a file; then the owner fetches it, or puts it back.
             spots = {index: RegionSpan(each.remote.key, each.remote_offset, remote)}
             failed = regions.backed.load(spots) if batch.op == "read" else {}
-            outcome = APPLIED if failed else copy_slice(errand, index, remote)
+            outcome = APPLIED if failed else copy_slice(request, index, remote)
             if batch.op == "write" and outcome.kind is OutcomeKind.APPLIED:
                 failed = regions.backed.store(spots)
             for refused in failed.values():
@@ -147,18 +147,18 @@ def _move(errand: CarryRequest, index: int, each: Slice, regions: RegionTable) -
         return refusal_outcome(batch, each, refused.status, refused.detail)
 
 
-def copy_slice(errand: CarryRequest, index: int, remote: memoryview) -> SliceOutcome:
+def copy_slice(request: CarryRequest, index: int, remote: memoryview) -> SliceOutcome:
     """Copy one slice between two views of this process, checked if asked for."""
-    local = errand.local[index]
-    source, destination = (local, remote) if errand.batch.op == "write" else (remote, local)
-    if not errand.verify and not errand.damage:
+    local = request.local[index]
+    source, destination = (local, remote) if request.batch.op == "write" else (remote, local)
+    if not request.verify and not request.damage:
         copy_bytes(destination, source)
         return APPLIED
-    expected = checksum(source) if errand.verify else None
+    expected = checksum(source) if request.verify else None
     copy_bytes(destination, source)
-    if index in errand.damage:
-        flip_byte(destination, errand.damage[index])
+    if index in request.damage:
+        flip_byte(destination, request.damage[index])
     if expected is not None and checksum(destination) != expected:
-        each = errand.batch.slices[index]
-        return refusal_outcome(errand.batch, each, AccessStatus.CHECKSUM_MISMATCH, 0)
+        each = request.batch.slices[index]
+        return refusal_outcome(request.batch, each, AccessStatus.CHECKSUM_MISMATCH, 0)
     return APPLIED

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel says: nobody can lie about it."""
+"""Read which process is at the other end of a Unix socket; the kernel vouches for it."""
 
 import os
 import socket
@@ -13,14 +13,14 @@ _UCRED = struct.Struct("@iII")
 class PeerCredentials(msgspec.Struct, frozen=True):
     """The process at the other end, when it connected or began to listen."""
 
-    #: In our process namespace; 0 when it isn't in there.
+    #: In our process namespace; 0 for a process outside of it.
     pid: int
     #: In our user namespace.
     user: int
 
     @classmethod
     def of(cls, sock: socket.socket) -> "PeerCredentials":
-        """Who is at the other end of a connected socket.
+        """Read the credentials of a connected socket's other end.
 
         Raises:
             OSError: it is not connected any more.
@@ -31,5 +31,5 @@ class PeerCredentials(msgspec.Struct, frozen=True):
 
     @property
     def is_our_user(self) -> bool:
-        """Whether it runs as the user that we run as, so may look into our memory anyway."""
+        """Whether it runs as our user, and may read our memory anyway."""
         return self.user == os.geteuid()

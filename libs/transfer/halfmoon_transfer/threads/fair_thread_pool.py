@@ -42,7 +42,7 @@ class FairThreadPool:
         """Threads that wait for work now."""
         return self._n_idle
 
-    def post(self, peer: str, job: Job) -> None:
+    def submit(self, peer: str, job: Job) -> None:
         """Run `job` soon, in a thread; after `close`, drop it. Jobs don't raise."""
         with self._lock:
             if self._closed:

@@ -29,10 +29,12 @@ from halfmoon_transfer.transfers.transfer_stats import TransferCounters
 class FastPath:
     """One engine's short way."""
 
-    def __init__(self, home: EngineContext, ways: PathRouter, tally: TransferCounters) -> None:
-        self._home = home
-        self._ways = ways
-        self._tally = tally
+    def __init__(
+        self, context: EngineContext, router: PathRouter, counters: TransferCounters
+    ) -> None:
+        self._context = context
+        self._router = router
+        self._counters = counters
         #: For what can't be stopped as it is over at once.
         self._never = StopSignal.after(float("inf"))
 
@@ -52,37 +54,37 @@ class FastPath:
         way = self._way(op, pieces)
         if way is None:
             return None
-        if way.hurry is not None:
-            return self._hurry(started, op, pieces, deadline_s, way)
-        return self._copy(started, op, pieces, self._home.settings.batch_bytes, way)
+        if way.try_fast_path is not None:
+            return self._try_fast_path(started, op, pieces, deadline_s, way)
+        return self._copy(started, op, pieces, self._context.settings.batch_bytes, way)
 
     def _way(self, op: Op, pieces: Sequence[Piece]) -> FastRoute | None:
         if not pieces or op not in ("read", "write"):
             return None
         remote = pieces[0].remote
-        return self._ways.fast_route(remote.segment, remote.generation)
+        return self._router.fast_route(remote.segment, remote.generation)
 
     def _copy(
         self, started: float, op: Op, pieces: Sequence[Piece], max_bytes: int, way: FastRoute
     ) -> Report | None:
-        if way.at_once is None:
+        if way.can_copy_inline is None:
             return None
         batch = as_single_batch(op, pieces, way.backend.name, max_bytes)
-        if batch is None or not way.at_once(way.peer, batch):
+        if batch is None or not way.can_copy_inline(way.peer, batch):
             return None
-        if check_request(op, pieces, self._home) is not None:
+        if check_request(op, pieces, self._context) is not None:
             return None
-        outcomes = self._ways.move(batch, way.peer, way.backend, self._never)
+        outcomes = self._router.move(batch, way.peer, way.backend, self._never)
         if any(each is not APPLIED for each in outcomes):
             return None
         n_bytes = sum(piece.length for piece in pieces)
         return self._report(started, op, n_bytes, way)
 
-    def _hurry(
+    def _try_fast_path(
         self, started: float, op: Op, pieces: Sequence[Piece], deadline_s: float, way: FastRoute
     ) -> Report | None:
-        peer, regions, hurry = way.peer, self._home.regions, way.hurry
-        assert hurry is not None
+        peer, regions, try_fast_path = way.peer, self._context.regions, way.try_fast_path
+        assert try_fast_path is not None
         n_bytes = 0
         for piece in pieces:
             remote, length = piece.remote, piece.length
@@ -96,20 +98,20 @@ class FastPath:
                 or len(remote.key) != KEY_BYTES
             ):
                 return None
-        if n_bytes > self._home.settings.express_bytes:
+        if n_bytes > self._context.settings.express_bytes:
             return None
         try:
             entries, local = regions.leases.acquire_local(pieces, write=op == "read")
         except AccessRefused:
             return None
         try:
-            if hurry(peer, op, pieces, local, started + deadline_s):
+            if try_fast_path(peer, op, pieces, local, started + deadline_s):
                 return self._report(started, op, n_bytes, way)
         finally:
             regions.leases.release_all(entries)
         if time.monotonic() < started + deadline_s:
             return None
-        self._tally.on_failed(0)
+        self._counters.on_failed(0)
         address = peer.endpoints[way.backend.name].address
         raise TimedOut(
             f"{op} of {n_bytes} bytes not done after {deadline_s} s; "
@@ -117,8 +119,8 @@ class FastPath:
         )
 
     def _report(self, started: float, op: Op, n_bytes: int, way: FastRoute) -> Report:
-        self._tally.on_carried(way.backend.name, op, n_bytes)
-        self._tally.on_done(op, n_bytes)
+        self._counters.on_carried(way.backend.name, op, n_bytes)
+        self._counters.on_done(op, n_bytes)
         return Report(n_bytes, time.monotonic() - started, (way.backend.name,), 0)
 
 

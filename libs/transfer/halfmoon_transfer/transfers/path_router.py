@@ -1,4 +1,4 @@
-"""The ways from this engine's regions to those of peers, and to its own.
+"""The router from this engine's regions to those of peers, and to its own.
 
 Which backends reach whom, and what they are asked to do: carry a batch, show a region's
 bytes, let go of one. Nothing here knows a transfer, and calls block as long as it takes.
@@ -47,9 +47,9 @@ class FastRoute(NamedTuple):
     peer: SegmentDescriptor
     backend: Backend
     #: If it sometimes carries without waiting for anybody: whether it would do so now.
-    at_once: Callable[[SegmentDescriptor, Batch], bool] | None
+    can_copy_inline: Callable[[SegmentDescriptor, Batch], bool] | None
     #: If it sometimes has a connection at hand: moves a few pieces over that.
-    hurry: (
+    try_fast_path: (
         Callable[[SegmentDescriptor, Op, Sequence[Piece], tuple[memoryview, ...], float], bool]
         | None
     )
@@ -60,7 +60,7 @@ class PathRouter:
 
     def __init__(
         self,
-        home: EngineContext,
+        context: EngineContext,
         directory: SegmentDirectory,
         backends: Mapping[str, Backend],
         descriptor: SegmentDescriptor,
@@ -68,30 +68,30 @@ class PathRouter:
         """Take these over, and close them at the end.
 
         Args:
-            home: what the backends belong to.
+            context: what the backends belong to.
             directory: where peers are.
             backends: by name, best first.
             descriptor: what peers know of us.
         """
         self.backends = backends
-        self._regions = home.regions
-        self._device_carry = DeviceCarry(home.regions, home.devices, home.settings)
+        self._regions = context.regions
+        self._device_carry = DeviceCarry(context.regions, context.devices, context.settings)
         self._directory = directory
         # Our own regions are reached by a copy, whatever the peers use.
-        self._own_key = PeerKey(home.name, home.generation)
-        self._own = MemoryBackend(home)
+        self._own_key = PeerKey(context.name, context.generation)
+        self._own = MemoryBackend(context)
         self._own_descriptor = msgspec.structs.replace(descriptor, endpoints=self._own.endpoints)
         #: By path: whether a batch is a mere copy. `isinstance` with a protocol is slow.
-        self._at_once = {
-            backend.name: backend.at_once
+        self._can_copy_inline = {
+            backend.name: backend.can_copy_inline
             for backend in (*backends.values(), self._own)
             if isinstance(backend, SupportsInlineCopy)
         }
         #: By segment: what was found last, for this very descriptor.
         self._short: dict[str, FastRoute] = {}
         #: By path: how to carry over an idle connection.
-        self._hurry = {
-            backend.name: backend.hurry
+        self._try_fast_path = {
+            backend.name: backend.try_fast_path
             for backend in backends.values()
             if isinstance(backend, SupportsFastPath)
         }
@@ -132,8 +132,11 @@ class PathRouter:
         backend = self._own if own else next(self._reaching(peer), None)
         if backend is None:
             return None
-        at_once, hurry = self._at_once.get(backend.name), self._hurry.get(backend.name)
-        known = self._short[segment] = FastRoute(peer, backend, at_once, hurry)
+        can_copy_inline, try_fast_path = (
+            self._can_copy_inline.get(backend.name),
+            self._try_fast_path.get(backend.name),
+        )
+        known = self._short[segment] = FastRoute(peer, backend, can_copy_inline, try_fast_path)
         return known
 
     def _paths(self, peer: SegmentDescriptor) -> tuple[TransferPath, ...]:
@@ -234,7 +237,7 @@ class PathRouter:
 
     # What ends.
 
-    def withdraw(self, entry: RegionEntry) -> None:
+    def revoke_region(self, entry: RegionEntry) -> None:
         """Let go of a region that was removed; returns when accesses over wires have ended."""
         for backend in self.backends.values():
             backend.revoke(entry.region.key)

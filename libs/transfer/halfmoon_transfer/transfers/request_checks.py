@@ -32,7 +32,7 @@ def make_notification(pieces: Sequence[Piece], message: bytes, sender: str) -> O
     return OutgoingNotification(secrets.token_bytes(KEY_BYTES), sender, bytes(message))
 
 
-def check_request(op: Op, pieces: Sequence[Piece], home: EngineContext) -> Rejected | None:
+def check_request(op: Op, pieces: Sequence[Piece], context: EngineContext) -> Rejected | None:
     """What is wrong with a request, or None."""
     # By identity: a scatter list names the same few regions again and again.
     fine: set[int] = set()
@@ -59,9 +59,9 @@ def check_request(op: Op, pieces: Sequence[Piece], home: EngineContext) -> Rejec
         extent = extents.get(id(piece.local))
         if extent is None:
             try:
-                extent = extents[id(piece.local)] = home.regions.local_extent(piece.local)
+                extent = extents[id(piece.local)] = context.regions.local_extent(piece.local)
             except AccessRefused as refused:
-                return _not_local(op, piece.local, refused, home)
+                return _not_local(op, piece.local, refused, context)
         if not is_within(piece.local_offset, piece.length, extent.length):
             return Rejected(f"the local region of a {op} has {extent.length} bytes only")
         if op == "read" and not extent.writable:
@@ -69,7 +69,7 @@ def check_request(op: Op, pieces: Sequence[Piece], home: EngineContext) -> Rejec
     return None
 
 
-def _not_local(op: Op, region: Region, refused: AccessRefused, home: EngineContext) -> Rejected:
+def _not_local(op: Op, region: Region, refused: AccessRefused, context: EngineContext) -> Rejected:
     if refused.status is AccessStatus.NOT_SHAREABLE:
         return Rejected(
             f"the local region of a {op} is a file; a file is the remote side "
@@ -78,5 +78,5 @@ def _not_local(op: Op, region: Region, refused: AccessRefused, home: EngineConte
     return Rejected(
         f"the local region of a {op} is of segment {region.segment}, "
         f"generation {region.generation}, and not registered at segment "
-        f"{home.name}, generation {home.generation}: register it first"
+        f"{context.name}, generation {context.generation}: register it first"
     )

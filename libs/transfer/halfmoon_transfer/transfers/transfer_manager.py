@@ -35,18 +35,20 @@ from halfmoon_transfer.transfers.transfer_stats import TransferCounters, applied
 class TransferManager:
     """Those of one engine. All methods are safe from any thread."""
 
-    def __init__(self, home: EngineContext, ways: PathRouter, tally: TransferCounters) -> None:
+    def __init__(
+        self, context: EngineContext, router: PathRouter, counters: TransferCounters
+    ) -> None:
         """Make the threads.
 
         Args:
-            home: its name, regions and settings.
-            ways: how batches are carried.
-            tally: counts what ends.
+            context: its name, regions and settings.
+            router: how batches are carried.
+            counters: counts what ends.
         """
-        settings = home.settings
-        self._home = home
-        self._ways = ways
-        self._tally = tally
+        settings = context.settings
+        self._context = context
+        self._router = router
+        self._counters = counters
         self._limits = PlanLimits(
             settings.batch_bytes, settings.batch_slices, settings.tries_per_path
         )
@@ -56,8 +58,8 @@ class TransferManager:
         self._live: set[LiveTransfer] = set()
         self._all_done = threading.Condition(self._lock)
         self._refusing = False
-        label = f"halfmoon-transfer-{home.name}"
-        self._couriers = FairThreadPool(label, threads=settings.threads, lanes=settings.lanes)
+        label = f"halfmoon-transfer-{context.name}"
+        self._pool = FairThreadPool(label, threads=settings.threads, lanes=settings.lanes)
         self._deadlines: DeadlineWatcher[LiveTransfer] = DeadlineWatcher(
             f"{label}-deadlines", _on_overdue
         )
@@ -86,7 +88,7 @@ class TransferManager:
         transfer = LiveTransfer(
             plan, deadline_s=deadline_s, perform=self._perform, on_cancel=_on_cancel
         )
-        error = self._admit(transfer) or check_request(op, pieces, self._home)
+        error = self._admit(transfer) or check_request(op, pieces, self._context)
         if error is not None:
             transfer.stop(error)
             return transfer
@@ -101,19 +103,19 @@ class TransferManager:
             n_live = len(self._live)
             self._live.add(transfer)
             if self._refusing:
-                return Cancelled(f"the transfer engine of segment {self._home.name} is closed")
-        if n_live >= self._home.settings.max_live:
+                return Cancelled(f"the transfer engine of segment {self._context.name} is closed")
+        if n_live >= self._context.settings.max_live:
             return Overloaded(f"{n_live} transfers are live, the limit; wait for some to end")
         return None
 
     def _perform(self, transfer: LiveTransfer, command: PlanCommand) -> None:
         match command:
             case ResolvePeer(peer=peer, fresh=fresh):
-                paths = self._ways.known_paths(peer, fresh=fresh)
+                paths = self._router.known_paths(peer, fresh=fresh)
                 if paths is not None:
                     transfer.on_resolved(peer, paths, moved=False)
                 else:
-                    self._couriers.post(
+                    self._pool.submit(
                         peer.segment, lambda: self._look_up(transfer, peer, fresh=fresh)
                     )
             case CarryBatch(batch=batch):
@@ -123,7 +125,7 @@ class TransferManager:
 
     def _look_up(self, transfer: LiveTransfer, peer: PeerKey, *, fresh: bool) -> None:
         try:
-            paths, moved = self._ways.look_up_paths(peer, fresh=fresh)
+            paths, moved = self._router.look_up_paths(peer, fresh=fresh)
         except TransferError as error:
             transfer.on_unresolved(peer, error)
         else:
@@ -136,34 +138,34 @@ class TransferManager:
             if transfer.take(batch.number):
                 unreachable = transfer.unreachable(batch)
                 outcomes = (
-                    self._ways.carry(batch, transfer.stop_signal)
+                    self._router.carry(batch, transfer.stop_signal)
                     if unreachable is None
                     else [unreachable] * len(batch.slices)
                 )
-                self._tally.on_carried(batch.path, batch.op, applied_bytes(batch, outcomes))
+                self._counters.on_carried(batch.path, batch.op, applied_bytes(batch, outcomes))
                 transfer.on_carried(batch.number, outcomes)
 
         here = transfer.carrier == threading.get_ident() and transfer.is_last_queued(batch)
         if here:
             # One only: what comes after it, tries of slices again, is posted.
             transfer.carrier = None
-        if not (here and self._couriers.try_run_inline(batch.peer.segment, job)):
-            self._couriers.post(batch.peer.segment, job)
+        if not (here and self._pool.try_run_inline(batch.peer.segment, job)):
+            self._pool.submit(batch.peer.segment, job)
 
     def _finish(self, transfer: LiveTransfer, error: TransferError | None) -> None:
         plan = transfer.plan
         self._deadlines.forget(transfer)
         if error is None:
-            self._tally.on_done(plan.op, plan.n_bytes, plan.n_retries)
+            self._counters.on_done(plan.op, plan.n_bytes, plan.n_retries)
         else:
-            self._tally.on_failed(plan.n_retries)
+            self._counters.on_failed(plan.n_retries)
         with self._lock:
             self._live.discard(transfer)
             if not self._live:
                 self._all_done.notify_all()
         transfer.finish(error)
 
-    def refuse(self) -> bool:
+    def stop_admitting(self) -> bool:
         """Take no more; False if that was so already."""
         with self._lock:
             refused, self._refusing = self._refusing, True
@@ -174,15 +176,17 @@ class TransferManager:
         with self._lock:
             live = list(self._live)
         for transfer in live:
-            transfer.stop(Cancelled(f"the transfer engine of segment {self._home.name} was closed"))
+            transfer.stop(
+                Cancelled(f"the transfer engine of segment {self._context.name} was closed")
+            )
         with self._all_done:
             self._all_done.wait_for(lambda: not self._live)
-        self._couriers.close()
+        self._pool.close()
         self._deadlines.close()
 
     def check(self) -> None:
         """Assert what must hold between calls."""
-        self._couriers.check()
+        self._pool.check()
         with self._lock:
             assert not any(transfer.done() for transfer in self._live), "done and still live"
 

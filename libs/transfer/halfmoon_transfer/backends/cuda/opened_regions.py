@@ -1,4 +1,4 @@
-"""Device memory of peers that is open here: kept for the next use, closed when nobody uses it."""
+"""Keep device memory of peers open for the next use, the least recently used beyond a bound."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 _log = logging.getLogger(__name__)
 
 #: An owner's address, and a region's key.
-RegionOwner = tuple[str, bytes]
+RegionPlace = tuple[str, bytes]
 
 
 class OpenedRegion:
@@ -23,37 +23,38 @@ class OpenedRegion:
         self.device = device
         self.length = granted.length
         self.writable = granted.writable
-        #: Within one process memory is there already.
+        #: Whether it is another process's; our own memory is reached without a handle.
         self._foreign = granted.process != THIS_PROCESS
         try:
             self.address = device.open_handle(granted.handle) if self._foreign else granted.address
         except DeviceError as error:
             _log.info("a peer's memory on %s can't be opened: %s", device.location, error)
             raise AccessRefused(AccessStatus.NOT_SHAREABLE) from error
-        #: Batches that use it now; `dropped`: the last of them closes it.
+        #: Batches that use it now; once it is `dropped`, the last of them closes it.
         self.n_users = 0
         self.dropped = False
 
     def close(self) -> None:
-        """No copy touches it any more."""
+        """Close the handle; no copy touches the memory any more."""
         if self._foreign:
             with suppress(DeviceError):
                 self.device.close_handle(self.address)
 
 
 class OpenedRegionTable:
-    """All that is open, the least recently used closed beyond a bound."""
+    """Open regions by owner's address and key. Methods are safe from any thread."""
 
     def __init__(self, max_opened: int) -> None:
         self._max_opened = max_opened
         self._lock = threading.Lock()
-        self._opened: OrderedDict[RegionOwner, OpenedRegion] = OrderedDict()
+        #: The most recently used last.
+        self._opened: OrderedDict[RegionPlace, OpenedRegion] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._opened)
 
-    def use(self, place: RegionOwner, make: Callable[[], OpenedRegion]) -> OpenedRegion:
-        """A region for one batch, opened if it is not; `leave` ends it. Raises what `make` does."""
+    def acquire(self, place: RegionPlace, make: Callable[[], OpenedRegion]) -> OpenedRegion:
+        """Return a region for one batch, which `release` ends; open it with `make` if need be."""
         with self._lock:
             opened = self._opened.get(place)
             if opened is not None:
@@ -70,26 +71,26 @@ class OpenedRegionTable:
             made.close()
         return opened
 
-    def leave(self, opened: OpenedRegion) -> None:
-        """A batch is over."""
+    def release(self, opened: OpenedRegion) -> None:
+        """End a batch's use of a region."""
         with self._lock:
             opened.n_users -= 1
             if opened.dropped and opened.n_users == 0:
                 opened.close()
 
-    def drop(self, place: RegionOwner) -> None:
-        """This region is gone."""
+    def drop(self, place: RegionPlace) -> None:
+        """Let go of one region."""
         with self._lock:
             if place in self._opened:
                 self._drop(place)
 
     def drop_owner(self, address: str) -> None:
-        """This owner is gone."""
+        """Let go of all regions of one owner."""
         with self._lock:
             for place in [place for place in self._opened if place[0] == address]:
                 self._drop(place)
 
-    def _drop(self, place: RegionOwner) -> None:
+    def _drop(self, place: RegionPlace) -> None:
         opened = self._opened.pop(place)
         opened.dropped = True
         if opened.n_users == 0:

@@ -32,12 +32,12 @@ class BatchSend:
     def __init__(
         self,
         link: RdmaLink,
-        errand: CarryRequest,
+        request: CarryRequest,
         memory: RdmaMemoryTable,
         outcomes: list[SliceOutcome | None],
     ) -> None:
         self._link = link
-        self._errand = errand
+        self._request = request
         self._memory = memory
         #: What became of each slice; None while that is open.
         self.outcomes = outcomes
@@ -61,7 +61,7 @@ class BatchSend:
         """
         try:
             self._look_up()
-            regions = {each.local.key: each.local for each in self._errand.batch.slices}
+            regions = {each.local.key: each.local for each in self._request.batch.slices}
             with self._memory.borrow(regions.values()) as self._local:
                 try:
                     self._move()
@@ -83,9 +83,9 @@ class BatchSend:
 
     def _refused(self, index: int) -> SliceOutcome | None:
         """What the owner's answer for its region means for a slice, if it is not yes."""
-        batch = self._errand.batch
+        batch = self._request.batch
         each = batch.slices[index]
-        if index in self._errand.damage:
+        if index in self._request.damage:
             # What is damaged on this wire is dropped by the device: it never lands.
             return refusal_outcome(batch, each, AccessStatus.CHECKSUM_MISMATCH, 0)
         try:
@@ -104,7 +104,7 @@ class BatchSend:
         return None
 
     def _move(self) -> None:
-        link, stop = self._link, self._errand.stop
+        link, stop = self._link, self._request.stop
         while not stop.stopped:
             self._make_ready()
             self._post()
@@ -146,7 +146,7 @@ class BatchSend:
             operation = self._operation(self._todo.popleft(), rail)
             runs[rail].append(operation)
             n_bytes[rail] += operation.length
-        write = self._errand.batch.op == "write"
+        write = self._request.batch.op == "write"
         for rail, run in runs.items():
             refused = run[rail.post(run, write=write) :] if run else ()
             if refused:
@@ -154,7 +154,7 @@ class BatchSend:
 
     def _operation(self, index: int, rail: Rail) -> RdmaOperation:
         """One slice, as this rail's devices know its memory."""
-        each = self._errand.batch.slices[index]
+        each = self._request.batch.slices[index]
         here = self._local[each.local.key]
         granted = self._grant(each.remote.key)
         return RdmaOperation(
@@ -203,7 +203,7 @@ class BatchSend:
 
     def _on_refused(self, index: int, status: int) -> None:
         """The owner's device refused one slice: ask the owner what it thinks of the region."""
-        each = self._errand.batch.slices[index]
+        each = self._request.batch.slices[index]
         self._link.forget_grant(each.remote.key)
         self._grants.pop(each.remote.key, None)
         self._n_refusals[index] = self._n_refusals.get(index, 0) + 1

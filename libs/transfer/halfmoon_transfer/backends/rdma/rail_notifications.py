@@ -3,7 +3,7 @@
     initiator                                       owner
     body -> WRITE_WITH_IMM (its length) ----------> slot, and a completion: `OwnerEnd.arrived`
             its own completion <------------------- (the device's acknowledgement)
-    answer <---------------- side channel --------- put into the inbox, or refused:
+    answer <---------------- side channel --------- put into the notification_queue, or refused:
     `NotificationResult`
 
 Only the answer counts as delivered. A rail that fails before it has come is fenced, which the
@@ -61,14 +61,14 @@ def decode(body: bytes) -> tuple[int, OutgoingNotification]:
     return found.generation, OutgoingNotification(found.id, found.sender, found.message)
 
 
-def deliver_notification(link: RdmaLink, errand: CarryRequest) -> SliceOutcome:
+def deliver_notification(link: RdmaLink, request: CarryRequest) -> SliceOutcome:
     """Over the first rail that works.
 
     Raises:
         PeerGone: the side channel broke; whether it was delivered is unknown.
         VerbsError: a device failed, likewise.
     """
-    batch = errand.batch
+    batch = request.batch
     assert batch.notification is not None
     body = encode(batch.peer.generation, batch.notification)
     if len(body) > SLOT_BYTES:
@@ -77,7 +77,7 @@ def deliver_notification(link: RdmaLink, errand: CarryRequest) -> SliceOutcome:
         )
     missing = "no rail of this peer works"
     for rail in link.rails:
-        if errand.stop.stopped:
+        if request.stop.stopped:
             return SliceOutcome(OutcomeKind.LOST, "stopped")
         if not link.health.usable(rail.pair):
             continue

@@ -46,7 +46,7 @@ class RdmaBackend:
 
     name = "rdma"
 
-    def __init__(self, home: EngineContext) -> None:
+    def __init__(self, context: EngineContext) -> None:
         """Open the devices and listen for links.
 
         Raises:
@@ -54,21 +54,21 @@ class RdmaBackend:
             ValueError: an address that can't be.
             OSError: it can't listen.
         """
-        settings = home.settings
+        settings = context.settings
         self.slice_bytes = settings.slice_bytes
         self._connect_timeout_s = settings.connect_timeout_s
         self._key = settings.cluster_key
         self._max_idle = settings.max_idle_connections
         self._devices = open_devices(settings.rdma_devices[:MAX_RAILS])
-        self._memory = RdmaMemoryTable(home.regions, self._devices)
-        label = f"halfmoon-transfer-{home.name}-rdma"
+        self._memory = RdmaMemoryTable(context.regions, self._devices)
+        label = f"halfmoon-transfer-{context.name}-rdma"
         try:
             self._server = RdmaServer(
-                home.regions,
+                context.regions,
                 self._memory,
                 self._devices,
-                home.inbox,
-                bind=home.bind,
+                context.notification_queue,
+                bind=context.bind,
                 port=settings.rdma_port,
                 label=label,
                 max_connections=settings.max_connections,
@@ -79,7 +79,7 @@ class RdmaBackend:
             self._close_devices()
             raise
         try:
-            self._endpoint = _side_channel(home, self._server.port)
+            self._endpoint = _side_channel(context, self._server.port)
         except ValueError:
             self._server.close()
             self._close_devices()
@@ -100,57 +100,57 @@ class RdmaBackend:
         """Whether the peer has RDMA devices too."""
         return self.name in peer.endpoints
 
-    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+    def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Move a batch over the rails of one link."""
 
         def move(link: RdmaLink, outcomes: list[SliceOutcome | None]) -> str:
-            haul = BatchSend(link, errand, self._memory, outcomes)
+            haul = BatchSend(link, request, self._memory, outcomes)
             haul.run()
             return haul.missing
 
-        return self._over_a_link(errand, move)
+        return self._over_a_link(request, move)
 
-    def notify(self, errand: CarryRequest) -> SliceOutcome:
+    def notify(self, request: CarryRequest) -> SliceOutcome:
         """Deliver the notice over a rail of one link."""
 
         def deliver(link: RdmaLink, outcomes: list[SliceOutcome | None]) -> str:
-            outcomes[0] = rail_notifications.deliver_notification(link, errand)
+            outcomes[0] = rail_notifications.deliver_notification(link, request)
             return ""
 
-        return self._over_a_link(errand, deliver)[0]
+        return self._over_a_link(request, deliver)[0]
 
     def _over_a_link(
-        self, errand: CarryRequest, use: Callable[[RdmaLink, list[SliceOutcome | None]], str]
+        self, request: CarryRequest, use: Callable[[RdmaLink, list[SliceOutcome | None]], str]
     ) -> Sequence[SliceOutcome]:
         """Take a link, use it, and see what remains of it; `use` says what to say of the rest."""
-        where = _where(errand.peer)
+        where = _where(request.peer)
         try:
-            link = self._take(errand.peer, errand.stop)
+            link = self._take(request.peer, request.stop)
         except LinkUntrusted as untrusted:
             return same_outcome_for_all(
-                errand.batch, OutcomeKind.UNTRUSTED, f"{where}: {untrusted}"
+                request.batch, OutcomeKind.UNTRUSTED, f"{where}: {untrusted}"
             )
         except LinkRefused as turned:
-            stale = turned.own.generation != errand.peer.generation
+            stale = turned.own.generation != request.peer.generation
             fate = OutcomeKind.STALE if stale else OutcomeKind.LOST
-            return same_outcome_for_all(errand.batch, fate, f"{where}: {turned}")
+            return same_outcome_for_all(request.batch, fate, f"{where}: {turned}")
         except (RdmaPeerGone, VerbsError) as error:
             fate = (
                 OutcomeKind.UNREACHABLE if isinstance(error, NothingListening) else OutcomeKind.LOST
             )
-            return same_outcome_for_all(errand.batch, fate, f"{where}: {error}")
-        outcomes: list[SliceOutcome | None] = [None] * len(errand.batch.slices)
+            return same_outcome_for_all(request.batch, fate, f"{where}: {error}")
+        outcomes: list[SliceOutcome | None] = [None] * len(request.batch.slices)
         missing = broken = ""
-        errand.stop.doing = f"waiting for {where}"
+        request.stop.doing = f"waiting for {where}"
         try:
-            with errand.stop.calling_on_stop(link.abort):
+            with request.stop.calling_on_stop(link.abort):
                 missing = use(link, outcomes)
         except (RdmaPeerGone, VerbsError) as error:
             missing = broken = str(error)
         except BaseException:
             self._discard(link)
             raise
-        if broken or errand.stop.stopped:
+        if broken or request.stop.stopped:
             self._discard(link)
         else:
             self._put_back(link)
@@ -283,12 +283,12 @@ class RdmaBackend:
         link.close()
 
 
-def _side_channel(home: EngineContext, port: int) -> Endpoint:
+def _side_channel(context: EngineContext, port: int) -> Endpoint:
     """Where peers should dial: on the host that is advertised, a port of its own."""
-    if home.advertise is None:
-        return advertised_address(home.bind, port, None)
-    host, _ = split_address(home.advertise, port)
-    return advertised_address(home.bind, port, join_address(host, port))
+    if context.advertise is None:
+        return advertised_address(context.bind, port, None)
+    host, _ = split_address(context.advertise, port)
+    return advertised_address(context.bind, port, join_address(host, port))
 
 
 def _where(peer: SegmentDescriptor) -> str:

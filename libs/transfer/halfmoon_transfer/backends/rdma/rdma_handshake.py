@@ -164,7 +164,7 @@ class RdmaFailure(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class NotificationResult(msgspec.Struct, frozen=True, tag="noted"):
-    """What became of a notice: a `AccessStatus` (OK: it is in the inbox) and its detail."""
+    """What became of a notice: a `AccessStatus` (OK: it is queued) and its detail."""
 
     id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     status: AccessStatus

@@ -47,7 +47,7 @@ class RdmaServer:
         regions: RegionTable,
         memory: RdmaMemoryTable,
         devices: dict[str, RdmaDevice],
-        inbox: NotificationQueue,
+        notification_queue: NotificationQueue,
         *,
         bind: str,
         port: int,
@@ -60,7 +60,7 @@ class RdmaServer:
         self._memory = memory
         self._devices = devices
         self._key = key
-        self._inbox = inbox
+        self._notification_queue = notification_queue
         self._listener = SocketListener(
             self._serve,
             malformed=HandshakeError,
@@ -93,7 +93,9 @@ class RdmaServer:
         return rdma_handshake.encode(welcome)
 
     def _serve(self, sock: socket.socket) -> None:
-        link = _OwnerLink(sock, self._regions, self._memory, self._devices, self._inbox, self._key)
+        link = _OwnerLink(
+            sock, self._regions, self._memory, self._devices, self._notification_queue, self._key
+        )
         try:
             link.serve()
         finally:
@@ -109,7 +111,7 @@ class _OwnerLink:
         regions: RegionTable,
         memory: RdmaMemoryTable,
         devices: dict[str, RdmaDevice],
-        inbox: NotificationQueue,
+        notification_queue: NotificationQueue,
         key: ClusterKey | None,
     ) -> None:
         self._socket = sock
@@ -117,7 +119,7 @@ class _OwnerLink:
         self._regions = regions
         self._memory = memory
         self._devices = devices
-        self._inbox = inbox
+        self._notification_queue = notification_queue
         #: By the initiator's number.
         self._ends: dict[int, OwnerRail] = {}
 
@@ -205,7 +207,7 @@ class _OwnerLink:
                 generation, notice = rail_notifications.decode(body)
                 noted = NotificationResult(notice.id, AccessStatus.OK)
                 try:
-                    self._inbox.deliver(generation, notice)
+                    self._notification_queue.deliver(generation, notice)
                 except AccessRefused as refused:
                     noted = NotificationResult(notice.id, refused.status, refused.detail)
                 send_all(self._socket, [rdma_handshake.encode(noted)])

@@ -123,7 +123,7 @@ class Lane:
         self.abort()
 
     def carry(
-        self, errand: CarryRequest, outcomes: list[SliceOutcome | None], *, checksums: bool
+        self, carried: CarryRequest, outcomes: list[SliceOutcome | None], *, checksums: bool
     ) -> None:
         """Move a batch; fills in the outcomes as replies come.
 
@@ -133,10 +133,10 @@ class Lane:
         """
         self.used = True
         # The extension sends what would be damaged on its way as it is.
-        if not self._use_native or errand.damage:
-            self._carry(errand, list(_parts(errand)), outcomes, deque(), checksums=checksums)
+        if not self._use_native or carried.damage:
+            self._carry(carried, list(_parts(carried)), outcomes, deque(), checksums=checksums)
             return
-        batch, number = errand.batch, self._n_requests
+        batch, number = carried.batch, self._n_requests
         marks = bytearray(len(outcomes))
         try:
             n_sent, n_answered = native.carry(
@@ -144,7 +144,7 @@ class Lane:
                 self._ahead,
                 batch.op,
                 batch.slices,
-                errand.local,
+                carried.local,
                 batch.peer.generation,
                 number,
                 marks,
@@ -155,12 +155,12 @@ class Lane:
         finally:
             for index, mark in enumerate(marks):
                 if mark:
-                    outcomes[index] = _marked(errand, index, mark)
+                    outcomes[index] = _marked(carried, index, mark)
         self._n_requests += n_sent
         if n_sent > n_answered:
-            self._go_on(errand, outcomes, number, n_sent, n_answered, checksums=checksums)
+            self._go_on(carried, outcomes, number, n_sent, n_answered, checksums=checksums)
 
-    def hurry(
+    def try_fast_path(
         self,
         peer: SegmentDescriptor,
         op: Op,
@@ -200,14 +200,14 @@ class Lane:
                 return marks.count(native.APPLIED) == len(pieces)
         batch = as_single_batch(op, pieces, "tcp", sum(piece.length for piece in pieces))
         assert batch is not None
-        errand = CarryRequest(batch, peer, local, StopSignal(self.deadline))
+        carried = CarryRequest(batch, peer, local, StopSignal(self.deadline))
         outcomes: list[SliceOutcome | None] = [None] * len(pieces)
-        self._go_on(errand, outcomes, number, n_sent, n_answered, checksums=checksums)
+        self._go_on(carried, outcomes, number, n_sent, n_answered, checksums=checksums)
         return all(outcome is APPLIED for outcome in outcomes)
 
     def _go_on(
         self,
-        errand: CarryRequest,
+        carried: CarryRequest,
         outcomes: list[SliceOutcome | None],
         number: int,
         n_sent: int,
@@ -216,13 +216,13 @@ class Lane:
         checksums: bool,
     ) -> None:
         """Carry the rest of a batch of whose requests some were sent, from this number on."""
-        parts = list(_parts(errand))
+        parts = list(_parts(carried))
         waiting = deque(enumerate(parts[n_answered:n_sent], number + n_answered))
-        self._carry(errand, parts[n_sent:], outcomes, waiting, checksums=checksums)
+        self._carry(carried, parts[n_sent:], outcomes, waiting, checksums=checksums)
 
     def _carry(
         self,
-        errand: CarryRequest,
+        carried: CarryRequest,
         parts: Sequence[Sequence[int]],
         outcomes: list[SliceOutcome | None],
         waiting: deque[tuple[int, Sequence[int]]],
@@ -231,15 +231,15 @@ class Lane:
     ) -> None:
         """Send these parts, and receive the replies to them and to those that `waiting` has."""
         for part in parts:
-            if errand.stop.stopped:
+            if carried.stop.stopped:
                 break
             if len(waiting) == _WINDOW:
-                self._receive(errand, waiting.popleft(), outcomes, checksums=checksums)
-            waiting.append((self._send(errand, part, checksums=checksums), part))
+                self._receive(carried, waiting.popleft(), outcomes, checksums=checksums)
+            waiting.append((self._send(carried, part, checksums=checksums), part))
         while waiting:
-            self._receive(errand, waiting.popleft(), outcomes, checksums=checksums)
+            self._receive(carried, waiting.popleft(), outcomes, checksums=checksums)
 
-    def notify(self, errand: CarryRequest) -> SliceOutcome:
+    def notify(self, carried: CarryRequest) -> SliceOutcome:
         """Deliver a notice and wait for the answer.
 
         Raises:
@@ -247,7 +247,7 @@ class Lane:
             OSError: the connection broke; whether it was delivered is unknown.
         """
         self.used = True
-        batch, number = errand.batch, self._n_requests
+        batch, number = carried.batch, self._n_requests
         assert batch.notification is not None
         self._n_requests += 1
         send_all(
@@ -261,39 +261,39 @@ class Lane:
             batch, batch.slices[0], reply.slices[0].status, reply.slices[0].detail
         )
 
-    def _send(self, errand: CarryRequest, part: Sequence[int], *, checksums: bool) -> int:
-        write = errand.batch.op == "write"
+    def _send(self, carried: CarryRequest, part: Sequence[int], *, checksums: bool) -> int:
+        write = carried.batch.op == "write"
         number = self._n_requests
         self._n_requests += 1
         slices = tuple(
             SliceRequest(
-                errand.batch.slices[index].remote.key,
-                errand.batch.slices[index].remote_offset,
-                errand.batch.slices[index].length,
-                checksum(errand.local[index]) if write and checksums else 0,
+                carried.batch.slices[index].remote.key,
+                carried.batch.slices[index].remote_offset,
+                carried.batch.slices[index].length,
+                checksum(carried.local[index]) if write and checksums else 0,
             )
             for index in part
         )
         op = tcp_frames.WRITE if write else tcp_frames.READ
-        generation = errand.batch.peer.generation
+        generation = carried.batch.peer.generation
         head = tcp_frames.encode_request(TcpRequest(op, number, generation, checksums, slices))
         buffers: list[bytes | memoryview] = [head]
         if write:
             for index in part:
-                buffers.extend(_in_flight(errand, index))
+                buffers.extend(_in_flight(carried, index))
         send_all(self._socket, buffers)
         return number
 
     def _receive(
         self,
-        errand: CarryRequest,
+        carried: CarryRequest,
         sent: tuple[int, Sequence[int]],
         outcomes: list[SliceOutcome | None],
         *,
         checksums: bool,
     ) -> None:
         number, part = sent
-        read = errand.batch.op == "read"
+        read = carried.batch.op == "read"
         reply = self._reply()
         wanted = (tcp_frames.READ if read else tcp_frames.WRITE, number, len(part))
         if (reply.op, reply.number, len(reply.slices)) != wanted:
@@ -304,16 +304,16 @@ class Lane:
             if answer.status is AccessStatus.OK
         ]
         if read and fine:
-            self._ahead.fill([errand.local[index] for index in fine])
+            self._ahead.fill([carried.local[index] for index in fine])
         for index, answer in zip(part, reply.slices, strict=True):
             status = answer.status
             if read and status is AccessStatus.OK:
-                if index in errand.damage:
-                    flip_byte(errand.local[index], errand.damage[index])
-                if checksums and checksum(errand.local[index]) != answer.detail:
+                if index in carried.damage:
+                    flip_byte(carried.local[index], carried.damage[index])
+                if checksums and checksum(carried.local[index]) != answer.detail:
                     status = AccessStatus.CHECKSUM_MISMATCH
-            each = errand.batch.slices[index]
-            outcomes[index] = refusal_outcome(errand.batch, each, status, answer.detail)
+            each = carried.batch.slices[index]
+            outcomes[index] = refusal_outcome(carried.batch, each, status, answer.detail)
 
     def _reply(self) -> TcpReply:
         header = self._ahead.take(tcp_frames.HEADER_BYTES)
@@ -325,11 +325,11 @@ class Lane:
         return reply
 
 
-def _parts(errand: CarryRequest) -> Iterator[Sequence[int]]:
+def _parts(carried: CarryRequest) -> Iterator[Sequence[int]]:
     """Indices of the slices that go into one request each."""
     part: list[int] = []
     n_bytes = 0
-    for index, each in enumerate(errand.batch.slices):
+    for index, each in enumerate(carried.batch.slices):
         if part and (n_bytes + each.length > _FRAME_BYTES or len(part) == _FRAME_SLICES):
             yield part
             part, n_bytes = [], 0
@@ -339,18 +339,18 @@ def _parts(errand: CarryRequest) -> Iterator[Sequence[int]]:
         yield part
 
 
-def _marked(errand: CarryRequest, index: int, mark: int) -> SliceOutcome:
+def _marked(carried: CarryRequest, index: int, mark: int) -> SliceOutcome:
     if mark == native.APPLIED:
         return APPLIED
     return refusal_outcome(
-        errand.batch, errand.batch.slices[index], AccessStatus.CHECKSUM_MISMATCH, 0
+        carried.batch, carried.batch.slices[index], AccessStatus.CHECKSUM_MISMATCH, 0
     )
 
 
-def _in_flight(errand: CarryRequest, index: int) -> list[bytes | memoryview]:
+def _in_flight(carried: CarryRequest, index: int) -> list[bytes | memoryview]:
     """A slice's bytes as they are sent: damaged if a fault was injected."""
-    data = errand.local[index]
-    if index not in errand.damage:
+    data = carried.local[index]
+    if index not in carried.damage:
         return [data]
-    position = errand.damage[index]
+    position = carried.damage[index]
     return [data[:position], bytes([data[position] ^ 0xFF]), data[position + 1 :]]

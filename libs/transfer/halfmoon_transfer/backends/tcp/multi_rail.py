@@ -44,17 +44,17 @@ class MultiRailTcp:
 
     name = "tcp"
 
-    def __init__(self, home: EngineContext) -> None:
-        self._inner = TcpBackend(home)
+    def __init__(self, context: EngineContext) -> None:
+        self._inner = TcpBackend(context)
         self.slice_bytes = self._inner.slice_bytes
-        self._label = f"halfmoon-transfer-{home.name}-tcp"
-        self._regions = home.regions
-        self._topology = home.topology
-        self._stall_s = home.settings.rail_stall_s
-        self._probe_s = home.settings.connect_timeout_s
+        self._label = f"halfmoon-transfer-{context.name}-tcp"
+        self._regions = context.regions
+        self._topology = context.topology
+        self._stall_s = context.settings.rail_stall_s
+        self._probe_s = context.settings.connect_timeout_s
         self._limits = SprayLimits(
-            cooldown_s=home.settings.rail_cooldown_s,
-            cooldown_max_s=home.settings.rail_cooldown_max_s,
+            cooldown_s=context.settings.rail_cooldown_s,
+            cooldown_max_s=context.settings.rail_cooldown_max_s,
         )
         # Guards all below; `_changed` is told of pauses and of the end.
         self._lock = threading.Lock()
@@ -77,11 +77,11 @@ class MultiRailTcp:
         """Whether the peer listens."""
         return self._inner.reaches(peer)
 
-    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+    def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Move a batch over the best rail."""
-        return self._over_a_rail(errand, self._inner.carry)
+        return self._over_a_rail(request, self._inner.carry)
 
-    def hurry(
+    def try_fast_path(
         self,
         peer: SegmentDescriptor,
         op: Op,
@@ -91,11 +91,11 @@ class MultiRailTcp:
     ) -> bool:
         """Move a few pieces over an idle connection to a peer that has one address."""
         several = _SECOND_RAIL in peer.endpoints
-        return not several and self._inner.hurry(peer, op, pieces, local, deadline)
+        return not several and self._inner.try_fast_path(peer, op, pieces, local, deadline)
 
-    def notify(self, errand: CarryRequest) -> SliceOutcome:
+    def notify(self, request: CarryRequest) -> SliceOutcome:
         """Deliver the notice over the best rail."""
-        return self._over_a_rail(errand, lambda each: [self._inner.notify(each)])[0]
+        return self._over_a_rail(request, lambda each: [self._inner.notify(each)])[0]
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
         """There is none over a wire."""
@@ -133,15 +133,15 @@ class MultiRailTcp:
             self._watch.close()
         self._inner.close()
 
-    def _over_a_rail(self, errand: CarryRequest, carry: CarryOverRail) -> Sequence[SliceOutcome]:
-        rails = errand.peer.rails(self.name)
+    def _over_a_rail(self, request: CarryRequest, carry: CarryOverRail) -> Sequence[SliceOutcome]:
+        rails = request.peer.rails(self.name)
         if len(rails) < 2:
-            return _on_rail(errand, rails[0].address, carry) if rails else carry(errand)
+            return _hook_rail(request, rails[0].address, carry) if rails else carry(request)
         outcomes: Sequence[SliceOutcome] = ()
         for _ in rails:
-            outcomes = self._over_one_of(rails, errand, carry)
+            outcomes = self._over_one_of(rails, request, carry)
             # Nothing was sent: another rail may do at once.
-            if outcomes[0].kind is not OutcomeKind.UNREACHABLE or not self._has_good(errand.peer):
+            if outcomes[0].kind is not OutcomeKind.UNREACHABLE or not self._has_good(request.peer):
                 break
         return outcomes
 
@@ -152,27 +152,27 @@ class MultiRailTcp:
             return peer is not None and peer.spray.n_good > 0
 
     def _over_one_of(
-        self, rails: tuple[Endpoint, ...], errand: CarryRequest, carry: CarryOverRail
+        self, rails: tuple[Endpoint, ...], request: CarryRequest, carry: CarryOverRail
     ) -> Sequence[SliceOutcome]:
-        n_bytes = sum(each.length for each in errand.batch.slices)
-        location = self._regions.index.location(errand.batch.slices[0].local.key)
+        n_bytes = sum(each.length for each in request.batch.slices)
+        location = self._regions.index.location(request.batch.slices[0].local.key)
         with self._lock:
-            peer = self._known(errand.peer, rails)
+            peer = self._known(request.peer, rails)
         # May look a name up.
         distances = peer.distances(location, self._topology)
         with self._lock:
             peer.used_at = time.monotonic()
             ticket = peer.spray.choose(n_bytes, peer.used_at, distances)
-            patience = self._patience_s(errand, peer.spray.expected_s(ticket), n_bytes)
+            patience = self._patience_s(request, peer.spray.expected_s(ticket), n_bytes)
             watch = self._watching()
-        attempt = _Try(errand.stop.deadline, patience)
-        errand.stop.doing = f"waiting for segment {errand.peer.name} over rail {ticket.rail}"
+        attempt = _Try(request.stop.deadline, patience)
+        request.stop.doing = f"waiting for segment {request.peer.name} over rail {ticket.rail}"
         there = peer.over(ticket.rail)
         watch.watch(attempt)
         try:
-            with errand.stop.calling_on_stop(attempt.stop.set):
-                part = msgspec.structs.replace(errand, peer=there, stop=attempt.stop)
-                outcomes = _on_rail(part, ticket.rail, carry)
+            with request.stop.calling_on_stop(attempt.stop.set):
+                part = msgspec.structs.replace(request, peer=there, stop=attempt.stop)
+                outcomes = _hook_rail(part, ticket.rail, carry)
         except BaseException:
             with self._lock:
                 peer.spray.dropped(ticket)
@@ -182,18 +182,18 @@ class MultiRailTcp:
         lost = any(
             outcome.kind in (OutcomeKind.LOST, OutcomeKind.UNREACHABLE) for outcome in outcomes
         )
-        self._settle(peer, ticket, attempt, errand, lost=lost)
+        self._settle(peer, ticket, attempt, request, lost=lost)
         if not (lost and attempt.silent):
             return outcomes
-        reason = f"rail {ticket.rail} to segment {errand.peer.name}: silent for {patience:.2f} s"
+        reason = f"rail {ticket.rail} to segment {request.peer.name}: silent for {patience:.2f} s"
         silent = SliceOutcome(OutcomeKind.LOST, reason)
         return [silent if each.kind is OutcomeKind.LOST else each for each in outcomes]
 
-    def _patience_s(self, errand: CarryRequest, expected_s: float | None, n_bytes: int) -> float:
+    def _patience_s(self, request: CarryRequest, expected_s: float | None, n_bytes: int) -> float:
         needed = n_bytes / _SLOWEST if expected_s is None else expected_s * _SLACK
         # What is silent on every rail is perhaps the peer, which may only be busy: it is given
         # more time with each try.
-        n_tries = min(errand.batch.slices[0].tries, _MAX_DOUBLINGS)
+        n_tries = min(request.batch.slices[0].tries, _MAX_DOUBLINGS)
         return self._stall_s * 2.0**n_tries + needed
 
     def _known(self, wanted: SegmentDescriptor, rails: tuple[Endpoint, ...]) -> "_Peer":
@@ -212,15 +212,15 @@ class MultiRailTcp:
         peer: "_Peer",
         ticket: SprayTicket,
         attempt: "_Try",
-        errand: CarryRequest,
+        request: CarryRequest,
         *,
         lost: bool,
     ) -> None:
         now = time.monotonic()
         # A deadline that passes in silence is the rail's fault as much as our impatience's.
-        overdue = errand.stop.stopped and now >= errand.stop.deadline
+        overdue = request.stop.stopped and now >= request.stop.deadline
         with self._changed:
-            if lost and errand.stop.stopped and not attempt.silent and not overdue:
+            if lost and request.stop.stopped and not attempt.silent and not overdue:
                 peer.spray.dropped(ticket)
             elif not lost:
                 peer.spray.got_through(ticket, now)
@@ -342,5 +342,5 @@ class _Try:
         self.stop.set()
 
 
-def _on_rail(errand: CarryRequest, rail: str, carry: CarryOverRail) -> Sequence[SliceOutcome]:
-    return carry(errand) if errand.on_rail is None else errand.on_rail(rail, errand, carry)
+def _hook_rail(request: CarryRequest, rail: str, carry: CarryOverRail) -> Sequence[SliceOutcome]:
+    return carry(request) if request.rail_hook is None else request.rail_hook(rail, request, carry)

@@ -39,17 +39,17 @@ class TcpBackend:
 
     name = "tcp"
 
-    def __init__(self, home: EngineContext) -> None:
-        settings = home.settings
+    def __init__(self, context: EngineContext) -> None:
+        settings = context.settings
         self.slice_bytes = min(settings.slice_bytes, MAX_SLICE_BYTES)
         self._checksums = settings.checksums
         self._key = settings.cluster_key
-        self._origin = home.name, home.generation
+        self._origin = context.name, context.generation
         self._connect_timeout_s = settings.connect_timeout_s
         self._max_idle = settings.max_idle_connections
         self._spin_s = settings.spin_s
         self._lanes = settings.lanes
-        self._label = f"halfmoon-transfer-{home.name}-{self.name}"
+        self._label = f"halfmoon-transfer-{context.name}-{self.name}"
         self._unsettled = AbandonedConnections()
         self._gate = DialGate()
         #: One per address that we listen at, and what peers dial for it.
@@ -57,19 +57,21 @@ class TcpBackend:
         self._endpoints: dict[str, Endpoint] = {}
         self._use_native = settings.native and not native.missing
         self._native = (
-            native.NativeServer(home.regions, settings.spin_s) if self._use_native else None
+            native.NativeServer(context.regions, settings.spin_s) if self._use_native else None
         )
         sessions = TcpSessions()
         with ExitStack() as undo:
-            for index, (bind, advertise) in enumerate([(home.bind, home.advertise), *home.more]):
+            for index, (bind, advertise) in enumerate(
+                [(context.bind, context.advertise), *context.more]
+            ):
                 server = TcpServer(
-                    home.regions,
-                    home.inbox,
+                    context.regions,
+                    context.notification_queue,
                     sessions=sessions,
                     key=settings.cluster_key,
                     bind=bind,
-                    port=home.port,
-                    label=f"halfmoon-transfer-{home.name}-{rail_name(self.name, index)}",
+                    port=context.port,
+                    label=f"halfmoon-transfer-{context.name}-{rail_name(self.name, index)}",
                     max_connections=settings.max_connections,
                     stall_timeout_s=settings.stall_timeout_s,
                     native=self._native,
@@ -99,47 +101,47 @@ class TcpBackend:
         """Whether the peer listens."""
         return self.name in peer.endpoints
 
-    def carry(self, errand: CarryRequest) -> Sequence[SliceOutcome]:
+    def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Move a batch over one connection."""
 
         def move(lane: Lane, outcomes: list[SliceOutcome | None]) -> None:
-            lane.carry(errand, outcomes, checksums=self._checksums or errand.verify)
+            lane.carry(request, outcomes, checksums=self._checksums or request.verify)
 
-        return self._over_a_lane(errand, move)
+        return self._over_a_lane(request, move)
 
-    def notify(self, errand: CarryRequest) -> SliceOutcome:
+    def notify(self, request: CarryRequest) -> SliceOutcome:
         """Deliver the notice over one connection."""
 
         def deliver(lane: Lane, outcomes: list[SliceOutcome | None]) -> None:
-            outcomes[0] = lane.notify(errand)
+            outcomes[0] = lane.notify(request)
 
-        return self._over_a_lane(errand, deliver)[0]
+        return self._over_a_lane(request, deliver)[0]
 
     def _over_a_lane(
-        self, errand: CarryRequest, use: Callable[[Lane, list[SliceOutcome | None]], None]
+        self, request: CarryRequest, use: Callable[[Lane, list[SliceOutcome | None]], None]
     ) -> Sequence[SliceOutcome]:
         """Take a connection, use it, and see what remains of it."""
-        where = _where(errand.peer)
+        where = _where(request.peer)
         try:
-            lane = self._take(errand.peer, errand.stop)
+            lane = self._take(request.peer, request.stop)
         except LaneUntrusted as untrusted:
             return same_outcome_for_all(
-                errand.batch, OutcomeKind.UNTRUSTED, f"{where}: {untrusted}"
+                request.batch, OutcomeKind.UNTRUSTED, f"{where}: {untrusted}"
             )
         except LaneRefused as refused:
-            stale = refused.own.generation != errand.peer.generation
+            stale = refused.own.generation != request.peer.generation
             reason = f"{where}: {refused}"
             return same_outcome_for_all(
-                errand.batch, OutcomeKind.STALE if stale else OutcomeKind.LOST, reason
+                request.batch, OutcomeKind.STALE if stale else OutcomeKind.LOST, reason
             )
         except DialFailed as error:
-            return same_outcome_for_all(errand.batch, OutcomeKind.UNREACHABLE, f"{where}: {error}")
+            return same_outcome_for_all(request.batch, OutcomeKind.UNREACHABLE, f"{where}: {error}")
         except (OSError, TcpFrameError, ValueError) as error:
-            return same_outcome_for_all(errand.batch, OutcomeKind.LOST, f"{where}: {error}")
-        errand.stop.doing = f"waiting for {where}"
-        return self._use(errand, lane, use)
+            return same_outcome_for_all(request.batch, OutcomeKind.LOST, f"{where}: {error}")
+        request.stop.doing = f"waiting for {where}"
+        return self._use(request, lane, use)
 
-    def hurry(
+    def try_fast_path(
         self,
         peer: SegmentDescriptor,
         op: Op,
@@ -153,7 +155,7 @@ class TcpBackend:
             return False
         fine = intact = False
         try:
-            fine = lane.hurry(
+            fine = lane.try_fast_path(
                 peer, op, pieces, local, checksums=self._checksums, spin_s=self._spin_s
             )
             intact = True
@@ -172,28 +174,28 @@ class TcpBackend:
 
     def _use(
         self,
-        errand: CarryRequest,
+        request: CarryRequest,
         lane: Lane,
         use: Callable[[Lane, list[SliceOutcome | None]], None],
     ) -> Sequence[SliceOutcome]:
         """Use a connection that was taken, and see what remains of it."""
-        outcomes: list[SliceOutcome | None] = [None] * len(errand.batch.slices)
+        outcomes: list[SliceOutcome | None] = [None] * len(request.batch.slices)
         broken = ""
         reused = lane.used
         try:
-            with errand.stop.calling_on_stop(lane.abort):
+            with request.stop.calling_on_stop(lane.abort):
                 use(lane, outcomes)
         except (OSError, TcpFrameError) as error:
-            broken = f"{_where(errand.peer)}: {error}"
+            broken = f"{_where(request.peer)}: {error}"
         except BaseException:
-            self._give_up(errand.peer, errand.batch.op, lane)
+            self._give_up(request.peer, request.batch.op, lane)
             raise
-        if broken or errand.stop.stopped:
-            self._give_up(errand.peer, errand.batch.op, lane)
+        if broken or request.stop.stopped:
+            self._give_up(request.peer, request.batch.op, lane)
             if reused:
-                self._drop_idle(lambda peer: peer == errand.peer)
+                self._drop_idle(lambda peer: peer == request.peer)
         else:
-            self._put_back(errand.peer, lane)
+            self._put_back(request.peer, lane)
             if None not in outcomes:
                 return cast(list[SliceOutcome], outcomes)
         missing = SliceOutcome(OutcomeKind.LOST, broken or "stopped")
@@ -286,7 +288,7 @@ class TcpBackend:
             raise
 
     def _take_idle(self, peer: SegmentDescriptor, deadline: float) -> Lane | None:
-        """An idle connection to hurry over, if nothing speaks against it."""
+        """An idle connection to try_fast_path over, if nothing speaks against it."""
         if self._unsettled.any and self._unsettled.of(peer):
             return None
         with self._lock:
@@ -301,7 +303,7 @@ class TcpBackend:
             self._n_busy += 1
             self._hurried.add(lane)
             if self._watch is None:
-                self._watch = DeadlineWatcher(f"{self._label}-hurry", Lane.end)
+                self._watch = DeadlineWatcher(f"{self._label}-try_fast_path", Lane.end)
         lane.deadline = deadline
         self._watch.watch(lane)
         return lane

@@ -44,7 +44,7 @@ class TcpServer:
     def __init__(
         self,
         regions: RegionTable,
-        inbox: NotificationQueue,
+        notification_queue: NotificationQueue,
         *,
         sessions: TcpSessions,
         key: ClusterKey | None,
@@ -57,7 +57,7 @@ class TcpServer:
     ) -> None:
         self._native = native
         self._regions = regions
-        self._inbox = inbox
+        self._notification_queue = notification_queue
         self._sessions = sessions
         self._key = key
         #: Connections being served.
@@ -104,7 +104,7 @@ class TcpServer:
 
     def _serve(self, sock: socket.socket) -> None:
         connection = _Connection(
-            sock, self._regions, self._inbox, self._sessions, self._key, self._native
+            sock, self._regions, self._notification_queue, self._sessions, self._key, self._native
         )
         with self._lock:
             self._connections.add(connection)
@@ -123,7 +123,7 @@ class _Connection:
         self,
         sock: socket.socket,
         regions: RegionTable,
-        inbox: NotificationQueue,
+        notification_queue: NotificationQueue,
         sessions: TcpSessions,
         key: ClusterKey | None,
         native: NativeServer | None,
@@ -132,7 +132,7 @@ class _Connection:
         self._socket = sock
         self._ahead = ReadAhead(sock)
         self._regions = regions
-        self._inbox = inbox
+        self._notification_queue = notification_queue
         self._sessions = sessions
         self._key = key
         #: Who it says it is, once greeted.
@@ -273,7 +273,7 @@ class _Connection:
         notice = tcp_frames.decode_notification(asked, self._ahead.take(asked.length))
         answer = _FINE
         try:
-            self._inbox.deliver(request.generation, notice)
+            self._notification_queue.deliver(request.generation, notice)
         except AccessRefused as refused:
             answer = _refused(refused)
         send_all(
