@@ -16,6 +16,8 @@ import pytest
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_testing.segment_process import SegmentProcess, on_device
 from halfmoon_transfer import Memory, TransferEngine, TransferSettings
+from halfmoon_transfer.backends import BACKENDS, backend_class
+from halfmoon_transfer.backends.backend_interface import BackendCapabilities
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.rdma import verbs
 from halfmoon_transfer.backends.tcp import native
@@ -36,7 +38,33 @@ def _devices() -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 #: Empty when there are none.
 DEVICES = _devices() or ((), ())
-RDMA = [pytest.param("rdma", marks=pytest.mark.rdma)] if _devices() else []
+
+
+def _why_missing(name: str) -> str:
+    """Why a backend can't be tested on this machine; empty if it can."""
+    try:
+        TransferEngine.open("probe", metadata=MemoryStore(), backends=(name,)).close()
+    except BackendUnavailable as error:
+        return str(error)
+    return ""
+
+
+#: Every backend of the registry that can't be tested here, and why.
+MISSING = {name: reason for name in BACKENDS if (reason := _why_missing(name))}
+#: What each of them says of itself.
+CAPABILITIES = {name: backend_class(name).capabilities for name in BACKENDS}
+MARKS = {"rdma": [pytest.mark.rdma]}
+
+
+def _worlds(*, far: bool = False, host_memory: bool = False) -> list[Any]:
+    """The backends of the registry that can be tested here; each over memory that it reaches."""
+    return [
+        pytest.param(name if able.host_memory else f"{name}/both", marks=MARKS.get(name, []))
+        for name, able in CAPABILITIES.items()
+        if name not in MISSING
+        and (able.other_processes or not far)
+        and (able.host_memory or not host_memory)
+    ]
 
 
 class FileEngine(TransferEngine):
@@ -90,13 +118,19 @@ class World:
         self._far = DeviceEngine if on_device in ("both", "there") else far
         self.on_device = on_device
         #: Whether memory "there" can be looked at without a copy.
-        self.has_views = kind not in ("tcp", "mooncake", "rdma") and self._far not in (
+        self.has_views = self.capabilities.views and self._far not in (
             OwnMemoryEngine,
             DeviceEngine,
         )
         self.metadata = MemoryStore()
         self._stack = stack
         self._engines: list[TransferEngine] = []
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """Those of the first backend."""
+        first = self.kind.split(",")[0]
+        return CAPABILITIES[first.removeprefix("faults(").removesuffix(")")]
 
     def open(self, name: str, **overrides: Any) -> TransferEngine:
         faulty = self.kind.startswith("faults")
@@ -210,7 +244,6 @@ ON_DEVICES = [
     "tcp/both",
     "shm/here",
     "mooncake/here",
-    "cuda/both",
     "cuda/there",
     "faults(memory)/both",
 ]
@@ -226,20 +259,24 @@ NEEDS_NATIVE = pytest.mark.skipif(
 PURE_TCP = [pytest.param(ends, marks=NEEDS_NATIVE) for ends in PURE_ENDS]
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        "shm",
-        "tcp",
-        *PURE_TCP,
-        "tcp, IPv6",
-        "mooncake",
-        "faults(memory)",
-        *FAR,
-        *RDMA,
-        *ON_DEVICES,
-    ]
-)
+WORLDS = [
+    *_worlds(),
+    *PURE_TCP,
+    "tcp, IPv6",
+    "faults(memory)",
+    *FAR,
+    *ON_DEVICES,
+]
+
+
+@pytest.fixture
+def tested() -> set[str]:
+    """The backends that the suite runs over here."""
+    kinds = [each if isinstance(each, str) else str(each.values[0]) for each in WORLDS]
+    return {kind.partition("/")[0] for kind in kinds}
+
+
+@pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend, and every kind of memory."""
     with ExitStack() as stack:
@@ -264,21 +301,32 @@ def _world_of(param: str, stack: ExitStack) -> World:
 
 @pytest.fixture(
     params=[
-        "shm",
-        "tcp",
+        *_worlds(far=True),
         *PURE_TCP,
         "shm,tcp",
-        "mooncake",
         "shm, not mapped",
-        *RDMA,
         "tcp/both",
-        "cuda/both",
     ]
 )
 def far_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Every backend that leads into another process."""
     with ExitStack() as stack:
         yield _world_of(request.param, stack)
+
+
+@pytest.fixture(params=_worlds(host_memory=True))
+def host_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Every backend that reaches memory of the host."""
+    with ExitStack() as stack:
+        yield _world_of(request.param, stack)
+
+
+@pytest.fixture(params=BACKENDS)
+def registered(request: pytest.FixtureRequest) -> str:
+    """Each backend of the registry, tested here or not."""
+    if request.param in MISSING:
+        pytest.skip(MISSING[request.param])
+    return str(request.param)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The numbers of a transfer engine, read once and handed down."""
+"""Define the settings of a transfer engine, read once and handed down."""
 
 import msgspec
 
@@ -9,29 +9,29 @@ MIB = 1024 * KIB
 
 
 class MooncakeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the "mooncake" backend is seen from outside."""
+    """Addresses and names under which Mooncake peers find this engine."""
 
     #: "P2PHANDSHAKE" (none), or the URL of the metadata server of all peers: http, redis, etcd.
     metadata: str = "P2PHANDSHAKE"
     #: The segment's name there; empty: the engine's. With P2PHANDSHAKE it is "host:port".
     name: str = ""
-    #: What Mooncake peers have in MC_METADATA_CLUSTER_ID; it becomes part of the keys.
+    #: The value of MC_METADATA_CLUSTER_ID at Mooncake peers; it becomes part of the keys.
     cluster: str = ""
     #: Ports to listen at; 0 takes free ones.
     data_port: int = 0
     handshake_port: int = 0
-    #: Received messages kept until somebody takes them; the next one is refused.
+    #: Capacity of the queue of received messages; the next one is refused.
     max_notifications: int = 1024
 
 
 class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes, bounds and patience. Every default is meant for a few peers on fast links."""
+    """Sizes, bounds and timeouts. Every default is meant for a few peers on fast links."""
 
-    #: Bytes of the unit of retry where a wire is crossed.
+    #: Bytes of a slice, the unit of retry, over wires.
     slice_bytes: int = 256 * KIB
-    #: The same where bytes are copied in memory: no wire, so fewer and larger ones.
+    #: Bytes of a slice where bytes are copied in memory: no wire, so fewer and larger ones.
     copy_slice_bytes: int = 4 * MIB
-    #: A transfer of at most so many bytes that is a copy in memory is made by who submits it.
+    #: A copy in memory of at most so many bytes runs in the thread that submits it.
     copy_here_bytes: int = 256 * KIB
     #: A transfer of at most so many bytes goes over an idle TCP connection without a plan.
     express_bytes: int = 64 * KIB
@@ -45,18 +45,18 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 16
     #: Live transfers at the most; the next one ends in `Overloaded`.
     max_live: int = 16_384
-    #: Notifications kept for the owner to take; the next one is refused.
+    #: Capacity of the queue of notifications; the next one is refused.
     max_notifications: int = 1024
     #: Tries of a slice on one path before the next path is taken.
     tries_per_path: int = 3
-    #: Patience for a connection to be accepted, if the deadline is not earlier.
+    #: Timeout of dialling a peer, if the deadline is not earlier.
     connect_timeout_s: float = 3.0
-    #: Patience with a rail, one of several addresses of a peer, on which nothing moves.
+    #: Timeout of a rail (one of several addresses of a peer) on which nothing moves.
     rail_stall_s: float = 2.0
     #: The first pause of a rail that failed, and the longest: each is twice the one before.
     rail_cooldown_s: float = 1.0
     rail_cooldown_max_s: float = 60.0
-    #: Patience with a peer that stops in the middle of a frame, at the side that serves.
+    #: Timeout of a peer that stops in the middle of a frame, at the serving side.
     stall_timeout_s: float = 30.0
     #: Connections that an engine accepts; the next one is turned away with the reason.
     max_connections: int = 256
@@ -64,25 +64,25 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_idle_connections: int = 64
     #: Whether memory of this host's processes that can't be mapped is reached through the kernel.
     cross_memory_attach: bool = True
-    #: Host memory, per device, that bytes between it and a wire pass through; it is pinned.
+    #: Bytes of pinned host memory per device, for staging between device and wire.
     staging_bytes: int = 64 * MIB
-    #: So much of a batch is copied while as much is on the wire.
+    #: Bytes of a part of a batch; one part is copied while another is on the wire.
     staging_part_bytes: int = 2 * MIB
     #: Regions of other processes kept mapped.
     max_mappings: int = 128
-    #: Seconds that our record in the metadata store outlives us.
+    #: Seconds that our record in the metadata store outlives this process.
     lease_s: float = 10.0
-    #: What peers must know, and prove, before anything is served over TCP or RDMA; none: nothing.
+    #: Secret that TCP and RDMA peers must prove to know; None: no proof is needed.
     cluster_key: ClusterKey | None = None
     #: Whether bytes that cross a wire carry checksums. In-memory copies cross none.
     checksums: bool = True
     #: Whether TCP uses the extension in C where that is built; see `docs/transfer/native.md`.
     native: bool = True
-    #: How long the extension looks for the next small frame before its thread sleeps; 0: not.
+    #: Seconds that the extension polls for the next small frame before its thread sleeps.
     spin_s: float = 50e-6
-    #: How the "mooncake" backend is seen from outside.
+    #: Addresses and names under which Mooncake peers find this engine.
     mooncake: MooncakeSettings = MooncakeSettings()
-    #: RDMA devices to use, by name; none: all that have an address.
+    #: Names of the RDMA devices to use; empty: all that have an address.
     rdma_devices: tuple[str, ...] = ()
     #: Port for the side channels of RDMA; 0 takes a free one.
     rdma_port: int = 0

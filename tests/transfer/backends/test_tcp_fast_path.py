@@ -163,8 +163,8 @@ def test_closing_the_engine_ends_whoever_hurries(tcp: World, eventually: Any) ->
 
         thread = threading.Thread(target=wait)
         thread.start()
-        hurried = still.here.backend("tcp")._inner._hurried  # type: ignore[attr-defined]
-        eventually(lambda: hurried)
+        fast_lanes = still.here.backend("tcp")._inner._fast_lanes  # type: ignore[attr-defined]
+        eventually(lambda: fast_lanes)
         still.here.close()
         thread.join(PATIENCE_S)
         assert [type(each) for each in ended] == [Cancelled]
@@ -256,8 +256,8 @@ def test_a_local_region_can_be_taken_back_only_after_the_short_way_is_gone(
 
         thread = threading.Thread(target=wait)
         thread.start()
-        hurried = still.here.backend("tcp")._inner._hurried  # type: ignore[attr-defined]
-        eventually(lambda: hurried)
+        fast_lanes = still.here.backend("tcp")._inner._fast_lanes  # type: ignore[attr-defined]
+        eventually(lambda: fast_lanes)
         still.here.unregister(still.local.region)
-        assert not hurried
+        assert not fast_lanes
         thread.join()

@@ -1,4 +1,4 @@
-"""Addresses as people write them: "10.0.0.5", "node-3:7100", "::1", "[fd00::5]:7100"."""
+"""Parse and build addresses: "10.0.0.5", "node-3:7100", "::1", "[fd00::5]:7100"."""
 
 import ipaddress
 import socket
@@ -7,7 +7,7 @@ from halfmoon_transfer.metadata.descriptor import Endpoint
 
 
 def split_address(address: str, default_port: int) -> tuple[str, int]:
-    """Host and port.
+    """Return host and port of an address.
 
     Raises:
         ValueError: it is neither "host" nor "host:port".
@@ -30,12 +30,12 @@ def split_address(address: str, default_port: int) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """As `split` reads it."""
+    """Build an address that `split_address` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def advertised_address(bind: str, port: int, advertise: str | None) -> Endpoint:
-    """What peers should dial when we listen at `bind` and `port`, and how we know.
+    """Return the endpoint that peers should dial, and the reason for it.
 
     Raises:
         ValueError: `advertise` is not an address, or none is given and none can be guessed.
@@ -56,7 +56,7 @@ def advertised_address(bind: str, port: int, advertise: str | None) -> Endpoint:
 
 
 def _outward_host(family: socket.AddressFamily) -> str:
-    """Our address on the default route; connecting a datagram socket sends nothing."""
+    """Return our address on the default route; connecting a datagram socket sends nothing."""
     somewhere = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

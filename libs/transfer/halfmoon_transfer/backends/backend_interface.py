@@ -1,7 +1,7 @@
-"""What a backend is: one way to move bytes between this engine's regions and a peer's.
+"""Define the contract of a backend: one path between this engine's regions and a peer's.
 
-A backend is opened with its engine, listens if it needs to, and carries batches in threads
-of the engine. It never raises for what the world does: every slice gets an outcome.
+A backend is opened with its engine, listens if it needs to, and carries batches in threads of the
+engine. It raises no errors of the network or the peer: every slice gets an outcome.
 """
 
 import os
@@ -29,7 +29,7 @@ from halfmoon_transfer.threads.stop_signal import StopSignal
 
 
 class EngineContext(msgspec.Struct, frozen=True):
-    """What a backend knows of the engine it belongs to."""
+    """The engine that a backend belongs to, as far as backends need it."""
 
     name: str
     generation: int
@@ -37,88 +37,102 @@ class EngineContext(msgspec.Struct, frozen=True):
     bind: str
     port: int
     advertise: str | None
-    #: Further addresses to listen at, each with what peers should dial for it.
+    #: Further addresses to listen at, each with the address that peers should dial for it.
     more: tuple[tuple[str, str | None], ...]
-    #: Which cards are near which memory; None: all are.
+    #: Which NICs are near which memory; None: all are equally near.
     topology: Topology | None
     regions: RegionTable
-    #: The devices whose memory is among them.
+    #: The devices whose memory is among the regions.
     devices: DeviceTable
-    #: Where notifications from peers go.
+    #: Receives the notifications of peers.
     notification_queue: NotificationQueue
     settings: TransferSettings
 
 
 class CarryRequest(msgspec.Struct, frozen=True):
-    """One batch, and all that carrying it needs."""
+    """One batch, with all that is needed to carry it."""
 
     batch: Batch
     peer: SegmentDescriptor
-    #: This process's bytes of each slice: the source of a write, the destination of a read.
+    #: The local bytes of each slice: the source of a write, the destination of a read.
     local: tuple[memoryview, ...]
     stop: StopSignal
-    #: Check the bytes even if no wire is crossed.
+    #: Compare checksums even if no wire is crossed.
     verify: bool = False
-    #: By position in the batch: the byte to damage in flight. Only `faults` sets it.
+    #: By position in the batch: the byte to damage in flight. Only `fault_injection` sets it.
     damage: dict[int, int] = {}
-    #: Called for each part that goes over one rail, in place of carrying it. Only `faults` sets it.
+    #: Called in place of carrying a part over one rail. Only `fault_injection` sets it.
     rail_hook: "RailHook | None" = None
 
 
-#: Given a rail's address, what is to be carried over it, and who would carry it.
+#: Arguments: a rail's address, the part for it, and the function that would carry the part.
 RailHook = Callable[
     [str, CarryRequest, Callable[[CarryRequest], Sequence[SliceOutcome]]], Sequence[SliceOutcome]
 ]
 
 
+class BackendCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the contract that a backend fulfils; the conformance suite skips the others."""
+
+    #: Reaches engines of other processes, not only those of its own.
+    other_processes: bool
+    #: Reaches regions in host memory, not only those in device memory.
+    host_memory: bool
+    #: Carries notifications.
+    notifications: bool
+    #: Gives views of regions that a peer allocated.
+    views: bool
+
+
 class Backend(Protocol):
-    """One way. Methods are safe from any thread."""
+    """One path to peers. Methods are safe from any thread."""
 
     name: str
-    #: The size of slices that suits it.
+    capabilities: BackendCapabilities
+    #: The preferred size of slices in bytes.
     slice_bytes: int
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """What to publish for peers, by the name that they know it under."""
+        """Endpoints to publish for peers, by the name that they look for."""
         ...
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """Whether it is worth a try, by the peer's descriptor alone; asks nobody."""
+        """Return whether this path may lead to a peer, judged by its descriptor alone."""
         ...
 
-    def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
+    def carry(self, request: CarryRequest, /) -> Sequence[SliceOutcome]:
         """Move a batch and return one outcome per slice, in order. Blocks.
 
-        When it returns, nobody touches the local bytes any more.
+        After it returns, the local bytes are neither read nor written any more.
         """
         ...
 
-    def notify(self, request: CarryRequest) -> SliceOutcome:
-        """Deliver the batch's notice into the peer's inbox. Blocks.
+    def notify(self, request: CarryRequest, /) -> SliceOutcome:
+        """Deliver the batch's notification into the peer's queue. Blocks.
 
-        `UNUSABLE` when this way carries none; the next path is taken then.
+        Returns `UNUSABLE` if this path carries none; the next path is taken then.
         """
         ...
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
-        """All bytes of a peer's region, read-only, without a copy; None if it has no way."""
+        """Return all bytes of a peer's region, read-only and without a copy; None if it can't."""
         ...
 
     def revoke(self, key: bytes) -> None:
-        """One of our regions is gone: tell whoever holds on to it."""
+        """Tell peers that hold one of our regions that it was removed."""
         ...
 
     def evict(self, key: bytes) -> None:
-        """An access to a region that is gone does not end: cut it off."""
+        """Cut off the accesses to a removed region that have not ended."""
         ...
 
     def forget(self, segment: str) -> None:
-        """Close what is held towards this peer."""
+        """Close connections to this peer and release its memory."""
         ...
 
     def gauges(self) -> "BackendGauges":
-        """What is held now."""
+        """Return the number of open connections and mappings."""
         ...
 
     def close(self) -> None:
@@ -128,16 +142,16 @@ class Backend(Protocol):
 
 @runtime_checkable
 class SupportsInlineCopy(Protocol):
-    """A backend that sometimes carries without waiting for anybody: it copies memory."""
+    """A backend that carries some batches by a mere copy of memory, without waiting."""
 
     def can_copy_inline(self, peer: SegmentDescriptor, batch: Batch) -> bool:
-        """Whether carrying this batch now takes no longer than copying its bytes."""
+        """Return whether carrying this batch now takes no longer than copying its bytes."""
         ...
 
 
 @runtime_checkable
 class SupportsFastPath(Protocol):
-    """A backend that has a short way over a wire: a connection that is open and idle."""
+    """A backend that can move a few pieces over a connection that is open and idle."""
 
     def try_fast_path(
         self,
@@ -147,36 +161,36 @@ class SupportsFastPath(Protocol):
         local: tuple[memoryview, ...],
         deadline: float,
     ) -> bool:
-        """Move a few pieces over an idle connection; whether all of them are applied.
+        """Move a few pieces over an idle connection; return whether all of them are applied.
 
-        If not, there may be no such connection, or some are applied: all may be tried again
-        at once. When it returns, nobody touches the local bytes any more.
+        If not, no connection was idle, or only some pieces are applied. All may be retried at once.
+        After it returns, the local bytes are neither read nor written any more.
 
         Args:
-            peer: whom the pieces are of.
-            op: which way the bytes go.
+            peer: the owner of the remote regions.
+            op: the direction of the bytes.
             pieces: of at least one byte each, and within the bounds of their regions.
-            local: this process's bytes of each.
-            deadline: when to give up, on the monotonic clock.
+            local: the local bytes of each piece.
+            deadline: end of the attempt, on the monotonic clock.
         """
         ...
 
 
 class BackendGauges(msgspec.Struct, frozen=True):
-    """What a backend holds now, and what it refused to read so far."""
+    """Numbers of what a backend holds now, and of malformed input since it was opened."""
 
     n_connections: int = 0
     n_mappings: int = 0
     n_malformed: int = 0
 
 
-def same_outcome_for_all(batch: Batch, fate: OutcomeKind, reason: str) -> list[SliceOutcome]:
-    """All slices of a batch share one fate."""
-    return [SliceOutcome(fate, reason)] * len(batch.slices)
+def same_outcome_for_all(batch: Batch, kind: OutcomeKind, reason: str) -> list[SliceOutcome]:
+    """Return the same outcome for every slice of a batch."""
+    return [SliceOutcome(kind, reason)] * len(batch.slices)
 
 
 def refusal_outcome(batch: Batch, each: Slice, status: AccessStatus, detail: int) -> SliceOutcome:
-    """What an owner's refusal means for a slice, in words."""
+    """Translate an owner's refusal of a slice into its outcome, with a text for users."""
     if status is AccessStatus.OK:
         return APPLIED
     where = f"{batch.op} of {each.length} bytes at offset {each.remote_offset}"

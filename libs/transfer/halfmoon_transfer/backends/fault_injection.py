@@ -90,6 +90,7 @@ class FaultyBackend:
 
     def __init__(self, inner: Backend, faults: FaultInjection) -> None:
         self.name = f"faults({inner.name})"
+        self.capabilities = inner.capabilities
         self.slice_bytes = inner.slice_bytes
         self._inner = inner
         self._faults = faults

@@ -1,7 +1,7 @@
-"""Between engines of one process: a copy, or a view.
+"""Copy between engines of one process.
 
-Also how an engine reaches its own regions. No wire is crossed, so bytes are compared by
-checksum only when that is asked for (`faults` asks).
+An engine reaches its own regions the same way. No wire is crossed, so checksums are compared only
+on request (of `fault_injection`).
 """
 
 import secrets
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from halfmoon_transfer.backends.backend_interface import (
+    BackendCapabilities,
     BackendGauges,
     CarryRequest,
     EngineContext,
@@ -27,9 +28,9 @@ from halfmoon_transfer.regions.backed_regions import RegionSpan
 from halfmoon_transfer.regions.byte_ops import checksum, copy_bytes, flip_byte
 from halfmoon_transfer.regions.region_table import RegionTable
 
-#: What addresses of this process begin with.
+#: Prefix of the addresses of this process.
 _PROCESS = secrets.token_hex(8)
-#: All open engines of this process that can be reached so, by address.
+#: The open engines of this process with this backend, by address.
 _contexts: dict[str, EngineContext] = {}
 _lock = threading.Lock()
 
@@ -38,6 +39,9 @@ class MemoryBackend:
     """Copies within this process."""
 
     name = "memory"
+    capabilities = BackendCapabilities(
+        other_processes=False, host_memory=True, notifications=True, views=True
+    )
 
     def __init__(self, context: EngineContext) -> None:
         self.slice_bytes = context.settings.copy_slice_bytes
@@ -47,7 +51,7 @@ class MemoryBackend:
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """A random name in this process's directory."""
+        """A random name in the directory of this process."""
         return {self.name: Endpoint(self._address)}
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
@@ -56,7 +60,7 @@ class MemoryBackend:
         return endpoint is not None and endpoint.address.startswith(_PROCESS)
 
     def can_copy_inline(self, peer: SegmentDescriptor, batch: Batch) -> bool:
-        """Unless the owner has files: those may keep us waiting."""
+        """Return whether the owner is open and no slice is in a file, which may block."""
         owner = _find(peer)
         return owner is not None and not (
             owner.regions.backed
@@ -77,7 +81,7 @@ class MemoryBackend:
         return outcomes
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
-        """Put it into the owner's inbox."""
+        """Put the notification into the owner's queue."""
         batch, owner = request.batch, _find(request.peer)
         assert batch.notification is not None
         if owner is None:
@@ -89,25 +93,25 @@ class MemoryBackend:
         return APPLIED
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
-        """The owner's own bytes."""
+        """Return the owner's bytes."""
         owner = _find(peer)
         return None if owner is None else owner.regions.view(peer.generation, key)
 
     def revoke(self, key: bytes) -> None:
-        """Nothing is held."""
+        """Do nothing: engines of one process hold nothing of each other."""
 
     def evict(self, key: bytes) -> None:
-        """Nothing is held."""
+        """Do nothing: a copy ends by itself."""
 
     def forget(self, segment: str) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no connections."""
 
     def gauges(self) -> BackendGauges:
-        """Nothing is held."""
+        """Return zeros: there are no connections or mappings."""
         return BackendGauges()
 
     def close(self) -> None:
-        """Leave the directory."""
+        """Remove the engine from the directory."""
         with _lock:
             _contexts.pop(self._address, None)
 
@@ -134,12 +138,12 @@ def _move(request: CarryRequest, index: int, each: Slice, regions: RegionTable) 
         ) as remote:
             if not regions.backed:
                 return copy_slice(request, index, remote)
-            # What is leased may lie in a file; then the owner fetches it, or puts it back.
-            spots = {index: RegionSpan(each.remote.key, each.remote_offset, remote)}
-            failed = regions.backed.load(spots) if batch.op == "read" else {}
+            # The bytes may lie in a file; then the owner loads them, or stores them.
+            spans = {index: RegionSpan(each.remote.key, each.remote_offset, remote)}
+            failed = regions.backed.load(spans) if batch.op == "read" else {}
             outcome = APPLIED if failed else copy_slice(request, index, remote)
             if batch.op == "write" and outcome.kind is OutcomeKind.APPLIED:
-                failed = regions.backed.store(spots)
+                failed = regions.backed.store(spans)
             for refused in failed.values():
                 raise refused
             return outcome

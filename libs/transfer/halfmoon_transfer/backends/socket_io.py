@@ -1,33 +1,33 @@
-"""Whole buffers in and out of blocking sockets, in as few system calls as can be."""
+"""Send and receive whole buffers over blocking sockets, in few system calls."""
 
 import socket
 from collections.abc import Sequence
 
-#: Buffers per system call that every kernel takes (IOV_MAX).
+#: Most buffers per system call in every kernel (IOV_MAX).
 _MAX_BUFFERS = 1024
 
 
 class SocketClosed(ConnectionError):
-    """The other side hung up; `clean` when nothing of the wanted bytes had come."""
+    """A connection that the peer closed; `clean` if it sent none of the expected bytes."""
 
     def __init__(self, *, clean: bool) -> None:
         super().__init__("the peer hung up" if clean else "the peer hung up in the middle")
         self.clean = clean
 
 
-#: Bytes that a `ReadAhead` reads ahead: the head of any request that our side makes, or one for
-#: a few slices with a small slice or two.
+#: Bytes that a `ReadAhead` reads ahead: the head of any request that our side sends, or a whole
+#: request of a few small slices.
 _AHEAD_BYTES = 16 * 1024
-#: Socket buffers towards a peer on this host; see `tune`.
+#: Bytes of socket buffers towards a peer on this host, see `tune_socket`.
 _LOCAL_BUFFER_BYTES = 256 * 1024
 
 
 def tune_socket(sock: socket.socket) -> None:
     """Send at once, and notice within about two minutes that the other host is gone.
 
-    Towards a peer on this host the buffers are kept small: there is no distance to bridge,
-    and bytes that wait in a buffer of megabytes have left the cache when they are taken out.
-    Towards other hosts the kernel finds the right size.
+    Towards a peer on this host the buffers are kept small: there is no latency to hide, and bytes
+    in a buffer of megabytes have left the cache when they are read. Towards other hosts the kernel
+    chooses the size.
     """
     if _is_local(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)
@@ -40,7 +40,7 @@ def tune_socket(sock: socket.socket) -> None:
 
 
 def _is_local(sock: socket.socket) -> bool:
-    """Whether both ends have one address; no for a peer that has hung up already."""
+    """Return whether both ends have one address; False for a peer that has hung up."""
     try:
         return bool(sock.getsockname()[0] == sock.getpeername()[0])
     except OSError:
@@ -64,7 +64,7 @@ def receive_into(sock: socket.socket, buffers: Sequence[memoryview]) -> None:
     """Fill all of these, in order.
 
     Raises:
-        Closed: the peer hung up before.
+        SocketClosed: the peer hung up before.
         OSError: the connection broke.
     """
     left = list(buffers)
@@ -83,10 +83,10 @@ def receive_into(sock: socket.socket, buffers: Sequence[memoryview]) -> None:
 
 
 def receive(sock: socket.socket, n_bytes: int) -> memoryview:
-    """Exactly so many bytes; the caller has checked that it is not too many.
+    """Receive exactly so many bytes; the caller has checked the number against a limit.
 
     Raises:
-        Closed: the peer hung up before.
+        SocketClosed: the peer hung up before.
         OSError: the connection broke.
     """
     buffer = memoryview(bytearray(n_bytes))
@@ -96,26 +96,26 @@ def receive(sock: socket.socket, n_bytes: int) -> memoryview:
 
 
 class ReadAhead:
-    """Reads a connection a little ahead, so that a small frame costs one system call."""
+    """A buffer that reads a connection ahead, so that a small frame costs one system call."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._ahead = memoryview(bytearray(_AHEAD_BYTES))
-        #: What was read and not taken yet is `_ahead[_start:_end]`.
+        #: Bytes that were read and not taken yet: `_ahead[_start:_end]`.
         self._start = 0
         self._end = 0
 
     @property
     def state(self) -> tuple[memoryview, int, int]:
-        """What is ahead, as memory, start and end, for `native` to read on from there."""
+        """The buffer, with start and end of its bytes, for `native` to go on from there."""
         return self._ahead, self._start, self._end
 
     def resume(self, start: int, end: int) -> None:
-        """`native` has read up to here."""
+        """Record that `native` has read up to here."""
         self._start, self._end = start, end
 
     def wait(self) -> bool:
-        """Wait until something is there; False when the peer hung up instead.
+        """Wait for bytes; return False when the peer hung up instead.
 
         Raises:
             BlockingIOError: the socket's own timeout passed.
@@ -127,10 +127,10 @@ class ReadAhead:
         return self._end > 0
 
     def take(self, n_bytes: int) -> memoryview:
-        """Exactly so many bytes; the caller has checked that it is not too many.
+        """Receive exactly so many bytes; the caller has checked the number against a limit.
 
         Raises:
-            Closed: the peer hung up before.
+            SocketClosed: the peer hung up before.
             OSError: the connection broke.
         """
         if self._end - self._start < n_bytes <= _AHEAD_BYTES:
@@ -144,7 +144,7 @@ class ReadAhead:
         """Fill all of these, in order.
 
         Raises:
-            Closed: the peer hung up before.
+            SocketClosed: the peer hung up before.
             OSError: the connection broke.
         """
         for index, buffer in enumerate(buffers):
@@ -158,7 +158,7 @@ class ReadAhead:
             self._start += len(buffer)
 
     def _read_until(self, n_bytes: int) -> None:
-        """Have at least so many bytes ahead, which have room there."""
+        """Read until so many bytes are ahead; they fit into the buffer."""
         n_ahead = self._end - self._start
         self._ahead[:n_ahead] = bytes(self._ahead[self._start : self._end])
         self._start, self._end = 0, n_ahead
@@ -170,7 +170,7 @@ class ReadAhead:
 
 
 def _advance(left: list[memoryview], first: int, n_done: int) -> int:
-    """Step over what is done; the index of the first buffer that is not."""
+    """Skip bytes that are done; return the index of the first unfinished buffer."""
     while first < len(left) and n_done >= len(left[first]):
         n_done -= len(left[first])
         first += 1

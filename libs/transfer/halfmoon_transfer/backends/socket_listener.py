@@ -1,7 +1,7 @@
-"""A listening socket and a thread per accepted connection, for every backend that dials.
+"""Accept connections and serve each in a thread: the one accept loop of the backends that dial.
 
-Here connections are accepted, bounded, given patience and ended. What is said on them, and by
-whom, is the business of the function that serves them.
+TCP, RDMA and Mooncake all listen through it. It bounds, times out and ends connections; the
+function that serves a connection speaks the protocol.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from halfmoon_transfer.backends.socket_io import tune_socket
 
 _log = logging.getLogger(__name__)
-#: Out of descriptors, accepting fails at once and again: don't spin.
+#: Without descriptors, `accept` fails at once and again: pause instead of spinning.
 _ACCEPT_PAUSE_S = 0.1
 
 
@@ -24,12 +24,11 @@ class SocketListener:
 
     Args:
         serve: called in a thread of its own with each connection, which is closed after it.
-            May raise `malformed`, what it calls bytes that make no sense (they are counted),
-            and OSError.
-        farewell: what is sent, if it can be without waiting, to who comes when
-            `max_connections` are open; given the reason.
-        stall_timeout_s: after so long without a byte, reading and writing give up with
-            BlockingIOError. The kernel's own timeouts, so that one call can still wait for a
+            May raise OSError, and `malformed` for bytes of no protocol, which is counted.
+        farewell: makes the message, given a reason, to a peer that is turned away because
+            `max_connections` are open. It is sent if that needs no waiting.
+        stall_timeout_s: after so long without a byte, reading and writing raise
+            BlockingIOError. These are the kernel's timeouts, so one call can still wait for a
             whole buffer.
     """
 
@@ -52,8 +51,8 @@ class SocketListener:
         self._label = label
         self._max_connections = max_connections
         seconds = int(stall_timeout_s)
-        self._patience = struct.pack("@ll", seconds, int((stall_timeout_s - seconds) * 1e6))
-        #: Open connections and the threads that serve them.
+        self._timeout = struct.pack("@ll", seconds, int((stall_timeout_s - seconds) * 1e6))
+        #: Open connections with the threads that serve them.
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -63,7 +62,7 @@ class SocketListener:
         self._thread = threading.Thread(target=self._accept, name=f"{label}-accept", daemon=True)
 
     def start(self) -> None:
-        """Begin to accept; those who dialled since it was made have waited."""
+        """Begin to accept; peers that dialled since construction have waited."""
         self._thread.start()
 
     @property
@@ -72,13 +71,13 @@ class SocketListener:
         return len(self._connections)
 
     def hang_up(self, sock: socket.socket) -> None:
-        """Wake the thread that serves this connection; nothing if it has ended."""
+        """Wake the thread that serves this connection; do nothing if it has ended."""
         with self._lock:
             if sock in self._connections:
                 _shut(sock)
 
     def close(self) -> None:
-        """Stop listening, hang up on everybody, and wait until they are no longer served."""
+        """Stop listening, close all connections, and wait for their threads."""
         with self._lock:
             self._closed = True
             threads = list(self._connections.values())
@@ -121,7 +120,7 @@ class SocketListener:
                     self._connections[sock] = thread
 
     def _turn_away(self, sock: socket.socket, reason: str) -> None:
-        """Say that there is no room; a line so short needs no thread of its own."""
+        """Refuse a connection; a message so short needs no thread of its own."""
         _log.warning("%s: a peer was turned away: %s", self._label, reason)
         with sock, contextlib.suppress(OSError):
             if self._farewell is not None:
@@ -130,8 +129,8 @@ class SocketListener:
     def _run(self, sock: socket.socket) -> None:
         try:
             tune_socket(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, self._patience)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._patience)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, self._timeout)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._timeout)
             self._serve(sock)
         except self._malformed as error:
             with self._lock:

@@ -1,1 +1,1 @@
-"""Help threads that know nothing of transfers."""
+"""Run and stop threads; nothing here knows of transfers."""

@@ -1,7 +1,7 @@
-"""One thread that ends what is overdue.
+"""End overdue items from one thread.
 
-It sleeps until the earliest deadline that it knew of when it looked last; ends are rare, so
-looking through what is live then is cheaper than keeping it sorted.
+The thread sleeps until the earliest deadline that was known when it last scanned the items. Items
+rarely become overdue, so scanning them is cheaper than keeping them sorted.
 """
 
 import threading
@@ -11,11 +11,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HasDeadline(Protocol):
-    """Something that may be overdue."""
+    """An item with a deadline."""
 
     @property
     def deadline(self) -> float:
-        """On the monotonic clock."""
+        """Deadline on the monotonic clock."""
         ...
 
 
@@ -29,21 +29,21 @@ class DeadlineWatcher(Generic[Item]):
         self._on_overdue = on_overdue
         self._watched: set[Item] = set()
         self._changed = threading.Condition()
-        #: When the thread will look again.
+        #: Time of the next scan.
         self._wake_at = float("inf")
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def watch(self, item: Item) -> None:
-        """Watch it from now on."""
+        """Watch an item from now on."""
         with self._changed:
             self._watched.add(item)
             if item.deadline < self._wake_at:
                 self._changed.notify()
 
     def forget(self, item: Item) -> None:
-        """It is done."""
+        """Stop watching an item."""
         with self._changed:
             self._watched.discard(item)
 
@@ -66,7 +66,7 @@ class DeadlineWatcher(Generic[Item]):
                 if not overdue:
                     deadlines = (item.deadline for item in self._watched)
                     self._wake_at = min(deadlines, default=float("inf"))
-                    patience = self._wake_at - now
-                    self._changed.wait(None if patience == float("inf") else patience)
+                    timeout_s = self._wake_at - now
+                    self._changed.wait(None if timeout_s == float("inf") else timeout_s)
             for item in overdue:
                 self._on_overdue(item)

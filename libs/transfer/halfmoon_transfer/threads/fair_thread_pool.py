@@ -1,7 +1,7 @@
-"""Threads that carry: made when needed, shared fairly, bounded per peer.
+"""Run jobs in threads that peers share fairly.
 
-Jobs are posted per peer. At most `lanes` jobs of one peer run at a time, and peers take
-turns, so one that hangs delays nobody else as long as there are more threads than it holds.
+Jobs are submitted per peer. At most `lanes` jobs of one peer run at a time, and peers take turns.
+So a peer that hangs delays no other peer while there are more threads than lanes.
 """
 
 import threading
@@ -49,12 +49,12 @@ class FairThreadPool:
                 return
             self._queues.setdefault(peer, deque()).append(job)
             self._make_ready(peer)
-            self._call_somebody()
+            self._wake_thread()
 
     def try_run_inline(self, peer: str, job: Job) -> bool:
-        """Run `job` in the calling thread if a lane of the peer is free; whether it did.
+        """Run `job` in the calling thread if a lane of the peer is free; return whether it ran.
 
-        It takes a lane like any other job, and doesn't push in before those that wait.
+        It takes a lane like any other job, and never overtakes jobs that wait.
         """
         with self._lock:
             n_running = self._running.get(peer, 0)
@@ -65,8 +65,8 @@ class FairThreadPool:
             job()
         finally:
             with self._lock:
-                self._leave(peer)
-                self._call_somebody()
+                self._free_lane(peer)
+                self._wake_thread()
         return True
 
     def close(self) -> None:
@@ -80,8 +80,8 @@ class FairThreadPool:
         for thread in threads - {threading.current_thread()}:
             thread.join()
 
-    def _leave(self, peer: str) -> None:
-        """A lane of the peer is free again."""
+    def _free_lane(self, peer: str) -> None:
+        """Free a lane of the peer."""
         self._running[peer] -= 1
         if self._running[peer] == 0:
             del self._running[peer]
@@ -95,10 +95,10 @@ class FairThreadPool:
         ):
             self._ready.append(peer)
 
-    def _call_somebody(self) -> None:
-        """See that what is ready is taken: whoever takes one job calls for the next.
+    def _wake_thread(self) -> None:
+        """Wake or start one thread if a peer is ready; a thread that takes a job does the same.
 
-        Some of the idle may have been called already; then each of them passes it on.
+        An idle thread may have been woken already; then it wakes another one in turn.
         """
         if not self._ready:
             return
@@ -122,14 +122,14 @@ class FairThreadPool:
                     del self._queues[peer]
                 self._running[peer] = self._running.get(peer, 0) + 1
                 self._make_ready(peer)
-                self._call_somebody()
+                self._wake_thread()
                 self._lock.release()
                 try:
                     job()
                 finally:
                     del job
                     self._lock.acquire()
-                    self._leave(peer)
+                    self._free_lane(peer)
             self._threads.discard(threading.current_thread())
 
     def _wait_for_work(self) -> bool:

@@ -1,4 +1,4 @@
-"""Waiting, from asyncio, for what a thread does: the waiter may be cancelled, the thread is not."""
+"""Await a thread's result from asyncio; cancelling the waiter does not cancel the thread."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,10 @@ Result = TypeVar("Result")
 
 
 def await_future(future: "Future[Result]") -> Generator[object, None, Result]:
-    """What a future comes to, for an ``__await__``.
+    """Wait for a future and return its result, for an ``__await__``.
 
-    Unlike a shielded `asyncio.wrap_future` nothing is left over by a waiter that was cancelled,
-    of which asyncio would say that its exception was never retrieved.
+    Unlike with a shielded `asyncio.wrap_future`, a cancelled waiter leaves no future behind whose
+    exception asyncio would report as never retrieved.
 
     Raises:
         Exception: the future's.
@@ -27,7 +27,7 @@ def await_future(future: "Future[Result]") -> Generator[object, None, Result]:
                 waiter.set_result(None)
 
         def wake(_: "Future[Result]") -> None:
-            # A loop that was closed meanwhile raises: nobody waits there any more.
+            # A loop that was closed meanwhile raises; it has no waiters any more.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(end_wait)
 

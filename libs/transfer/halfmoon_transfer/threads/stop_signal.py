@@ -1,7 +1,7 @@
-"""Telling whoever carries a transfer to stop: it was cancelled, or its time is over.
+"""Stop the threads that carry a transfer which was cancelled or is overdue.
 
-A carrier looks at `stopped` between slices. Where it blocks on a socket it says how to wake
-it: a *kick* is called at once when the signal is set, and never after its block was left.
+A thread checks `stopped` between slices. Where it blocks on a socket it registers a *kick*, which
+wakes it. A kick is called at once when the signal is set, and never after its block was left.
 """
 
 import threading
@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 
 class StopSignal:
-    """One per transfer, shared by all threads that carry its batches."""
+    """The signal of one transfer, shared by all threads that carry its batches."""
 
     def __init__(self, deadline: float) -> None:
-        #: On the monotonic clock.
+        #: Deadline of the transfer, on the monotonic clock.
         self.deadline = deadline
         self.stopped = False
-        #: What is being waited for, for the message of a timeout.
+        #: The current wait, for the text of a timeout: "waiting for segment x at y".
         self.doing = ""
         self._kicks: list[Callable[[], None]] = []
         # Held while kicks run: leaving `calling_on_stop` waits for them.
@@ -25,15 +25,15 @@ class StopSignal:
 
     @classmethod
     def after(cls, seconds: float) -> "StopSignal":
-        """One whose deadline is so many seconds from now."""
+        """Make a signal whose deadline is so many seconds from now."""
         return cls(time.monotonic() + seconds)
 
     def remaining_s(self) -> float:
-        """Seconds until the deadline, at least 0."""
+        """Return the seconds until the deadline, at least 0."""
         return max(0.0, self.deadline - time.monotonic())
 
     def set(self) -> None:
-        """Stop: wakes all who block. Kicks must be quick and must not raise."""
+        """Stop, and wake all blocked threads. Kicks must be quick and must not raise."""
         with self._lock:
             self.stopped = True
             for kick in self._kicks:
@@ -41,7 +41,7 @@ class StopSignal:
 
     @contextmanager
     def calling_on_stop(self, kick: Callable[[], None]) -> Generator[None]:
-        """Have `abort` called if the signal is set, before or during the block."""
+        """Call `kick` if the signal is set, before or during the block."""
         with self._lock:
             self._kicks.append(kick)
             if self.stopped:

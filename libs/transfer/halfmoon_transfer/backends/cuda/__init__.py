@@ -1,1 +1,1 @@
-"""Between processes of one host: device memory opened by handle, copied by the device."""
+"""Copy between processes of one host in device memory that was opened by handle."""

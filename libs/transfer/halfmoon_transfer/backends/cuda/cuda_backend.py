@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from halfmoon_transfer.backends.backend_interface import (
+    BackendCapabilities,
     BackendGauges,
     CarryRequest,
     EngineContext,
@@ -34,6 +35,9 @@ class CudaBackend:
     """Both sides of handles."""
 
     name = "cuda"
+    capabilities = BackendCapabilities(
+        other_processes=True, host_memory=False, notifications=False, views=False
+    )
 
     def __init__(self, context: EngineContext) -> None:
         self.slice_bytes = context.settings.copy_slice_bytes

@@ -1,11 +1,9 @@
-"""What goes over the Unix socket: asking for a region's handle, and what is said about it.
+"""Encode and decode the messages of the cuda backend on its Unix socket.
 
-A SOCK_SEQPACKET socket in the abstract namespace, as `backends.shm` has; a message is a MessagePack
-map with its kind under "type", at most 1,024 bytes. The asker sends `CudaRegionRequest`; the owner
-answers with
-`CudaRegionGrant` or `CudaRegionDenial`, and says `CudaRegionRevocation` unasked when a region that
-it granted is gone. When the
-connection closes, the owner is gone.
+It is a SOCK_SEQPACKET socket in the abstract namespace. A message is a MessagePack map with its
+kind under "type", at most 1,024 bytes. The initiator sends `CudaRegionRequest`, and the owner
+answers with `CudaRegionGrant` or `CudaRegionDenial`. When a granted region is gone, the owner sends
+`CudaRegionRevocation` without a request. When the connection closes, the owner is gone.
 """
 
 import secrets
@@ -17,38 +15,38 @@ from halfmoon_transfer.devices.device_interface import IpcHandle
 from halfmoon_transfer.regions.access import AccessStatus
 
 MAX_BYTES = 1024
-#: Not the process's number: containers that share a network may each have the same one.
+#: Not the process's number: containers that share a network may use the same numbers.
 THIS_PROCESS = secrets.token_hex(16)
 
 
 class CudaWireError(ValueError):
-    """What came is not one of these messages."""
+    """Bytes that are none of these messages."""
 
 
 class CudaRegionRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """May I open this region?"""
+    """A request to open a region."""
 
     generation: int
     key: bytes
 
 
 class CudaRegionGrant(msgspec.Struct, frozen=True, tag="granted"):
-    """Yes, and how."""
+    """The handle of a region."""
 
     key: bytes
     length: int
     writable: bool
-    #: The device, by the name that all processes of the host know.
+    #: Identity of the device, the same in all processes of the host.
     device: str
     handle: IpcHandle
-    #: `THIS_PROCESS` of the owner. Within one process its address does, and the driver refuses
-    #: the handle.
+    #: `THIS_PROCESS` of the owner. Within one process its address is used, as the driver refuses
+    #: the handle there.
     process: str
     address: int
 
 
 class CudaRegionDenial(msgspec.Struct, frozen=True, tag="denied"):
-    """No; see `regions.Status`."""
+    """A refusal, with its status and detail."""
 
     key: bytes
     status: AccessStatus
@@ -56,46 +54,49 @@ class CudaRegionDenial(msgspec.Struct, frozen=True, tag="denied"):
 
 
 class CudaRegionRevocation(msgspec.Struct, frozen=True, tag="revoked"):
-    """It is not registered any more."""
+    """The message that a region is not registered any more."""
 
     key: bytes
 
 
 CudaReply = CudaRegionGrant | CudaRegionDenial | CudaRegionRevocation
-_ask = msgspec.msgpack.Decoder(CudaRegionRequest)
-_said = msgspec.msgpack.Decoder(CudaReply)
+_request_decoder = msgspec.msgpack.Decoder(CudaRegionRequest)
+_reply_decoder = msgspec.msgpack.Decoder(CudaReply)
 
 
 def encode(message: CudaRegionRequest | CudaReply) -> bytes:
-    """The message's bytes."""
+    """Encode a message."""
     return msgspec.msgpack.encode(message)
 
 
 def decode_request(message: bytes) -> CudaRegionRequest:
-    """Read what a peer asks.
+    """Decode a peer's request.
 
     Raises:
-        WireError: it is nothing that can be asked.
+        CudaWireError: it is no request.
     """
     try:
-        ask = _ask.decode(message)
+        request = _request_decoder.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CudaWireError(f"not a request for a region: {error}") from None
-    if len(ask.key) != KEY_BYTES:
-        raise CudaWireError(f"a key of {len(ask.key)} bytes")
-    return ask
+    if len(request.key) != KEY_BYTES:
+        raise CudaWireError(f"a key of {len(request.key)} bytes")
+    return request
 
 
 def decode_reply(message: bytes) -> CudaReply:
-    """Read what an owner says.
+    """Decode an owner's message.
 
     Raises:
-        WireError: it makes no sense.
+        CudaWireError: it is no such message.
     """
     try:
-        said: CudaReply = _said.decode(message)
+        reply: CudaReply = _reply_decoder.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CudaWireError(f"not an answer about a region: {error}") from None
-    if isinstance(said, CudaRegionGrant) and min(said.length, said.handle.offset, said.address) < 0:
+    if (
+        isinstance(reply, CudaRegionGrant)
+        and min(reply.length, reply.handle.offset, reply.address) < 0
+    ):
         raise CudaWireError("a grant with negative numbers")
-    return said
+    return reply

@@ -18,7 +18,12 @@ from contextlib import ExitStack
 
 from halfmoon_metadata.store_interface import MetadataError
 from halfmoon_transfer.backends.addresses import advertised_address, join_address, split_address
-from halfmoon_transfer.backends.backend_interface import BackendGauges, CarryRequest, EngineContext
+from halfmoon_transfer.backends.backend_interface import (
+    BackendCapabilities,
+    BackendGauges,
+    CarryRequest,
+    EngineContext,
+)
 from halfmoon_transfer.backends.mooncake import mooncake_handshake, mooncake_peers
 from halfmoon_transfer.backends.mooncake.batch_over_lane import move_batch
 from halfmoon_transfer.backends.mooncake.exposed_regions import ExposedRegions
@@ -50,6 +55,9 @@ class MooncakeBackend:
     """The "mooncake" backend: serves our regions and reaches those of peers."""
 
     name = "mooncake"
+    capabilities = BackendCapabilities(
+        other_processes=True, host_memory=True, notifications=False, views=False
+    )
 
     def __init__(self, home: EngineContext) -> None:
         settings = home.settings

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from halfmoon_transfer.backends.addresses import advertised_address, join_address, split_address
 from halfmoon_transfer.backends.backend_interface import (
+    BackendCapabilities,
     BackendGauges,
     CarryRequest,
     EngineContext,
@@ -45,6 +46,9 @@ class RdmaBackend:
     """Both sides of RDMA."""
 
     name = "rdma"
+    capabilities = BackendCapabilities(
+        other_processes=True, host_memory=True, notifications=True, views=False
+    )
 
     def __init__(self, context: EngineContext) -> None:
         """Open the devices and listen for links.

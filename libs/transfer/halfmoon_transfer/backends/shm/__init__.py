@@ -1,1 +1,1 @@
-"""Between processes of one host: memory mapped by both, copied without a system call."""
+"""Copy between processes of one host in memory that both have mapped, without a system call."""

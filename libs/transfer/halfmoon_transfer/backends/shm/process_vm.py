@@ -1,9 +1,8 @@
-"""Memory of another process that can't be mapped, read and written by the kernel.
+"""Read and write memory of another process through the kernel, where it can't be mapped.
 
-The system calls are process_vm_readv(2) and process_vm_writev(2). Whether they are allowed is
-what ptrace(2) calls an attach check: the same user, in our process namespace, no
-`prctl(PR_SET_DUMPABLE, 0)`, and Yama's `ptrace_scope` 0 (with 1 it allows ancestors only,
-unless we have CAP_SYS_PTRACE).
+The system calls are process_vm_readv(2) and process_vm_writev(2). They are subject to the attach
+check of ptrace(2): the same user, in our process namespace, no `prctl(PR_SET_DUMPABLE, 0)`, and
+Yama's `ptrace_scope` 0 (1 allows ancestors only, unless we have CAP_SYS_PTRACE).
 """
 
 import ctypes
@@ -20,15 +19,15 @@ _MAX_BYTES = 1024 * 1024 * 1024
 
 
 class ProcessVmDenied(Exception):
-    """The kernel lets us not, and never will for this process."""
+    """A process whose memory the kernel does not let us access."""
 
 
 class PartialCopy(Exception):
-    """Not all bytes were moved: not all are there."""
+    """A copy that the kernel ended early: not all addresses are mapped."""
 
 
 class ProcessGone(Exception):
-    """There is no such process any more."""
+    """A process that has ended."""
 
 
 class _Span(ctypes.Structure):
@@ -53,17 +52,17 @@ _writev = _system_call("process_vm_writev")
 
 
 class RemoteProcess:
-    """A process of this host, and that it is still the same one: its number may be used again."""
+    """A process of this host, held by a descriptor, as its number may be used again."""
 
     def __init__(self, pid: int) -> None:
-        """Take hold of it.
+        """Open the process.
 
         Args:
-            pid: its number in our namespace; 0 for one that isn't there.
+            pid: its number in our namespace; 0 for a process outside of it.
 
         Raises:
-            NotAllowed: it isn't there, or this system has no way.
-            Gone: it has ended.
+            ProcessVmDenied: it is outside of our namespace, or this system lacks the calls.
+            ProcessGone: it has ended.
         """
         if pid <= 0 or _readv is None or _writev is None:
             raise ProcessVmDenied("it is in another process namespace, or this system can't")
@@ -79,35 +78,35 @@ class RemoteProcess:
         self._end.register(self._fd, select.POLLIN)
 
     def require_alive(self) -> None:
-        """Look whether it is still there; before and after each use of its memory.
+        """Check that it has not ended; call this before and after each use of its memory.
 
         Raises:
-            Gone: it has ended.
+            ProcessGone: it has ended.
         """
-        # One thread at a time may ask such an object.
+        # A poll object may be used by one thread at a time.
         with self._lock:
             ended = self._end.poll(0)
         if ended:
             raise ProcessGone(f"process {self.pid} has ended")
 
     def read(self, address: int, into: memoryview) -> None:
-        """Copy its bytes from there on.
+        """Fill a view from an address of the process.
 
         Raises:
-            NotAllowed, Torn, Gone: as they say.
+            ProcessVmDenied, PartialCopy, ProcessGone: see there.
         """
         self._move(_readv, address, into)
 
     def write(self, address: int, data: "memoryview | bytes | bytearray") -> None:
-        """Copy bytes to there.
+        """Copy bytes to an address of the process.
 
         Raises:
-            NotAllowed, Torn, Gone: as they say.
+            ProcessVmDenied, PartialCopy, ProcessGone: see there.
         """
         self._move(_writev, address, memoryview(data))
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor."""
         os.close(self._fd)
 
     def _move(self, call: Callable[..., int] | None, address: int, view: memoryview) -> None:
@@ -118,14 +117,14 @@ class RemoteProcess:
             ours, theirs = _Span(here + start, length), _Span(address + start, length)
             n_moved = call(self.pid, ours, 1, theirs, 1, 0)
             if n_moved < 0:
-                raise _explained(self.pid, ctypes.get_errno())
+                raise _error_for(self.pid, ctypes.get_errno())
             if n_moved < length:
                 raise PartialCopy(
                     f"{start + n_moved} of {len(view)} bytes of process {self.pid} moved"
                 )
 
 
-def _explained(pid: int, number: int) -> Exception:
+def _error_for(pid: int, number: int) -> Exception:
     text = f"process {pid}: {os.strerror(number)}"
     if number == errno.ESRCH:
         return ProcessGone(text)

@@ -11,6 +11,7 @@ No wire is crossed, so checksums are made only on request. A copy is applied whe
 from collections.abc import Sequence
 
 from halfmoon_transfer.backends.backend_interface import (
+    BackendCapabilities,
     BackendGauges,
     CarryRequest,
     EngineContext,
@@ -43,6 +44,9 @@ class ShmBackend:
     """Both sides of shared memory."""
 
     name = "shm"
+    capabilities = BackendCapabilities(
+        other_processes=True, host_memory=True, notifications=True, views=True
+    )
 
     def __init__(self, context: EngineContext) -> None:
         self.slice_bytes = context.settings.copy_slice_bytes

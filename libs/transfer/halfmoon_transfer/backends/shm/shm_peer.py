@@ -152,7 +152,7 @@ class ShmPeer(UnixPeer[ShmReply | ShmLentRegion]):
             AccessRefused: the owner refuses.
             UnixPeerGone: it hung up, sent nonsense, or did not answer.
         """
-        key = message.notice.id
+        key = message.notification.id
         with self._lock:
             reply, fd = self._ask(
                 encode_notification(message), key, lambda each: _is_reply(each, NOTED, key), stop

@@ -134,9 +134,9 @@ class ShmServer(UnixServer):
     def _on_notification(self, connection: socket.socket, message: ShmNotification) -> None:
         status, detail = AccessStatus.OK, 0
         try:
-            self._notification_queue.deliver(message.generation, message.notice)
+            self._notification_queue.deliver(message.generation, message.notification)
         except AccessRefused as refused:
             status, detail = refused.status, refused.detail
-        reply = ShmReply(NOTED, status, detail, message.notice.id)
+        reply = ShmReply(NOTED, status, detail, message.notification.id)
         with self._lock:
             self._send(connection, encode_reply(reply))

@@ -1,8 +1,8 @@
-"""Dials a peer once for all that want a connection to it, and not again right after that failed.
+"""Dial each address in one thread at a time, and pause after failures.
 
-While the first one dials an address, others that want it wait for how that ends. After a failure
-the address is not dialled for a pause, which doubles with each failure in a row: it is answered at
-once with the error that there was. An address that accepted again has no pause.
+While one thread dials an address, others wait for its result. After a failure the address is not
+dialled for a pause, which doubles with each failure in a row. During the pause the last error is
+returned at once. An address that accepts again has no pause.
 """
 
 import threading
@@ -19,14 +19,14 @@ DialTarget = tuple[str, int, str]
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
-#: Addresses that are remembered; then those whose pause is over are forgotten.
+#: Addresses remembered; beyond that, those whose pause is over are forgotten.
 _MAX_FAILED = 256
-#: What a peer that is there may do to a connection; the next one may fare better.
+#: Errors of a connection to a live peer; the next connection may succeed.
 _PASSING = (SocketClosed, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 class DialFailed(Exception):
-    """Nothing at this address takes connections; nothing was sent."""
+    """An address that takes no connections; nothing was sent."""
 
 
 class _Failed:
@@ -47,10 +47,10 @@ class DialGate:
         self._failed: dict[DialTarget, _Failed] = {}
 
     def through(self, place: DialTarget, stop: StopSignal, dial: Callable[[], Lane]) -> Lane:
-        """Dial, or wait for another one that does; or fail as the last one did.
+        """Dial, or wait for another thread that does, or fail like the last attempt.
 
         Raises:
-            NotDialled: nothing answers there, or did not a moment ago.
+            DialFailed: there is no answer, or there was none a moment ago.
             Exception: what else `dial` raises.
         """
         with stop.calling_on_stop(self._wake):
@@ -60,7 +60,7 @@ class DialGate:
         except _PASSING:
             raise
         except (OSError, TcpFrameError, ValueError) as error:
-            # What our own end has cut short says nothing about the peer.
+            # An attempt that we cut short says nothing about the peer.
             if stop.stopped or stop.remaining_s() == 0.0:
                 raise
             self._note(place, str(error))
@@ -80,7 +80,7 @@ class DialGate:
                 del self._failed[place]
 
     def _enter(self, place: DialTarget, stop: StopSignal) -> bool:
-        """Wait until it is known whether the address answers; True: find it out."""
+        """Wait for another thread that dials the address; return whether to dial it now."""
         with self._changed:
             waited = False
             while place in self._dialling and not stop.stopped and stop.remaining_s() > 0.0:

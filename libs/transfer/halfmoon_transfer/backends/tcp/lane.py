@@ -1,8 +1,8 @@
-"""The initiator's side of TCP: one connection, used by one thread at a time.
+"""Send requests over one TCP connection: the initiator's side, one thread at a time.
 
-Requests are sent ahead of their replies, so that the link stays busy while the far side works.
-The window is so small that what is owed in the other direction always fits into the sockets'
-buffers: neither side can end up waiting for the other to read.
+Requests are sent ahead of their replies, so that the link stays busy while the peer works. The
+window is small enough that outstanding replies always fit into the sockets' buffers. So the two
+sides never wait for each other to read.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _LIMITS = (_FRAME_BYTES, _FRAME_SLICES, _WINDOW)
 
 
 class LaneRefused(Exception):
-    """The owner does not want this connection; `own` is who it says it is."""
+    """A connection that the owner refuses; `own` is the owner's hello."""
 
     def __init__(self, own: TcpHello) -> None:
         super().__init__(own.refused)
@@ -48,7 +48,7 @@ class LaneRefused(Exception):
 
 
 class LaneUntrusted(LaneRefused):
-    """It has another cluster key, or only one of us has one."""
+    """An owner with another cluster key, or only one side has a key."""
 
     def __init__(self, own: TcpHello, reason: str) -> None:
         super().__init__(msgspec.structs.replace(own, refused=reason))
@@ -61,22 +61,22 @@ class Lane:
         self._socket = sock
         self._use_native = use_native
         self._ahead = ReadAhead(sock)
-        #: Which of our connections it is.
+        #: Number of this connection in our session.
         self.number = number
         self._n_requests = 0
         #: Whether it has carried a batch: an idle connection may have died unnoticed.
         self.used = False
-        #: Of who hurries over it, on the monotonic clock; and whether it has not passed.
+        #: Deadline of a use by the fast path, on the monotonic clock; and whether it is still open.
         self.deadline = float("inf")
         self.in_time = True
 
     def greet(self, hello: TcpHello, key: ClusterKey | None = None) -> None:
-        """Say whom we want, and hear whether that is who answers.
+        """Name the wanted segment, and check that it is the one that answers.
 
         Raises:
-            Refusal: it is not, or it has no room.
-            Untrusted: one of us does not know the other's cluster key.
-            FrameError: it does not speak our framing.
+            LaneRefused: another segment answers, or it has no room.
+            LaneUntrusted: the cluster keys of both sides differ.
+            TcpFrameError: the answer is no frame.
             OSError: the connection broke.
         """
         if key is not None:
@@ -96,7 +96,7 @@ class Lane:
     def _exchange_proofs(
         self, key: ClusterKey, own: TcpHello, asked: bytes, answered: bytes
     ) -> None:
-        """Prove that we know the cluster key, then hear the same of the owner."""
+        """Prove that we know the cluster key, then check the owner's proof."""
         if not own.nonce:
             raise LaneUntrusted(own, key_mismatch_hint("here", "there"))
         ours = TcpProof(key.prove(ProverRole.INITIATOR, asked, answered))
@@ -109,7 +109,7 @@ class Lane:
             raise LaneRefused(msgspec.structs.replace(own, refused=theirs.refused))
 
     def abort(self) -> None:
-        """Wake the thread that uses it, from another one; the lane is of no use afterwards."""
+        """Wake the thread that uses the lane, from another one; the lane is unusable afterwards."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -118,21 +118,21 @@ class Lane:
         self._socket.close()
 
     def end(self) -> None:
-        """The time of who hurries over it is over: `abort`, and remember that."""
+        """End an overdue use by the fast path: `abort`, and remember that."""
         self.in_time = False
         self.abort()
 
     def carry(
         self, carried: CarryRequest, outcomes: list[SliceOutcome | None], *, checksums: bool
     ) -> None:
-        """Move a batch; fills in the outcomes as replies come.
+        """Move a batch, and fill in the outcomes as replies come.
 
         Raises:
-            FrameError: the peer sent something else than replies.
+            TcpFrameError: the peer sent something else than replies.
             OSError: the connection broke; slices without an outcome are lost.
         """
         self.used = True
-        # The extension sends what would be damaged on its way as it is.
+        # The extension can't damage slices on their way.
         if not self._use_native or carried.damage:
             self._carry(carried, list(_parts(carried)), outcomes, deque(), checksums=checksums)
             return
@@ -158,7 +158,7 @@ class Lane:
                     outcomes[index] = _marked(carried, index, mark)
         self._n_requests += n_sent
         if n_sent > n_answered:
-            self._go_on(carried, outcomes, number, n_sent, n_answered, checksums=checksums)
+            self._carry_rest(carried, outcomes, number, n_sent, n_answered, checksums=checksums)
 
     def try_fast_path(
         self,
@@ -170,12 +170,12 @@ class Lane:
         checksums: bool,
         spin_s: float,
     ) -> bool:
-        """Move a few pieces; whether all are applied.
+        """Move a few pieces; return whether all are applied.
 
-        The extension looks for the reply for `spin_s` seconds before this thread sleeps.
+        The extension polls for the reply for `spin_s` seconds before this thread sleeps.
 
         Raises:
-            FrameError: the peer sent something else than replies.
+            TcpFrameError: the peer sent something else than replies.
             OSError: the connection broke.
         """
         self.used = True
@@ -202,10 +202,10 @@ class Lane:
         assert batch is not None
         carried = CarryRequest(batch, peer, local, StopSignal(self.deadline))
         outcomes: list[SliceOutcome | None] = [None] * len(pieces)
-        self._go_on(carried, outcomes, number, n_sent, n_answered, checksums=checksums)
+        self._carry_rest(carried, outcomes, number, n_sent, n_answered, checksums=checksums)
         return all(outcome is APPLIED for outcome in outcomes)
 
-    def _go_on(
+    def _carry_rest(
         self,
         carried: CarryRequest,
         outcomes: list[SliceOutcome | None],
@@ -215,7 +215,7 @@ class Lane:
         *,
         checksums: bool,
     ) -> None:
-        """Carry the rest of a batch of whose requests some were sent, from this number on."""
+        """Carry the rest of a batch; some of its requests, from this number on, were sent."""
         parts = list(_parts(carried))
         waiting = deque(enumerate(parts[n_answered:n_sent], number + n_answered))
         self._carry(carried, parts[n_sent:], outcomes, waiting, checksums=checksums)
@@ -229,7 +229,7 @@ class Lane:
         *,
         checksums: bool,
     ) -> None:
-        """Send these parts, and receive the replies to them and to those that `waiting` has."""
+        """Send these parts, and receive the replies to them and to the parts in `waiting`."""
         for part in parts:
             if carried.stop.stopped:
                 break
@@ -240,10 +240,10 @@ class Lane:
             self._receive(carried, waiting.popleft(), outcomes, checksums=checksums)
 
     def notify(self, carried: CarryRequest) -> SliceOutcome:
-        """Deliver a notice and wait for the answer.
+        """Deliver a notification and wait for the answer.
 
         Raises:
-            FrameError: the peer sent something else than a reply.
+            TcpFrameError: the peer sent something else than a reply.
             OSError: the connection broke; whether it was delivered is unknown.
         """
         self.used = True
@@ -326,7 +326,7 @@ class Lane:
 
 
 def _parts(carried: CarryRequest) -> Iterator[Sequence[int]]:
-    """Indices of the slices that go into one request each."""
+    """Yield the indices of the slices of each request."""
     part: list[int] = []
     n_bytes = 0
     for index, each in enumerate(carried.batch.slices):
@@ -348,7 +348,7 @@ def _marked(carried: CarryRequest, index: int, mark: int) -> SliceOutcome:
 
 
 def _in_flight(carried: CarryRequest, index: int) -> list[bytes | memoryview]:
-    """A slice's bytes as they are sent: damaged if a fault was injected."""
+    """Return a slice's bytes to send, damaged if a fault was injected."""
     data = carried.local[index]
     if index not in carried.damage:
         return [data]

@@ -1,12 +1,12 @@
-"""TCP over all addresses of a peer: which one next is `spray`'s, carrying is `backend`'s.
+"""Spread batches over all addresses of a TCP peer.
 
-A peer that listens at one address is carried to as before. Of one that listens at several, each
-batch goes over one of them, its *rail*. A rail on which a batch is lost, or that is silent for
-too long, is paused; the plan sends the lost slices again, over another rail. When the pause is
-over a probe dials the paused rail in the background, so that no transfer pays for finding out.
+`spray` chooses the address, and `TcpBackend` carries. Each batch to a peer with several addresses
+goes over one of them, its *rail*. A rail is paused when it loses a batch or is silent for too long;
+the plan sends the lost slices again, over another rail. After the pause a probe dials the rail in
+the background, so that no transfer has to.
 
-Silence has a limit only here: where there is one address there is nothing better to do than
-to wait until the transfer's deadline.
+Silence has a limit only for peers with several addresses: with one address there is nothing better
+to do than to wait until the transfer's deadline.
 """
 
 import threading
@@ -16,7 +16,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from halfmoon_transfer.backends.addresses import split_address
-from halfmoon_transfer.backends.backend_interface import BackendGauges, CarryRequest, EngineContext
+from halfmoon_transfer.backends.backend_interface import (
+    BackendCapabilities,
+    BackendGauges,
+    CarryRequest,
+    EngineContext,
+)
 from halfmoon_transfer.backends.tcp.lane import LaneRefused
 from halfmoon_transfer.backends.tcp.route_lookup import nic_towards
 from halfmoon_transfer.backends.tcp.tcp_backend import TcpBackend
@@ -31,18 +36,21 @@ from halfmoon_transfer.threads.stop_signal import StopSignal
 
 CarryOverRail = Callable[[CarryRequest], Sequence[SliceOutcome]]
 _SECOND_RAIL = rail_name("tcp", 1)
-#: Bytes per second that are expected at least of a rail that has shown nothing yet.
+#: Assumed bytes per second of a rail without measurements.
 _SLOWEST = 1e6
-#: How many times longer than expected a batch may take on a rail, beyond the patience.
+#: Ratio of a batch's time limit to its expected time, beyond the rail's stall time.
 _SLACK = 4.0
-#: How often the patience with a batch that is tried again doubles, at the most.
+#: How often the time limit of a retried batch doubles, at most.
 _MAX_DOUBLINGS = 3
 
 
 class MultiRailTcp:
-    """The backend "tcp"."""
+    """The backend "tcp": one or several addresses per peer."""
 
     name = "tcp"
+    capabilities = BackendCapabilities(
+        other_processes=True, host_memory=True, notifications=True, views=False
+    )
 
     def __init__(self, context: EngineContext) -> None:
         self._inner = TcpBackend(context)
@@ -56,21 +64,21 @@ class MultiRailTcp:
             cooldown_s=context.settings.rail_cooldown_s,
             cooldown_max_s=context.settings.rail_cooldown_max_s,
         )
-        # Guards all below; `_changed` is told of pauses and of the end.
+        # Guards all below; `_changed` is notified of pauses and of the end.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        #: By segment: the peer with several rails, and what is known of them.
+        #: Peers with several rails, by segment.
         self._peers: dict[str, _Peer] = {}
-        #: Made when first needed: who ends what is silent, and who probes.
+        #: Ends silent batches; made when first needed, like the thread that probes.
         self._watch: DeadlineWatcher[_Try] | None = None
         self._prober: threading.Thread | None = None
-        #: Set while a probe is dialling.
+        #: Set while a probe dials.
         self._probing: StopSignal | None = None
         self._closed = False
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """Where peers dial: one per address."""
+        """One endpoint per address."""
         return self._inner.endpoints
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
@@ -79,7 +87,7 @@ class MultiRailTcp:
 
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Move a batch over the best rail."""
-        return self._over_a_rail(request, self._inner.carry)
+        return self._carry_over_rails(request, self._inner.carry)
 
     def try_fast_path(
         self,
@@ -94,15 +102,15 @@ class MultiRailTcp:
         return not several and self._inner.try_fast_path(peer, op, pieces, local, deadline)
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
-        """Deliver the notice over the best rail."""
-        return self._over_a_rail(request, lambda each: [self._inner.notify(each)])[0]
+        """Deliver the notification over the best rail."""
+        return self._carry_over_rails(request, lambda each: [self._inner.notify(each)])[0]
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
-        """There is none over a wire."""
+        """Return None: there are no views over a wire."""
         return self._inner.view(peer, key)
 
     def revoke(self, key: bytes) -> None:
-        """Nobody holds on to a region."""
+        """Make the connections of all rails forget the region."""
         self._inner.revoke(key)
 
     def evict(self, key: bytes) -> None:
@@ -110,17 +118,17 @@ class MultiRailTcp:
         self._inner.evict(key)
 
     def forget(self, segment: str) -> None:
-        """Close idle connections to this peer, and our opinion of its rails."""
+        """Close idle connections to this peer, and forget the measurements of its rails."""
         with self._lock:
             self._peers.pop(segment, None)
         self._inner.forget(segment)
 
     def gauges(self) -> BackendGauges:
-        """Connections of both sides, over all rails."""
+        """Return the connections of both sides, over all rails."""
         return self._inner.gauges()
 
     def close(self) -> None:
-        """Hang up on everybody and stop listening."""
+        """Close all connections and stop listening."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -133,14 +141,16 @@ class MultiRailTcp:
             self._watch.close()
         self._inner.close()
 
-    def _over_a_rail(self, request: CarryRequest, carry: CarryOverRail) -> Sequence[SliceOutcome]:
+    def _carry_over_rails(
+        self, request: CarryRequest, carry: CarryOverRail
+    ) -> Sequence[SliceOutcome]:
         rails = request.peer.rails(self.name)
         if len(rails) < 2:
             return _hook_rail(request, rails[0].address, carry) if rails else carry(request)
         outcomes: Sequence[SliceOutcome] = ()
         for _ in rails:
-            outcomes = self._over_one_of(rails, request, carry)
-            # Nothing was sent: another rail may do at once.
+            outcomes = self._carry_over_best(rails, request, carry)
+            # Nothing was sent: retry over another rail at once.
             if outcomes[0].kind is not OutcomeKind.UNREACHABLE or not self._has_good(request.peer):
                 break
         return outcomes
@@ -151,19 +161,19 @@ class MultiRailTcp:
             peer = self._peers.get(wanted.name)
             return peer is not None and peer.spray.n_good > 0
 
-    def _over_one_of(
+    def _carry_over_best(
         self, rails: tuple[Endpoint, ...], request: CarryRequest, carry: CarryOverRail
     ) -> Sequence[SliceOutcome]:
         n_bytes = sum(each.length for each in request.batch.slices)
         location = self._regions.index.location(request.batch.slices[0].local.key)
         with self._lock:
             peer = self._known(request.peer, rails)
-        # May look a name up.
+        # This may look a name up.
         distances = peer.distances(location, self._topology)
         with self._lock:
             peer.used_at = time.monotonic()
             ticket = peer.spray.choose(n_bytes, peer.used_at, distances)
-            patience = self._patience_s(request, peer.spray.expected_s(ticket), n_bytes)
+            patience = self._time_limit_s(request, peer.spray.expected_s(ticket), n_bytes)
             watch = self._watching()
         attempt = _Try(request.stop.deadline, patience)
         request.stop.doing = f"waiting for segment {request.peer.name} over rail {ticket.rail}"
@@ -189,10 +199,9 @@ class MultiRailTcp:
         silent = SliceOutcome(OutcomeKind.LOST, reason)
         return [silent if each.kind is OutcomeKind.LOST else each for each in outcomes]
 
-    def _patience_s(self, request: CarryRequest, expected_s: float | None, n_bytes: int) -> float:
+    def _time_limit_s(self, request: CarryRequest, expected_s: float | None, n_bytes: int) -> float:
         needed = n_bytes / _SLOWEST if expected_s is None else expected_s * _SLACK
-        # What is silent on every rail is perhaps the peer, which may only be busy: it is given
-        # more time with each try.
+        # A peer that is silent on every rail may only be busy: each retry has more time.
         n_tries = min(request.batch.slices[0].tries, _MAX_DOUBLINGS)
         return self._stall_s * 2.0**n_tries + needed
 
@@ -217,7 +226,7 @@ class MultiRailTcp:
         lost: bool,
     ) -> None:
         now = time.monotonic()
-        # A deadline that passes in silence is the rail's fault as much as our impatience's.
+        # A deadline that passes in silence counts against the rail like a silent batch.
         overdue = request.stop.stopped and now >= request.stop.deadline
         with self._changed:
             if lost and request.stop.stopped and not attempt.silent and not overdue:
@@ -225,12 +234,12 @@ class MultiRailTcp:
             elif not lost:
                 peer.spray.got_through(ticket, now)
             elif peer.spray.failed(ticket, now):
-                self._see_to_probes()
+                self._start_probing()
 
     # Probes.
 
-    def _see_to_probes(self) -> None:
-        """Have somebody look after a rail that was just paused."""
+    def _start_probing(self) -> None:
+        """Start a thread that probes paused rails, unless there is one."""
         if self._closed:
             return
         if self._prober is None:
@@ -241,7 +250,7 @@ class MultiRailTcp:
         self._changed.notify_all()
 
     def _probe_all(self) -> None:
-        """Dial each rail whose pause is over, until none is paused."""
+        """Dial each rail after its pause, until none is paused."""
         while (due := self._next_due()) is not None:
             peer, rail, stop = due
             ok = self._answers(peer.over(rail), stop)
@@ -250,7 +259,7 @@ class MultiRailTcp:
                 peer.spray.probed(rail, time.monotonic(), ok=ok)
                 forgotten = self._peers.get(peer.descriptor.name) is not peer
             if forgotten:
-                # Nobody waits for the connection that the probe has left.
+                # The connection of the probe is not needed.
                 self._inner.forget(peer.descriptor.name)
 
     def _next_due(self) -> "tuple[_Peer, str, StopSignal] | None":
@@ -272,7 +281,7 @@ class MultiRailTcp:
             return None
 
     def _forget_unused(self, now: float) -> None:
-        """Nobody is interested in these any more: perhaps they are gone for good."""
+        """Forget peers without traffic whose rails are paused: they may be gone for good."""
         unused_s = self._limits.cooldown_max_s
         for name, peer in list(self._peers.items()):
             if (
@@ -305,13 +314,13 @@ class _Peer:
         self.descriptor = descriptor
         self._rails = {rail.address: rail for rail in rails}
         self.spray = Spray(list(self._rails), limits)
-        #: By location of our memory, then by rail. Locations are few.
+        #: Distances by location of our memory, then by rail. Locations are few.
         self._distances: dict[str, dict[str, int]] = {}
-        #: When a batch was sent to it last.
+        #: Time of the last batch.
         self.used_at = 0.0
 
     def distances(self, location: str, topology: Topology | None) -> dict[str, int]:
-        """How far each rail's card is from our memory there."""
+        """Return the distance of each rail's NIC from a location of our memory."""
         if topology is None:
             return {}
         if location not in self._distances:
@@ -322,22 +331,22 @@ class _Peer:
         return self._distances[location]
 
     def over(self, rail: str) -> SegmentDescriptor:
-        """The peer, as if this were its only address."""
+        """Return the peer's descriptor with this rail as its only address."""
         return msgspec.structs.replace(
             self.descriptor, endpoints={MultiRailTcp.name: self._rails[rail]}
         )
 
 
 class _Try:
-    """One batch on one rail: it ends with its transfer, or when it was silent for too long."""
+    """One batch on one rail; ended by its transfer, or after too long a silence."""
 
-    def __init__(self, transfer_deadline: float, patience_s: float) -> None:
-        self.deadline = time.monotonic() + patience_s
+    def __init__(self, transfer_deadline: float, limit_s: float) -> None:
+        self.deadline = time.monotonic() + limit_s
         self.stop = StopSignal(min(transfer_deadline, self.deadline))
         self.silent = False
 
     def end(self) -> None:
-        """It was silent for too long."""
+        """Stop the batch: it was silent for too long."""
         self.silent = True
         self.stop.set()
 

@@ -1,4 +1,4 @@
-"""Over which network card the way to an address leads, as the kernel would go."""
+"""Find the network interface over which the kernel routes to an address."""
 
 import fcntl
 import socket
@@ -8,16 +8,16 @@ _SIOCGIFADDR = 0x8915
 
 
 def nic_towards(host: str) -> str:
-    """The interface's name; "" when there is no way, or only the kernel knows (IPv6)."""
+    """Return the interface's name; "" if there is no route, or the address is IPv6."""
     try:
-        # Connecting a datagram socket sends nothing; it makes the kernel choose.
+        # Connecting a datagram socket sends nothing, but makes the kernel choose.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
             own = socket.inet_aton(probe.getsockname()[0])
             for _, name in socket.if_nameindex():
                 if _address_of(probe, name) == own:
                     return name
-            # Any 127.x.y.z is the loopback card's, though it has one address only.
+            # Every 127.x.y.z belongs to the loopback interface.
             return "lo" if own[0] == 127 else ""
     except OSError:
         return ""

@@ -1,8 +1,8 @@
-"""TCP between any two hosts that can dial each other.
+"""Carry batches over TCP between hosts that can dial each other.
 
-Connections are kept and used again, at most as many per peer as batches are carried at once.
-A connection that breaks takes its unanswered slices with it (they are lost, and tried again);
-the other idle ones to that peer are thrown away too, as they may be as dead.
+Connections are kept and reused, at most as many per peer as batches are carried at once. When a
+connection breaks, its unanswered slices are lost, and tried again. The idle connections to that
+peer are closed too, as they may be dead as well.
 """
 
 import socket
@@ -14,6 +14,7 @@ from typing import cast
 
 from halfmoon_transfer.backends.addresses import advertised_address, split_address
 from halfmoon_transfer.backends.backend_interface import (
+    BackendCapabilities,
     BackendGauges,
     CarryRequest,
     EngineContext,
@@ -38,6 +39,9 @@ class TcpBackend:
     """Both sides of TCP."""
 
     name = "tcp"
+    capabilities = BackendCapabilities(
+        other_processes=True, host_memory=True, notifications=True, views=False
+    )
 
     def __init__(self, context: EngineContext) -> None:
         settings = context.settings
@@ -50,9 +54,9 @@ class TcpBackend:
         self._spin_s = settings.spin_s
         self._lanes = settings.lanes
         self._label = f"halfmoon-transfer-{context.name}-{self.name}"
-        self._unsettled = AbandonedConnections()
+        self._abandoned = AbandonedConnections()
         self._gate = DialGate()
-        #: One per address that we listen at, and what peers dial for it.
+        #: One server per address that we listen at, and the endpoints that peers dial.
         self._servers: list[TcpServer] = []
         self._endpoints: dict[str, Endpoint] = {}
         self._use_native = settings.native and not native.missing
@@ -83,18 +87,18 @@ class TcpBackend:
                 )
             undo.pop_all()
         self._lock = threading.Lock()
-        #: Connections that nobody uses now, with whom they lead to; the oldest first.
+        #: Idle connections with their peers; the oldest first.
         self._idle: list[tuple[SegmentDescriptor, Lane]] = []
         self._n_busy = 0
-        #: Connections that are hurried over now; at most `lanes`.
-        self._hurried: set[Lane] = set()
-        #: Ends those that are overdue; made when first needed.
+        #: Connections in use by the fast path; at most `lanes`.
+        self._fast_lanes: set[Lane] = set()
+        #: Ends overdue ones of the fast path; made when first needed.
         self._watch: DeadlineWatcher[Lane] | None = None
         self._closed = False
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """Where peers dial."""
+        """Endpoints that peers dial."""
         return self._endpoints
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
@@ -107,20 +111,20 @@ class TcpBackend:
         def move(lane: Lane, outcomes: list[SliceOutcome | None]) -> None:
             lane.carry(request, outcomes, checksums=self._checksums or request.verify)
 
-        return self._over_a_lane(request, move)
+        return self._use_lane(request, move)
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
-        """Deliver the notice over one connection."""
+        """Deliver the notification over one connection."""
 
         def deliver(lane: Lane, outcomes: list[SliceOutcome | None]) -> None:
             outcomes[0] = lane.notify(request)
 
-        return self._over_a_lane(request, deliver)[0]
+        return self._use_lane(request, deliver)[0]
 
-    def _over_a_lane(
+    def _use_lane(
         self, request: CarryRequest, use: Callable[[Lane, list[SliceOutcome | None]], None]
     ) -> Sequence[SliceOutcome]:
-        """Take a connection, use it, and see what remains of it."""
+        """Take a connection, use it, and keep it if it is still good."""
         where = _where(request.peer)
         try:
             lane = self._take(request.peer, request.stop)
@@ -165,7 +169,7 @@ class TcpBackend:
             assert self._watch is not None
             self._watch.forget(lane)
             with self._lock:
-                self._hurried.discard(lane)
+                self._fast_lanes.discard(lane)
             if intact and lane.in_time:
                 self._put_back(peer, lane)
             else:
@@ -178,7 +182,7 @@ class TcpBackend:
         lane: Lane,
         use: Callable[[Lane, list[SliceOutcome | None]], None],
     ) -> Sequence[SliceOutcome]:
-        """Use a connection that was taken, and see what remains of it."""
+        """Use a connection that was taken, and keep it if it is still good."""
         outcomes: list[SliceOutcome | None] = [None] * len(request.batch.slices)
         broken = ""
         reused = lane.used
@@ -202,11 +206,11 @@ class TcpBackend:
         return [outcome or missing for outcome in outcomes]
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
-        """There is none over a wire."""
+        """Return None: there are no views over a wire."""
         return None
 
     def revoke(self, key: bytes) -> None:
-        """Accesses look at its key each time; those of the extension are waited for here."""
+        """Wait for the extension's accesses; Python looks the key up at each access."""
         if self._native is not None:
             self._native.revoke(key)
 
@@ -221,12 +225,12 @@ class TcpBackend:
         self._drop_idle(lambda peer: peer.name == segment)
 
     def probe(self, peer: SegmentDescriptor, stop: StopSignal) -> None:
-        """Dial this peer; the connection takes the place of idle ones, which may be dead.
+        """Dial this peer; the new connection replaces idle ones, which may be dead.
 
         Raises:
-            OSError: nobody answers.
-            FrameError: not in our framing.
-            Refusal: the peer does not want us.
+            OSError: there is no answer.
+            TcpFrameError: the answer is no frame.
+            LaneRefused: the peer refuses.
         """
         with self._lock:
             self._n_busy += 1
@@ -241,7 +245,7 @@ class TcpBackend:
         self._put_back(peer, lane)
 
     def gauges(self) -> BackendGauges:
-        """Connections of both sides."""
+        """Return the connections of both sides."""
         with self._lock:
             n_dialled = len(self._idle) + self._n_busy
         return BackendGauges(
@@ -250,11 +254,11 @@ class TcpBackend:
         )
 
     def close(self) -> None:
-        """Hang up on everybody and stop listening."""
+        """Close all connections and stop listening."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            for lane in self._hurried:
+            for lane in self._fast_lanes:
                 lane.end()
             watch = self._watch
         if watch is not None:
@@ -267,15 +271,16 @@ class TcpBackend:
             self._native.close()
 
     def _take(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
-        """An idle connection to this peer, or a new one."""
-        # While an earlier write is unsettled nothing may overtake it: a new connection ends it.
-        unsettled = self._unsettled.of(peer)
+        """Return an idle connection to this peer, or a new one."""
+        # While an earlier write may still land, only a new connection may follow: it ends
+        # the old one.
+        abandoned = self._abandoned.of(peer)
         with self._lock:
             self._n_busy += 1
             for index in reversed(range(len(self._idle))):
-                if self._idle[index][0] == peer and not unsettled:
+                if self._idle[index][0] == peer and not abandoned:
                     return self._idle.pop(index)[1]
-        # None to this start of the peer: what there is leads to an earlier one.
+        # No idle one leads to this start of the peer, so those that exist lead to an earlier start.
         self._drop_idle(
             lambda known: known.name == peer.name and known.generation != peer.generation
         )
@@ -288,11 +293,11 @@ class TcpBackend:
             raise
 
     def _take_idle(self, peer: SegmentDescriptor, deadline: float) -> Lane | None:
-        """An idle connection to try_fast_path over, if nothing speaks against it."""
-        if self._unsettled.any and self._unsettled.of(peer):
+        """Return an idle connection for the fast path; None if there is none or it is unsafe."""
+        if self._abandoned.any and self._abandoned.of(peer):
             return None
         with self._lock:
-            if self._closed or len(self._hurried) >= self._lanes:
+            if self._closed or len(self._fast_lanes) >= self._lanes:
                 return None
             for index in reversed(range(len(self._idle))):
                 if self._idle[index][0] == peer:
@@ -301,7 +306,7 @@ class TcpBackend:
             else:
                 return None
             self._n_busy += 1
-            self._hurried.add(lane)
+            self._fast_lanes.add(lane)
             if self._watch is None:
                 self._watch = DeadlineWatcher(f"{self._label}-try_fast_path", Lane.end)
         lane.deadline = deadline
@@ -313,22 +318,22 @@ class TcpBackend:
         stop.doing = f"connecting to {_where(peer)}"
         patience = min(self._connect_timeout_s, stop.remaining_s())
         sock = connect_any(host, port, time.monotonic() + patience, stop)
-        lane = Lane(sock, self._unsettled.next_number(), use_native=self._use_native)
-        over = self._unsettled.of(peer)
+        lane = Lane(sock, self._abandoned.next_number(), use_native=self._use_native)
+        over = self._abandoned.of(peer)
         hello = TcpHello(
             peer.name,
             peer.generation,
-            session=self._unsettled.session,
+            session=self._abandoned.session,
             number=lane.number,
             over=over,
             origin=self._origin[0],
             origin_generation=self._origin[1],
         )
         try:
-            # Whoever accepts a connection and says nothing is no better than who doesn't accept.
+            # A peer that accepts and sends nothing is treated like one that does not accept.
             with stop.calling_on_stop(lane.abort):
                 lane.greet(hello, self._key)
-            self._unsettled.settle(peer, over)
+            self._abandoned.settle(peer, over)
             sock.settimeout(None)
             tune_socket(sock)
         except BaseException:
@@ -348,9 +353,9 @@ class TcpBackend:
             old.close()
 
     def _give_up(self, peer: SegmentDescriptor, op: Op, lane: Lane) -> None:
-        """Hang up in the middle of something."""
+        """Hang up in the middle of a batch."""
         if op == "write":
-            self._unsettled.add(peer, lane.number)
+            self._abandoned.add(peer, lane.number)
         with self._lock:
             self._n_busy -= 1
         lane.close()
@@ -369,7 +374,7 @@ def _where(peer: SegmentDescriptor) -> str:
 
 
 def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
-    """Dial the host's addresses in turn; the socket keeps the patience that is left.
+    """Dial the host's addresses in turn; the socket's timeout is the time that is left.
 
     Raises:
         OSError: none of them answers.

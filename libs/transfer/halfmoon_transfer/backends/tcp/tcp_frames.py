@@ -1,26 +1,25 @@
-"""The framing over TCP, byte for byte. Pure: bytes in, values out, and back.
+"""Encode and decode the frames of the TCP backend, byte for byte. Pure.
 
-All integers are little-endian. The one who dials is the *initiator*, the other the *owner*.
-Right after connecting the initiator says hello, the owner answers, and from then on there are
-requests and replies, answered in order. An initiator may send further requests before the
-first reply has come.
+All integers are little-endian. The side that dials is the *initiator*, the other the *owner*.
+After connecting, the initiator sends a hello and the owner answers it. Then follow requests and
+replies, in order. An initiator may send further requests before the first reply has come.
 
     hello      4s "HMTH" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
                initiator: {segment, generation, session, number, over, origin,
-                          origin_generation, nonce}; whom it wants, which connection of which
-                          initiator this is, the numbers of earlier ones that must have ended
-                          before it is answered (`sessions`), and who asks
-               owner:     {segment, generation, refused, nonce}; who it is, and why not
-                          ("" is yes)
-               `nonce` is 32 random bytes of whoever has a cluster key, else empty. An owner
-               that has one refuses hellos without, an initiator hangs up on owners without.
+                          origin_generation, nonce}: the wanted segment; the initiator's session and
+                          the connection's number in it; the numbers of earlier connections that
+                          must end before the answer (`tcp_sessions`); the initiator's segment
+               owner:     {segment, generation, refused, nonce}: its segment, and the reason
+                          of a refusal ("": accepted)
+               `nonce` is 32 random bytes if the side has a cluster key, else empty. An owner
+               with a key refuses hellos without one, an initiator hangs up on owners without.
                Unknown fields are ignored.
 
     proof      4s "HMTP" | u8 version 1 | u8 0 | u16 n | n bytes: MessagePack map
                {proof, refused}; only when both hellos have a nonce. First the initiator's,
-               then the owner's, which says why not, and proves nothing to who proved nothing.
-               A proof is HMAC-SHA-256 with the cluster key (`cluster_key`) over who proves
-               and the maps of both hellos
+               then the owner's. After a wrong proof the owner sends a refusal without a proof.
+               A proof is HMAC-SHA-256 with the cluster key (`cluster_key`) over the prover's
+               role and the maps of both hellos
 
     request    4s "HMTQ" | u8 version 1 | u8 op | u16 n | u32 flags | u32 0
                | u64 request id | u64 generation                                    32 bytes
@@ -35,21 +34,21 @@ first reply has come.
                u64 xxh3-64 of header and entries
                op 1 (read): the bytes of the slices whose status is 0, one after the other
 
-               op 3 (notify): its one entry has the notice's id for a key and the length and
+               op 3 (notify): its one entry has the notification's id for a key and the length and
                checksum of its body, a MessagePack array of sender and message that follows
 
     op         1 read, 2 write, 3 notify; in a reply also 255: the owner could not read the request;
-               n is 0, n_text bytes (the u32 after n) of UTF-8 say why after the checksum, and
-               the connection is closed
+               n is 0, n_text bytes (the u32 after n) of UTF-8 with the reason follow the
+               checksum, and the connection is closed
     flags      1: bytes carry checksums. `sum` of a written slice is the xxh3-64 of its bytes
                (0 in a read); `detail` of a read slice with status 0 is the same
-    status     as in `regions.Status`; `detail` is what it says there
+    status     as in `regions.access.AccessStatus`, which also defines `detail`
 
 Limits, checked before anything is allocated: 1 to 1,024 slices of 1 byte to 16 MiB in a
-request, 64 MiB in all, 4,096 bytes of hello or proof, 8,192 of a notice's body.
+request, 64 MiB in all, 4,096 bytes of hello or proof, 8,192 of a notification's body.
 
-A written slice goes straight into the region and is checked there: with another checksum it
-is answered 6, and the initiator sends it again. Bytes of a refused slice are read and dropped.
+A written slice is received straight into the region and checked there. If its checksum is wrong,
+status 6 is the answer, and the initiator sends it again. Bytes of a refused slice are dropped.
 """
 
 import struct
@@ -89,28 +88,28 @@ HEADER_BYTES = _HEADER.size
 
 
 class TcpFrameError(ValueError):
-    """What came is not our framing; the connection can't be used any more."""
+    """Bytes that are no frame; the connection can't be used any more."""
 
 
 class TcpHello(msgspec.Struct, frozen=True):
-    """The first words of either side."""
+    """The first frame of either side."""
 
     segment: str
     generation: int
     refused: str = ""
-    #: 16 random bytes of the initiator's, and the connection's number among its own.
+    #: The initiator's 16 random bytes, and the connection's number among its own.
     session: bytes = b""
     number: int = 0
     over: tuple[int, ...] = ()
     #: The initiator's own segment.
     origin: str = ""
     origin_generation: int = 0
-    #: Of whoever has a cluster key.
+    #: Random bytes of a side that has a cluster key; else empty.
     nonce: bytes = b""
 
 
 class TcpProof(msgspec.Struct, frozen=True):
-    """That one side knows the cluster key."""
+    """The proof that one side knows the cluster key."""
 
     proof: bytes = b""
     refused: str = ""
@@ -136,7 +135,7 @@ class TcpRequest(msgspec.Struct, frozen=True):
 
 
 class SliceReply(msgspec.Struct, frozen=True):
-    """What became of one slice."""
+    """The outcome of one slice."""
 
     status: AccessStatus
     detail: int = 0
@@ -154,25 +153,25 @@ class TcpReply(msgspec.Struct, frozen=True):
 
 
 def encode_hello(hello: TcpHello) -> bytes:
-    """A whole hello."""
+    """Encode a whole hello."""
     body = msgspec.msgpack.encode(hello)
     return _HELLO.pack(b"HMTH", VERSION, 0, len(body)) + body
 
 
 def hello_bytes(header: bytes | memoryview) -> int:
-    """How many bytes of hello follow this header.
+    """Return how many bytes of hello follow this header.
 
     Raises:
-        FrameError: it is none, or too long.
+        TcpFrameError: it is no such header, or too long.
     """
     return _words_bytes(header, b"HMTH", "hello")
 
 
 def decode_hello(body: bytes | memoryview) -> TcpHello:
-    """The hello after its header.
+    """Decode the hello after its header.
 
     Raises:
-        FrameError: it is none.
+        TcpFrameError: it is malformed.
     """
     try:
         hello = msgspec.msgpack.decode(body, type=TcpHello)
@@ -184,25 +183,25 @@ def decode_hello(body: bytes | memoryview) -> TcpHello:
 
 
 def encode_proof(proof: TcpProof) -> bytes:
-    """A whole proof."""
+    """Encode a whole proof."""
     body = msgspec.msgpack.encode(proof)
     return _HELLO.pack(b"HMTP", VERSION, 0, len(body)) + body
 
 
 def proof_bytes(header: bytes | memoryview) -> int:
-    """How many bytes of proof follow this header.
+    """Return how many bytes of proof follow this header.
 
     Raises:
-        FrameError: it is none, or too long.
+        TcpFrameError: it is no such header, or too long.
     """
     return _words_bytes(header, b"HMTP", "proof")
 
 
 def decode_proof(body: bytes | memoryview) -> TcpProof:
-    """The proof after its header.
+    """Decode the proof after its header.
 
     Raises:
-        FrameError: it is none.
+        TcpFrameError: it is malformed.
     """
     try:
         return msgspec.msgpack.decode(body, type=TcpProof)
@@ -222,7 +221,7 @@ def _words_bytes(header: bytes | memoryview, magic: bytes, what: str) -> int:
 
 
 def encode_request(request: TcpRequest) -> bytes:
-    """Header, entries and their checksum."""
+    """Encode header, entries and their checksum."""
     head = bytearray(
         _HEADER.pack(
             b"HMTQ",
@@ -241,10 +240,10 @@ def encode_request(request: TcpRequest) -> bytes:
 
 
 def request_rest_bytes(header: bytes | memoryview) -> int:
-    """How many bytes of entries and checksum follow this header.
+    """Return how many bytes of entries and checksum follow this header.
 
     Raises:
-        FrameError: it is not the header of a request, or over a limit.
+        TcpFrameError: it is not the header of a request, or over a limit.
     """
     magic, version, op, n_slices, flags, _, _, _ = _HEADER.unpack(header)
     _check_start(magic, b"HMTQ", version)
@@ -258,10 +257,10 @@ def request_rest_bytes(header: bytes | memoryview) -> int:
 
 
 def decode_request(header: bytes | memoryview, rest: bytes | memoryview) -> TcpRequest:
-    """A request whose header `request_rest_bytes` accepted.
+    """Decode a request whose header `request_rest_bytes` accepted.
 
     Raises:
-        FrameError: damaged, or over a limit.
+        TcpFrameError: damaged, or over a limit.
     """
     _check_sum(header, rest)
     _, _, op, _, flags, _, number, generation = _HEADER.unpack(header)
@@ -282,21 +281,21 @@ def decode_request(header: bytes | memoryview, rest: bytes | memoryview) -> TcpR
     return TcpRequest(op, number, generation, bool(flags & CHECKSUMS), slices)
 
 
-# Notices.
+# Notifications.
 
 
 def encode_notification(number: int, generation: int, notice: OutgoingNotification) -> bytes:
-    """A whole request."""
+    """Encode a request that delivers a notification."""
     body = msgspec.msgpack.encode((notice.sender, notice.message))
     asked = SliceRequest(notice.id, 0, len(body), xxhash.xxh3_64_intdigest(body))
     return encode_request(TcpRequest(NOTIFY, number, generation, True, (asked,))) + body
 
 
 def decode_notification(asked: SliceRequest, body: bytes | memoryview) -> OutgoingNotification:
-    """What a request with op 3 delivers.
+    """Decode the notification of a request with op 3.
 
     Raises:
-        FrameError: damaged, or the message is too long.
+        TcpFrameError: damaged, or the message is too long.
     """
     if xxhash.xxh3_64_intdigest(body) != asked.checksum:
         raise TcpFrameError("a notice with another checksum")
@@ -313,7 +312,7 @@ def decode_notification(asked: SliceRequest, body: bytes | memoryview) -> Outgoi
 
 
 def encode_reply(op: int, number: int, slices: Sequence[SliceReply]) -> bytes:
-    """Header, entries and their checksum."""
+    """Encode header, entries and their checksum."""
     head = bytearray(_HEADER.pack(b"HMTR", VERSION, op, len(slices), 0, 0, number, 0))
     for each in slices:
         head += _ANSWERED.pack(each.status, each.detail)
@@ -321,17 +320,17 @@ def encode_reply(op: int, number: int, slices: Sequence[SliceReply]) -> bytes:
 
 
 def encode_failure(text: str) -> bytes:
-    """The reply to what was not a request."""
+    """Encode the reply to bytes that are no request."""
     body = text.encode()[:MAX_TEXT_BYTES]
     head = bytearray(_HEADER.pack(b"HMTR", VERSION, FAILED, 0, len(body), 0, 0, 0))
     return _summed(head) + body
 
 
 def reply_rest_bytes(header: bytes | memoryview) -> tuple[int, int]:
-    """How many bytes of entries and checksum, and then of failure text, follow this header.
+    """Return how many bytes of entries and checksum, and then of failure text, follow.
 
     Raises:
-        FrameError: it is not the header of a reply, or over a limit.
+        TcpFrameError: it is not the header of a reply, or over a limit.
     """
     magic, version, op, n_slices, n_text, _, _, _ = _HEADER.unpack(header)
     _check_start(magic, b"HMTR", version)
@@ -341,10 +340,10 @@ def reply_rest_bytes(header: bytes | memoryview) -> tuple[int, int]:
 
 
 def decode_reply(header: bytes | memoryview, rest: bytes | memoryview) -> TcpReply:
-    """A reply whose header `reply_rest_bytes` accepted.
+    """Decode a reply whose header `reply_rest_bytes` accepted.
 
     Raises:
-        FrameError: damaged, or with a status that we don't know.
+        TcpFrameError: damaged, or with an unknown status.
     """
     _check_sum(header, rest)
     _, _, op, _, _, _, number, _ = _HEADER.unpack(header)

@@ -1,7 +1,7 @@
-"""The owner's side of TCP: what is said on each accepted connection.
+"""Answer requests on accepted TCP connections: the owner's side.
 
-A connection that sends what is not our framing is told so and closed; it can't have written
-anything outside a region, as every slice is bounds-checked before its bytes are read.
+A connection that sends bytes that are no frame gets an error and is closed. It can't have written
+outside of a region, as every slice is bounds-checked before its bytes are read.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from halfmoon_transfer.regions.region_table import RegionTable
 
 _log = logging.getLogger(__name__)
 _SCRAP_BYTES = 64 * 1024
-#: How long a peer that made no sense may take to hear why.
+#: How long a peer that sent no frame may take to read the error.
 _LINGER_S = 0.2
 
 
@@ -83,7 +83,7 @@ class TcpServer:
 
     @property
     def n_malformed(self) -> int:
-        """Connections ended for what was said on them."""
+        """Connections closed because of malformed frames."""
         return self._listener.n_malformed
 
     def evict(self, key: bytes) -> None:
@@ -94,7 +94,7 @@ class TcpServer:
                     connection.hang_up()
 
     def close(self) -> None:
-        """Stop listening and hang up on everybody."""
+        """Stop listening and close all connections."""
         self._listener.close()
 
     def _farewell(self, reason: str) -> bytes:
@@ -135,19 +135,19 @@ class _Connection:
         self._notification_queue = notification_queue
         self._sessions = sessions
         self._key = key
-        #: Who it says it is, once greeted.
+        #: The peer's hello, once greeted.
         self._greeted: TcpHello | None = None
         #: Keys of the regions that the current request accesses.
         self.accessing: frozenset[bytes] = frozenset()
         self._scrap = memoryview(bytearray(0))
 
     def hang_up(self) -> None:
-        """Wake the thread that serves it, from another one; the socket is closed after that."""
+        """Wake the serving thread from another one; it then closes the socket."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
-        """Nothing is read from it any more."""
+        """Leave the session: nothing is read from the connection any more."""
         if self._greeted is not None:
             self._sessions.leave(self._greeted.session, self._greeted.number)
 
@@ -155,7 +155,7 @@ class _Connection:
         """Greet, then answer requests until the peer hangs up.
 
         Raises:
-            FrameError: the peer sent something else.
+            TcpFrameError: the peer sent something else.
             OSError: the connection broke, or stalled in the middle of a frame.
         """
         try:
@@ -165,15 +165,15 @@ class _Connection:
                 rest = self._ahead.take(tcp_frames.request_rest_bytes(header))
                 request = tcp_frames.decode_request(header, rest)
                 if request.op == tcp_frames.NOTIFY:
-                    self._note(request)
+                    self._on_notification(request)
                 else:
                     self._answer(request)
         except TcpFrameError as error:
-            self._complain(str(error))
+            self._send_failure(str(error))
             raise
 
-    def _complain(self, text: str) -> None:
-        """Say what was wrong; closing at once on unread bytes would take the words back."""
+    def _send_failure(self, text: str) -> None:
+        """Send the error and wait: closing at once with unread bytes would discard it."""
         until = time.monotonic() + _LINGER_S
         with contextlib.suppress(OSError):
             self._socket.send(tcp_frames.encode_failure(text), socket.MSG_DONTWAIT)
@@ -190,7 +190,7 @@ class _Connection:
         own = TcpHello(
             self._regions.segment,
             self._regions.generation,
-            self._unwanted(hello),
+            self._why_refused(hello),
             nonce=b"" if self._key is None else make_nonce(),
         )
         if self._key is None and not own.refused:
@@ -203,8 +203,8 @@ class _Connection:
         send_all(self._socket, [tcp_frames.encode_proof(verdict)])
         return not verdict.refused
 
-    def _unwanted(self, hello: TcpHello) -> str:
-        """Why the peer is refused for what it said first; empty if it isn't."""
+    def _why_refused(self, hello: TcpHello) -> str:
+        """Return why the peer's hello is refused; empty if it isn't."""
         regions = self._regions
         if self._key is not None and not hello.nonce:
             _log.warning("%s: refused, it has no cluster key", self._who(hello))
@@ -217,7 +217,7 @@ class _Connection:
         return ""
 
     def _examine(self, key: ClusterKey, hello: TcpHello, asked: bytes, answered: bytes) -> TcpProof:
-        """Hear the peer's proof and answer with our own, if it deserves one."""
+        """Check the peer's proof, and answer with our own if it is right."""
         header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
         theirs = tcp_frames.decode_proof(self._ahead.take(tcp_frames.proof_bytes(header)))
         if not key.accepts(theirs.proof, ProverRole.INITIATOR, asked, answered):
@@ -227,7 +227,7 @@ class _Connection:
         return TcpProof(ours, self._enter(hello))
 
     def _enter(self, hello: TcpHello) -> str:
-        """Take the connection's place among the peer's own; why that can't be."""
+        """Record the connection in the peer's session; return why that can't be."""
         if hello.over and not self._sessions.end(hello.session, hello.over):
             return "an earlier connection of yours has not ended yet"
         if hello.session:
@@ -239,12 +239,12 @@ class _Connection:
         return f"segment {hello.origin:.200} at {self._socket.getpeername()[0]}"
 
     def _next_header(self) -> memoryview | None:
-        """The next request's header; None when the peer has hung up in between."""
+        """Return the next request's header; None when the peer has hung up before it."""
         if self._native is not None:
             self._native.serve(self._socket, self._ahead)
         while True:
             try:
-                # Idling between requests is fine, for as long as the peer likes.
+                # A peer may idle between requests without limit.
                 if not self._ahead.wait():
                     return None
             except BlockingIOError:
@@ -260,15 +260,15 @@ class _Connection:
         spans = [(each.key, each.offset, each.length) for each in request.slices]
         with self._regions.leases.lease_batch(request.generation, spans, write=write) as views:
             if write:
-                self._take(request, views)
+                self._write(request, views)
             else:
-                self._give(request, views)
+                self._read(request, views)
         if self._native is not None:
             self._native.serve_regions(self.accessing)
         self.accessing = frozenset()
 
-    def _note(self, request: TcpRequest) -> None:
-        """Put a notice into the inbox and say so."""
+    def _on_notification(self, request: TcpRequest) -> None:
+        """Queue a notification and acknowledge it."""
         (asked,) = request.slices
         notice = tcp_frames.decode_notification(asked, self._ahead.take(asked.length))
         answer = _FINE
@@ -280,7 +280,7 @@ class _Connection:
             self._socket, [tcp_frames.encode_reply(tcp_frames.NOTIFY, request.number, [answer])]
         )
 
-    def _take(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
+    def _write(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
         """Read the slices' bytes into place, check them, acknowledge."""
         buffers: list[memoryview] = []
         for each, view in zip(request.slices, views, strict=True):
@@ -298,7 +298,7 @@ class _Connection:
         answers = [_refused(view) if isinstance(view, AccessRefused) else _FINE for view in views]
         send_all(self._socket, [tcp_frames.encode_reply(tcp_frames.WRITE, request.number, answers)])
 
-    def _give(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
+    def _read(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
         """Send the slices' bytes from where they are."""
         if self._regions.backed:
             _settle(self._regions.backed.load, request, views)
@@ -315,7 +315,7 @@ class _Connection:
         send_all(self._socket, [head, *given])
 
     def _scraps(self, n_bytes: int) -> list[memoryview]:
-        """Room to read bytes into that nobody wants: the same piece again and again."""
+        """Return buffers for bytes that are dropped: the same piece again and again."""
         if not self._scrap:
             self._scrap = memoryview(bytearray(_SCRAP_BYTES))
         whole, part = divmod(n_bytes, _SCRAP_BYTES)
@@ -334,7 +334,7 @@ def _settle(
     request: TcpRequest,
     views: list[memoryview | AccessRefused],
 ) -> None:
-    """See that files give, or take, the bytes of the slices that are fine so far."""
+    """Load or store the bytes of files and devices, for slices that are not refused."""
     spots = {
         index: RegionSpan(each.key, each.offset, view)
         for index, (each, view) in enumerate(zip(request.slices, views, strict=True))
