@@ -1,4 +1,4 @@
-"""Bytes between registered regions of memory, one-sided, checksummed and acknowledged."""
+"""Move bytes between registered regions of memory: one-sided, checksummed, acknowledged."""
 
 from halfmoon_transfer.cluster_key import ClusterKey
 from halfmoon_transfer.engine import TransferEngine

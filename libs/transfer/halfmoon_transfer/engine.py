@@ -1,11 +1,11 @@
-"""The transfer engine: what services hold.
+"""Move bytes between registered regions: the engine that services open.
 
-    submit, transfer -> Express        a small copy, made at once
-                     -> LiveTransfers  all else: plans, and the threads that carry for them
-    both             -> Ways           backends, to peers and to our own regions
+    submit, transfer -> FastPath         a small transfer, in the caller's thread
+                     -> TransferManager  all others: plans, and the threads that carry for them
+    both             -> PathRouter       backends, to peers and to our own regions
 
-Threads inside, no event loop: sockets and copies release the interpreter, and an asyncio
-caller is woken once per transfer.
+The engine has threads and no event loop: sockets and copies release the interpreter lock, and an
+asyncio caller is woken once per transfer.
 """
 
 import threading
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class TransferEngine:
-    """One process's segment: its regions, its router to peers, its live transfers.
+    """One process's segment: its regions, its paths to peers, its live transfers.
 
     All methods are safe from any thread. `open` and `close` block; so may `view` and
     `unregister`; `submit` never waits for a peer.
@@ -69,7 +69,7 @@ class TransferEngine:
         self._regions = context.regions
         self._settings = context.settings
         self._directory = directory
-        #: What peers know of this segment.
+        #: The published description of this segment.
         self.descriptor = descriptor
         self._counters = TransferCounters()
         self._router = PathRouter(context, directory, backends, descriptor)
@@ -95,31 +95,31 @@ class TransferEngine:
         topology: Topology | None = None,
         settings: TransferSettings | None = None,
     ) -> "TransferEngine":
-        """Open a segment and publish how it is reached.
+        """Open a segment and publish its descriptor.
 
         Args:
             name: the segment's name, unique in the metadata store.
-            metadata: where descriptors are; stays the caller's to close.
-            generation: which start of this segment it is, higher each time; None: counted
+            metadata: the store of descriptors; the caller closes it.
+            generation: the number of this start of the segment, higher each time; None: counted
                 in the metadata store.
             backends: paths by name, best first; or `FaultInjection` around one. A name with a
-                question mark ("rdma?") is left out where this machine can't.
+                question mark ("rdma?") is left out where this machine lacks it.
             bind: address to listen at, IPv4 or IPv6; several for several network cards, which
                 peers then use together.
             port: TCP port to listen at, the same at each address; 0 takes free ones.
             advertise: "host" or "host:port" that peers should dial, if not what is bound; as
                 many as addresses are bound.
-            host_id: who can pass file descriptors to each other; None: found out.
-            topology: which network cards are near which memory, for peers that are reached
-                over several; None: all are as near.
-            settings: sizes, bounds and patience.
+            host_id: the same in processes that can pass file descriptors; None: detected.
+            topology: which NICs are near which memory, for peers that are reached over
+                several; None: all are equally near.
+            settings: sizes, bounds and timeouts.
 
         Raises:
             ValueError: a bad name, backend or address.
             Rejected: a later generation of this segment is published already.
-            Unavailable: this machine lacks what a backend needs (an OSError).
-            OSError: nothing can listen there.
-            MetadataError: the store can't.
+            BackendUnavailable: a library, driver or device of a backend is missing here.
+            OSError: an address can't be listened at.
+            MetadataError: the store failed.
         """
         check_segment_name(name)
         directory = SegmentDirectory(metadata)
@@ -155,7 +155,7 @@ class TransferEngine:
 
     @property
     def generation(self) -> int:
-        """Which start of this segment it is."""
+        """The number of this start of the segment."""
         return self._context.generation
 
     # Memory.
@@ -175,20 +175,20 @@ class TransferEngine:
     def register(
         self, buffer: "Buffer | TensorLike | CudaArrayLike | DeviceSpan", location: str = "*"
     ) -> Region:
-        """Let whoever has the region's key read and write this buffer until unregistered.
+        """Let peers with the region's key read and write this buffer until it is unregistered.
 
         Any contiguous buffer (bytearray, numpy array, mmap) or torch tensor; a read-only one can
         only be read. Other processes can't map it (see `allocate`): the kernel copies for them
-        where it lets them, and else it goes over a wire.
+        where it is allowed, and else the bytes go over a wire.
 
-        Memory of a device too: a CUDA tensor, what has a `__cuda_array_interface__`, or a
-        `DeviceSpan`; its location is then the device ("cuda:0"). What is queued on the device and
-        writes the memory must have ended before a transfer is submitted that sends it.
+        The buffer may be memory of a device: a CUDA tensor, an array with
+        `__cuda_array_interface__`, or a `DeviceSpan`. Its location is then the device ("cuda:0").
+        Kernels that write the memory must have ended before a transfer that sends it is submitted.
 
         Raises:
             ValueError: empty or not contiguous, or on a device of another kind.
             TypeError: not a buffer.
-            Unavailable: it is on a device, and the device's driver or its binding is not there.
+            BackendUnavailable: it is on a device whose driver or binding is missing.
             DeviceError: the driver refuses.
         """
         self._require_open()
@@ -210,19 +210,19 @@ class TransferEngine:
     ) -> Region:
         """Let peers read and write a file or block device, or a range of it, like memory.
 
-        They reach it over wires (this process does the I/O), and this process by transfers
-        between its memory and this region. It has no views, and is not the local side of a
-        transfer. A file that is removed stays readable until it is unregistered; one that
-        gets shorter, or a device that fails, makes the transfer end in `Rejected`.
+        Peers reach it over wires, and this process does the I/O. This process reaches it by
+        transfers between its memory and this region. It has no views, and is not the local side of
+        a transfer. A removed file stays readable until it is unregistered. If a file is truncated
+        or a device fails, the transfer ends in `Rejected`.
 
         Args:
-            path: a regular file or block device, as long as it shall be.
+            path: a regular file or block device, of its final length.
             offset: of the region's first byte, in bytes.
             length: bytes; None: up to the end.
             writable: whether peers may write.
-            location: where its device is, for a topology.
-            sync: acknowledge writes only when the device says that they are durable.
-            direct: go past the page cache where the file system allows.
+            location: of its device, for a topology.
+            sync: acknowledge writes only when the device reports them as durable.
+            direct: bypass the page cache where the file system allows.
 
         Raises:
             ValueError: no such range, or not a file or block device.
@@ -235,10 +235,10 @@ class TransferEngine:
         return self._regions.register_backed(file, location)
 
     def unregister(self, region: Region) -> None:
-        """Take a region back. Peers' accesses are refused from now on.
+        """Remove a region. Peers' accesses are refused from now on.
 
-        Returns when accesses over wires have ended. A peer that has the memory mapped is
-        told, and may still finish the batch that it is copying.
+        Returns when accesses over wires have ended. A peer that has mapped the memory is told, and
+        may still finish the batch that it is copying.
 
         Raises:
             Rejected: it is not registered here.
@@ -260,26 +260,26 @@ class TransferEngine:
     ) -> Transfer:
         """Start moving these pieces; never waits for a peer.
 
-        What is at most `copy_here_bytes` and can be copied in memory right away is copied
-        before it returns: that is quicker than handing it to another thread.
+        A transfer of at most `copy_here_bytes` that is a copy in memory is done before this
+        returns: that is quicker than passing it to another thread.
 
-        A read fills local regions from remote ones, a write the other way round. Pieces of
-        one transfer may go to several peers, and in any order; two that overlap at the
-        destination leave either's bytes there.
+        A read fills local regions from remote ones, a write the other way round. Pieces of one
+        transfer may go to several peers, and in any order. If two overlap at the destination, the
+        bytes of either remain there.
 
-        The result raises `Rejected` for pieces out of bounds or local regions that are not
-        ours; `submit` itself raises only for a wrong `op` or `notify`.
+        The result raises `Rejected` for pieces out of bounds and for local regions that are not
+        registered here. `submit` itself raises only for a wrong `op` or `notify`.
 
         Args:
-            op: which way the bytes go.
+            op: the direction of the bytes.
             pieces: what to move.
             deadline_s: seconds from now to the end, at the latest.
             notify: a message that each peer of the pieces finds in its `notifications` after
-                all bytes are applied: once if the result is good, at most once if it is not.
+                all bytes are applied: once after a success, at most once after a failure.
 
         Raises:
-            ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
-                nobody.
+            ValueError: `op` is neither "read" nor "write", or `notify` is too long or has
+                no receiver.
         """
         if notify is None and not self._closed:
             report = self._fast_path.copy(op, pieces, self._settings.copy_here_bytes)
@@ -298,12 +298,12 @@ class TransferEngine:
         """Move these pieces and wait until they are there: `submit` and `result` in one.
 
         The calling thread carries the bytes itself where it can, which saves two changes of
-        threads: for small transfers the larger part of the time. What is at most
-        `express_bytes` also does without a plan, if a TCP connection to the peer is idle.
+        threads: for small transfers the larger part of the time. A transfer of at most
+        `express_bytes` also needs no plan, if a TCP connection to the peer is idle.
 
         Raises:
-            ValueError: `op` is neither "read" nor "write", or `notify` is too long or for
-                nobody.
+            ValueError: `op` is neither "read" nor "write", or `notify` is too long or has
+                no receiver.
             TransferError: it failed.
         """
         if notify is None and not self._closed:
@@ -354,12 +354,12 @@ class TransferEngine:
     # Peers.
 
     def view(self, region: Region, offset: int, length: int) -> memoryview | None:
-        """These bytes of a region, read-only and without a copy, if that is possible.
+        """Return these bytes of a region, read-only and without a copy; None if it can't.
 
-        It is for our own regions, and for those of a peer on this host that allocated them;
-        None otherwise. The first view of a region asks its owner for it (and perhaps the
-        metadata store for the owner), so it may block shortly. The view stays readable when
-        the owner goes away, and shows whatever the owner writes meanwhile.
+        It works for our own regions, and for regions that a peer on this host allocated. The first
+        view of a region asks its owner (and perhaps the metadata store for the owner), so it may
+        block shortly. The view stays readable when the owner goes away, and shows later writes of
+        the owner.
 
         Raises:
             Rejected: out of bounds, unknown key, or another generation.
@@ -368,30 +368,30 @@ class TransferEngine:
         return self._router.view(region, offset, length)
 
     def resolve_peer(self, segment: str, generation: int) -> None:
-        """Look a peer up before there is anything for it; at once for one that is known.
+        """Look a peer up before the first transfer to it; return at once if it is known.
 
-        May block on the metadata store. What is known then outlasts an outage of the store.
+        May block on the metadata store. A peer that is known stays known if the store fails.
 
         Raises:
             Rejected: the segment is of another generation.
-            Lost: there is no such segment, or the store can't say.
+            Lost: there is no such segment, or the store does not answer.
         """
         self._require_open()
         self._router.resolve_peer(segment, generation)
 
     def add_peer(self, peer: SegmentDescriptor) -> None:
-        """Know a peer that keeps no record in our metadata store, until it is released.
+        """Make a peer known that keeps no record in our metadata store, until it is released.
 
-        Backends that speak other systems' protocols call this when they have found one.
+        `Mooncake.open` calls this for a foreign segment.
         """
         self._require_open()
         self._directory.introduce(peer)
 
     def backend(self, name: str) -> Backend:
-        """One of the backends that this engine was opened with, for what only it can do.
+        """Return one of the backends of this engine, for functions of its own.
 
         Raises:
-            ValueError: it was opened without.
+            ValueError: the engine was opened without it.
         """
         backends = self._router.backends
         if name not in backends:
@@ -404,7 +404,7 @@ class TransferEngine:
         self._router.forget(segment)
 
     def stats(self) -> TransferStats:
-        """Counters since `open`, and gauges of now."""
+        """Return the counters since `open`, and the current gauges."""
         return self._counters.stats(
             self._router.gauges(), n_live=len(self._transfers), n_regions=len(self._regions)
         )

@@ -1,4 +1,4 @@
-"""What an engine is built from, in order: its context, its backends, its descriptor for peers."""
+"""Build the parts of an engine, in order: context, backends, descriptor."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ def make_context(
     topology: Topology | None,
     settings: TransferSettings,
 ) -> EngineContext:
-    """What the backends share; see `TransferEngine.open` for the arguments.
+    """Make the context of the backends; see `TransferEngine.open` for the arguments.
 
     Raises:
         ValueError: the addresses to listen at and those to advertise don't match.
@@ -59,17 +59,17 @@ def make_context(
 def open_backends(
     choices: Sequence["str | FaultInjection"], context: EngineContext, undo: ExitStack
 ) -> dict[str, Backend]:
-    """Open them in order, by name; without those that may be left out and can't be had.
+    """Open backends in order; leave out optional ones that are unavailable.
 
     Args:
-        choices: names, or `FaultInjection` around one; a question mark says "if this machine can".
-        context: what they belong to.
-        undo: gets their closing, for when a later one fails.
+        choices: names, or `FaultInjection` around one; a question mark means "if available".
+        context: the engine that they belong to.
+        undo: closes them if a later one fails.
 
     Raises:
         ValueError: no backend of this name, or settings that it can't use.
-        Unavailable: this machine lacks what one needs.
-        OSError: one can't listen.
+        BackendUnavailable: a library, driver or device of one is missing here.
+        OSError: one can't listen at its address.
     """
     opened: dict[str, Backend] = {}
     for choice in choices:
@@ -87,7 +87,7 @@ def open_backends(
 
 
 def make_descriptor(context: EngineContext, backends: Iterable[Backend]) -> SegmentDescriptor:
-    """What peers need to know of an engine that has these backends."""
+    """Make the descriptor that peers need to reach an engine with these backends."""
     endpoints: dict[str, Endpoint] = {}
     for backend in backends:
         endpoints |= backend.endpoints
@@ -95,9 +95,9 @@ def make_descriptor(context: EngineContext, backends: Iterable[Backend]) -> Segm
 
 
 def read_host_id() -> str:
-    """What processes that can pass each other file descriptors have in common.
+    """Return an id that is equal in processes that can pass file descriptors to each other.
 
-    The kernel's boot and the network namespace: abstract Unix sockets live in the latter.
+    It names the kernel's boot and the network namespace, to which abstract Unix sockets belong.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
@@ -106,12 +106,14 @@ def read_host_id() -> str:
 def _addresses(
     bind: str | Sequence[str], advertise: str | Sequence[str] | None
 ) -> list[tuple[str, str | None]]:
-    """Each address to listen at, with what to advertise for it."""
+    """Return each address to listen at, with the address to advertise for it."""
     binds = [bind] if isinstance(bind, str) else list(bind)
-    told: Sequence[str | None] = [advertise] if isinstance(advertise, str) else advertise or ()
-    if not binds or len(told) not in (0, len(binds)):
+    advertised: Sequence[str | None] = (
+        [advertise] if isinstance(advertise, str) else advertise or ()
+    )
+    if not binds or len(advertised) not in (0, len(binds)):
         raise ValueError(
-            f"{len(binds)} addresses to listen at and {len(told)} to advertise: at least one, "
-            "and as many of these as of those"
+            f"{len(binds)} addresses to listen at and {len(advertised)} to advertise: at least "
+            "one, and as many of these as of those"
         )
-    return list(zip(binds, told or [None] * len(binds), strict=True))
+    return list(zip(binds, advertised or [None] * len(binds), strict=True))

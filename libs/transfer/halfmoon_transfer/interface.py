@@ -1,13 +1,13 @@
-"""What users of this library hold: requests, their outcome, and the errors.
+"""Define the requests, results and errors that users of this library see.
 
 TransferError
 ├── Rejected      the peer refused: out of bounds, unknown key, another generation
-├── Untrusted     the peer has another cluster key, or only one of both has one
+├── Untrusted     the cluster keys of both sides differ
 ├── Lost          no path worked: which ones, after how many tries
 ├── Corrupted     the bytes arrived with another checksum, after all tries
 ├── TimedOut      the deadline passed first
 ├── Overloaded    this engine has too many live transfers already
-└── Cancelled     the caller did not want it any more
+└── Cancelled     the caller cancelled it
 """
 
 from collections.abc import Callable, Generator
@@ -19,35 +19,35 @@ from halfmoon_protocol.regions import Region
 
 
 class TransferError(Exception):
-    """The base; nothing that raises it was reported done."""
+    """Base of all errors of transfers."""
 
 
 class Rejected(TransferError):
-    """The peer refused: out of bounds, unknown key, another generation."""
+    """A transfer that the peer refused: out of bounds, unknown key, another generation."""
 
 
 class Untrusted(TransferError):
-    """The peer has another cluster key, or only one of both has one; nothing was moved."""
+    """A transfer between sides whose cluster keys differ; no bytes were moved."""
 
 
 class Lost(TransferError):
-    """No path worked; the text names them and counts the tries."""
+    """A transfer for which no path worked; the text names the paths and counts the tries."""
 
 
 class Corrupted(TransferError):
-    """A checksum did not match, after all tries."""
+    """A transfer with a wrong checksum, after all tries."""
 
 
 class TimedOut(TransferError):
-    """The deadline passed before all bytes were acknowledged."""
+    """A transfer whose bytes were not all acknowledged before the deadline."""
 
 
 class Overloaded(TransferError):
-    """This engine has as many live transfers as it allows; wait for some of them."""
+    """A transfer beyond the limit of live transfers of this engine; wait for some of them."""
 
 
 class Cancelled(TransferError):
-    """The caller cancelled it; some bytes may have been written."""
+    """A transfer that the caller cancelled; some bytes may have been written."""
 
 
 class BackendUnavailable(OSError):
@@ -58,7 +58,7 @@ Op = Literal["read", "write"]
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One contiguous run of a scatter list: `length` bytes between here and there."""
+    """One contiguous run of a scatter list: `length` bytes between two regions."""
 
     local: Region
     local_offset: int
@@ -68,7 +68,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How a finished transfer went."""
+    """The result of a successful transfer."""
 
     n_bytes: int
     seconds: float
@@ -77,30 +77,30 @@ class Report(msgspec.Struct, frozen=True):
     retries: int
 
 
-#: A notification is for words about the data, not for data.
+#: Bytes: a notification is for a message about the data, not for data.
 MAX_NOTIFICATION_BYTES = 4096
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A message that a peer had delivered after the bytes of one of its transfers."""
+    """A message of a peer, delivered after the bytes of one of its transfers."""
 
-    #: The segment that sent it, as it calls itself.
+    #: Name of the segment that sent it.
     segment: str
     message: bytes
 
 
 class Transfer(Protocol):
-    """A submitted request. All its bytes are acknowledged by the far side, or it raises."""
+    """A submitted request. It ends when the peer has acknowledged all bytes, or with an error."""
 
     def done(self) -> bool:
-        """Whether `result` would return or raise at once."""
+        """Return whether `result` would return or raise at once."""
         ...
 
     def result(self, timeout_s: float | None = None) -> Report:
         """Wait, from a thread.
 
         Raises:
-            TransferError: it failed; `TimedOut` also when `timeout_s` passed (it goes on).
+            TransferError: it failed. `TimedOut` also after `timeout_s`; the transfer goes on.
         """
         ...
 

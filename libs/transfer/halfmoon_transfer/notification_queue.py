@@ -1,7 +1,7 @@
-"""The messages that peers left for this engine: bounded, each once, in the order they came.
+"""Queue the notifications of peers: bounded, each once, in the order of arrival.
 
-Whoever sends a notification and hears no answer sends it again, perhaps over another path. Its
-id says that it is the same one: it is taken for delivered and not queued a second time.
+A peer that gets no answer sends a notification again, perhaps over another path. A known id is
+answered as delivered and not queued a second time.
 """
 
 import asyncio
@@ -15,23 +15,23 @@ from halfmoon_transfer.interface import Notification, TransferError
 from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 
-#: Ids remembered. One is sent again only while its transfer lives, so this is a matter of how
-#: many others can come meanwhile.
+#: Ids remembered. A notification is sent again only while its transfer lives, so this bounds how
+#: many others may come meanwhile.
 _MAX_IDS = 65_536
 
 
 class NotificationQueue:
-    """What came for one segment. All methods are safe from any thread."""
+    """The notifications for one segment. All methods are safe from any thread."""
 
     def __init__(self, segment: str, generation: int, capacity: int) -> None:
         self._segment = segment
         self._generation = generation
         self._capacity = capacity
-        #: Delivered and not taken; at most `capacity`.
+        #: Notifications that were not taken yet; at most `capacity`.
         self._queue: deque[Notification] = deque()
-        #: Ids of what was delivered, the latest last.
+        #: Ids of delivered notifications, the latest last.
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        #: Called once each, at the next arrival or at the end.
+        #: Wakes asyncio waiters; each is called once, at the next arrival or at the end.
         self._wakers: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -43,7 +43,7 @@ class NotificationQueue:
         """Queue a message, unless it was queued before.
 
         Raises:
-            Refused: it is meant for another start of this segment, or there is no room.
+            AccessRefused: it is meant for another start of this segment, or there is no room.
         """
         with self._changed:
             if generation != self._generation or self._closed:
@@ -59,7 +59,7 @@ class NotificationQueue:
             self._wake()
 
     def take(self, timeout_s: float | None) -> Notification | None:
-        """The oldest message; None when none came in time. Blocks; None waits for ever.
+        """Take the oldest message; return None if none came in time. Without a timeout, wait.
 
         Raises:
             TransferError: the engine is closed.
@@ -69,14 +69,14 @@ class NotificationQueue:
             return self._pop()
 
     async def wait(self, timeout_s: float | None) -> Notification | None:
-        """Like `take`, from asyncio. Nothing is lost when the waiter is cancelled."""
+        """Take a message from asyncio; a cancelled waiter loses none."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         loop = asyncio.get_running_loop()
         while True:
             arrived = asyncio.Event()
 
             def wake(arrived: asyncio.Event = arrived) -> None:
-                # A loop that was closed meanwhile raises: nobody waits there any more.
+                # A loop that was closed meanwhile raises; it has no waiters any more.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(arrived.set)
 
@@ -97,7 +97,7 @@ class NotificationQueue:
                         self._wakers.remove(wake)
 
     def close(self) -> None:
-        """Wake all who wait; they are told that the engine is closed."""
+        """Wake all waiters, which raise that the engine is closed."""
         with self._changed:
             self._closed = True
             self._wake()

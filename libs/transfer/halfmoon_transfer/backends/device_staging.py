@@ -1,15 +1,14 @@
-"""Device memory as the local side of a transfer: through pinned memory, part by part.
+"""Stage the local device memory of a batch through pinned memory, part by part.
 
-A batch is cut into parts. While one is on the wire the next is copied out of the device (a
-write), or the one before into it (a read):
+A batch is cut into parts. While one part is on the wire, another one is copied: the next one out of
+the device (a write), or the previous one into it (a read):
 
     write    out 0 | carry 0 | carry 1 | carry 2         read    carry 0 | carry 1 | carry 2 | in 2
                    | out 1   | out 2   |                                 | in 0    | in 1    |
 
-What a backend gets is a request whose local regions are pinned host memory, registered like any
-other but known to nobody: every backend carries it without knowing. Of each batch at most
-two parts are in pinned memory, and the second never waits for room: so nobody who holds some
-waits for more.
+A backend gets requests whose local regions are pinned host memory. They are registered like any
+other, but private, so every backend carries them unchanged. Of each batch at most two parts are in
+pinned memory, and the second never waits for room. So no thread that holds room waits for more.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +25,13 @@ from halfmoon_transfer.devices.pinned_pool import PinnedRun
 from halfmoon_transfer.planning.transfer_plan import APPLIED, Batch, OutcomeKind, SliceOutcome
 
 _STOPPED = SliceOutcome(OutcomeKind.LOST, "stopped")
-#: Parts in a row of which nothing arrived, after which a batch's others are not tried: a peer
-#: that is gone may take its time to be found out, each time.
+#: After so many lost parts in a row, the other parts of a batch are not tried: each may take long
+#: to notice that a peer is gone.
 _MAX_LOST_PARTS = 2
 
 
 class _Cut(NamedTuple):
-    """A slice, or a run of one that is too long."""
+    """A slice, or a range of a slice that is longer than a part."""
 
     slice_index: int
     at: int
@@ -44,27 +43,27 @@ class _Part:
 
     def __init__(self, request: CarryRequest, local: LocalRegion, cuts: Sequence[_Cut]) -> None:
         self.cuts = cuts
-        #: What became of each cut.
+        #: Outcome of each cut.
         self.outcomes: list[SliceOutcome] = [_STOPPED] * len(cuts)
         self._request = request
-        #: Where the bytes of all its cuts are.
+        #: The local region of all its cuts.
         self._local = local
-        #: Where each cut begins in the pinned memory; the last one: where all of them end.
+        #: Start of each cut in the pinned memory, and the end of the last one.
         self._at = list(accumulate((cut.length for cut in cuts), initial=0))
         self._run: PinnedRun | None = None
-        self._fetched = False
-        #: Copies that were begun, each with the cuts that it is for.
+        self._is_fetched = False
+        #: Copies in progress, each with its cuts.
         self._events: list[tuple[CopyEvent, range]] = []
 
     @property
     def lost(self) -> bool:
-        """Whether the path failed for all of it."""
+        """True if the path failed for all its cuts."""
         return all(
             each.kind in (OutcomeKind.LOST, OutcomeKind.UNREACHABLE) for each in self.outcomes
         )
 
     def make_room(self, *, wait: bool) -> bool:
-        """Have room in pinned memory; False when there is none now, or the transfer stops."""
+        """Allocate pinned memory; return False if there is none, or the transfer stops."""
         pool = self._local.pool
         if pool is None or self._run is not None:
             return True
@@ -73,14 +72,14 @@ class _Part:
         return self._run is not None
 
     def fetch(self) -> None:
-        """Begin to copy out of the device, unless that has begun."""
+        """Begin to copy out of the device, unless that was done already."""
         device = self._local.device
-        if device is not None and not self._fetched:
+        if device is not None and not self._is_fetched:
             self._begin(device.device.copy_out, range(len(self.cuts)))
-        self._fetched = True
+        self._is_fetched = True
 
-    def settle(self) -> None:
-        """Begin to copy what has arrived into the device."""
+    def store(self) -> None:
+        """Begin to copy the received cuts into the device."""
         device = self._local.device
         if device is not None:
             applied = [
@@ -89,13 +88,13 @@ class _Part:
             self._begin(lambda at, view: device.device.copy_in(view, at), applied)
 
     def carry(self, carry: Callable[[CarryRequest], Sequence[SliceOutcome]]) -> None:
-        """Have those cuts carried whose bytes are in place; the rest has its outcome."""
+        """Carry the cuts whose bytes are in place; the others have their outcome."""
         self.wait()
-        going = [n for n, each in enumerate(self.outcomes) if each.kind is not OutcomeKind.REJECTED]
-        if self._request.stop.stopped or not going:
+        ready = [n for n, each in enumerate(self.outcomes) if each.kind is not OutcomeKind.REJECTED]
+        if self._request.stop.stopped or not ready:
             return
         slices, views = [], []
-        for number in going:
+        for number in ready:
             index, at, length = self.cuts[number]
             whole = self._request.batch.slices[index]
             view, local, local_offset = self._place(number)
@@ -111,11 +110,11 @@ class _Part:
             views.append(view)
         batch = msgspec.structs.replace(self._request.batch, slices=tuple(slices))
         request = msgspec.structs.replace(self._request, batch=batch, local=tuple(views))
-        for number, outcome in zip(going, carry(request), strict=True):
+        for number, outcome in zip(ready, carry(request), strict=True):
             self.outcomes[number] = outcome
 
     def wait(self) -> None:
-        """Wait for the copies that were begun."""
+        """Wait for the copies in progress."""
         for event, numbers in self._events:
             try:
                 event.wait()
@@ -124,7 +123,7 @@ class _Part:
         self._events.clear()
 
     def close(self) -> None:
-        """Give the pinned memory back; nobody uses it any more."""
+        """Release the pinned memory; no copy uses it any more."""
         self.wait()
         if self._run is not None:
             assert self._local.pool is not None
@@ -132,10 +131,10 @@ class _Part:
             self._run = None
 
     def _begin(self, copy: Callable[[int, memoryview], CopyEvent], numbers: Sequence[int]) -> None:
-        """Copy these cuts, those that touch on the device in one go."""
+        """Begin to copy these cuts; adjacent ones in one copy."""
         assert self._run is not None
         assert self._local.device is not None
-        for run in _touching(numbers, self._on_device):
+        for run in _adjacent(numbers, self._on_device):
             at = self._local.device.address + self._on_device(run[0])[0]
             view = self._run.view[self._at[run[0]] : self._at[run[-1] + 1]]
             try:
@@ -152,13 +151,13 @@ class _Part:
             self.outcomes[number] = failed
 
     def _on_device(self, number: int) -> tuple[int, int]:
-        """Where a cut begins and ends in its local region."""
+        """Return where a cut begins and ends in its local region."""
         index, at, length = self.cuts[number]
         offset = self._request.batch.slices[index].local_offset + at
         return offset, offset + length
 
     def _place(self, number: int) -> tuple[memoryview, Region, int]:
-        """Where a cut's bytes are in host memory, also as a range of a region."""
+        """Return a cut's bytes in host memory, with their region and offset in it."""
         if self._run is None:
             start, end = self._on_device(number)
             whole = self._request.batch.slices[self.cuts[number].slice_index]
@@ -168,8 +167,8 @@ class _Part:
         return self._run.view[start:end], self._local.pinned, self._run.offset + start
 
 
-def _touching(numbers: Sequence[int], where: Callable[[int], tuple[int, int]]) -> Iterator[range]:
-    """Runs of consecutive cuts each of which begins where the one before ends."""
+def _adjacent(numbers: Sequence[int], where: Callable[[int], tuple[int, int]]) -> Iterator[range]:
+    """Yield runs of consecutive cuts that are adjacent in their region."""
     first = 0
     for index in range(1, len(numbers) + 1):
         if (
@@ -190,29 +189,29 @@ def carry_staged(
     """Carry a batch some of whose local regions are device memory.
 
     Args:
-        request: the batch; its `local` is not looked at.
+        request: the batch; its `local` is not used.
         locals_: all its local regions, by key, leased by the caller.
         carry: the backend's.
-        part_bytes: a part's size at the most; no more than half of a pool.
+        part_bytes: largest size of a part; at most half of a pool.
 
     Returns:
         One outcome per slice. A slice that travels in several cuts is applied when all are.
     """
     outcomes = [APPLIED] * len(request.batch.slices)
-    for part in _flow(request, locals_, carry, part_bytes):
+    for part in _carry_parts(request, locals_, carry, part_bytes):
         for cut, outcome in zip(part.cuts, part.outcomes, strict=True):
             if outcomes[cut.slice_index].kind is OutcomeKind.APPLIED:
                 outcomes[cut.slice_index] = outcome
     return outcomes
 
 
-def _flow(
+def _carry_parts(
     request: CarryRequest,
     locals_: Mapping[bytes, LocalRegion],
     carry: Callable[[CarryRequest], Sequence[SliceOutcome]],
     part_bytes: int,
 ) -> list[_Part]:
-    """Move all parts; at its end nothing is being copied and no room is held."""
+    """Move all parts; afterwards no copy is in progress and no room is held."""
     slices = request.batch.slices
     parts = [
         _Part(request, locals_[slices[cuts[0].slice_index].local.key], cuts)
@@ -228,13 +227,13 @@ def _flow(
                 part.outcomes = [parts[number - 1].outcomes[-1]] * len(part.cuts)
                 continue
             if not part.make_room(wait=False):
-                # Who holds no room may wait for some.
+                # Only a thread that holds no room may wait for some.
                 if number:
                     parts[number - 1].close()
                 if not part.make_room(wait=True):
                     continue
             if write:
-                # Not yet: the first one, and what found no room while the one before was carried.
+                # Only the first part, and one without room earlier, is not fetched yet.
                 part.fetch()
                 ahead = parts[number + 1] if number + 1 < len(parts) else None
                 if ahead is not None and ahead.make_room(wait=False):
@@ -243,7 +242,7 @@ def _flow(
                 part.close()
             else:
                 part.carry(carry)
-                part.settle()
+                part.store()
                 if number:
                     parts[number - 1].close()
             n_lost = n_lost + 1 if part.lost else 0
@@ -254,7 +253,7 @@ def _flow(
 
 
 def _cut(batch: Batch, part_bytes: int) -> Iterator[list[_Cut]]:
-    """Parts of one local region each, none longer than `part_bytes`; all but long slices whole."""
+    """Yield parts of one local region each, of at most `part_bytes`; only long slices are cut."""
     part: list[_Cut] = []
     room = part_bytes
     for index, each in enumerate(batch.slices):

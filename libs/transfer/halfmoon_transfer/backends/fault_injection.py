@@ -1,14 +1,13 @@
-"""Bad luck on purpose: a wrapper that delays, drops and damages what a backend carries.
+"""Inject faults: delay, drop and damage the slices that a backend carries.
 
-It ships with the product: run a cluster through it and see that nothing but time is lost.
-What happens to a slice depends on the seed, the number of its transfer, its own number and
-how often it was tried, and on nothing else: the same program meets the same faults, however
-its threads are scheduled. (When several threads submit, the transfers' numbers depend on who
-comes first.)
+It ships with the product: run a cluster through it and see that only time is lost. The fault of a
+slice depends only on the seed, the numbers of transfer and slice, and the number of tries. So the
+same program meets the same faults, however its threads are scheduled. (When several threads submit,
+the order decides the transfers' numbers.)
 
-A dropped slice is lost either on the way there, or with its acknowledgement on the way back
-(then it has been applied). A damaged slice has one byte turned over in flight, so the wrapper
-asks for checksums even where no wire is crossed.
+A dropped slice is lost either on the way there, or with its acknowledgement on the way back (then
+it was applied). A damaged slice has one byte inverted in flight, so the wrapper requests checksums
+even where no wire is crossed.
 """
 
 import random
@@ -32,21 +31,21 @@ _POLL_S = 0.02
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How much bad luck. Rates are per slice and try, from 0 to 1."""
+    """The faults of a path. Rates are per slice and try, from 0 to 1."""
 
     seed: int = 0
     #: Added to every batch.
     delay_s: float = 0.0
     drop_rate: float = 0.0
     corrupt_rate: float = 0.0
-    #: After so many slices the path is dead for good; None: never.
+    #: The path is dead after so many slices; None: never.
     fail_after_n: int | None = None
-    #: Nothing gets through.
+    #: Whether no slice gets through.
     partitioned: bool = False
 
 
 class FaultInjection:
-    """A backend's name and its bad luck; given to `TransferEngine.open` in place of the name.
+    """A backend's name and its faults; given to `TransferEngine.open` in place of the name.
 
     `plan` and `rails` may be changed at any time, also while transfers are going on.
     """
@@ -54,12 +53,12 @@ class FaultInjection:
     def __init__(
         self, inner: str, plan: FaultPlan, rails: Mapping[str, FaultPlan] | None = None
     ) -> None:
-        """Describe the bad luck.
+        """Describe the faults.
 
         Args:
             inner: the backend's name.
-            plan: what happens whatever the rail.
-            rails: what happens besides on single rails, by the address that is dialled.
+            plan: faults of all rails.
+            rails: further faults of single rails, by the dialled address.
         """
         self.inner = inner
         self.plan = plan
@@ -81,12 +80,12 @@ class FaultInjection:
             self.rails[rail] = msgspec.structs.replace(plan, partitioned=partitioned)
 
     def wrap(self, inner: Backend) -> Backend:
-        """The backend with these faults around it."""
+        """Return the backend with these faults around it."""
         return FaultyBackend(inner, self)
 
 
 class FaultyBackend:
-    """Carries through another backend, less what the faults say."""
+    """A backend that carries through another one, with faults."""
 
     def __init__(self, inner: Backend, faults: FaultInjection) -> None:
         self.name = f"faults({inner.name})"
@@ -94,26 +93,26 @@ class FaultyBackend:
         self.slice_bytes = inner.slice_bytes
         self._inner = inner
         self._faults = faults
-        #: Slices so far, by rail; all of them under "".
+        #: Number of slices so far, by rail; of all rails under "".
         self._n_slices: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """The inner one's: peers don't know about our bad luck."""
+        """Endpoints of the inner backend: peers don't know of the faults."""
         return self._inner.endpoints
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """As the inner one."""
+        """Return whether the inner backend reaches the peer."""
         return self._inner.reaches(peer)
 
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
-        """Some of the batch, some of it damaged."""
+        """Carry some slices of the batch, some of them damaged."""
         request = msgspec.structs.replace(request, rail_hook=self._hook_rail)
         return self._carry(request, "", self._faults.plan, self._inner.carry)
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
-        """Perhaps; a damaged one is one that did not arrive."""
+        """Deliver a notification, or lose it; a damaged one counts as lost."""
         request = msgspec.structs.replace(request, rail_hook=self._hook_rail)
         return self._notify(request, "", self._faults.plan, self._inner.notify)
 
@@ -192,27 +191,27 @@ class FaultyBackend:
             return plan.fail_after_n is not None and self._n_slices[rail] > plan.fail_after_n
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
-        """None while partitioned."""
+        """Return the inner backend's view; None while partitioned."""
         return None if self._faults.plan.partitioned else self._inner.view(peer, key)
 
     def revoke(self, key: bytes) -> None:
-        """As the inner one."""
+        """Pass it on to the inner backend."""
         self._inner.revoke(key)
 
     def evict(self, key: bytes) -> None:
-        """As the inner one."""
+        """Pass it on to the inner backend."""
         self._inner.evict(key)
 
     def forget(self, segment: str) -> None:
-        """As the inner one."""
+        """Pass it on to the inner backend."""
         self._inner.forget(segment)
 
     def gauges(self) -> BackendGauges:
-        """The inner one's."""
+        """Return the numbers of the inner backend."""
         return self._inner.gauges()
 
     def close(self) -> None:
-        """Close the inner one."""
+        """Close the inner backend."""
         self._inner.close()
 
 
@@ -221,7 +220,7 @@ def _dice(seed: int, transfer: int, each: Slice) -> random.Random:
 
 
 def _part(request: CarryRequest, kept: Sequence[int], damage: dict[int, int]) -> CarryRequest:
-    """The request with only these slices, some to be damaged."""
+    """Return the request with only these slices, some to be damaged."""
     slices = tuple(request.batch.slices[index] for index in kept)
     return msgspec.structs.replace(
         request,

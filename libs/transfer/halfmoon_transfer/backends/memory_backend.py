@@ -55,7 +55,7 @@ class MemoryBackend:
         return {self.name: Endpoint(self._address)}
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """Whether the peer is, or was, an engine of this process."""
+        """Return whether the peer is, or was, an engine of this process."""
         endpoint = peer.endpoints.get("memory")
         return endpoint is not None and endpoint.address.startswith(_PROCESS)
 

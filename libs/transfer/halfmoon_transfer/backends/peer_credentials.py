@@ -31,5 +31,5 @@ class PeerCredentials(msgspec.Struct, frozen=True):
 
     @property
     def is_our_user(self) -> bool:
-        """Whether it runs as our user, and may read our memory anyway."""
+        """True if it runs as our user, and may read our memory anyway."""
         return self.user == os.geteuid()

@@ -1,11 +1,11 @@
-"""NVIDIA devices, through the driver API: pointers, streams, events, handles.
+"""Copy and export memory of NVIDIA devices through the driver API.
 
-By NVIDIA's own binding (`cuda-bindings`, the extra `cuda` of this package), imported when the first
-device is opened. Its calls are the driver's, with a status in front of what they give.
+NVIDIA's own binding (`cuda-bindings`, the extra `cuda` of this package) is imported when the first
+device is opened. Its calls are the driver's; each returns a status before its results.
 
-We work in each device's primary context, the one that torch and other users of the runtime API
-have, and make it the thread's current one only for the time of our calls. Our streams don't wait
-for the default stream: who submits a transfer has waited for what writes the memory.
+All calls use each device's primary context, as torch and other users of the runtime API do. It is
+the thread's current context only during our calls. Our streams don't wait for the default stream:
+the caller of a transfer has waited for the kernels that write the memory.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _IPC_HANDLE_BYTES = 64
 
 @cache
 def _driver() -> Any:
-    """The binding, with the driver started."""
+    """Import the binding and start the driver."""
     try:
         driver = import_module("cuda.bindings.driver")
     except ImportError as error:
@@ -39,7 +39,7 @@ def _driver() -> Any:
         ) from error
     try:
         (status,) = driver.cuInit(0)
-    except Exception as error:  # the binding's own kinds, which differ by its version
+    except Exception as error:  # the types of the binding's errors differ by version
         raise BackendUnavailable(f"NVIDIA's driver can't be loaded here: {error}") from error
     if status != driver.CUresult.CUDA_SUCCESS:
         raise BackendUnavailable(f"NVIDIA's driver does not start: {_words(driver, status)}")
@@ -53,7 +53,7 @@ def _words(driver: Any, status: Any) -> str:
 
 
 def _call(name: str, *arguments: Any) -> Any:
-    """One call of the driver; what it gives: nothing, one thing, or a tuple.
+    """Call the driver; return its result: None, one value, or a tuple.
 
     Raises:
         DeviceError: its status is not success.
@@ -66,28 +66,28 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def open_device(location: str) -> "CudaDevice":
-    """The device at "cuda:0" and so on, numbered as this process sees them.
+    """Open the device at "cuda:0" and so on, by this process's numbers.
 
     Raises:
-        Unavailable: the driver or its binding is not there.
+        BackendUnavailable: the driver or its binding is missing.
         DeviceError: there is no such device.
     """
     return CudaDevice(location)
 
 
 def locate(address: int) -> str:
-    """The location of the device that an address is of.
+    """Return the location of the device that owns an address.
 
     Raises:
-        Unavailable: the driver or its binding is not there.
-        DeviceError: it is of none.
+        BackendUnavailable: the driver or its binding is missing.
+        DeviceError: no device owns it.
     """
     ordinal = _driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     return f"{KIND}:{int(_call('cuPointerGetAttribute', ordinal, address))}"
 
 
 def find(identity: str) -> str | None:
-    """The location, here, of a device that another process named; None if it is hidden from us."""
+    """Return the location of a device by its identity; None if this process can't see it."""
     for number in range(int(_call("cuDeviceGetCount"))):
         if _identity(_call("cuDeviceGet", number)) == identity:
             return f"{KIND}:{number}"
@@ -110,9 +110,9 @@ class CudaDevice:
         self._device = _call("cuDeviceGet", int(number))
         self.identity = _identity(self._device)
         self._context = _call("cuDevicePrimaryCtxRetain", self._device)
-        #: By direction, as copies out and in go at the same time.
+        #: By direction, as copies out and in run at the same time.
         self._streams: dict[str, Any] = {}
-        #: Opened handles: the allocation's address and how often, by the address that we gave.
+        #: Opened handles by returned address: the allocation's address, and a count.
         self._opened: dict[int, tuple[Any, int]] = {}
         self._lock = threading.Lock()
         flag = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
@@ -126,7 +126,7 @@ class CudaDevice:
 
     @contextmanager
     def _current(self) -> Generator[None]:
-        """Our context is the thread's; afterwards, the one that was."""
+        """Make our context the thread's current one during the block."""
         _call("cuCtxPushCurrent", self._context)
         try:
             yield
@@ -134,17 +134,17 @@ class CudaDevice:
             _call("cuCtxPopCurrent")
 
     def pin(self, n_bytes: int) -> memoryview:
-        """Page-locked host memory, for all devices.
+        """Allocate page-locked host memory, for all devices.
 
         Raises:
-            DeviceError: there is not so much.
+            DeviceError: the system has no more.
         """
         with self._current():
             address = int(_call("cuMemHostAlloc", n_bytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
         return bytes_at(address, n_bytes, owner=None)
 
     def unpin(self, view: memoryview) -> None:
-        """Free it.
+        """Free memory from `pin`.
 
         Raises:
             DeviceError: it is not from `pin`.
@@ -156,7 +156,7 @@ class CudaDevice:
         """Begin to fill host memory from device memory.
 
         Raises:
-            DeviceError: the driver refuses, or an earlier failure has come to light.
+            DeviceError: the driver refuses, or reports an earlier failure.
         """
         return self._begin("out", view, "cuMemcpyDtoHAsync", _address(view), address, len(view))
 
@@ -166,14 +166,16 @@ class CudaDevice:
 
     def copy_within(self, source: int, destination: int, n_bytes: int) -> "CudaEvent":
         """Begin to copy between addresses of devices; raises like `copy_out`."""
-        # Finds out by itself whose addresses they are, also when those are two devices.
+        # The driver finds the devices of both addresses, also if they are two.
         return self._begin("within", None, "cuMemcpyAsync", destination, source, n_bytes)
 
-    def _begin(self, way: str, view: memoryview | None, copy: str, *arguments: int) -> "CudaEvent":
+    def _begin(
+        self, direction: str, view: memoryview | None, copy: str, *arguments: int
+    ) -> "CudaEvent":
         flags = self._driver.CUevent_flags
-        stream = self._streams[way]
+        stream = self._streams[direction]
         with self._current():
-            # Not timed, which is quicker; and the waiting thread sleeps instead of asking on.
+            # Untimed events are quicker; and a waiting thread sleeps instead of polling.
             event = _call(
                 "cuEventCreate",
                 int(flags.CU_EVENT_DISABLE_TIMING) | int(flags.CU_EVENT_BLOCKING_SYNC),
@@ -183,7 +185,7 @@ class CudaDevice:
                 try:
                     _call("cuEventRecord", event, stream)
                 except DeviceError:
-                    # Begun, and nothing that tells its end: the memory is in use until then.
+                    # The copy has begun, and no event tells its end: wait for the stream.
                     _call("cuStreamSynchronize", stream)
                     raise
             except BaseException:
@@ -192,10 +194,10 @@ class CudaDevice:
         return CudaEvent(self, event, view)
 
     def export(self, address: int, n_bytes: int) -> IpcHandle:
-        """A handle for the whole allocation, and where in it the range begins.
+        """Return a handle of the whole allocation, with the offset of the range.
 
         Raises:
-            NotExportable: it is memory of another kind: of a memory pool, or mapped piece by piece
+            NotExportable: it is memory of another kind: of a memory pool, or mapped in pieces
                 (torch's expandable segments).
             DeviceError: the driver refuses.
         """
@@ -220,10 +222,10 @@ class CudaDevice:
         return IpcHandle(ctypes.string_at(handle.getPtr(), _IPC_HANDLE_BYTES), offset)
 
     def open_handle(self, handle: IpcHandle) -> int:
-        """Map another process's allocation.
+        """Map another process's allocation; return its address in this process.
 
         Raises:
-            DeviceError: it is no handle, of this process, or of an allocation that is gone.
+            DeviceError: it is no handle, of this process, or of a freed allocation.
         """
         if len(handle.token) != _IPC_HANDLE_BYTES:
             raise DeviceError(f"a CUDA IPC handle has {_IPC_HANDLE_BYTES} bytes")
@@ -231,7 +233,7 @@ class CudaDevice:
         ctypes.memmove(raw.getPtr(), handle.token, _IPC_HANDLE_BYTES)
         flag = self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         with self._lock, self._current():
-            # Opened more than once, it gives the same address and counts.
+            # A handle that is opened again gives the same address, and is counted.
             base = _call("cuIpcOpenMemHandle", raw, int(flag))
             address = int(base) + handle.offset
             _, count = self._opened.get(address, (base, 0))
@@ -239,7 +241,7 @@ class CudaDevice:
         return address
 
     def close_handle(self, address: int) -> None:
-        """Unmap it.
+        """Unmap memory from `open_handle`.
 
         Raises:
             DeviceError: nothing is open there.
@@ -253,7 +255,7 @@ class CudaDevice:
             _call("cuIpcCloseMemHandle", base)
 
     def dma_buf(self, address: int, n_bytes: int) -> DmaBuf:
-        """A dma-buf of the pages that hold this range.
+        """Return a dma-buf of the pages that hold this range.
 
         Raises:
             NotExportable: the device, its driver or the kernel has no such thing.
@@ -274,10 +276,10 @@ class CudaDevice:
         return DmaBuf(int(fd), address - first)
 
     def close(self) -> None:
-        """Unmap, end the streams and let go of the context.
+        """Unmap all memory, end the streams and release the context.
 
         Raises:
-            DeviceError: the driver refuses; what can be freed is.
+            DeviceError: the driver refuses; the rest is freed.
         """
         with self._current():
             for base, count in self._opened.values():
@@ -295,14 +297,14 @@ class CudaEvent:
     def __init__(self, device: CudaDevice, event: Any, view: memoryview | None) -> None:
         self._device = device
         self._event = event
-        #: Must not be freed before.
+        #: Keeps the memory alive until the copy has ended.
         self._view = view
 
     def wait(self) -> None:
         """Block until the copy has ended, without holding the interpreter.
 
         Raises:
-            DeviceError: it failed, or something before it.
+            DeviceError: it failed, or an earlier copy did.
         """
         with self._device._current():
             try:

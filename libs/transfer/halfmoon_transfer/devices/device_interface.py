@@ -1,10 +1,11 @@
-"""What a device offers to move bytes: copies in order with events, pinned memory, handles.
+"""Define the contract of a device driver: ordered copies, pinned memory, handles.
 
-Pointers are plain numbers, as drivers give them: nothing here knows a tensor. Two drivers speak
-this: `cuda`, and `emulated`, whose device memory is host memory that only copies may touch.
+Pointers are plain numbers, as drivers give them: nothing here knows a tensor. There are two
+drivers: `cuda_device`, and `emulated_device`, whose device memory is host memory that only copies
+may access.
 
 Copies are asynchronous. Those out of the device run in the order in which they were begun, and
-so do those into it and those within it; the three orders are independent of each other.
+so do those into it and those within it. The three orders are independent of each other.
 """
 
 import errno
@@ -14,11 +15,11 @@ import msgspec
 
 
 class DeviceError(OSError):
-    """A device or its driver refuses something; the text says what and what the driver says."""
+    """A refusal of a device or its driver; the text has the call and the driver's reason."""
 
     def __init__(self, what: str, code: int = 0) -> None:
         super().__init__(errno.EIO, what)
-        #: The driver's number for it.
+        #: The driver's error number.
         self.code = code
 
     def __str__(self) -> str:
@@ -26,16 +27,16 @@ class DeviceError(OSError):
 
 
 class NotExportable(DeviceError):
-    """This memory, though good, can't be handed to others this way."""
+    """Memory of a kind that the driver can't export this way."""
 
 
 class CopyEvent(Protocol):
     """The end of one copy."""
 
     def wait(self) -> None:
-        """Block until the copy has ended; the host memory of it is then left alone.
+        """Block until the copy has ended; its host memory is not accessed any more.
 
-        Must be called once for each event, which frees what the driver holds for it.
+        Must be called once for each event: it frees the driver's resources.
 
         Raises:
             DeviceError: it failed.
@@ -44,40 +45,40 @@ class CopyEvent(Protocol):
 
 
 class IpcHandle(msgspec.Struct, frozen=True):
-    """What another process opens to reach memory of a device of this host."""
+    """A handle with which another process of this host opens device memory."""
 
     #: The driver's own bytes; they name a whole allocation.
     token: bytes
-    #: Where in the allocation the exported range begins.
+    #: Offset of the exported range in the allocation.
     offset: int
 
 
 class DmaBuf(msgspec.Struct, frozen=True):
-    """Memory of a device as network cards are given it."""
+    """Device memory in a form that NICs accept."""
 
-    #: The caller's to close.
+    #: Descriptor, the caller's to close.
     fd: int
-    #: Where in it the exported range begins: what it covers is whole pages.
+    #: Offset of the exported range: the buffer covers whole pages.
     offset: int
 
 
 class DeviceMemory(Protocol):
     """One device, as one engine uses it. Methods are safe from any thread.
 
-    Its errors are `DeviceError`. A copy's memory must stay as it is until its event was waited for.
+    Its errors are `DeviceError`. The memory of a copy must not change until its event has ended.
     """
 
     #: As in topologies: "cuda:0".
     location: str
-    #: The same for all processes of this host, whatever number they know the device by.
+    #: The same in all processes of this host, whatever number they use for the device.
     identity: str
 
     def pin(self, n_bytes: int) -> memoryview:
-        """New host memory that the device copies from and to quickly; `unpin` gives it back."""
+        """Allocate host memory for quick copies; `unpin` frees it."""
         ...
 
     def unpin(self, view: memoryview) -> None:
-        """Free memory from `pin`; nobody touches it any more."""
+        """Free memory from `pin`; nothing accesses it any more."""
         ...
 
     def copy_out(self, address: int, view: memoryview) -> CopyEvent:
@@ -93,23 +94,23 @@ class DeviceMemory(Protocol):
         ...
 
     def export(self, address: int, n_bytes: int) -> IpcHandle:
-        """Let other processes of this host open this memory.
+        """Export this memory, so that other processes of this host can open it.
 
         Raises:
-            NotExportable: it is of a kind that can't be.
+            NotExportable: it is of a kind that can't be exported.
         """
         ...
 
     def open_handle(self, handle: IpcHandle) -> int:
-        """The address, here, of memory that another process exported; `close_handle` ends it."""
+        """Open memory that another process exported; return its address in this process."""
         ...
 
     def close_handle(self, address: int) -> None:
-        """Let go of what `open_handle` gave; no copy touches it any more."""
+        """Close memory from `open_handle`; no copy accesses it any more."""
         ...
 
     def dma_buf(self, address: int, n_bytes: int) -> DmaBuf:
-        """A file descriptor by which network cards reach this memory without the host's.
+        """Return a descriptor with which NICs access this memory without a copy in the host.
 
         Raises:
             NotExportable: the device, its driver or the kernel has no such thing.
@@ -117,5 +118,5 @@ class DeviceMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the driver holds for us; all events were waited for."""
+        """Free the driver's resources; all events were waited for."""
         ...

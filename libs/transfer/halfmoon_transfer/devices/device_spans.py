@@ -1,9 +1,11 @@
-"""What may be registered, told apart by what it offers and not by its type: no torch here.
+"""Read address and length of buffers, whatever library made them; torch is not imported here.
 
-DeviceSpan                        a pointer of a device, from wherever
-.data_ptr() .nbytes .device       a torch tensor, on the host or on a device, of any dtype
-__cuda_array_interface__          CuPy, Numba, JAX and others on NVIDIA devices
-__array_interface__, or a buffer  numpy arrays (also of dtypes without buffers), bytes, mmap, …
+A buffer is recognised by its attributes, in this order:
+
+    DeviceSpan                        a pointer of a device, of any origin
+    .data_ptr() .nbytes .device       a torch tensor, on the host or on a device, of any dtype
+    __cuda_array_interface__          CuPy, Numba, JAX and others on NVIDIA devices
+    __array_interface__, or a buffer  numpy arrays (also of dtypes without buffers), bytes, mmap, …
 """
 
 from typing import Any, Protocol, cast, runtime_checkable
@@ -15,19 +17,19 @@ import numpy as np
 class DeviceSpan(msgspec.Struct, frozen=True, eq=False):
     """Contiguous memory of a device."""
 
-    #: "cuda:0"; "cuda": the driver knows which one the pointer is of.
+    #: "cuda:0"; or "cuda", and the driver finds the device of the pointer.
     location: str
-    #: What the driver calls it.
+    #: Pointer of the driver.
     address: int
-    #: Bytes.
+    #: Length in bytes.
     length: int
     writable: bool = True
-    #: Kept as long as the span is: what the memory belongs to.
+    #: Owner of the memory, kept alive as long as the span.
     owner: object = None
 
 
 class CudaArrayLike(Protocol):
-    """What CuPy, Numba and others have for arrays on NVIDIA devices."""
+    """An array on an NVIDIA device, of CuPy, Numba and others."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -37,35 +39,35 @@ class CudaArrayLike(Protocol):
 
 @runtime_checkable
 class TensorLike(Protocol):
-    """What of torch.Tensor is used; its meaning is the same for all dtypes and devices."""
+    """The used part of torch.Tensor; it means the same for all dtypes and devices."""
 
     @property
     def device(self) -> Any:
-        """Its kind (`type`) and number (`index`)."""
+        """The device, with its kind (`type`) and number (`index`)."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Length in bytes."""
         ...
 
     def data_ptr(self) -> int:
-        """Where the first one is."""
+        """Return the address of the first element."""
         ...
 
     def is_contiguous(self) -> bool:
-        """Whether they follow each other in order."""
+        """Return whether the elements follow each other in order."""
         ...
 
 
 def device_span(buffer: object) -> DeviceSpan | None:
-    """Where a buffer lies if that is on a device; None for host memory.
+    """Return the span of a buffer on a device; None for host memory.
 
     Raises:
         ValueError: it is not one contiguous run, empty, or on a device of another kind.
     """
     if isinstance(buffer, DeviceSpan):
-        return _sound(buffer)
+        return _checked(buffer)
     if isinstance(buffer, TensorLike):
         kind = str(buffer.device.type)
         if kind == "cpu":
@@ -76,7 +78,7 @@ def device_span(buffer: object) -> DeviceSpan | None:
             )
         _require_contiguous(buffer.is_contiguous(), buffer.nbytes)
         location = f"cuda:{buffer.device.index}"
-        return _sound(DeviceSpan(location, buffer.data_ptr(), buffer.nbytes, owner=buffer))
+        return _checked(DeviceSpan(location, buffer.data_ptr(), buffer.nbytes, owner=buffer))
     interface = getattr(buffer, "__cuda_array_interface__", None)
     if interface is None:
         return None
@@ -86,15 +88,15 @@ def device_span(buffer: object) -> DeviceSpan | None:
     packed = _packed(interface["shape"], item)
     _require_contiguous(strides is None or tuple(strides) == packed, n_bytes)
     address, read_only = interface["data"]
-    return _sound(DeviceSpan("cuda", int(address), n_bytes, not read_only, buffer))
+    return _checked(DeviceSpan("cuda", int(address), n_bytes, not read_only, buffer))
 
 
 def host_view(buffer: object) -> memoryview:
-    """A buffer in host memory as bytes; they keep it alive.
+    """Return a buffer in host memory as bytes, which keep it alive.
 
     Raises:
         ValueError: it is not one contiguous run of bytes.
-        TypeError: it is no buffer at all.
+        TypeError: it is no buffer.
     """
     if isinstance(buffer, TensorLike):
         _require_contiguous(buffer.is_contiguous(), buffer.nbytes)
@@ -108,12 +110,12 @@ def host_view(buffer: object) -> memoryview:
 
 
 def bytes_at(address: int, n_bytes: int, owner: object) -> memoryview:
-    """Host memory at an address; its owner is held as long as the view."""
+    """Return a view of host memory at an address, which keeps its owner alive."""
     return memoryview(cast("Any", np.asarray(_Lent(owner, address, n_bytes))))
 
 
 class _Lent:
-    """Makes numpy hold on to whose memory it looks at."""
+    """An array interface that makes numpy keep the owner of the memory alive."""
 
     def __init__(self, owner: object, address: int, n_bytes: int) -> None:
         self.owner = owner
@@ -125,14 +127,14 @@ class _Lent:
         }
 
 
-def _sound(span: DeviceSpan) -> DeviceSpan:
+def _checked(span: DeviceSpan) -> DeviceSpan:
     if span.length < 1 or span.address < 1:
         raise ValueError(f"can't register {span.length} bytes at {span.address:#x} of a device")
     return span
 
 
 def _packed(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """The strides of an array of this shape without gaps, in bytes."""
+    """Return the strides of an array of this shape without gaps, in bytes."""
     strides: list[int] = []
     step = item
     for extent in reversed(shape):

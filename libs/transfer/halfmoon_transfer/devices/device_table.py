@@ -89,7 +89,7 @@ class DeviceTable:
 
     @property
     def any_open(self) -> bool:
-        """Whether any device is open, so that regions may be device memory."""
+        """True if any device is open, so that regions may be device memory."""
         return bool(self._opened)
 
     def local_region(self, entry: RegionEntry) -> LocalRegion:

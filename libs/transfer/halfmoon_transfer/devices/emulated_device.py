@@ -1,8 +1,8 @@
-"""A device made of host memory: for machines without one, and to test all that is around it.
+"""Emulate a device with host memory: for machines without one, and for tests.
 
-It keeps the contract of a real one. Its memory is reached by address and by copies only, each
-address is looked up among the allocations, copies are made later by a thread per direction, in
-order, and other processes of the same user open its memory by a handle.
+It keeps the contract of a real device. Its memory is accessed by address and by copies only, and
+each address is looked up among the allocations. A thread per direction makes the copies later, in
+order. Other processes of the same user open its memory by a handle.
 """
 
 import mmap
@@ -23,7 +23,7 @@ KIND = "emulated"
 
 
 class EmulatedBuffer:
-    """An allocation; it lives as long as it or a span of it is held."""
+    """An allocation, which lives as long as it or a span of it is referenced."""
 
     def __init__(
         self, n_bytes: int, location: str = f"{KIND}:0", *, exportable: bool = True
@@ -31,14 +31,14 @@ class EmulatedBuffer:
         """Allocate.
 
         Args:
-            n_bytes: its size.
-            location: the device.
+            n_bytes: size of the allocation.
+            location: of the device.
             exportable: whether other processes may open it. Real devices have memory of both kinds.
         """
         fd = os.memfd_create("halfmoon-device", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, n_bytes)
-            #: What is on the "device", for who plays the kernels that run there.
+            #: The bytes on the "device", for code that plays its kernels.
             self.view = memoryview(mmap.mmap(fd, n_bytes))
         except BaseException:
             os.close(fd)
@@ -51,34 +51,37 @@ class EmulatedBuffer:
             _allocations[self.address] = self
 
     def span(self, offset: int = 0, length: int | None = None) -> DeviceSpan:
-        """A range of it, to be registered: `engine.register(buffer.span())`."""
+        """Return a range of it, to be registered: `engine.register(buffer.span())`."""
         length = len(self.view) - offset if length is None else length
         return DeviceSpan(self.location, self.address + offset, length, owner=self)
 
 
-#: This process's allocations, and those of others that are open here, by address.
+#: Allocations of this process, and open ones of other processes, by address.
 _allocations: "weakref.WeakValueDictionary[int, EmulatedBuffer | _Opened]"
 _allocations = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
 class EmulatedDevice:
-    """Streams of an emulated device."""
+    """An emulated device with a stream per direction."""
 
     def __init__(self, location: str = f"{KIND}:0") -> None:
         self.location = location
         self.identity = location
-        self._streams = {way: _Stream(f"halfmoon-transfer-{location}-{way}") for way in _WAYS}
-        #: Opened here, by address, with how often.
+        self._streams = {
+            direction: _Stream(f"halfmoon-transfer-{location}-{direction}")
+            for direction in _DIRECTIONS
+        }
+        #: Opened allocations of other processes by address, each with a count.
         self._opened: dict[int, tuple[_Opened, int]] = {}
         self._lock = threading.Lock()
 
     def pin(self, n_bytes: int) -> memoryview:
-        """Any memory is as quick as any other."""
+        """Allocate memory; pinning would not make it quicker."""
         return memoryview(mmap.mmap(-1, n_bytes))
 
     def unpin(self, view: memoryview) -> None:
-        """It goes with its last view."""
+        """Do nothing: the memory is freed with its last view."""
 
     def copy_out(self, address: int, view: memoryview) -> "EmulatedEvent":
         """Begin to fill host memory from device memory."""
@@ -96,10 +99,10 @@ class EmulatedDevice:
         return self._streams["within"].do(lambda: copy_bytes(new, old))
 
     def export(self, address: int, n_bytes: int) -> IpcHandle:
-        """Name the process and its descriptor.
+        """Return a handle that names the process and its descriptor.
 
         Raises:
-            NotExportable: the buffer was made so.
+            NotExportable: the buffer was made with `exportable=False`.
         """
         base, buffer = _allocation(address, n_bytes)
         if not isinstance(buffer, EmulatedBuffer) or not buffer.token:
@@ -107,10 +110,10 @@ class EmulatedDevice:
         return IpcHandle(buffer.token, address - base)
 
     def open_handle(self, handle: IpcHandle) -> int:
-        """Map the allocation once, however often it is opened.
+        """Map an allocation, once for any number of calls; return its address.
 
         Raises:
-            DeviceError: it is gone, or no handle.
+            DeviceError: the allocation is gone, or it is no handle.
         """
         with self._lock:
             found = next((e for e in self._opened.values() if e[0].token == handle.token), None)
@@ -121,7 +124,7 @@ class EmulatedDevice:
         return opened.address + handle.offset
 
     def close_handle(self, address: int) -> None:
-        """Unmap it when it was closed as often as it was opened."""
+        """Unmap an allocation when it was closed as often as it was opened."""
         with self._lock:
             for base, (opened, count) in list(self._opened.items()):
                 if base <= address < base + len(opened.view):
@@ -133,7 +136,7 @@ class EmulatedDevice:
         raise DeviceError(f"nothing is open at {address:#x}")
 
     def dma_buf(self, address: int, n_bytes: int) -> DmaBuf:
-        """No network card would take it.
+        """Refuse: no NIC accepts emulated memory.
 
         Raises:
             NotExportable: always.
@@ -142,7 +145,7 @@ class EmulatedDevice:
 
     @property
     def n_opened(self) -> int:
-        """Allocations of other processes that are open."""
+        """Number of open allocations of other processes."""
         return len(self._opened)
 
     def close(self) -> None:
@@ -159,7 +162,7 @@ class EmulatedEvent:
         self._error: Exception | None = None
 
     def end(self, error: Exception | None) -> None:
-        """Called by the stream."""
+        """End the event; the stream calls this."""
         self._error = error
         self._done.set()
 
@@ -174,11 +177,11 @@ class EmulatedEvent:
             raise DeviceError(f"a copy failed: {self._error}")
 
 
-_WAYS = ("out", "in", "within")
+_DIRECTIONS = ("out", "in", "within")
 
 
 class _Stream:
-    """A thread that does things in order; made when it is first needed."""
+    """A thread that runs jobs in order; started with the first job."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -205,7 +208,7 @@ class _Stream:
                 event.end(error)
             else:
                 event.end(None)
-            # What it held must not live until the next one comes.
+            # Their memory must not live until the next job.
             del job, event, todo
 
     def close(self) -> None:
@@ -247,20 +250,20 @@ def _address(view: memoryview) -> int:
 
 
 def open_device(location: str) -> EmulatedDevice:
-    """Any number will do."""
+    """Open an emulated device; any number exists."""
     return EmulatedDevice(location)
 
 
 def locate(address: int) -> str:
-    """The device of an address.
+    """Return the location of the device that owns an address.
 
     Raises:
-        DeviceError: there is no device memory.
+        DeviceError: it is no address of device memory.
     """
     _, each = _allocation(address, 1)
     return each.location if isinstance(each, EmulatedBuffer) else f"{KIND}:0"
 
 
 def find(identity: str) -> str:
-    """All processes see all of them."""
+    """Return the location of a device by its identity, which is the same."""
     return identity

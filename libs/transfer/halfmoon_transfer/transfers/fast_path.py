@@ -1,14 +1,19 @@
-"""The short way for a small transfer, gone by the thread that asks for it.
+"""Run small transfers in the caller's thread, without a plan or a worker thread.
 
-No plan, no other thread: that costs several times as much as the copy of a few pages. There are
-two: a copy in memory, and an exchange over a connection that is open and idle (which has a
-deadline to keep, so it is only for those who wait anyway).
+There are two fast paths. One is a copy in memory. The other is an exchange over an open and idle
+connection; it blocks until the deadline, so it is only for callers that wait anyway.
 
-Only what goes well at once goes this way. Whenever anything is unusual (the peer is not known
-yet, no connection is idle, a slice was not applied) nothing is reported, and the same request
-goes the long way, where tries and errors are. Applying the same bytes twice is harmless: a
-connection that breaks on the short way is given up like any other, and the peer has ended it
-before anything is sent again.
+Only transfers that succeed at once take a fast path. Whenever the peer is unknown, no connection is
+idle, or a slice was not applied, nothing is reported. Then the same request starts again with a
+plan, which has retries and errors. Applying the same bytes twice is harmless: a connection that
+breaks here is given up like any other, and the peer ends it before anything is sent again.
+
+Processor time of a 4 KiB write without the fast path, as a multiple of the time with it:
+
+    transfer   shm 3.6 (40.5 : 11.1 µs)   tcp 2.2   tcp with the extension 5.2
+    submit     shm 6.6 (74.4 : 11.3 µs)   tcp has no fast path here
+
+These are medians of 9 rounds in turns on 2 busy cores; `python -m benchmarks.transfer.fast_path`.
 """
 
 import time
@@ -27,7 +32,7 @@ from halfmoon_transfer.transfers.transfer_stats import TransferCounters
 
 
 class FastPath:
-    """One engine's short way."""
+    """The fast paths of one engine."""
 
     def __init__(
         self, context: EngineContext, router: PathRouter, counters: TransferCounters
@@ -35,61 +40,61 @@ class FastPath:
         self._context = context
         self._router = router
         self._counters = counters
-        #: For what can't be stopped as it is over at once.
-        self._never = StopSignal.after(float("inf"))
+        #: For copies, which can't be stopped: they are over at once.
+        self._no_stop = StopSignal.after(float("inf"))
 
     def copy(self, op: Op, pieces: Sequence[Piece], max_bytes: int) -> Report | None:
-        """Move these pieces if that is a mere copy, and all of it goes well at once."""
+        """Move these pieces by a copy in memory; return None if that is not possible at once."""
         started = time.monotonic()
-        way = self._way(op, pieces)
-        return None if way is None else self._copy(started, op, pieces, max_bytes, way)
+        route = self._route(op, pieces)
+        return None if route is None else self._copy(started, op, pieces, max_bytes, route)
 
     def move(self, op: Op, pieces: Sequence[Piece], deadline_s: float) -> Report | None:
-        """Move these pieces by a copy or over an idle connection, if all of it goes well at once.
+        """Move these pieces by a copy or an idle connection; return None if that is not possible.
 
         Raises:
-            TimedOut: it was tried, until the deadline.
+            TimedOut: the connection did not answer until the deadline.
         """
         started = time.monotonic()
-        way = self._way(op, pieces)
-        if way is None:
+        route = self._route(op, pieces)
+        if route is None:
             return None
-        if way.try_fast_path is not None:
-            return self._try_fast_path(started, op, pieces, deadline_s, way)
-        return self._copy(started, op, pieces, self._context.settings.batch_bytes, way)
+        if route.try_fast_path is not None:
+            return self._try_fast_path(started, op, pieces, deadline_s, route)
+        return self._copy(started, op, pieces, self._context.settings.batch_bytes, route)
 
-    def _way(self, op: Op, pieces: Sequence[Piece]) -> FastRoute | None:
+    def _route(self, op: Op, pieces: Sequence[Piece]) -> FastRoute | None:
         if not pieces or op not in ("read", "write"):
             return None
         remote = pieces[0].remote
         return self._router.fast_route(remote.segment, remote.generation)
 
     def _copy(
-        self, started: float, op: Op, pieces: Sequence[Piece], max_bytes: int, way: FastRoute
+        self, started: float, op: Op, pieces: Sequence[Piece], max_bytes: int, route: FastRoute
     ) -> Report | None:
-        if way.can_copy_inline is None:
+        if route.can_copy_inline is None:
             return None
-        batch = as_single_batch(op, pieces, way.backend.name, max_bytes)
-        if batch is None or not way.can_copy_inline(way.peer, batch):
+        batch = as_single_batch(op, pieces, route.backend.name, max_bytes)
+        if batch is None or not route.can_copy_inline(route.peer, batch):
             return None
         if check_request(op, pieces, self._context) is not None:
             return None
-        outcomes = self._router.move(batch, way.peer, way.backend, self._never)
+        outcomes = self._router.move(batch, route.peer, route.backend, self._no_stop)
         if any(each is not APPLIED for each in outcomes):
             return None
         n_bytes = sum(piece.length for piece in pieces)
-        return self._report(started, op, n_bytes, way)
+        return self._report(started, op, n_bytes, route)
 
     def _try_fast_path(
-        self, started: float, op: Op, pieces: Sequence[Piece], deadline_s: float, way: FastRoute
+        self, started: float, op: Op, pieces: Sequence[Piece], deadline_s: float, route: FastRoute
     ) -> Report | None:
-        peer, regions, try_fast_path = way.peer, self._context.regions, way.try_fast_path
+        peer, regions, try_fast_path = route.peer, self._context.regions, route.try_fast_path
         assert try_fast_path is not None
         n_bytes = 0
         for piece in pieces:
             remote, length = piece.remote, piece.length
             n_bytes += length
-            # Nothing is no slice on a wire. What is wrong is said on the long way.
+            # An empty piece is no slice on a wire. The plan reports what is wrong.
             if (
                 length < 1
                 or not is_within(piece.remote_offset, length, remote.length)
@@ -106,46 +111,46 @@ class FastPath:
             return None
         try:
             if try_fast_path(peer, op, pieces, local, started + deadline_s):
-                return self._report(started, op, n_bytes, way)
+                return self._report(started, op, n_bytes, route)
         finally:
             regions.leases.release_all(entries)
         if time.monotonic() < started + deadline_s:
             return None
         self._counters.on_failed(0)
-        address = peer.endpoints[way.backend.name].address
+        address = peer.endpoints[route.backend.name].address
         raise TimedOut(
             f"{op} of {n_bytes} bytes not done after {deadline_s} s; "
             f"waiting for segment {peer.name} at {address}"
         )
 
-    def _report(self, started: float, op: Op, n_bytes: int, way: FastRoute) -> Report:
-        self._counters.on_carried(way.backend.name, op, n_bytes)
+    def _report(self, started: float, op: Op, n_bytes: int, route: FastRoute) -> Report:
+        self._counters.on_carried(route.backend.name, op, n_bytes)
         self._counters.on_done(op, n_bytes)
-        return Report(n_bytes, time.monotonic() - started, (way.backend.name,), 0)
+        return Report(n_bytes, time.monotonic() - started, (route.backend.name,), 0)
 
 
 class FinishedTransfer(Transfer):
-    """A transfer that was done when it was handed out."""
+    """A transfer that was done when `submit` returned."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
 
     def done(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def result(self, timeout_s: float | None = None) -> Report:
-        """The report, at once."""
+        """Return the report, at once."""
         return self._report
 
     def cancel(self) -> None:
-        """Too late."""
+        """Do nothing: it is done."""
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
-        """Calls it at once."""
+        """Call it at once."""
         callback(self)
 
     def __await__(self) -> Generator[object, None, Report]:
-        """The report, at once."""
+        """Return the report, at once."""
         yield from ()
         return self._report

@@ -1,7 +1,7 @@
-"""A submitted transfer, as its caller holds it and as the engine drives it.
+"""Drive a submitted transfer by its plan, and let its caller wait for it.
 
-The caller's half is `Transfer`'s contract: wait, poll, cancel, from threads or asyncio. The
-engine's half keeps the plan under a lock and passes its commands on to be performed.
+The caller's half is the contract of `Transfer`: wait, poll, cancel, from threads or asyncio. The
+engine's half keeps the plan under a lock and passes the plan's commands on to be performed.
 """
 
 import time
@@ -45,25 +45,25 @@ class LiveTransfer(Transfer):
         self.deadline_s = deadline_s
         self._perform = perform
         self._on_cancel = on_cancel
-        #: The thread that will carry one batch itself, as it is going to wait anyway.
+        #: The caller's thread, if it waits anyway: it carries one batch itself.
         self.carrier: int | None = None
         self._future: Future[Report] = Future()
-        #: Batches that the plan gave out and no courier has taken yet.
+        #: Batches of the plan that no thread has taken yet.
         self._queued: dict[int, Batch] = {}
         # Guards the plan and `_queued`; commands are performed outside of it.
         self._lock = Lock()
 
-    # The caller's half.
+    # For the caller.
 
     def done(self) -> bool:
-        """Whether `result` would return or raise at once."""
+        """Return whether `result` would return or raise at once."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> Report:
         """Wait, from a thread.
 
         Raises:
-            TransferError: it failed; `TimedOut` also when `timeout_s` passed (it goes on).
+            TransferError: it failed. `TimedOut` also after `timeout_s`; the transfer goes on.
         """
         try:
             return self._future.result(timeout_s)
@@ -82,50 +82,50 @@ class LiveTransfer(Transfer):
         """Wait, from asyncio; raises like `result`. Cancelling the waiter doesn't cancel it."""
         return await_future(self._future)
 
-    # The engine's half.
+    # For the engine.
 
     @property
     def deadline(self) -> float:
-        """On the monotonic clock."""
+        """Deadline on the monotonic clock."""
         return self.stop_signal.deadline
 
     def begin(self) -> None:
-        """Start; performs the first commands."""
-        self._feed(self.plan.begin)
+        """Start, and perform the first commands."""
+        self._handle(self.plan.begin)
 
     def on_resolved(self, key: PeerKey, paths: tuple[TransferPath, ...], *, moved: bool) -> None:
-        """A peer is reached over these paths."""
-        self._feed(lambda: self.plan.on_resolved(key, paths, moved=moved))
+        """Continue with the paths to a peer."""
+        self._handle(lambda: self.plan.on_resolved(key, paths, moved=moved))
 
     def on_unresolved(self, key: PeerKey, error: TransferError) -> None:
-        """A peer can't be reached at all."""
-        self._feed(lambda: self.plan.on_unresolved(key, error))
+        """Continue after a peer was not found."""
+        self._handle(lambda: self.plan.on_unresolved(key, error))
 
     def on_carried(self, number: int, outcomes: Sequence[SliceOutcome]) -> None:
-        """A batch is back."""
-        self._feed(lambda: self.plan.on_carried(number, outcomes))
+        """Continue with the outcomes of a batch."""
+        self._handle(lambda: self.plan.on_carried(number, outcomes))
 
     def is_last_queued(self, batch: Batch) -> bool:
-        """Whether no batch that was given out after this one is to be carried."""
+        """Return whether no later batch waits to be carried."""
         with self._lock:
             return max(self._queued, default=-1) == batch.number
 
     def take(self, number: int) -> bool:
-        """Whether this batch is still to be carried; from now on it is in the taker's hands."""
+        """Take a batch to carry it; return False if it was taken or dropped already."""
         with self._lock:
             return self._queued.pop(number, None) is not None
 
     def unreachable(self, batch: Batch) -> SliceOutcome | None:
-        """Why there is no use in carrying a batch that was taken, if there is none."""
+        """Return the outcome of a batch whose path is known to be unreachable; else None."""
         with self._lock:
             return self.plan.unreachable(batch)
 
     def stop(self, error: TransferError) -> None:
-        """End with this error as soon as its memory is left alone."""
-        self._feed(lambda: self.plan.stop(error))
+        """End with this error as soon as no thread accesses the local memory."""
+        self._handle(lambda: self.plan.stop(error))
 
     def timeout_error(self) -> TimedOut:
-        """The error for a deadline that passed now."""
+        """Return the error for a deadline that has passed."""
         plan, doing = self.plan, self.stop_signal.doing
         text = f"{plan.op} of {plan.n_bytes} bytes not done after {self.deadline_s} s"
         with self._lock:
@@ -133,7 +133,7 @@ class LiveTransfer(Transfer):
         return TimedOut("; ".join(part for part in (text, doing, failures) if part))
 
     def finish(self, error: TransferError | None) -> None:
-        """Tell the waiters; done once, as the plan says `Finish` once."""
+        """Set the result; called once, as the plan commands `FinishTransfer` once."""
         if error is not None:
             self._future.set_exception(error)
             return
@@ -147,22 +147,22 @@ class LiveTransfer(Transfer):
             )
         )
 
-    def _feed(self, event: Callable[[], list[PlanCommand]]) -> None:
+    def _handle(self, event: Callable[[], list[PlanCommand]]) -> None:
         with self._lock:
             commands = event()
             for command in commands:
                 if isinstance(command, CarryBatch):
                     self._queued[command.batch.number] = command.batch
-            wind_down = self.plan.is_failing and not self.stop_signal.stopped
+            is_failing = self.plan.is_failing and not self.stop_signal.stopped
         for command in commands:
             self._perform(self, command)
-        if wind_down:
-            self._wind_down()
+        if is_failing:
+            self._stop_carrying()
 
-    def _wind_down(self) -> None:
-        """It will fail: wake whoever carries, and don't wait for what nobody has taken.
+    def _stop_carrying(self) -> None:
+        """Stop a failing transfer: wake the carrying threads, and drop queued batches.
 
-        A batch that is queued may stand in line behind a peer that hangs.
+        A queued batch may wait behind a peer that hangs.
         """
         self.stop_signal.set()
         with self._lock:

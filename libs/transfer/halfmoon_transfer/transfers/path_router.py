@@ -1,7 +1,7 @@
-"""The router from this engine's regions to those of peers, and to its own.
+"""Choose the backends that lead to a peer, and call them.
 
-Which backends reach whom, and what they are asked to do: carry a batch, show a region's
-bytes, let go of one. Nothing here knows a transfer, and calls block as long as it takes.
+A backend carries a batch, shows a region's bytes, or lets go of a region. Nothing here knows of
+transfers, and calls block as long as they need.
 """
 
 import logging
@@ -37,18 +37,18 @@ from halfmoon_transfer.regions.region_index import RegionEntry
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
 _log = logging.getLogger(__name__)
-#: How long a polite wait for a removed region's last access is; then connections are cut.
-_POLITE_S = 1.0
+#: How long to wait for a removed region's last access before connections are cut.
+_IDLE_WAIT_S = 1.0
 
 
 class FastRoute(NamedTuple):
-    """The best backend to a peer, and what it can do without a plan."""
+    """The best backend to a peer, with its fast paths."""
 
     peer: SegmentDescriptor
     backend: Backend
-    #: If it sometimes carries without waiting for anybody: whether it would do so now.
+    #: Tells whether a batch is a mere copy now; None if it never is.
     can_copy_inline: Callable[[SegmentDescriptor, Batch], bool] | None
-    #: If it sometimes has a connection at hand: moves a few pieces over that.
+    #: Moves a few pieces over an idle connection; None without such connections.
     try_fast_path: (
         Callable[[SegmentDescriptor, Op, Sequence[Piece], tuple[memoryview, ...], float], bool]
         | None
@@ -68,42 +68,42 @@ class PathRouter:
         """Take these over, and close them at the end.
 
         Args:
-            context: what the backends belong to.
-            directory: where peers are.
+            context: the engine that the backends belong to.
+            directory: the descriptors of peers.
             backends: by name, best first.
-            descriptor: what peers know of us.
+            descriptor: our own, as peers know it.
         """
         self.backends = backends
         self._regions = context.regions
         self._device_carry = DeviceCarry(context.regions, context.devices, context.settings)
         self._directory = directory
-        # Our own regions are reached by a copy, whatever the peers use.
+        # Our own regions are reached by a copy, whatever backends there are.
         self._own_key = PeerKey(context.name, context.generation)
         self._own = MemoryBackend(context)
         self._own_descriptor = msgspec.structs.replace(descriptor, endpoints=self._own.endpoints)
-        #: By path: whether a batch is a mere copy. `isinstance` with a protocol is slow.
+        #: Fast copies by path; kept, as `isinstance` with a protocol is slow.
         self._can_copy_inline = {
             backend.name: backend.can_copy_inline
             for backend in (*backends.values(), self._own)
             if isinstance(backend, SupportsInlineCopy)
         }
-        #: By segment: what was found last, for this very descriptor.
-        self._short: dict[str, FastRoute] = {}
-        #: By path: how to carry over an idle connection.
+        #: The last route by segment; valid for its descriptor only.
+        self._fast_routes: dict[str, FastRoute] = {}
+        #: Fast exchanges by path.
         self._try_fast_path = {
             backend.name: backend.try_fast_path
             for backend in backends.values()
             if isinstance(backend, SupportsFastPath)
         }
 
-    # Which way.
+    # Paths.
 
     def known_paths(self, key: PeerKey, *, fresh: bool) -> tuple[TransferPath, ...] | None:
-        """How this peer is reached, best first; None if that must be looked up.
+        """Return the paths to a peer, best first; None if it must be looked up.
 
         Args:
             key: the peer.
-            fresh: don't trust what is known of it.
+            fresh: whether the cached descriptor must not be used.
         """
         if key == self._own_key:
             return (TransferPath(self._own.name, self._own.slice_bytes),)
@@ -111,22 +111,22 @@ class PathRouter:
         return None if known is None else self._paths(known)
 
     def look_up_paths(self, key: PeerKey, *, fresh: bool) -> tuple[tuple[TransferPath, ...], bool]:
-        """The same for a peer that is not us, and whether it is news; may block on the store.
+        """Look up the paths to a peer; return also whether it has moved. May block on the store.
 
         Raises:
             Rejected: the segment is of another generation.
-            Lost: there is no such segment, or the store can't say.
+            Lost: there is no such segment, or the store does not answer.
         """
         peer, moved = self._directory.resolve(key.segment, key.generation, fresh=fresh)
         return self._paths(peer), moved
 
     def fast_route(self, segment: str, generation: int) -> FastRoute | None:
-        """The best way to a peer that is known, if it sometimes does without a plan."""
+        """Return the best route to a peer that is known; None for another peer."""
         own = segment == self._own_key.segment and generation == self._own_key.generation
         peer = self._own_descriptor if own else self._directory.cached(segment, generation)
         if peer is None:
             return None
-        known = self._short.get(segment)
+        known = self._fast_routes.get(segment)
         if known is not None and known.peer is peer:
             return known
         backend = self._own if own else next(self._reaching(peer), None)
@@ -136,7 +136,9 @@ class PathRouter:
             self._can_copy_inline.get(backend.name),
             self._try_fast_path.get(backend.name),
         )
-        known = self._short[segment] = FastRoute(peer, backend, can_copy_inline, try_fast_path)
+        known = self._fast_routes[segment] = FastRoute(
+            peer, backend, can_copy_inline, try_fast_path
+        )
         return known
 
     def _paths(self, peer: SegmentDescriptor) -> tuple[TransferPath, ...]:
@@ -151,7 +153,7 @@ class PathRouter:
     # Bytes.
 
     def carry(self, batch: Batch, stop: StopSignal) -> Sequence[SliceOutcome]:
-        """Carry a batch over the path that it names; an outcome per slice, whatever happens."""
+        """Carry a batch over the path that it names; return an outcome per slice."""
         if batch.peer == self._own_key:
             return self.move(batch, self._own_descriptor, self._own, stop)
         try:
@@ -163,7 +165,7 @@ class PathRouter:
     def move(
         self, batch: Batch, peer: SegmentDescriptor, backend: Backend, stop: StopSignal
     ) -> Sequence[SliceOutcome]:
-        """Have this backend carry a batch; an outcome per slice, whatever happens."""
+        """Have this backend carry a batch; return an outcome per slice. Never raises."""
         try:
             if batch.notification is not None:
                 return [backend.notify(CarryRequest(batch, peer, (), stop))]
@@ -187,14 +189,14 @@ class PathRouter:
                 batch, OutcomeKind.REJECTED, "the local region was unregistered meanwhile"
             )
         except Exception as error:
-            # A fault in a backend must not leave its transfer hanging.
+            # A bug in a backend must not leave its transfer hanging.
             _log.exception("backend %s failed", batch.path)
             return same_outcome_for_all(
                 batch, OutcomeKind.UNUSABLE, f"the backend failed: {error!r}"
             )
 
     def view(self, region: Region, offset: int, length: int) -> memoryview | None:
-        """These bytes of a region, read-only and without a copy, if that is possible.
+        """Return these bytes of a region, read-only and without a copy; None if it can't.
 
         Raises:
             Rejected: out of bounds, unknown key, or another generation.
@@ -225,47 +227,47 @@ class PathRouter:
             raise Rejected(f"view of a region of segment {region.segment}: {refused}") from None
 
     def resolve_peer(self, segment: str, generation: int) -> None:
-        """Know how a peer is reached; may block on the store.
+        """Look a peer up before it is needed; may block on the store.
 
         Raises:
-            Rejected, Lost: as `look_up_paths`.
+            Rejected, Lost: like `look_up_paths`.
         """
         self._directory.resolve(segment, generation, fresh=False)
 
     def _peer(self, key: PeerKey) -> SegmentDescriptor:
         return self._directory.resolve(key.segment, key.generation, fresh=False)[0]
 
-    # What ends.
+    # The end.
 
     def revoke_region(self, entry: RegionEntry) -> None:
-        """Let go of a region that was removed; returns when accesses over wires have ended."""
+        """Release a removed region; return when accesses over wires have ended."""
         for backend in self.backends.values():
             backend.revoke(entry.region.key)
-        if not self._regions.leases.wait_until_idle(entry, _POLITE_S):
+        if not self._regions.leases.wait_until_idle(entry, _IDLE_WAIT_S):
             for backend in self.backends.values():
                 backend.evict(entry.region.key)
-            if not self._regions.leases.wait_until_idle(entry, _POLITE_S):
+            if not self._regions.leases.wait_until_idle(entry, _IDLE_WAIT_S):
                 _log.warning("a region of segment %s is still being accessed", entry.region.segment)
         self._regions.discard(entry)
 
     def forget(self, segment: str) -> None:
-        """Close what is held towards this peer."""
+        """Close connections to this peer and release its memory."""
         self._directory.forget(segment)
-        self._short.pop(segment, None)
+        self._fast_routes.pop(segment, None)
         for backend in self.backends.values():
             backend.forget(segment)
 
     def gauges(self) -> list[BackendGauges]:
-        """What each backend holds now."""
+        """Return the numbers of each backend."""
         return [backend.gauges() for backend in self.backends.values()]
 
     def close(self) -> None:
-        """Take all regions back and close the backends; no transfer is live any more."""
+        """Remove all regions and close the backends; no transfer is live any more."""
         entries = self._regions.clear()
         for backend in reversed(list(self.backends.values())):
             backend.close()
         self._own.close()
         for entry in entries:
-            # Copies that were made at once are not among the live transfers.
-            self._regions.leases.wait_until_idle(entry, _POLITE_S)
+            # Copies of the fast path are not among the live transfers.
+            self._regions.leases.wait_until_idle(entry, _IDLE_WAIT_S)
             self._regions.discard(entry)

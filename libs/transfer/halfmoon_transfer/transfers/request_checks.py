@@ -1,6 +1,6 @@
-"""What callers ask for, checked as far as that can be done without asking a peer.
+"""Check requests of callers, as far as possible without a peer.
 
-Pure: it looks at the pieces and at this engine's regions, and moves nothing.
+Pure: it reads the pieces and this engine's regions, and moves nothing.
 """
 
 import secrets
@@ -13,16 +13,16 @@ from halfmoon_transfer.planning.transfer_plan import OutgoingNotification
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus, is_within
 from halfmoon_transfer.regions.region_table import RegionExtent
 
-#: What offsets and generations on a wire can be.
+#: Limits of offsets and generations on a wire.
 _MAX_REGION_BYTES = 2**63 - 1
 _GENERATIONS = range(2**63)
 
 
 def make_notification(pieces: Sequence[Piece], message: bytes, sender: str) -> OutgoingNotification:
-    """A new notice for the peers of these pieces.
+    """Make a notification for the peers of these pieces.
 
     Raises:
-        ValueError: it is too long, or for nobody.
+        ValueError: it is too long, or there are no pieces.
     """
     if len(message) > MAX_NOTIFICATION_BYTES or not pieces:
         raise ValueError(
@@ -33,16 +33,16 @@ def make_notification(pieces: Sequence[Piece], message: bytes, sender: str) -> O
 
 
 def check_request(op: Op, pieces: Sequence[Piece], context: EngineContext) -> Rejected | None:
-    """What is wrong with a request, or None."""
-    # By identity: a scatter list names the same few regions again and again.
-    fine: set[int] = set()
+    """Return what is wrong with a request, or None."""
+    # By identity: a scatter list repeats the same few regions.
+    checked: set[int] = set()
     extents: dict[int, RegionExtent] = {}
     for piece in pieces:
         for side, region, offset in (
             ("local", piece.local, piece.local_offset),
             ("remote", piece.remote, piece.remote_offset),
         ):
-            if id(region) not in fine:
+            if id(region) not in checked:
                 if len(region.key) != KEY_BYTES or region.generation not in _GENERATIONS:
                     return Rejected(
                         f"the {side} region of a {op} can't be one: generation "
@@ -50,7 +50,7 @@ def check_request(op: Op, pieces: Sequence[Piece], context: EngineContext) -> Re
                     )
                 if region.length > _MAX_REGION_BYTES:
                     return Rejected(f"the {side} region of a {op} has {region.length} bytes")
-                fine.add(id(region))
+                checked.add(id(region))
             if not is_within(offset, piece.length, region.length):
                 return Rejected(
                     f"{op} of {piece.length} bytes at {side} offset {offset} of a region "

@@ -1,10 +1,10 @@
-"""The transfers that are live: admitted, performed command by command, ended.
+"""Admit transfers, perform the commands of their plans, and end them.
 
-    start -> Plan -> Resolve -> Ways.known_paths, or a courier's look-up -> Plan -> …
-                  -> Carry   -> a courier's Ways.carry -> outcomes       -> Plan -> …
-                  -> Finish  -> the waiters
+    start -> plan -> ResolvePeer    -> PathRouter.known_paths, or a look-up in a thread -> plan
+                  -> CarryBatch     -> PathRouter.carry in a thread -> outcomes         -> plan
+                  -> FinishTransfer -> the waiters
 
-Which peer, path and try comes next is the plan's matter; here is which thread does it.
+The plan decides which peer, path and try comes next; this module decides which thread does it.
 """
 
 import itertools
@@ -33,17 +33,17 @@ from halfmoon_transfer.transfers.transfer_stats import TransferCounters, applied
 
 
 class TransferManager:
-    """Those of one engine. All methods are safe from any thread."""
+    """The live transfers of one engine. All methods are safe from any thread."""
 
     def __init__(
         self, context: EngineContext, router: PathRouter, counters: TransferCounters
     ) -> None:
-        """Make the threads.
+        """Start the threads.
 
         Args:
             context: its name, regions and settings.
-            router: how batches are carried.
-            counters: counts what ends.
+            router: carries batches.
+            counters: counts the transfers that end.
         """
         settings = context.settings
         self._context = context
@@ -57,7 +57,7 @@ class TransferManager:
         #: Submitted and not done.
         self._live: set[LiveTransfer] = set()
         self._all_done = threading.Condition(self._lock)
-        self._refusing = False
+        self._is_closing = False
         label = f"halfmoon-transfer-{context.name}"
         self._pool = FairThreadPool(label, threads=settings.threads, lanes=settings.lanes)
         self._deadlines: DeadlineWatcher[LiveTransfer] = DeadlineWatcher(
@@ -72,19 +72,19 @@ class TransferManager:
         op: Op,
         pieces: Sequence[Piece],
         deadline_s: float,
-        notice: OutgoingNotification | None,
+        notification: OutgoingNotification | None,
         carrier: int | None = None,
     ) -> LiveTransfer:
-        """Start a transfer, or hand it out failed if it can't be one.
+        """Start a transfer; a request that is refused returns as a failed one.
 
         Args:
-            op: which way the bytes go.
+            op: the direction of the bytes.
             pieces: what to move.
             deadline_s: seconds from now to the end, at the latest.
-            notice: for each peer, after the bytes.
-            carrier: the thread that is going to wait for it, and may carry meanwhile.
+            notification: for each peer, after the bytes.
+            carrier: the caller's thread, if it waits for the transfer and may carry meanwhile.
         """
-        plan = TransferPlan(next(self._numbers), op, pieces, self._limits, notice)
+        plan = TransferPlan(next(self._numbers), op, pieces, self._limits, notification)
         transfer = LiveTransfer(
             plan, deadline_s=deadline_s, perform=self._perform, on_cancel=_on_cancel
         )
@@ -92,7 +92,7 @@ class TransferManager:
         if error is not None:
             transfer.stop(error)
             return transfer
-        # With several peers it would keep the others waiting for the first.
+        # With several peers the caller's thread would delay the others for the first one.
         transfer.carrier = carrier if plan.n_peers == 1 else None
         self._deadlines.watch(transfer)
         transfer.begin()
@@ -102,7 +102,7 @@ class TransferManager:
         with self._lock:
             n_live = len(self._live)
             self._live.add(transfer)
-            if self._refusing:
+            if self._is_closing:
                 return Cancelled(f"the transfer engine of segment {self._context.name} is closed")
         if n_live >= self._context.settings.max_live:
             return Overloaded(f"{n_live} transfers are live, the limit; wait for some to end")
@@ -132,7 +132,7 @@ class TransferManager:
             transfer.on_resolved(peer, paths, moved=moved)
 
     def _dispatch(self, transfer: LiveTransfer, batch: Batch) -> None:
-        """Have a batch carried: by this thread, if that is worth it, or by a courier."""
+        """Carry a batch in this thread, if it is the waiting caller's, or in the pool."""
 
         def job() -> None:
             if transfer.take(batch.number):
@@ -147,7 +147,7 @@ class TransferManager:
 
         here = transfer.carrier == threading.get_ident() and transfer.is_last_queued(batch)
         if here:
-            # One only: what comes after it, tries of slices again, is posted.
+            # Only one batch: later ones, such as retries of slices, go to the pool.
             transfer.carrier = None
         if not (here and self._pool.try_run_inline(batch.peer.segment, job)):
             self._pool.submit(batch.peer.segment, job)
@@ -166,13 +166,13 @@ class TransferManager:
         transfer.finish(error)
 
     def stop_admitting(self) -> bool:
-        """Take no more; False if that was so already."""
+        """Refuse new transfers; return False if they were refused already."""
         with self._lock:
-            refused, self._refusing = self._refusing, True
+            refused, self._is_closing = self._is_closing, True
         return not refused
 
     def close(self) -> None:
-        """End those that are live with `Cancelled`, and the threads; after `refuse`."""
+        """End those that are live with `Cancelled`, and the threads; after `stop_admitting`."""
         with self._lock:
             live = list(self._live)
         for transfer in live:

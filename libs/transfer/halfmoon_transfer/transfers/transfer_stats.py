@@ -1,4 +1,4 @@
-"""What an engine counts."""
+"""Count the transfers and bytes of an engine."""
 
 import threading
 from collections.abc import Sequence
@@ -36,37 +36,37 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def applied_bytes(batch: Batch, outcomes: Sequence[SliceOutcome]) -> int:
-    """Of a batch's slices, those that are where they should be."""
+    """Return the bytes of a batch's slices that were applied."""
     pairs = zip(batch.slices, outcomes, strict=True)
     return sum(each.length for each, outcome in pairs if outcome.kind is OutcomeKind.APPLIED)
 
 
 class TransferCounters:
-    """The counters, from any thread."""
+    """The counters of one engine. Methods are safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._n_transfers = 0
-        #: Of transfers that ended well.
+        #: Bytes of transfers that succeeded.
         self._n_bytes: dict[Op, int] = {"read": 0, "write": 0}
         self._n_carried: dict[tuple[str, str], int] = {}
         self._n_failures = 0
         self._n_retries = 0
 
     def on_carried(self, path: str, op: Op, n_bytes: int) -> None:
-        """So much was applied over this path."""
+        """Count bytes that were applied over a path."""
         with self._lock:
             self._n_carried[path, op] = self._n_carried.get((path, op), 0) + n_bytes
 
     def on_done(self, op: Op, n_bytes: int, n_retries: int = 0) -> None:
-        """A transfer ended well."""
+        """Count a transfer that succeeded."""
         with self._lock:
             self._n_transfers += 1
             self._n_bytes[op] += n_bytes
             self._n_retries += n_retries
 
     def on_failed(self, n_retries: int) -> None:
-        """A transfer ended in an error."""
+        """Count a transfer that failed."""
         with self._lock:
             self._n_failures += 1
             self._n_retries += n_retries
@@ -74,7 +74,7 @@ class TransferCounters:
     def stats(
         self, gauges: Sequence[BackendGauges], *, n_live: int, n_regions: int
     ) -> TransferStats:
-        """The counters of now, with what the backends and the engine hold."""
+        """Return the counters, with the gauges of the backends and the engine."""
         with self._lock:
             return TransferStats(
                 n_transfers=self._n_transfers,

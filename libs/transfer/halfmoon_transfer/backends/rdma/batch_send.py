@@ -1,11 +1,11 @@
-"""Carrying one batch over the rails of one link.
+"""Send one batch over the rails of one link.
 
     todo -> in flight on the rail that has the fewest bytes in flight -> applied
       ^                |
       +--- fenced <- held: its rail has failed, and flushes what else was on it
 
-A slice is tried again only after the owner has fenced the failed rail: else a late packet could
-overwrite what a later transfer has put there.
+A slice is tried again only after the owner has fenced the failed rail. Otherwise a late packet
+could overwrite the bytes of a later transfer.
 """
 
 from collections import deque
@@ -22,12 +22,12 @@ from halfmoon_transfer.backends.rdma.verbs import RdmaOperation, completion_stat
 from halfmoon_transfer.planning.transfer_plan import APPLIED, OutcomeKind, SliceOutcome
 from halfmoon_transfer.regions.access import AccessRefused, AccessStatus
 
-#: Tries of a slice whose own completion was refused, with what the owner granted last.
+#: Tries of a slice that the owner's device refused, with the owner's latest grant.
 _MAX_REFUSALS = 2
 
 
 class BatchSend:
-    """One batch on its way."""
+    """One batch in flight."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class BatchSend:
         self._link = link
         self._request = request
         self._memory = memory
-        #: What became of each slice; None while that is open.
+        #: Outcome of each slice; None while it is open.
         self.outcomes = outcomes
-        #: Why slices without an outcome have none.
+        #: Reason for the slices that end without an outcome.
         self.missing = "no rail of this peer works"
         self._todo: deque[int] = deque()
         #: By rail: slices that failed there and wait for the fence.
@@ -49,15 +49,15 @@ class BatchSend:
         self._n_refusals: dict[int, int] = {}
         self._local: dict[bytes, RegionRegistrations] = {}
         self._grants: dict[bytes, RdmaRegionGrant] = {}
-        #: What the weakest device takes at once.
+        #: Longest operation of the weakest device.
         self._max_bytes = min((each.device.max_message_bytes for each in link.rails), default=0)
 
     def run(self) -> None:
-        """Move what can be moved; afterwards no device touches the local bytes any more.
+        """Move all slices that can be moved; afterwards no device accesses the local bytes.
 
         Raises:
-            PeerGone: the side channel broke; what has no outcome is lost.
-            VerbsError: a device failed, likewise.
+            RdmaPeerGone: the side channel broke; slices without an outcome are lost.
+            VerbsError: a device failed; slices without an outcome are lost.
         """
         try:
             self._look_up()
@@ -73,7 +73,7 @@ class BatchSend:
             self.outcomes[:] = [each or gone for each in self.outcomes]
 
     def _look_up(self) -> None:
-        """Decide which slices may go at all."""
+        """Refuse the slices that the owner does not allow."""
         for index in range(len(self.outcomes)):
             outcome = self._refused(index)
             if outcome is None:
@@ -82,11 +82,11 @@ class BatchSend:
                 self.outcomes[index] = outcome
 
     def _refused(self, index: int) -> SliceOutcome | None:
-        """What the owner's answer for its region means for a slice, if it is not yes."""
+        """Return the outcome of a slice that the owner does not allow; None if it does."""
         batch = self._request.batch
         each = batch.slices[index]
         if index in self._request.damage:
-            # What is damaged on this wire is dropped by the device: it never lands.
+            # The device drops a damaged packet, so a damaged slice never lands.
             return refusal_outcome(batch, each, AccessStatus.CHECKSUM_MISMATCH, 0)
         try:
             granted = self._grant(each.remote.key)
@@ -120,7 +120,7 @@ class BatchSend:
         self.missing = "stopped"
 
     def _make_ready(self) -> None:
-        """Connect rails that may be used and are not connected (any more)."""
+        """Connect the usable rails that are not connected (any more)."""
         for rail in self._link.rails:
             if rail.connected or rail.in_flight or rail in self._held:
                 continue
@@ -131,7 +131,7 @@ class BatchSend:
                     self._give_up(rail, str(failed))
 
     def _post(self) -> None:
-        """Give the rails what they have room for, each a run of operations at once."""
+        """Post as many operations as the rails have room for, one run per rail."""
         usable = [rail for rail in self._link.rails if self._link.health.usable(rail.pair)]
         runs: dict[Rail, list[RdmaOperation]] = {rail: [] for rail in usable}
         n_bytes = dict.fromkeys(usable, 0)
@@ -153,7 +153,7 @@ class BatchSend:
                 self._held.setdefault(rail, []).extend(each.wr_id for each in refused)
 
     def _operation(self, index: int, rail: Rail) -> RdmaOperation:
-        """One slice, as this rail's devices know its memory."""
+        """Return one slice as an operation, with the addresses and keys of this rail's devices."""
         each = self._request.batch.slices[index]
         here = self._local[each.local.key]
         granted = self._grant(each.remote.key)
@@ -167,14 +167,14 @@ class BatchSend:
         )
 
     def _grant(self, key: bytes) -> RdmaRegionGrant:
-        """`RdmaLink.grant`, asked once."""
+        """Return the owner's grant of a region; ask for it once."""
         known = self._grants.get(key)
         if known is None:
             known = self._grants[key] = self._link.grant(key)
         return known
 
     def _collect(self) -> bool:
-        """Take completions; whether there were any."""
+        """Take completions; return whether there were any."""
         any_came = False
         for rail in self._link.rails:
             if not rail.in_flight:
@@ -188,7 +188,7 @@ class BatchSend:
         return any_came
 
     def _settle(self, rail: Rail, held: Sequence[int]) -> None:
-        """A rail has failed, and nothing of it is in flight any more."""
+        """Retry the slices of a failed rail, of which nothing is in flight any more."""
         self._link.fence(rail)
         failure = rail.failure
         again = list(held)
@@ -202,7 +202,7 @@ class BatchSend:
         self._todo.extend(again)
 
     def _on_refused(self, index: int, status: int) -> None:
-        """The owner's device refused one slice: ask the owner what it thinks of the region."""
+        """Ask the owner about a region after its device refused a slice."""
         each = self._request.batch.slices[index]
         self._link.forget_grant(each.remote.key)
         self._grants.pop(each.remote.key, None)

@@ -1,7 +1,8 @@
-"""The initiator's side: one side channel to an owner and a rail per pair of devices.
+"""Connect to an owner over RDMA: one side channel, and a rail per pair of devices.
 
-Used by one thread at a time, like a lane of TCP. The side channel is the proof of life: while
-it stands, a rail that fails is the rail's fault; once it has closed, the peer is gone.
+This is the initiator's side, used by one thread at a time, like a lane of TCP. The side channel
+proves that the owner is alive. While it stands, a failure is a rail's fault; once it has closed,
+the peer is gone.
 """
 
 import contextlib
@@ -50,18 +51,18 @@ from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.regions.access import AccessRefused
 
 R = TypeVar("R", bound=RdmaReply)
-#: Regions of the peer whose addresses and rkeys are kept.
+#: Grants of the peer that are kept.
 _MAX_GRANTS = 128
-#: How long an owner may take to answer: it may have to register much memory first.
+#: Timeout of an answer: the owner may have to register much memory first.
 _ANSWER_S = 15.0
-#: How long an empty write may take: longer than a rail takes to say that it failed.
+#: Timeout of an empty write: longer than a rail takes to report a failure.
 _PROBE_S = 2.0
-#: Completions are announced; this is for those that a driver forgets to announce.
+#: Interval of polling for completions that a driver forgets to announce.
 _TICK_S = 0.1
 
 
 class LinkRefused(Exception):
-    """The owner does not want this link; `own` is who it says it is."""
+    """A link that the owner refuses; `own` is the owner's welcome."""
 
     def __init__(self, own: RdmaWelcome) -> None:
         super().__init__(own.refused)
@@ -69,14 +70,14 @@ class LinkRefused(Exception):
 
 
 class LinkUntrusted(LinkRefused):
-    """It has another cluster key, or only one of us has one."""
+    """An owner with another cluster key, or only one side has a key."""
 
     def __init__(self, own: RdmaWelcome, reason: str) -> None:
         super().__init__(msgspec.structs.replace(own, refused=reason))
 
 
 class RdmaLink:
-    """One side channel, its rails, and what the owner has granted over it."""
+    """One side channel, its rails, and the grants of the owner."""
 
     def __init__(self, sock: socket.socket, peer: SegmentDescriptor, health: RailHealth) -> None:
         self.peer = peer
@@ -88,19 +89,19 @@ class RdmaLink:
         self._grants: OrderedDict[bytes, RdmaRegionGrant] = OrderedDict()
 
     def greet(
-        self, devices: dict[str, RdmaDevice], patience_s: float, key: ClusterKey | None = None
+        self, devices: dict[str, RdmaDevice], timeout_s: float, key: ClusterKey | None = None
     ) -> None:
-        """Hear who answers and which devices it has; makes the rails, not connected yet.
+        """Check which segment answers, and make the rails to its devices, not connected yet.
 
         Raises:
-            TurnedAway: it is somebody else, or it has no room.
-            Untrusted: one of us does not know the other's cluster key.
-            PeerGone: it hung up or makes no sense.
-            VerbsError: our devices can't.
+            LinkRefused: another segment answers, or it has no room.
+            LinkUntrusted: the cluster keys of both sides differ.
+            RdmaPeerGone: it hung up or sent nonsense.
+            VerbsError: a device of ours failed.
         """
         tune_socket(self._socket)
-        self._socket.settimeout(patience_s)
-        welcome = self._introduce(key)
+        self._socket.settimeout(timeout_s)
+        welcome = self._exchange_hellos(key)
         self._socket.settimeout(_ANSWER_S)
         local: dict[str, str] = {}
         for name, device in devices.items():
@@ -110,8 +111,8 @@ class RdmaLink:
             pair = RailEndpoints(name, far, welcome.devices[far])
             self.rails.append(Rail(len(self.rails), devices[name], pair))
 
-    def _introduce(self, key: ClusterKey | None) -> RdmaWelcome:
-        """Say whom we want, and let both prove that they know the cluster key, if there is one."""
+    def _exchange_hellos(self, key: ClusterKey | None) -> RdmaWelcome:
+        """Name the wanted segment, and exchange proofs of the cluster key if there is one."""
         words = b"" if key is None else make_nonce()
         hello = RdmaHello(rdma_handshake.VERSION, self.peer.name, self.peer.generation, words)
         welcome = self._ask(hello, RdmaWelcome)
@@ -130,11 +131,11 @@ class RdmaLink:
         return welcome
 
     def connect(self, rail: Rail) -> None:
-        """Make a rail ready; it was made, or it failed.
+        """Connect a rail that is new or has failed.
 
         Raises:
-            RailFailed: one of its ends can't; the text says why.
-            PeerGone: the side channel broke.
+            RailFailed: one of its ends failed; the text says why.
+            RdmaPeerGone: the side channel broke.
         """
         try:
             end = rail.prepare()
@@ -144,15 +145,15 @@ class RdmaLink:
             raise RailFailed(str(error)) from error
 
     def fence(self, rail: Rail) -> None:
-        """Make sure that nothing which was posted on a failed rail lands from now on.
+        """Have the owner drop all packets of a failed rail, so that they never land.
 
         Raises:
-            PeerGone: the side channel broke.
+            RdmaPeerGone: the side channel broke.
         """
         self._fence(rail)
 
     def _fence(self, rail: Rail) -> NotificationResult | None:
-        """Fence it; what the owner says about a notice that had arrived before."""
+        """Fence a rail; return the answer to a notification that had arrived before."""
         try:
             send_all(self._socket, [rdma_handshake.encode(FenceRail(rail.number))])
             answer = rdma_handshake.decode_reply(rdma_handshake.receive_body(self._socket))
@@ -166,11 +167,11 @@ class RdmaLink:
         return noted
 
     def announce(self, rail: Rail, notice_id: bytes, body: bytes) -> NotificationResult:
-        """Send a notice over a connected rail and hear what became of it.
+        """Send a notification over a connected rail and await its result.
 
         Raises:
-            RailFailed: the rail failed, is fenced, and the notice has not arrived.
-            PeerGone: the side channel broke; whether it was delivered is unknown.
+            RailFailed: the rail failed, is fenced, and the notification has not arrived.
+            RdmaPeerGone: the side channel broke; whether it was delivered is unknown.
         """
         noted: NotificationResult | None = None
         try:
@@ -180,7 +181,7 @@ class RdmaLink:
             while rail.in_flight or noted is None:
                 rail.collect()
                 if not rail.connected and not rail.in_flight:
-                    # What had arrived before is answered before the fence.
+                    # A notification that had arrived is answered before the fence.
                     noted = self._fence(rail) or noted
                     if noted is None:
                         failure = rail.failure
@@ -203,12 +204,12 @@ class RdmaLink:
         return noted
 
     def grant(self, key: bytes) -> RdmaRegionGrant:
-        """Where a region of the owner's is.
+        """Return the owner's grant of a region.
 
         Raises:
-            Refused: it has no such region.
-            RailFailed: it can't register it.
-            PeerGone: the side channel broke.
+            AccessRefused: it has no such region.
+            RailFailed: the owner can't register it.
+            RdmaPeerGone: the side channel broke.
         """
         known = self._grants.get(key)
         if known is None:
@@ -220,21 +221,21 @@ class RdmaLink:
         return known
 
     def forget_grant(self, key: bytes) -> None:
-        """RdmaRegionRequest again next time."""
+        """Forget a grant, so that the region is requested again."""
         self._grants.pop(key, None)
 
     def wait(self) -> None:
         """Sleep until something in flight may have completed, or until kicked.
 
         Raises:
-            PeerGone: the side channel closed.
+            RdmaPeerGone: the side channel closed.
         """
         self._wait(owed=False)
 
     def _wait(self, *, owed: bool) -> bool:
-        """`wait`; whether an answer that is owed has come."""
+        """Wait like `wait`; return whether an expected answer has come."""
         flying = {rail.fd: rail for rail in self.rails if rail.in_flight}
-        # What completed before a queue was armed is not announced: look again first.
+        # Completions before arming are not announced: poll again first.
         armed = [rail.arm() for rail in flying.values()]
         if any(armed):
             return False
@@ -251,10 +252,10 @@ class RdmaLink:
         return False
 
     def require_alive(self) -> None:
-        """Nothing is owed: what can be read means that it is over.
+        """Check that the side channel is open; no answer is expected, so any byte ends it.
 
         Raises:
-            PeerGone: the side channel closed.
+            RdmaPeerGone: the side channel closed.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -270,8 +271,8 @@ class RdmaLink:
         """Send an empty write over a connected rail and wait until it is acknowledged.
 
         Raises:
-            RailFailed: it is not.
-            PeerGone: the side channel closed.
+            RailFailed: it is not acknowledged.
+            RdmaPeerGone: the side channel closed.
         """
         until = time.monotonic() + _PROBE_S
         if not rail.post([RdmaOperation(0, *rail.device.nothing, 0, 0)], write=True):
@@ -285,7 +286,7 @@ class RdmaLink:
         raise RailFailed(f"nothing came back in {_PROBE_S} s")
 
     def abort(self) -> None:
-        """Wake the thread that uses it, from another one; it is of no use afterwards."""
+        """Wake the thread that uses the link, from another one; it is unusable afterwards."""
         os.eventfd_write(self._wake, 1)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

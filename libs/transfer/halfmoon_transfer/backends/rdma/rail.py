@@ -1,4 +1,4 @@
-"""One rail of one link, at the initiator: a queue pair, its completions, what is in flight.
+"""Post operations on one rail of one link, and collect their completions: the initiator.
 
     prepare -> (the owner's end) -> connect -> post, collect, post, … -> broken -> prepare …
 
@@ -23,45 +23,45 @@ from halfmoon_transfer.backends.rdma.verbs import (
 )
 
 _log = logging.getLogger(__name__)
-#: Operations and bytes in flight: enough to keep a link busy, few enough to be soon redone
-#: elsewhere. One operation may have any length.
+#: Operations and bytes in flight: enough to keep a link busy, few enough to be redone quickly on
+#: another rail. One operation may have any length.
 WINDOW = 64
 WINDOW_BYTES = 4 * 1024 * 1024
-#: The last operation that is posted at once reports its success, and one of so many bytes.
+#: The last operation of a run reports its success, and one per so many bytes.
 _REPORTED_BYTES = 256 * 1024
 _POLLED_AT_ONCE = 32
-#: Without any completion for so long, a rail has failed, though retries should have ended well
-#: before: reads on a software device whose own link went down just stay. The second one is for
-#: a rail that has failed another link already.
+#: Without a completion for so long, a rail has failed. Retries should have ended well before, but
+#: reads on a software device whose own link went down never end. The second one is for a rail that
+#: has failed another link already.
 _STALL_S = 3.0
 _DOUBTFUL_STALL_S = 0.7
-#: Standing still for so long, it is asked whether its port is up at all.
+#: Without a completion for so long, the state of its port is checked.
 _DOUBT_S = 0.2
-#: Flushed operations complete within microseconds; a driver that doesn't is cut off.
+#: Time limit of flushing, which takes microseconds; then the queue pair is destroyed.
 _DRAIN_S = 2.0
 _DRAIN_PAUSE_S = 0.001
 
 
 class Rail:
-    """Our end of a rail."""
+    """The initiator's end of a rail."""
 
     def __init__(self, number: int, device: RdmaDevice, pair: RailEndpoints) -> None:
         self.number = number
         self.device = device
         self.pair = pair
-        #: Bytes of each operation that has not completed, by its number; as posted.
+        #: Bytes of each operation in flight, by its number, in the order of posting.
         self.in_flight: dict[int, int] = {}
         #: Their sum.
         self.n_bytes = 0
-        #: Whether it may be given operations; false from the first one that fails.
+        #: Whether operations may be posted; False from the first one that fails.
         self.connected = False
         #: The first failure since it was connected.
         self.failure: WorkCompletion | None = None
-        #: When something completed last, or was posted with nothing before it in flight.
+        #: Time of the last completion, or of the first post to an idle rail.
         self._moved_at = 0.0
-        #: The queue pair was destroyed: no completion comes for what was in flight.
+        #: The queue pair was destroyed: operations in flight never complete.
         self._is_cut = False
-        #: Where the owner takes notices, and what we send them from, made when first needed.
+        #: The owner's slot for notifications, and our buffer for them, made when first needed.
         self._slot: NotificationSlot | None = None
         self._desk: NotificationBuffer | None = None
         self._queue = device.context.completion_queue(2 * WINDOW)
@@ -73,11 +73,11 @@ class Rail:
 
     @property
     def fd(self) -> int:
-        """Readable when something has completed since `arm`."""
+        """Descriptor that is readable when an operation has completed since `arm`."""
         return self._queue.fd
 
     def prepare(self) -> RailEnd:
-        """Our end, reset, for the owner to connect to.
+        """Reset our end and return it, for the owner to connect to.
 
         Raises:
             VerbsError: the device can't.
@@ -90,7 +90,7 @@ class Rail:
             self._is_cut = False
         self._pair.reset()
         while self._queue.poll(_POLLED_AT_ONCE):
-            pass  # a reset leaves old completions where they are
+            pass  # a reset leaves old completions in the queue
         self._psn = secrets.randbelow(2**24)
         self._gid = self.device.gid()
         port = self.device.context.port()
@@ -101,10 +101,10 @@ class Rail:
         return RailEnd(self._gid.text, self._pair.number, self._psn, port.mtu, reads)
 
     def connect(self, end: RailEnd, slot: NotificationSlot) -> None:
-        """Connect to the owner's end, which takes notices in this slot.
+        """Connect to the owner's end, which takes notifications in this slot.
 
         Raises:
-            VerbsError: there is no way there.
+            VerbsError: there is no route to the end.
         """
         connect_queue_pair(
             self._pair,
@@ -118,7 +118,7 @@ class Rail:
         self.connected = True
 
     def has_room(self, n_more: int = 0, n_more_bytes: int = 0) -> bool:
-        """Whether one more operation may be posted, behind so many others."""
+        """Return whether one more operation may be posted, after so many others."""
         return (
             self.connected
             and len(self.in_flight) + n_more < WINDOW
@@ -126,7 +126,7 @@ class Rail:
         )
 
     def post(self, run: Sequence[RdmaOperation], *, write: bool) -> int:
-        """Operations, see `QueuePair.post`; how many it took: if not all, it has failed."""
+        """Post operations and return how many were taken; if not all, the rail has failed."""
         n_taken = self._pair.post(run, _reports(run), write=write)
         if not self.in_flight:
             self._moved_at = time.monotonic()
@@ -138,7 +138,7 @@ class Rail:
         return n_taken
 
     def announce(self, body: bytes) -> bool:
-        """Write a notice into the owner's slot; False if the rail would not take it."""
+        """Write a notification into the owner's slot; return False if the rail has failed."""
         assert self.connected and not self.in_flight and self._slot is not None
         try:
             if self._desk is None:
@@ -156,7 +156,7 @@ class Rail:
         return True
 
     def fail(self) -> None:
-        """Give it up: what is in flight completes as flushed."""
+        """Give the rail up: operations in flight complete as flushed."""
         self.connected = False
         try:
             self._pair.fail()
@@ -164,7 +164,7 @@ class Rail:
             self._cut()
 
     def collect(self) -> list[WorkCompletion]:
-        """What has completed; after a failure the rail is not connected any more."""
+        """Return what has completed; after a failure the rail is not connected any more."""
         found: list[WorkCompletion] = []
         try:
             found = self._queue.poll(_POLLED_AT_ONCE)
@@ -181,7 +181,7 @@ class Rail:
         return fresh
 
     def _up_to(self, completion: WorkCompletion) -> list[WorkCompletion]:
-        """One that came, behind those before it that went well and had nothing to report."""
+        """Return a completion, preceded by those that it implies without a report."""
         ended: list[WorkCompletion] = []
         while True:
             wr_id = next(iter(self.in_flight))
@@ -195,15 +195,15 @@ class Rail:
         return [*ended, completion]
 
     def arm(self) -> bool:
-        """See `CompletionQueue.arm`."""
+        """Arm the queue, see `CompletionQueue.arm`."""
         return self._queue.arm()
 
     def take_event(self) -> None:
-        """See `CompletionQueue.take_event`."""
+        """Take an event, see `CompletionQueue.take_event`."""
         self._queue.take_event()
 
     def nudge(self, *, usable: bool) -> None:
-        """End what stands still: there are devices that forget to complete an operation."""
+        """Fail a rail that stands still: some devices forget to complete an operation."""
         if not self.in_flight:
             return
         still_s = time.monotonic() - self._moved_at
@@ -219,14 +219,14 @@ class Rail:
             self._cut()
 
     def _is_port_up(self) -> bool:
-        """Also false when the cable, or what is at its other end, is dead."""
+        """Return whether the port is up; also False when its cable or switch is dead."""
         try:
             return self.device.context.port().active
         except VerbsError:
             return False
 
     def drain(self) -> None:
-        """End what is in flight; when this returns, the device leaves our memory alone."""
+        """End operations in flight; afterwards the device accesses our memory no more."""
         if not self.in_flight:
             return
         self.fail()
@@ -238,14 +238,14 @@ class Rail:
                 time.sleep(_DRAIN_PAUSE_S)
 
     def _cut(self) -> None:
-        """The hard way: without the queue pair nothing can be in flight."""
+        """Destroy the queue pair, so that nothing can be in flight."""
         self.connected = False
         if not self._is_cut:
             self._is_cut = True
             self._pair.close()
 
     def close(self) -> None:
-        """Free it; what is in flight ends."""
+        """Free the rail; operations in flight end."""
         self._cut()
         self._queue.close()
         if self._desk is not None:
@@ -255,7 +255,7 @@ class Rail:
 
 
 def _reports(run: Sequence[RdmaOperation]) -> list[bool]:
-    """Which of them report their success: few enough."""
+    """Choose the few operations that report their success."""
     chosen: list[bool] = []
     n_bytes = 0
     for each in run:

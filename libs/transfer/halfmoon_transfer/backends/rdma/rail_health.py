@@ -1,10 +1,11 @@
-"""The health of all rails, shared by all links, and the thread that repairs.
+"""Track the health of all rails for all links, and repair failed rails in a thread.
 
-A rail is tried from scratch, over a link of its own that carries nothing else: it dials the
-peer, connects new queue pairs and sends an empty write through them. Once that has come back
-the rail cools down and is then used again by all links, which connect their own queue pairs
-anew. A peer that can't be dialled says nothing about the rail: it is taken off the list, and
-whoever reaches the peer again finds out.
+A repair uses a link of its own that carries nothing else. It dials the peer, connects new queue
+pairs and sends an empty write through them. After the write's completion the rail cools down. Then
+all links use it again and connect their own queue pairs anew.
+
+A peer that can't be dialled says nothing about the rail, so its rails are forgotten: the next link
+to the peer tries them again.
 """
 
 import logging
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class RailEndpoints(msgspec.Struct, frozen=True):
-    """A rail by its ends: our device, and theirs with its address."""
+    """A rail by its ends: our device, and the peer's device with its address."""
 
     local: str
     remote: str
@@ -32,15 +33,15 @@ class RailEndpoints(msgspec.Struct, frozen=True):
 
 
 class RdmaPeerGone(Exception):
-    """The peer itself can't be reached, or is not who is wanted."""
+    """A peer that can't be reached, or is another segment than wanted."""
 
 
 class NothingListening(RdmaPeerGone):
-    """Nothing at the peer's address takes connections; nothing was sent."""
+    """A peer whose address takes no connections; nothing was sent."""
 
 
 class RailFailed(Exception):
-    """The rail does not work; the text says why."""
+    """A rail that does not work; the text says why."""
 
 
 #: Tries a rail to a peer; raises `RdmaPeerGone` or `RailFailed`.
@@ -48,26 +49,26 @@ RepairAttempt = Callable[[RailEndpoints, SegmentDescriptor], None]
 
 
 class RailHealth:
-    """Which rails may be used."""
+    """The states of failed rails. Methods are safe from any thread."""
 
     def __init__(self, name: str, try_rail: RepairAttempt) -> None:
         self._name = name
         self._try = try_rail
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        #: Rails that have failed once, and who was at the other end.
+        #: Rails that have failed once, with their peers.
         self._states: dict[RailEndpoints, tuple[RailState, SegmentDescriptor]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def usable(self, pair: RailEndpoints) -> bool:
-        """Whether slices may be given to it now."""
+        """Return whether slices may be posted on a rail now."""
         with self._lock:
             known = self._states.get(pair)
             return known is None or known[0].usable(time.monotonic())
 
     def impaired(self) -> dict[RailEndpoints, RailPhase]:
-        """The rails that may not be used now."""
+        """Return the rails that may not be used now."""
         with self._lock:
             now = time.monotonic()
             return {
@@ -77,7 +78,7 @@ class RailHealth:
             }
 
     def on_failed(self, pair: RailEndpoints, peer: SegmentDescriptor, reason: str) -> None:
-        """An operation failed on it."""
+        """Record that an operation failed on a rail."""
         with self._changed:
             if self._closed:
                 return

@@ -1,14 +1,14 @@
-"""A notification over a rail: written into the owner's slot, announced, answered.
+"""Deliver a notification over a rail: write it into the owner's slot and await the answer.
 
     initiator                                       owner
-    body -> WRITE_WITH_IMM (its length) ----------> slot, and a completion: `OwnerEnd.arrived`
+    body -> WRITE_WITH_IMM (its length) ----------> slot, and a completion: `OwnerRail.arrived`
             its own completion <------------------- (the device's acknowledgement)
-    answer <---------------- side channel --------- put into the notification_queue, or refused:
+    answer <---------------- side channel --------- queued or refused:
     `NotificationResult`
 
-Only the answer counts as delivered. A rail that fails before it has come is fenced, which the
-owner answers after all that has arrived; a notice that was not among it goes over another rail,
-with the same id: it is one and the same to the inbox. A link is used by one thread, which waits
+Only an answered notification is delivered. A rail that fails before the answer is fenced, and the
+owner answers the fence after all that has arrived. A notification that has not arrived goes over
+another rail with the same id, so the queue takes it once. A link is used by one thread, which waits
 for the answer, so each end has one slot.
 """
 
@@ -30,7 +30,7 @@ from halfmoon_transfer.planning.transfer_plan import OutcomeKind, OutgoingNotifi
 
 
 class NotificationBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What lies in the slot, as MessagePack."""
+    """The content of the slot, as MessagePack."""
 
     generation: U63
     id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -42,17 +42,17 @@ _bodies: msgspec.msgpack.Decoder[NotificationBody] = msgspec.msgpack.Decoder(Not
 
 
 def encode(generation: int, notice: OutgoingNotification) -> bytes:
-    """The bytes for the slot; they may be more than it has."""
+    """Encode the content of the slot; it may be longer than the slot."""
     return msgspec.msgpack.encode(
         NotificationBody(generation, notice.id, notice.sender, notice.message)
     )
 
 
 def decode(body: bytes) -> tuple[int, OutgoingNotification]:
-    """The generation that is meant, and what it is told.
+    """Return the receiver's generation and the notification.
 
     Raises:
-        HandshakeError: it is no notice.
+        HandshakeError: it is no notification.
     """
     try:
         found = _bodies.decode(body)
@@ -62,11 +62,11 @@ def decode(body: bytes) -> tuple[int, OutgoingNotification]:
 
 
 def deliver_notification(link: RdmaLink, request: CarryRequest) -> SliceOutcome:
-    """Over the first rail that works.
+    """Deliver the notification of a batch over the first rail that works.
 
     Raises:
-        PeerGone: the side channel broke; whether it was delivered is unknown.
-        VerbsError: a device failed, likewise.
+        RdmaPeerGone: the side channel broke; whether it was delivered is unknown.
+        VerbsError: a device failed; whether it was delivered is unknown.
     """
     batch = request.batch
     assert batch.notification is not None

@@ -1,22 +1,22 @@
-"""Which local device talks to which remote one: rails. Pure.
+"""Pair local and remote devices to rails, by their addresses. Pure.
 
-Addresses say it: rails are usually networks of their own, so the pair with the longest common
-prefix is on one wire. A device of our own (both processes on this host) has all bits in common.
+Rails are usually networks of their own, so the pair with the longest common prefix is on one wire.
+A device of our own (both processes on this host) has all bits in common.
 """
 
 import ipaddress
 from collections.abc import Mapping
 
-#: A device that got no partner in the first round joins one whose network is surely the same.
+#: Common bits from which two addresses are surely on one network.
 _SAME_NETWORK_BITS = 120
 
 
 def pair_devices(local: Mapping[str, str], remote: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Rails between two nodes.
+    """Return the rails between two nodes.
 
     Args:
         local: GIDs by device name; 8 groups of hex digits.
-        remote: the same of the peer.
+        remote: the GIDs of the peer, likewise.
 
     Returns:
         Names, local and remote. First each device has at most one partner, best match first;

@@ -1,27 +1,27 @@
-"""The health of one rail, as all that use it see it. Pure: time is an argument.
+"""Decide when a failed rail is repaired and used again. Pure: time is an argument.
 
     available --failed--> out --due--> repairing --repaired--> cooling --time--> available
                            ^               |                      |
                            +----(longer)---+ <------failed--------+
 
-A rail that keeps failing waits longer for each repair and cools down longer after it, so that
-one with a bad cable costs little. After a while without failures that is forgotten.
+A rail that keeps failing waits longer for each repair and cools down longer after it. So a rail
+with a bad cable costs little. After a while without failures the waits are short again.
 """
 
 from enum import Enum
 
-#: Until the first repair after a failure; doubled each time one fails.
+#: Seconds until the first repair after a failure; doubled with each failed repair.
 _FIRST_REPAIR_S = 0.2
 _MAX_REPAIR_S = 10.0
-#: From a repair until it is used again; doubled with each failure shortly before.
+#: Seconds from a repair until the next use; doubled with each recent failure.
 _FIRST_COOL_DOWN_S = 0.5
 _MAX_COOL_DOWN_S = 30.0
-#: Available for so long, its earlier failures are forgotten.
+#: Seconds of availability after which earlier failures are forgotten.
 _FORGIVEN_AFTER_S = 60.0
 
 
 class RailPhase(Enum):
-    """Where a rail is."""
+    """The phase of a rail's repair."""
 
     AVAILABLE = "available"
     OUT = "out"
@@ -30,26 +30,26 @@ class RailPhase(Enum):
 
 
 class RailState:
-    """One rail's health."""
+    """The health of one rail."""
 
     def __init__(self) -> None:
         self.phase = RailPhase.AVAILABLE
-        #: When the phase may end: OUT at the next repair, COOLING when it is used again;
-        #: AVAILABLE: since when it is.
+        #: End of the phase: for OUT the next repair, for COOLING the next use. For AVAILABLE: its
+        #: start.
         self.at = 0.0
-        #: Failures since it was last forgiven, and repairs that failed since it is out.
+        #: Failures that are not forgotten, and failed repairs since it is out.
         self.n_failures = 0
         self.n_failed_repairs = 0
         self.reason = ""
 
     def usable(self, now: float) -> bool:
-        """Whether slices may be given to it; ends a cool-down that is over."""
+        """Return whether slices may be posted; end a cool-down that is over."""
         if self.phase is RailPhase.COOLING and now >= self.at:
             self.phase = RailPhase.AVAILABLE
         return self.phase is RailPhase.AVAILABLE
 
     def on_failed(self, now: float, reason: str) -> bool:
-        """An operation failed on it; whether that takes it out (it may be out already)."""
+        """Record a failed operation; return whether that takes the rail out (it may be out)."""
         if self.phase in (RailPhase.OUT, RailPhase.REPAIRING):
             return False
         if self.phase is RailPhase.AVAILABLE and now - self.at >= _FORGIVEN_AFTER_S:
@@ -61,14 +61,14 @@ class RailState:
         return True
 
     def begin_repair(self, now: float) -> bool:
-        """Whether a repair is due; then it has begun, and its end must be told."""
+        """Begin a repair if one is due; return whether it began, so that its end is reported."""
         if self.phase is not RailPhase.OUT or now < self.at:
             return False
         self.phase = RailPhase.REPAIRING
         return True
 
     def on_repair_failed(self, now: float, reason: str) -> None:
-        """It is still no good."""
+        """Record a failed repair."""
         assert self.phase is RailPhase.REPAIRING
         self.n_failed_repairs += 1
         self.reason = reason
@@ -76,7 +76,7 @@ class RailState:
         self.phase, self.at = RailPhase.OUT, now + wait_s
 
     def on_repaired(self, now: float) -> float:
-        """It works; the seconds until it is used again."""
+        """Record a successful repair; return the seconds until the rail is used again."""
         assert self.phase is RailPhase.REPAIRING
         exponent = min(self.n_failures - 1, 32)
         wait_s = min(_MAX_COOL_DOWN_S, _FIRST_COOL_DOWN_S * 2.0**exponent)

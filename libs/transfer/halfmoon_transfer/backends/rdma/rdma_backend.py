@@ -1,8 +1,7 @@
-"""RDMA between hosts whose devices reach each other: the NICs move the bytes by themselves.
+"""Carry batches over RDMA: the NICs of two hosts move the bytes by themselves.
 
-Links (`link`) are kept and used again, at most as many per peer as batches are carried at once.
-The devices check every packet (ICRC), so no checksums are made here. GPU memory could be
-registered through dma-buf where a driver exports it; what is registered here is host memory.
+Links (`link`) are kept and reused, at most as many per peer as batches are carried at once. The
+devices check every packet (ICRC), so no checksums are made here.
 """
 
 import threading
@@ -38,7 +37,7 @@ from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.planning.transfer_plan import OutcomeKind, SliceOutcome
 from halfmoon_transfer.threads.stop_signal import StopSignal
 
-#: No end of patience: repairs stop with the backend.
+#: Deadline of repairs, which stop with the backend.
 _FOR_EVER_S = 1e9
 
 
@@ -54,8 +53,8 @@ class RdmaBackend:
         """Open the devices and listen for links.
 
         Raises:
-            Unavailable: no pyverbs, or no (such) devices.
-            ValueError: an address that can't be.
+            BackendUnavailable: no pyverbs, or no (such) devices.
+            ValueError: an invalid address.
             OSError: it can't listen.
         """
         settings = context.settings
@@ -91,17 +90,17 @@ class RdmaBackend:
         self._repairs = StopSignal.after(_FOR_EVER_S)
         self._health = RailHealth(f"{label}-repair", self._try_rail)
         self._lock = threading.Lock()
-        #: Links that nobody uses now; the oldest first.
+        #: Idle links; the oldest first.
         self._idle: list[RdmaLink] = []
         self._n_busy = 0
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """Where peers dial the side channel."""
+        """The endpoint of the side channel."""
         return {self.name: self._endpoint}
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """Whether the peer has RDMA devices too."""
+        """Return whether the peer has RDMA devices too."""
         return self.name in peer.endpoints
 
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
@@ -112,21 +111,24 @@ class RdmaBackend:
             haul.run()
             return haul.missing
 
-        return self._over_a_link(request, move)
+        return self._use_link(request, move)
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
-        """Deliver the notice over a rail of one link."""
+        """Deliver the notification over a rail of one link."""
 
         def deliver(link: RdmaLink, outcomes: list[SliceOutcome | None]) -> str:
             outcomes[0] = rail_notifications.deliver_notification(link, request)
             return ""
 
-        return self._over_a_link(request, deliver)[0]
+        return self._use_link(request, deliver)[0]
 
-    def _over_a_link(
+    def _use_link(
         self, request: CarryRequest, use: Callable[[RdmaLink, list[SliceOutcome | None]], str]
     ) -> Sequence[SliceOutcome]:
-        """Take a link, use it, and see what remains of it; `use` says what to say of the rest."""
+        """Take a link, use it, and keep it if it is good.
+
+        `use` returns the reason for slices without an outcome.
+        """
         where = _where(request.peer)
         try:
             link = self._take(request.peer, request.stop)
@@ -162,15 +164,15 @@ class RdmaBackend:
         return [outcome or lost for outcome in outcomes]
 
     def view(self, peer: SegmentDescriptor, key: bytes) -> memoryview | None:
-        """There is none over a wire."""
+        """Return None: there are no views over a wire."""
         return None
 
     def revoke(self, key: bytes) -> None:
-        """The devices refuse peers' accesses from now on."""
+        """Withdraw the registrations: the devices refuse peers' accesses from now on."""
         self._memory.revoke(key)
 
     def evict(self, key: bytes) -> None:
-        """`revoke` has ended all accesses."""
+        """Do nothing: `revoke` has ended all accesses."""
 
     def forget(self, segment: str) -> None:
         """Close idle links to this peer."""
@@ -181,7 +183,7 @@ class RdmaBackend:
             link.close()
 
     def gauges(self) -> BackendGauges:
-        """Links of both sides."""
+        """Return the links of both sides."""
         with self._lock:
             n_links = len(self._idle) + self._n_busy
         return BackendGauges(
@@ -190,11 +192,11 @@ class RdmaBackend:
         )
 
     def impaired_rails(self) -> dict[RailEndpoints, RailPhase]:
-        """The rails that are not used now, and where they are on their way back."""
+        """Return the rails that are not used now, with the phase of their repair."""
         return self._health.impaired()
 
     def close(self) -> None:
-        """Hang up on everybody, stop listening, free the devices."""
+        """Close all links, stop listening, free the devices."""
         self._repairs.set()
         self._health.close()
         with self._lock:
@@ -210,7 +212,7 @@ class RdmaBackend:
             device.close()
 
     def _take(self, peer: SegmentDescriptor, stop: StopSignal) -> RdmaLink:
-        """An idle link to this peer that is alive, or a new one."""
+        """Return an idle link to this peer that is alive, or a new one."""
         with self._lock:
             self._n_busy += 1
         try:
@@ -236,10 +238,10 @@ class RdmaBackend:
 
     def _dial(self, peer: SegmentDescriptor, stop: StopSignal) -> RdmaLink:
         stop.doing = f"connecting to {_where(peer)}"
-        patience_s = min(self._connect_timeout_s, stop.remaining_s())
+        timeout_s = min(self._connect_timeout_s, stop.remaining_s())
         try:
             host, port = split_address(peer.endpoints[self.name].address, 0)
-            sock = connect_any(host, port, time.monotonic() + patience_s, stop)
+            sock = connect_any(host, port, time.monotonic() + timeout_s, stop)
         except (OSError, ValueError) as error:
             is_over = stop.stopped or stop.remaining_s() == 0.0
             raise (RdmaPeerGone if is_over else NothingListening)(str(error)) from error
@@ -253,7 +255,7 @@ class RdmaBackend:
         return link
 
     def _try_rail(self, pair: RailEndpoints, peer: SegmentDescriptor) -> None:
-        """Connect one rail over a link of its own and send something through."""
+        """Connect one rail over a link of its own and send an empty write."""
         try:
             link = self._dial(peer, self._repairs)
         except LinkRefused as turned:
@@ -288,7 +290,7 @@ class RdmaBackend:
 
 
 def _side_channel(context: EngineContext, port: int) -> Endpoint:
-    """Where peers should dial: on the host that is advertised, a port of its own."""
+    """Return the endpoint to advertise for the side channel: the host of TCP, a port of its own."""
     if context.advertise is None:
         return advertised_address(context.bind, port, None)
     host, _ = split_address(context.advertise, port)

@@ -1,9 +1,9 @@
-"""The RDMA devices that an engine uses, and by which of its addresses each is known.
+"""Open the RDMA devices that an engine uses, and choose an address of each.
 
-A device has a table of GIDs, one for each address of its network interface and each protocol.
-We take an IPv4-mapped one of RoCE v2 (routable, and what everybody tests with), else any of
-RoCE v2, else the first that there is. The table may change while links go down and come up:
-it is read again for each connection.
+A device has a table of GIDs, one for each address of its network interface and each protocol. An
+IPv4-mapped GID of RoCE v2 is preferred (routable, and the best tested), then any GID of RoCE v2,
+then the first one. The table may change while links go down and come up, so it is read again for
+each connection.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ from halfmoon_transfer.backends.rdma.verbs import VerbsContext, VerbsError
 from halfmoon_transfer.interface import BackendUnavailable
 
 _SYSFS = Path("/sys/class/infiniband")
-#: Empty entries of a table before we believe that no more follow.
+#: Empty entries in a row that end a table.
 _MAX_GAP = 8
 
 
@@ -29,12 +29,12 @@ class Gid(msgspec.Struct, frozen=True):
     index: int
     #: 8 groups of 4 hex digits.
     text: str
-    #: "RoCE v2", "IB/RoCE v1"; empty where the kernel doesn't say.
+    #: "RoCE v2", "IB/RoCE v1"; empty if the kernel doesn't tell.
     kind: str
 
 
 def choose_gid(entries: Sequence[Gid]) -> Gid | None:
-    """The one to be known by; None if there is none."""
+    """Choose the GID to advertise; None if there is none."""
 
     def rank(gid: Gid) -> tuple[bool, bool, bool]:
         address = ipaddress.IPv6Address(gid.text)
@@ -44,7 +44,7 @@ def choose_gid(entries: Sequence[Gid]) -> Gid | None:
 
 
 def read_gids(device: str, root: Path = _SYSFS) -> list[Gid]:
-    """A device's table, as the kernel shows it; entries that are empty or vanish are left out."""
+    """Read a device's table from the kernel, without empty and vanishing entries."""
     port = root / device / "ports" / str(verbs.PORT)
     found: list[Gid] = []
     n_empty = 0
@@ -73,14 +73,14 @@ class RdmaDevice:
     """One opened device."""
 
     def __init__(self, name: str) -> None:
-        """Open it.
+        """Open the device.
 
         Raises:
-            VerbsError: it can't be.
+            VerbsError: it can't be opened.
         """
         self.name = name
         self.context = VerbsContext(name)
-        # No bytes are a run of registered memory, too: what an empty write is made of.
+        # Even an empty write needs registered memory: this page.
         self._page = np.zeros(4096, np.uint8)
         address = int(self._page.ctypes.data)
         self._registered = self.context.register(
@@ -90,7 +90,7 @@ class RdmaDevice:
         self.max_message_bytes = self.context.port().max_message_bytes
 
     def gid(self) -> Gid:
-        """By what it is known now.
+        """Return the GID to advertise now.
 
         Raises:
             VerbsError: it has no address.
@@ -103,16 +103,16 @@ class RdmaDevice:
         return chosen
 
     def close(self) -> None:
-        """After all queue pairs and registrations."""
+        """Close the device; its queue pairs and registrations are closed already."""
         self._registered.close()
         self.context.close()
 
 
 def open_devices(wanted: Sequence[str]) -> dict[str, RdmaDevice]:
-    """These devices, or all that have an address if none is named.
+    """Open these devices, or all that have an address if none is named.
 
     Raises:
-        Unavailable: no pyverbs, no devices, or not these.
+        BackendUnavailable: no pyverbs, no devices, or not these.
     """
     present = verbs.device_names()
     missing = [name for name in wanted if name not in present]

@@ -1,23 +1,25 @@
-"""What is said on the side channel of an RDMA link: a TCP connection from initiator to owner.
+"""Encode and decode the messages on the side channel of an RDMA link.
+
+It is a TCP connection from initiator to owner:
 
     4 bytes length, big-endian, 1 to 65536 · one message in MessagePack, tagged by its kind
 
-    Hello    -> Welcome     who is wanted, and which devices are here
-    Prove    -> Proven      that both know the cluster key; only when both sent a nonce
-    Connect  -> Connected   makes (or resets) the owner's end of one rail
-    Fence    -> Fenced      the owner's end of a rail accepts no packet any more
-    Ask      -> Granted     presents a region's key, gets where it is and its rkeys
-             -> Denied      … or why not
-    anything -> Failed      the owner could not; the connection goes on
-    (notice) -> Noted       what became of a notice that came over a rail, see `notices`
+    hello    -> welcome     the wanted segment, and the owner's devices
+    prove    -> proven      both know the cluster key; only when both sent a nonce
+    connect  -> connected   makes (or resets) the owner's end of one rail
+    fence    -> fenced      the owner's end of a rail accepts no packet any more
+    ask      -> granted     presents a region's key, gets its address and rkeys
+             -> denied      … or the reason of a refusal
+    anything -> failed      an error of the owner; the connection goes on
+    (slot)   -> noted       the result of a notification, see `rail_notifications`
 
-A nonce is 32 random bytes of whoever has a cluster key (`cluster_key`), else empty. Proofs are
-made over Hello and Welcome, encoded without their lengths. An owner that has a key refuses
+A nonce is 32 random bytes if the side has a cluster key (`cluster_key`), else empty. Proofs are
+made over hello and welcome, encoded without their lengths. An owner that has a key refuses
 hellos without a nonce, and answers nothing before the proof.
 
-Each request has one answer, in order; a notice's comes before those of requests that were sent
-after it had arrived. A connection that sends anything else is closed. The owner's ends live as
-long as the connection.
+Each request has one answer, in order. The answer to a notification comes before those of requests
+that were sent after it had arrived. A connection that sends anything else is closed. The owner's
+ends live as long as the connection.
 """
 
 import socket
@@ -32,7 +34,7 @@ from halfmoon_transfer.regions.access import AccessStatus
 
 VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024
-#: An owner's room for a notice: a message of 4,096 bytes, its sender and id.
+#: Bytes of the owner's slot: a notification of 4,096 bytes, its sender and id.
 SLOT_BYTES = 8192
 #: Rails of one link, and devices of one node.
 MAX_RAILS = 64
@@ -52,24 +54,24 @@ RailNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RAILS)]
 
 
 class HandshakeError(Exception):
-    """The other side sent something that is not our handshake."""
+    """Bytes of the other side that are no message of this handshake."""
 
 
 class RailEnd(msgspec.Struct, frozen=True):
-    """One end of a rail, as the other end must know it."""
+    """One end of a rail, described for the other end."""
 
     gid: GidText
     queue_pair: U24
     #: The first packet's sequence number.
     psn: U24
-    #: The verbs' number of the path MTU.
+    #: Code of the path MTU in the verbs API.
     mtu: Annotated[int, msgspec.Meta(ge=1, le=5)]
     #: Reads that may be outstanding.
     max_reads: Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
 class RdmaHello(msgspec.Struct, frozen=True, tag="hello"):
-    """Who is wanted."""
+    """The first message: the segment that the initiator wants."""
 
     version: int
     segment: Name
@@ -78,7 +80,7 @@ class RdmaHello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class RdmaWelcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Who is here; with a refusal nothing follows."""
+    """The owner's segment and devices; nothing follows a refusal."""
 
     segment: Name
     generation: U63
@@ -89,20 +91,20 @@ class RdmaWelcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class InitiatorProof(msgspec.Struct, frozen=True, tag="prove"):
-    """The initiator knows the cluster key."""
+    """The proof that the initiator knows the cluster key."""
 
     proof: ProofBytes
 
 
 class OwnerProof(msgspec.Struct, frozen=True, tag="proven"):
-    """So does the owner; or not this one, with the reason."""
+    """The proof that the owner knows the cluster key, or the reason of a refusal."""
 
     proof: ProofBytes | None = None
     refused: Text = ""
 
 
 class ConnectRail(msgspec.Struct, frozen=True, tag="connect"):
-    """Connect the owner's end of this rail, on this device of the owner's, to this end."""
+    """A request to connect the owner's end of a rail to an end of the initiator."""
 
     rail: RailNumber
     device: Name
@@ -110,38 +112,38 @@ class ConnectRail(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class NotificationSlot(msgspec.Struct, frozen=True):
-    """Where notices for the owner may be written; `SLOT_BYTES` of them."""
+    """The address of `SLOT_BYTES` for notifications to the owner."""
 
     address: U64
     rkey: U32
 
 
 class RailConnected(msgspec.Struct, frozen=True, tag="connected"):
-    """The owner's end."""
+    """The owner's end of a rail, connected."""
 
     end: RailEnd
     slot: NotificationSlot
 
 
 class FenceRail(msgspec.Struct, frozen=True, tag="fence"):
-    """This rail failed: drop what is still on the way, so that it can't land later."""
+    """A request to drop all packets of a failed rail, so that they can't land later."""
 
     rail: RailNumber
 
 
 class RailFenced(msgspec.Struct, frozen=True, tag="fenced"):
-    """Nothing lands any more."""
+    """The answer that no packet of a rail lands any more."""
 
 
 class RdmaRegionRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """The region of this key, please."""
+    """A request for the region of a key."""
 
     generation: U63
     key: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
 class RdmaRegionGrant(msgspec.Struct, frozen=True, tag="granted"):
-    """Where a region is, and what each of the owner's devices calls it."""
+    """The address of a region, and its keys at each of the owner's devices."""
 
     address: U64
     length: U63
@@ -151,20 +153,20 @@ class RdmaRegionGrant(msgspec.Struct, frozen=True, tag="granted"):
 
 
 class RdmaRegionDenial(msgspec.Struct, frozen=True, tag="denied"):
-    """Not this region: a `AccessStatus` and its detail."""
+    """The refusal of a region: an `AccessStatus` and its detail."""
 
     status: AccessStatus
     detail: U63
 
 
 class RdmaFailure(msgspec.Struct, frozen=True, tag="failed"):
-    """The owner could not, and says why."""
+    """An error of the owner."""
 
     reason: Text
 
 
 class NotificationResult(msgspec.Struct, frozen=True, tag="noted"):
-    """What became of a notice: a `AccessStatus` (OK: it is queued) and its detail."""
+    """The result of a notification: an `AccessStatus` (OK: it is queued) and its detail."""
 
     id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     status: AccessStatus
@@ -188,22 +190,22 @@ _replies: msgspec.msgpack.Decoder[RdmaReply] = msgspec.msgpack.Decoder(RdmaReply
 
 
 def encode(message: RdmaRequest | RdmaReply) -> bytes:
-    """A whole frame."""
+    """Encode a whole frame."""
     body = msgspec.msgpack.encode(message)
     assert 0 < len(body) <= MAX_FRAME_BYTES
     return _LENGTH.pack(len(body)) + body
 
 
 def proof_transcript(message: RdmaRequest | RdmaReply) -> bytes:
-    """What is proven: the message as both sides understand it."""
+    """Return the bytes of a message over which proofs are made."""
     return msgspec.msgpack.encode(message)
 
 
 def body_bytes(header: "bytes | memoryview") -> int:
-    """The length of the body that follows.
+    """Return the length of the body that follows.
 
     Raises:
-        HandshakeError: nobody of ours would send that.
+        HandshakeError: no message has that length.
     """
     (n_bytes,) = _LENGTH.unpack(header)
     if not 0 < n_bytes <= MAX_FRAME_BYTES:
@@ -212,7 +214,7 @@ def body_bytes(header: "bytes | memoryview") -> int:
 
 
 def decode_request(body: "bytes | memoryview") -> RdmaRequest:
-    """What an initiator says.
+    """Decode an initiator's message.
 
     Raises:
         HandshakeError: it is no request.
@@ -224,7 +226,7 @@ def decode_request(body: "bytes | memoryview") -> RdmaRequest:
 
 
 def decode_reply(body: "bytes | memoryview") -> RdmaReply:
-    """What an owner answers.
+    """Decode an owner's message.
 
     Raises:
         HandshakeError: it is no reply.
@@ -236,20 +238,20 @@ def decode_reply(body: "bytes | memoryview") -> RdmaReply:
 
 
 def receive_body(sock: socket.socket) -> memoryview:
-    """One frame's body.
+    """Receive one frame's body.
 
     Raises:
-        HandshakeError: its length makes no sense.
+        HandshakeError: no message has its length.
         OSError: the connection broke or stalled.
     """
     return receive(sock, body_bytes(receive(sock, _LENGTH.size)))
 
 
 def send_request(sock: socket.socket, request: RdmaRequest) -> RdmaReply:
-    """One request and its answer.
+    """Send one request and return its answer.
 
     Raises:
-        HandshakeError: the answer is none.
+        HandshakeError: the answer is no reply.
         OSError: the connection broke or stalled.
     """
     send_all(sock, [encode(request)])

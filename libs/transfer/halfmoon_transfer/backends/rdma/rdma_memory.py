@@ -1,18 +1,18 @@
-"""Which of our regions the devices know, registered at all of them when first needed.
+"""Register our regions at all RDMA devices when they are first needed.
 
 A region may be registered twice, as each registration gives a right of its own:
 
     lent      to peers that presented its key: they hold rkeys, read and write it by
-              themselves, and lose that at once when the region is taken back
+              themselves, and lose that at once when the region is removed
     borrowed  by our own transfers, as their source or destination: unknown to peers, and
               kept until the last transfer that uses it has ended
 
-Memory of a device (`devices`) is lent as a dma-buf, where its driver exports one and all network
-cards take it: they then reach it without the host (GPUDirect). It is never borrowed: our own
-transfers stage it. Where that can't be, peers are refused, and take their next path.
+Memory of a device (`devices`) is lent as a dma-buf, if its driver exports one and all NICs accept
+it. They then access it without the host (GPUDirect). Otherwise peers are refused, and take their
+next path. It is never borrowed: our own transfers stage it.
 
-The lock is held while registering, and a region is looked up under it: one that is being
-taken back is either found here and withdrawn, or not found by whoever asks for it.
+The lock is held while registering, and a region is looked up under it. So a region that is being
+removed is either found here and withdrawn, or refused to the peer that requests it.
 """
 
 import logging
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class RegionRegistrations:
-    """One region at all devices."""
+    """The registrations of one region at all devices."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class RegionRegistrations:
         *,
         writable: bool,
     ) -> None:
-        """Register it everywhere, or nowhere.
+        """Register the region at all devices, or at none.
 
         Args:
-            address: of its first byte, as cards are told it.
+            address: of its first byte, in the address space of the NICs.
             length: in bytes.
-            devices: all cards.
-            register: does it at one of them, and keeps the memory alive.
+            devices: all devices.
+            register: registers it at one device, and keeps the memory alive.
             writable: whether bytes may be written.
         """
         self.address, self.length, self.writable = address, length, writable
         self.by_device: dict[str, MemoryRegistration] = {}
-        #: Transfers that use it now; `withdrawn`: the last of them closes it.
+        #: Transfers that use it now; once it is `withdrawn`, the last of them closes it.
         self.n_users = 0
         self.withdrawn = False
         self._register = register
@@ -71,7 +71,7 @@ class RegionRegistrations:
             raise
 
     def close(self) -> None:
-        """The devices refuse it from now on."""
+        """End the registrations: the devices refuse accesses from now on."""
         for name, registration in self.by_device.items():
             try:
                 registration.close()
@@ -83,12 +83,12 @@ class RegionRegistrations:
 def register_host_memory(
     view: memoryview, devices: Iterable[RdmaDevice], *, remote: bool
 ) -> RegionRegistrations:
-    """Bytes of this process, at all devices.
+    """Register memory of this process at all devices.
 
     Raises:
-        VerbsError: they can't be registered.
+        VerbsError: it can't be registered.
     """
-    # Keeps the memory alive, in `register`: the devices hold bare addresses.
+    # `register` refers to it and keeps the memory alive: the devices hold bare addresses.
     array = np.frombuffer(view, np.uint8)
     address, length, writable = int(array.ctypes.data), len(array), not view.readonly
 
@@ -103,11 +103,11 @@ def register_host_memory(
 def register_device_memory(
     region: DeviceRegion, devices: Iterable[RdmaDevice]
 ) -> RegionRegistrations:
-    """Memory of a device, at all network cards, for peers.
+    """Register memory of a device at all NICs, for peers.
 
     Raises:
         DeviceError: its driver exports no dma-buf.
-        VerbsError: a card, or its driver, does not take it.
+        VerbsError: a NIC, or its driver, does not accept it.
     """
     exported = region.dma_buf()
 
@@ -117,7 +117,7 @@ def register_device_memory(
         )
 
     try:
-        # A dma-buf has no address of its own: cards are told offsets in it.
+        # A dma-buf has no address of its own: NICs use offsets in it.
         return RegionRegistrations(
             exported.offset, region.length, devices, register, writable=region.writable
         )
@@ -126,10 +126,10 @@ def register_device_memory(
 
 
 class NotificationBuffer:
-    """A little memory of our own that one device may read from: a notice on its way out."""
+    """A small buffer from which one device sends notifications."""
 
     def __init__(self, device: RdmaDevice) -> None:
-        """Register it.
+        """Allocate and register the buffer.
 
         Raises:
             VerbsError: it can't be registered.
@@ -141,17 +141,17 @@ class NotificationBuffer:
         )
 
     def lay(self, body: bytes) -> tuple[int, int]:
-        """Put bytes there; the address and lkey. What was there before must have been sent."""
+        """Put bytes into the buffer and return address and lkey; the previous ones were sent."""
         self._array[: len(body)] = np.frombuffer(body, np.uint8)
         return self._address, self._registration.lkey
 
     def close(self) -> None:
-        """The device leaves it alone from now on."""
+        """End the registration."""
         self._registration.close()
 
 
 class RdmaMemoryTable:
-    """All that is registered."""
+    """The registrations of all regions. Methods are safe from any thread."""
 
     def __init__(self, regions: RegionTable, devices: dict[str, RdmaDevice]) -> None:
         self._regions = regions
@@ -162,10 +162,10 @@ class RdmaMemoryTable:
         self._borrowed: dict[bytes, RegionRegistrations] = {}
 
     def lend(self, generation: int, key: bytes) -> RdmaRegionGrant:
-        """A region for a peer that knows its key.
+        """Grant a region to a peer that knows its key.
 
         Raises:
-            Refused: there is no such region.
+            AccessRefused: there is no such region.
             VerbsError: it can't be registered.
         """
         with self._lock:
@@ -175,10 +175,10 @@ class RdmaMemoryTable:
 
     @contextmanager
     def borrow(self, regions: Iterable[Region]) -> Generator[dict[bytes, RegionRegistrations]]:
-        """Regions of ours for a transfer, by key, while the block runs.
+        """Lend our regions to a transfer while the block runs; yields them by key.
 
         Raises:
-            Refused: one of them is not ours (any more).
+            AccessRefused: one of them is not registered here (any more).
             VerbsError: one of them can't be registered.
         """
         held: dict[bytes, RegionRegistrations] = {}
@@ -198,7 +198,7 @@ class RdmaMemoryTable:
                         each.close()
 
     def revoke(self, key: bytes) -> None:
-        """The region was removed: peers' accesses end now, our own with their transfers."""
+        """Withdraw a removed region: peers' accesses end now, our own with their transfers."""
         with self._lock:
             lent = self._lent.pop(key, None)
             if lent is not None:
@@ -210,7 +210,7 @@ class RdmaMemoryTable:
                     borrowed.close()
 
     def close(self) -> None:
-        """Nobody uses any of it."""
+        """End all registrations; no transfer uses them."""
         with self._lock:
             for each in [*self._lent.values(), *self._borrowed.values()]:
                 each.close()
@@ -220,7 +220,7 @@ class RdmaMemoryTable:
     def _find(
         self, table: dict[bytes, RegionRegistrations], generation: int, key: bytes, *, remote: bool
     ) -> RegionRegistrations:
-        # Asked each time: what was removed must not be handed out again.
+        # Checked each time: a removed region must not be granted again.
         entry, _ = self._regions.leases.acquire(generation, key, 0, 0, write=False)
         try:
             known = table.get(key)
@@ -235,7 +235,7 @@ class RdmaMemoryTable:
         if entry.backing is None:
             return register_host_memory(entry.view, devices, remote=remote)
         if not remote or not isinstance(entry.backing, DeviceRegion):
-            raise AccessRefused(AccessStatus.NOT_SHAREABLE)  # no card can read a file by itself
+            raise AccessRefused(AccessStatus.NOT_SHAREABLE)  # no NIC can read a file by itself
         try:
             return register_device_memory(entry.backing, devices)
         except (DeviceError, VerbsError) as error:

@@ -1,7 +1,7 @@
-"""The owner's side: what is said on each side channel.
+"""Answer requests on accepted side channels: the owner's side of RDMA.
 
-The thread that serves it makes the owner's ends of rails, lends regions to whoever knows their
-keys, and frees all ends when the channel closes. The bytes themselves pass by it.
+The thread of a side channel makes the owner's ends of rails, and frees them when the channel
+closes. It grants regions to peers that know their keys. The NICs move the bytes without it.
 """
 
 import contextlib
@@ -81,11 +81,11 @@ class RdmaServer:
 
     @property
     def n_malformed(self) -> int:
-        """Links ended for what was said on them."""
+        """Links closed because of malformed messages."""
         return self._listener.n_malformed
 
     def close(self) -> None:
-        """Stop listening and hang up on everybody."""
+        """Stop listening and close all links."""
         self._listener.close()
 
     def _farewell(self, reason: str) -> bytes:
@@ -142,12 +142,12 @@ class _OwnerLink:
         ):
             return
         while (request := self._next()) is not None:
-            # A fence is answered after what had arrived before it.
-            self._take_notices()
+            # Notifications that arrived before a fence are answered before it.
+            self._take_notifications()
             send_all(self._socket, [rdma_handshake.encode(self._answer(request))])
 
     def _trust(self, key: ClusterKey, hello: RdmaHello, welcome: RdmaWelcome) -> bool:
-        """Hear the peer's proof, and answer with our own if it deserves one."""
+        """Check the peer's proof, and answer with our own if it is right."""
         theirs = self._next()
         if not isinstance(theirs, InitiatorProof):
             raise HandshakeError("no proof after a RdmaHello")
@@ -162,7 +162,7 @@ class _OwnerLink:
         return trusted
 
     def close(self) -> None:
-        """Free all ends: nobody reaches our memory through them any more."""
+        """Free all ends: peers reach our memory through them no more."""
         for end in self._ends.values():
             try:
                 end.close()
@@ -174,7 +174,7 @@ class _OwnerLink:
         while True:
             self._wait()
             try:
-                # Idling between requests is fine, for as long as the peer likes.
+                # A peer may idle between requests without limit.
                 if not self._socket.recv(1, socket.MSG_PEEK):
                     return None
             except BlockingIOError:
@@ -185,23 +185,23 @@ class _OwnerLink:
                 raise HandshakeError("the peer hung up in the middle of a message") from closed
 
     def _wait(self) -> None:
-        """Until something is said on the side channel; meanwhile, notices are taken."""
+        """Wait for a message on the side channel, and take notifications meanwhile."""
         ends = {end.fd: end for end in self._ends.values()}
         poll = select.poll()
         for fd in (*ends, self._socket.fileno()):
             poll.register(fd, select.POLLIN)
         while True:
-            # What completed before a queue was armed is not announced: look again first.
+            # Completions before arming are not announced: poll again first.
             while any(end.arm() for end in ends.values()):
-                self._take_notices()
+                self._take_notifications()
             ready = {fd for fd, _ in poll.poll()}
             for fd in ready & ends.keys():
                 ends[fd].take_event()
             if self._socket.fileno() in ready:
                 return
 
-    def _take_notices(self) -> None:
-        """Put what has arrived into the inbox and say so."""
+    def _take_notifications(self) -> None:
+        """Queue the notifications that have arrived, and acknowledge them."""
         for end in self._ends.values():
             for body in end.arrived():
                 generation, notice = rail_notifications.decode(body)

@@ -1,9 +1,9 @@
-"""The one place that knows pyverbs: its versions, its enums, and what must not be called.
+"""Wrap pyverbs, whatever its version; no other module imports it.
 
-pyverbs belongs to the system's rdma-core (Debian: python3-pyverbs) and is optional. Newer
-ones have moved their enums to other modules and show the descriptors of their channels; older
-ones don't. No call of pyverbs releases the interpreter, so nothing here may block: events are
-only taken from a channel whose descriptor a poll has found readable.
+pyverbs belongs to the system's rdma-core (Debian: python3-pyverbs) and is optional. Newer versions
+moved their enums to other modules and show the descriptors of their channels; older ones don't.
+No call of pyverbs releases the interpreter lock, so nothing here may block. Events are only taken
+from a channel whose descriptor a poll has found readable.
 """
 
 import contextlib
@@ -41,30 +41,30 @@ except ImportError as error:
     _missing = error
 
 T = TypeVar("T")
-#: RoCE devices have one.
+#: The only port of RoCE devices.
 PORT = 1
 #: Reads that one queue pair may have outstanding, where the device allows it.
 _MAX_READS = 16
-#: Waiting for an acknowledgement: 4.096 µs · 2^14 = 67 ms, tried so often more. A dead link
-#: shows within about half a second. 7 is not a count: some drivers then try for ever.
+#: Timeout of an acknowledgement: 4.096 µs · 2^14 = 67 ms, and the number of retries. A dead link
+#: shows within about half a second. 7 is no count: some drivers then retry for ever.
 _TIMEOUT_EXPONENT = 14
 _RETRIES = 3
-#: How long an owner that is not ready asks to be left alone (12: 0.64 ms); one-sided
-#: operations never meet that.
+#: Pause that an owner without posted receives asks for (12: 0.64 ms); one-sided operations never
+#: need receives.
 _RNR_TIMER = 12
-#: Announcements of the other end that one queue pair may have waiting.
+#: Receives posted per queue pair, for announcements of the other end.
 RECEIVES = 4
-#: Finding a new descriptor by comparing lists needs that nobody else makes one meanwhile, or
-#: closes one, whose number it would get.
+#: Held while a new descriptor is found by comparing lists, so that no other thread opens or closes
+#: a channel meanwhile.
 _channels = threading.Lock()
 
 
 class VerbsError(OSError):
-    """A verb failed; the text says which, on what, and why."""
+    """A failed call of the verbs API; the text names the call, the object and the reason."""
 
 
 class CompletionStatus:
-    """Completion statuses of the verbs API that we tell apart (`enum ibv_wc_status`)."""
+    """Completion statuses of the verbs API that are told apart (`enum ibv_wc_status`)."""
 
     SUCCESS = 0
     LOCAL_LENGTH = 1
@@ -72,7 +72,7 @@ class CompletionStatus:
     FLUSHED = 5
     BAD_REQUEST = 9
     REMOTE_ACCESS = 10
-    #: The request was at fault, not the rail: the queue pair needs a reset, nothing else.
+    #: Faults of the request and not of the rail: the queue pair needs only a reset.
     OF_THE_REQUEST = frozenset({LOCAL_LENGTH, LOCAL_PROTECTION, BAD_REQUEST, REMOTE_ACCESS})
 
 
@@ -97,25 +97,25 @@ _STATUS_NAMES = {
 
 
 def completion_status_text(status: int) -> str:
-    """A completion status in words."""
+    """Return a completion status in words."""
     return f"{_STATUS_NAMES.get(status, 'completion status')} ({status})"
 
 
 class WorkCompletion(msgspec.Struct, frozen=True):
-    """The end of one posted operation. Of a failed one nothing else is known."""
+    """The end of one posted operation. For a failed one only number and status are valid."""
 
     wr_id: int
     status: int
-    #: What an announcement carried; of an operation of our own, meaningless.
+    #: The 32 bits of an announcement; undefined for our own operations.
     immediate: int = 0
 
 
 class RdmaOperation(msgspec.Struct, frozen=True, gc=False):
     """One read or write. With a length of 0 the local memory must be registered all the same."""
 
-    #: Comes back with the completion.
+    #: Number that the completion repeats.
     wr_id: int
-    #: Local.
+    #: Of the local memory.
     address: int
     length: int
     lkey: int
@@ -124,16 +124,16 @@ class RdmaOperation(msgspec.Struct, frozen=True, gc=False):
 
 
 class PortState(msgspec.Struct, frozen=True):
-    """What a port says about itself now."""
+    """The current state of a port."""
 
     active: bool
-    #: The verbs' number of the path MTU: 1 is 256 bytes, 5 is 4096.
+    #: Code of the path MTU: 1 is 256 bytes, 5 is 4096.
     mtu: int
     max_message_bytes: int
 
 
 class RemoteEnd(msgspec.Struct, frozen=True):
-    """What a queue pair must know of the other one."""
+    """The other end of a queue pair's connection."""
 
     gid: str
     queue_pair: int
@@ -151,10 +151,10 @@ def _translated(doing: str) -> Generator[None]:
 
 
 def device_names() -> list[str]:
-    """RDMA devices of this machine.
+    """Return the names of the RDMA devices of this machine.
 
     Raises:
-        Unavailable: there is no pyverbs, or the kernel has no verbs.
+        BackendUnavailable: there is no pyverbs, or the kernel has no verbs.
     """
     if _missing is not None:
         raise BackendUnavailable(
@@ -171,7 +171,7 @@ def device_names() -> list[str]:
 
 
 class MemoryRegistration:
-    """Memory that a device may reach; whoever registers keeps the memory alive."""
+    """Memory that a device may access; the caller of `register` keeps it alive."""
 
     def __init__(self, mr: Any) -> None:
         self._mr = mr
@@ -179,7 +179,7 @@ class MemoryRegistration:
         self.rkey = int(mr.rkey)
 
     def close(self) -> None:
-        """From now on the device refuses accesses with these keys."""
+        """End the registration: the device refuses accesses with its keys from now on."""
         with _translated("deregistering memory"):
             self._mr.close()
 
@@ -195,7 +195,7 @@ class CompletionQueue:
 
     @property
     def handle(self) -> Any:
-        """For making queue pairs."""
+        """The pyverbs object, for making queue pairs."""
         return self._cq
 
     def poll(self, n: int) -> list[WorkCompletion]:
@@ -210,7 +210,7 @@ class CompletionQueue:
         ]
 
     def arm(self) -> bool:
-        """Have the next completion make `fd` readable; whether that was news: poll again."""
+        """Let the next completion make `fd` readable; return whether to poll again first."""
         if self._armed:
             return False
         with _translated("arming a completion queue"):
@@ -219,34 +219,34 @@ class CompletionQueue:
         return True
 
     def take_event(self) -> None:
-        """`fd` was found readable; taking an event that isn't there would block for ever."""
+        """Take an event after `fd` was found readable; without an event this blocks for ever."""
         with _translated("taking a completion event"):
             self._channel.get_cq_event(self._cq)
             self._cq.ack_events(1)
         self._armed = False
 
     def close(self) -> None:
-        """After its queue pairs."""
+        """Destroy the queue; its queue pairs are closed already."""
         with _translated("closing a completion queue"), _channels:
             self._cq.close()
             self._channel.close()
 
 
 class QueuePair:
-    """A reliable connection's end."""
+    """One end of a reliable connection."""
 
     def __init__(self, qp: Any, *, extended: bool) -> None:
         self._qp = qp
-        #: Whether the driver takes a run of operations without an object for each.
+        #: Whether the driver posts operations without an object for each.
         self._extended = extended
         self._sge = SGE(0, 0, 0)
         self.number = int(qp.qp_num)
 
     def connect(self, end: RemoteEnd, *, psn: int, gid_index: int, mtu: int, reads: int) -> None:
-        """From reset until ready to send.
+        """Connect a reset queue pair, until it is ready to send.
 
         Raises:
-            VerbsError: the address can't be resolved, the port is down, or the like.
+            VerbsError: the address can't be resolved, or the port is down.
         """
         with _translated(f"connecting to {end.gid}"):
             attr = QPAttr(port_num=PORT)
@@ -265,7 +265,7 @@ class QueuePair:
         self._to(_e.IBV_QPS_RESET, "resetting a queue pair")
 
     def fail(self) -> None:
-        """End what is posted: it completes as flushed."""
+        """End the posted operations: they complete as flushed."""
         self._to(_e.IBV_QPS_ERR, "failing a queue pair")
 
     def _to(self, state: Any, doing: str) -> None:
@@ -275,23 +275,23 @@ class QueuePair:
             self._qp.modify(attr, _e.IBV_QP_STATE)
 
     def post(self, run: Sequence[RdmaOperation], reports: Sequence[bool], *, write: bool) -> int:
-        """Operations, one after the other.
+        """Post operations, in order.
 
-        They complete in order: a completion of one says that those before it which have not
-        reported anything went well.
+        They complete in order. A completion implies that earlier operations without a report
+        succeeded.
 
         Args:
-            run: what to do.
-            reports: of each, whether it reports its success too; failures always are.
-            write: or read.
+            run: the operations.
+            reports: for each, whether it reports success; failures are always reported.
+            write: whether they are writes; else reads.
 
         Returns:
-            How many were taken; those after them were not.
+            How many were posted; the rest was not.
         """
         post = self._post_extended if self._extended else self._post_one
         n_taken = 0
         with contextlib.suppress(_PyverbsError):
-            # Each on its own: a software device does the work within the call, and the first
+            # One call each: a software device does the work within the call, and the first
             # completions should not wait for the last operation of a long run.
             for each, is_reported in zip(run, reports, strict=True):
                 post(each, write, is_reported)
@@ -314,30 +314,30 @@ class QueuePair:
         self._qp.post_send(_request(operation, opcode, is_reported=is_reported))
 
     def announce(self, operation: RdmaOperation, immediate: int) -> None:
-        """Write, and complete one of the other end's `receive` with 32 bits.
+        """Write, and complete one `receive` of the other end with 32 bits.
 
         Raises:
-            VerbsError: it was not taken.
+            VerbsError: it was not posted.
         """
         with _translated("posting an announcement"):
             opcode = _e.IBV_WR_RDMA_WRITE_WITH_IMM
             self._qp.post_send(_request(operation, opcode, socket.htonl(immediate)))
 
     def receive(self, local: tuple[int, int, int]) -> None:
-        """Be ready for one more announcement; at most `RECEIVES` may be open.
+        """Post a receive for one more announcement; at most `RECEIVES` may be open.
 
         Args:
-            local: address, length and lkey. Nothing is put there, as the other end's write
-                says where to; but pyverbs wants some.
+            local: address, length and lkey. Nothing is put there, as the other end's write has
+                its own address; but pyverbs requires them.
 
         Raises:
-            VerbsError: it was not taken.
+            VerbsError: it was not posted.
         """
         with _translated("posting a receive"):
             self._qp.post_recv(RecvWR(num_sge=1, sg=[SGE(*local)]))
 
     def close(self) -> None:
-        """Destroy it: nothing that was posted touches memory any more."""
+        """Destroy the queue pair: posted operations access no memory any more."""
         with _translated("closing a queue pair"):
             self._qp.close()
 
@@ -352,7 +352,7 @@ class VerbsContext:
             self.max_reads = min(_MAX_READS, int(self._context.query_device().max_qp_rd_atom))
 
     def port(self) -> PortState:
-        """What the port says now."""
+        """Return the current state of the port."""
         with _translated("querying a port"):
             attr = self._context.query_port(PORT)
         active = int(attr.state) == int(_e.IBV_PORT_ACTIVE)
@@ -361,7 +361,7 @@ class VerbsContext:
     def register(
         self, address: int, n_bytes: int, *, writable: bool, remote: bool
     ) -> MemoryRegistration:
-        """Let the device reach memory; `remote`: and peers that know the rkey.
+        """Let the device access memory; with `remote`, also peers that know the rkey.
 
         Raises:
             VerbsError: the memory can't be pinned (mind `ulimit -l`).
@@ -373,24 +373,24 @@ class VerbsContext:
     def register_dma_buf(
         self, fd: int, offset: int, n_bytes: int, *, writable: bool
     ) -> MemoryRegistration:
-        """Let peers reach a range of a dma-buf; they address its bytes by their offset in it.
+        """Let peers access a range of a dma-buf; addresses are offsets in the buffer.
 
         Raises:
-            VerbsError: the driver or the kernel can't, or the descriptor is of something else.
+            VerbsError: the driver or the kernel can't, or the descriptor is no dma-buf.
         """
         access = _access(writable=writable, remote=True)
         with _translated(f"registering {n_bytes} bytes of a dma-buf"):
             return MemoryRegistration(DmaBufMR(self._domain, n_bytes, access, fd, offset))
 
     def completion_queue(self, depth: int) -> CompletionQueue:
-        """An empty one."""
+        """Make an empty completion queue."""
         return CompletionQueue(self._context, depth)
 
     def queue_pair(self, queue: CompletionQueue, depth: int, *, extended: bool = True) -> QueuePair:
-        """One that has room for `depth` operations; they all complete into `queue`.
+        """Make a queue pair for `depth` operations, which all complete into `queue`.
 
         Args:
-            queue: for announcements of the other end, too.
+            queue: for completions, also of announcements of the other end.
             depth: operations posted and not completed.
             extended: post without an object per operation, where the driver can.
         """
@@ -415,14 +415,14 @@ class VerbsContext:
             return QueuePair(QP(self._domain, plain), extended=False)
 
     def close(self) -> None:
-        """After all that was made of it."""
+        """Close the device; all that was made of it is closed already."""
         with _translated("closing a device"), _channels:
             self._domain.close()
             self._context.close()
 
 
 def _access(*, writable: bool, remote: bool) -> int:
-    """Who may do what with registered memory."""
+    """Return the access flags of registered memory."""
     access = _e.IBV_ACCESS_LOCAL_WRITE if writable else 0
     if remote:
         access |= _e.IBV_ACCESS_REMOTE_READ
@@ -446,7 +446,7 @@ def _request(
 
 
 def _with_event_fd(make: Callable[[], T]) -> tuple[T, int]:
-    """An object with an event channel, and the channel's descriptor."""
+    """Make an object with an event channel, and find the channel's descriptor."""
     with _channels:
         before = _event_fds()
         made = make()

@@ -82,7 +82,7 @@ class MultiRailTcp:
         return self._inner.endpoints
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """Whether the peer listens."""
+        """Return whether the peer listens for TCP."""
         return self._inner.reaches(peer)
 
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
@@ -156,7 +156,7 @@ class MultiRailTcp:
         return outcomes
 
     def _has_good(self, wanted: SegmentDescriptor) -> bool:
-        """Whether a rail to this peer is not paused."""
+        """Return whether a rail to this peer is not paused."""
         with self._lock:
             peer = self._peers.get(wanted.name)
             return peer is not None and peer.spray.n_good > 0

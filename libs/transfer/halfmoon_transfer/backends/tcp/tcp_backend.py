@@ -102,7 +102,7 @@ class TcpBackend:
         return self._endpoints
 
     def reaches(self, peer: SegmentDescriptor) -> bool:
-        """Whether the peer listens."""
+        """Return whether the peer listens for TCP."""
         return self.name in peer.endpoints
 
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
