@@ -16,6 +16,7 @@ from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_metadata.tcp_ports import free_port
 from halfmoon_testing.segment_process import SegmentProcess
 from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
+from halfmoon_transfer.backends import socket_io
 from halfmoon_transfer.backends.addresses import split_address
 from halfmoon_transfer.backends.tcp import dial_gate, tcp_backend
 from halfmoon_transfer.backends.tcp.dial_gate import DialFailed, DialGate
@@ -33,7 +34,7 @@ PLACE = ("there", 1, "127.0.0.1:1")
 def dials(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Each connection that TCP tried to make, in order."""
     made: list[tuple[str, int]] = []
-    really = tcp_backend.connect_any
+    really = socket_io.connect_any
 
     def counting(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
         made.append((host, port))

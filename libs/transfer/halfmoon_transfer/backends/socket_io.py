@@ -1,7 +1,12 @@
-"""Send and receive whole buffers over blocking sockets, in few system calls."""
+"""Connect sockets, and send and receive whole buffers in few system calls."""
 
+import contextlib
 import socket
+import time
 from collections.abc import Sequence
+from functools import partial
+
+from halfmoon_transfer.threads.stop_signal import StopSignal
 
 #: Most buffers per system call in every kernel (IOV_MAX).
 _MAX_BUFFERS = 1024
@@ -20,6 +25,38 @@ class SocketClosed(ConnectionError):
 _AHEAD_BYTES = 16 * 1024
 #: Bytes of socket buffers towards a peer on this host, see `tune_socket`.
 _LOCAL_BUFFER_BYTES = 256 * 1024
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Wake the threads that use a socket, from another one; it must still be closed."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
+    """Dial the host's addresses in turn; the socket's timeout is the time that is left.
+
+    Raises:
+        OSError: none of them answers.
+    """
+    error: OSError = ConnectionError(f"{host!r} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        left = until - time.monotonic()
+        if left <= 0 or stop.stopped:
+            break
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(left)
+        try:
+            with stop.calling_on_stop(partial(hang_up, sock)):
+                sock.connect(address)
+        except OSError as failed:
+            sock.close()
+            error = failed
+        else:
+            return sock
+    raise error
 
 
 def tune_socket(sock: socket.socket) -> None:

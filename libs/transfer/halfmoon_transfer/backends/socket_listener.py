@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from halfmoon_transfer.backends.socket_io import tune_socket
+from halfmoon_transfer.backends.socket_io import hang_up, tune_socket
 
 _log = logging.getLogger(__name__)
 #: Without descriptors, `accept` fails at once and again: pause instead of spinning.
@@ -74,7 +74,7 @@ class SocketListener:
         """Wake the thread that serves this connection; do nothing if it has ended."""
         with self._lock:
             if sock in self._connections:
-                _shut(sock)
+                hang_up(sock)
 
     def close(self) -> None:
         """Stop listening, close all connections, and wait for their threads."""
@@ -82,9 +82,9 @@ class SocketListener:
             self._closed = True
             threads = list(self._connections.values())
             for sock in self._connections:
-                _shut(sock)
+                hang_up(sock)
         # Closing alone would not wake the thread that waits in accept.
-        _shut(self._socket)
+        hang_up(self._socket)
         if self._thread.ident is not None:
             self._thread.join()
         self._socket.close()
@@ -142,8 +142,3 @@ class SocketListener:
             with self._lock:
                 del self._connections[sock]
                 sock.close()
-
-
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

@@ -143,8 +143,6 @@ def refuse_revoked(
     batch: Batch, outcomes: Sequence[SliceOutcome], revoked: set[bytes]
 ) -> Sequence[SliceOutcome]:
     """Refuse the slices of a batch whose regions were revoked while it was carried."""
-    if not revoked:
-        return outcomes
     return [
         refusal_outcome(batch, each, AccessStatus.UNKNOWN_KEY, 0)
         if each.remote.key in revoked and outcome.kind is OutcomeKind.APPLIED

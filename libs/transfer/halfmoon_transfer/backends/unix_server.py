@@ -4,7 +4,6 @@ One thread serves all peers: requests are small and answered from a table. What 
 is remembered until it hangs up, so that a region's revocation reaches exactly those peers.
 """
 
-import contextlib
 import logging
 import os
 import secrets
@@ -16,6 +15,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from halfmoon_transfer.backends.peer_credentials import PeerCredentials
+from halfmoon_transfer.backends.socket_io import hang_up
 
 _log = logging.getLogger(__name__)
 #: Without descriptors, `accept` fails at once and again: pause instead of spinning.
@@ -98,8 +98,7 @@ class UnixServer(ABC):
             else:
                 connection.send(message)
         except OSError:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            hang_up(connection)
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector, self._listener:

@@ -25,6 +25,7 @@ class RegionEntry:
         private: bool = False,
     ) -> None:
         self.region = region
+        self.n_bytes = region.length
         #: The bytes; empty for a file or device memory.
         self.view = view
         self.writable = not view.readonly if backing is None else backing.writable
@@ -38,11 +39,6 @@ class RegionEntry:
         self.private = private
         #: Accesses that are going on.
         self.n_leases = 0
-
-    @property
-    def n_bytes(self) -> int:
-        """Length of the region in bytes."""
-        return self.region.length
 
     @cached_property
     def address(self) -> int:

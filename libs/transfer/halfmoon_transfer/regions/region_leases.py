@@ -200,5 +200,7 @@ def _bytes_of(
     """Return these bytes of a region, or why not; a file or device memory has no bytes here."""
     if isinstance(found, AccessRefused):
         return found
-    refused = _refusal(found, offset, length, write=write)
+    refused = access_refusal(
+        offset, length, write=write, n_bytes=found.n_bytes, writable=found.writable
+    )
     return found.view[offset : offset + length] if refused is None else refused

@@ -62,7 +62,9 @@ def check_request(op: Op, pieces: Sequence[Piece], context: EngineContext) -> Re
                 extent = extents[id(piece.local)] = context.regions.local_extent(piece.local)
             except AccessRefused as refused:
                 return _not_local(op, piece.local, refused, context)
-        if not is_within(piece.local_offset, piece.length, extent.length):
+        if extent.length < piece.local.length and not is_within(
+            piece.local_offset, piece.length, extent.length
+        ):
             return Rejected(f"the local region of a {op} has {extent.length} bytes only")
         if op == "read" and not extent.writable:
             return Rejected("the local region of a read is read-only memory")

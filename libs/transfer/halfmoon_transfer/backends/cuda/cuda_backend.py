@@ -107,7 +107,7 @@ class CudaBackend:
             return same_outcome_for_all(batch, gone.kind, str(gone))
         finally:
             self._peers.end_batch(revoked)
-        return refuse_revoked(batch, outcomes, revoked)
+        return refuse_revoked(batch, outcomes, revoked) if revoked else outcomes
 
     def _acquire(
         self,

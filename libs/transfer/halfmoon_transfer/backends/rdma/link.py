@@ -45,7 +45,7 @@ from halfmoon_transfer.backends.rdma.rdma_handshake import (
 )
 from halfmoon_transfer.backends.rdma.verbs import CompletionStatus as Completed
 from halfmoon_transfer.backends.rdma.verbs import RdmaOperation, VerbsError, completion_status_text
-from halfmoon_transfer.backends.socket_io import send_all, tune_socket
+from halfmoon_transfer.backends.socket_io import hang_up, send_all, tune_socket
 from halfmoon_transfer.cluster_key import ClusterKey, ProverRole, key_mismatch_hint, make_nonce
 from halfmoon_transfer.metadata.descriptor import SegmentDescriptor
 from halfmoon_transfer.regions.access import AccessRefused
@@ -288,8 +288,7 @@ class RdmaLink:
     def abort(self) -> None:
         """Wake the thread that uses the link, from another one; it is unusable afterwards."""
         os.eventfd_write(self._wake, 1)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        hang_up(self._socket)
 
     def close(self) -> None:
         """Hang up and free all rails; the owner frees its ends."""

@@ -32,7 +32,7 @@ from halfmoon_transfer.backends.rdma.rdma_handshake import MAX_RAILS
 from halfmoon_transfer.backends.rdma.rdma_memory import RdmaMemoryTable
 from halfmoon_transfer.backends.rdma.rdma_server import RdmaServer
 from halfmoon_transfer.backends.rdma.verbs import VerbsError
-from halfmoon_transfer.backends.tcp.tcp_backend import connect_any
+from halfmoon_transfer.backends.socket_io import connect_any
 from halfmoon_transfer.metadata.descriptor import Endpoint, SegmentDescriptor
 from halfmoon_transfer.planning.transfer_plan import OutcomeKind, SliceOutcome
 from halfmoon_transfer.threads.stop_signal import StopSignal
@@ -107,9 +107,9 @@ class RdmaBackend:
         """Move a batch over the rails of one link."""
 
         def move(link: RdmaLink, outcomes: list[SliceOutcome | None]) -> str:
-            haul = BatchSend(link, request, self._memory, outcomes)
-            haul.run()
-            return haul.missing
+            sending = BatchSend(link, request, self._memory, outcomes)
+            sending.run()
+            return sending.missing
 
         return self._use_link(request, move)
 

@@ -2,7 +2,9 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from halfmoon_transfer.planning.transfer_plan import Slice
 
 
 class MappedRegions:
@@ -18,9 +20,17 @@ class MappedRegions:
         with self._lock:
             return sum(each is not None for each in self._mappings.values())
 
-    def __contains__(self, place: tuple[str, bytes]) -> bool:
-        """Return whether a region is mapped."""
-        return self._mappings.get(place) is not None
+    def holds_all(self, address: str, slices: Iterable[Slice]) -> bool:
+        """Return whether all regions of these slices are mapped."""
+        return all(self._mappings.get((address, each.remote.key)) is not None for each in slices)
+
+    def use(self, place: tuple[str, bytes]) -> memoryview | None:
+        """Return a region's memory if it is mapped."""
+        with self._lock:
+            whole = self._mappings.get(place)
+            if whole is not None:
+                self._mappings.move_to_end(place)
+            return whole
 
     def get(
         self,

@@ -80,9 +80,7 @@ class ShmBackend:
     def can_copy_inline(self, peer: SegmentDescriptor, batch: Batch) -> bool:
         """Return whether the peer is connected and all regions of the batch are mapped."""
         known = self._peers.known(peer.name)
-        return known is not None and all(
-            (known.address, each.remote.key) in self._mapped for each in batch.slices
-        )
+        return known is not None and self._mapped.holds_all(known.address, batch.slices)
 
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Copy slice by slice, and check before and after that the owner is alive."""
@@ -93,9 +91,11 @@ class ShmBackend:
             wholes: dict[bytes, memoryview | ProcessVmRegion | AccessRefused] = {}
             try:
                 for each in batch.slices:
-                    if each.remote.key not in wholes:
-                        wholes[each.remote.key] = self._reach(
-                            peer, request, each.remote.key, revoked
+                    key = each.remote.key
+                    if key not in wholes:
+                        mapped = self._mapped.use((peer.address, key))
+                        wholes[key] = (
+                            self._reach(peer, request, key, revoked) if mapped is None else mapped
                         )
                 outcomes = [
                     SliceOutcome(OutcomeKind.LOST, "stopped")
@@ -118,7 +118,7 @@ class ShmBackend:
             return same_outcome_for_all(batch, gone.kind, str(gone))
         finally:
             self._peers.end_batch(revoked)
-        return refuse_revoked(batch, outcomes, revoked)
+        return refuse_revoked(batch, outcomes, revoked) if revoked else outcomes
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
         """Deliver the notification over the Unix socket."""

@@ -5,7 +5,6 @@ window is small enough that outstanding replies always fit into the sockets' buf
 sides never wait for each other to read.
 """
 
-import contextlib
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from halfmoon_transfer.backends.backend_interface import CarryRequest, refusal_outcome
-from halfmoon_transfer.backends.socket_io import ReadAhead, send_all
+from halfmoon_transfer.backends.socket_io import ReadAhead, hang_up, send_all
 from halfmoon_transfer.backends.tcp import native, tcp_frames
 from halfmoon_transfer.backends.tcp.tcp_frames import (
     SliceRequest,
@@ -110,8 +109,7 @@ class Lane:
 
     def abort(self) -> None:
         """Wake the thread that uses the lane, from another one; the lane is unusable afterwards."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        hang_up(self._socket)
 
     def close(self) -> None:
         """Hang up."""

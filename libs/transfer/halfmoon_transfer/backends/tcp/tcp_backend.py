@@ -5,7 +5,6 @@ connection breaks, its unanswered slices are lost, and tried again. The idle con
 peer are closed too, as they may be dead as well.
 """
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from halfmoon_transfer.backends.backend_interface import (
     EngineContext,
     same_outcome_for_all,
 )
-from halfmoon_transfer.backends.socket_io import tune_socket
+from halfmoon_transfer.backends.socket_io import connect_any, tune_socket
 from halfmoon_transfer.backends.tcp import native
 from halfmoon_transfer.backends.tcp.abandoned_connections import AbandonedConnections
 from halfmoon_transfer.backends.tcp.dial_gate import DialFailed, DialGate
@@ -371,29 +370,3 @@ class TcpBackend:
 def _where(peer: SegmentDescriptor) -> str:
     endpoint = peer.endpoints["tcp"]
     return f"segment {peer.name} at {endpoint.address} ({endpoint.origin})"
-
-
-def connect_any(host: str, port: int, until: float, stop: StopSignal) -> socket.socket:
-    """Dial the host's addresses in turn; the socket's timeout is the time that is left.
-
-    Raises:
-        OSError: none of them answers.
-    """
-    error: OSError = ConnectionError(f"{host!r} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
-        left = until - time.monotonic()
-        if left <= 0 or stop.stopped:
-            break
-        sock = socket.socket(family, kind, protocol)
-        sock.settimeout(left)
-        try:
-            with stop.calling_on_stop(Lane(sock).abort):
-                sock.connect(address)
-        except OSError as failed:
-            sock.close()
-            error = failed
-        else:
-            return sock
-    raise error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from halfmoon_transfer.backends.socket_io import ReadAhead, SocketClosed, send_all
+from halfmoon_transfer.backends.socket_io import ReadAhead, SocketClosed, hang_up, send_all
 from halfmoon_transfer.backends.socket_listener import SocketListener
 from halfmoon_transfer.backends.tcp import tcp_frames
 from halfmoon_transfer.backends.tcp.native import NativeServer
@@ -143,8 +143,7 @@ class _Connection:
 
     def hang_up(self) -> None:
         """Wake the serving thread from another one; it then closes the socket."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        hang_up(self._socket)
 
     def leave(self) -> None:
         """Leave the session: nothing is read from the connection any more."""
