@@ -26,7 +26,8 @@ from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.memory_backend import copy_slice
 from halfmoon_transfer.backends.shm import process_vm, shm_backend, shm_wire
-from halfmoon_transfer.backends.shm.shm_peer import map_shared
+from halfmoon_transfer.backends.shm.mapped_regions import MappedRegions
+from halfmoon_transfer.backends.shm.shm_peer import ShmPeer, map_shared
 from halfmoon_transfer.backends.shm.shm_wire import (
     ShmBorrowRequest,
     ShmLentRegion,
@@ -43,6 +44,7 @@ from halfmoon_transfer.regions.byte_ops import checksum
 Eventually = Callable[..., None]
 PATIENCE_S = 60.0
 KEYS = st.binary(min_size=16, max_size=16)
+KEY = b"k" * 16
 U64 = st.integers(0, 2**64 - 1)
 
 
@@ -493,3 +495,33 @@ def test_peers_connect_once(make_world: Any, eventually: Eventually) -> None:
     assert here.stats().n_connections == 1
     here.release_peer("there")
     eventually(lambda: there.stats().n_connections == 0)
+
+
+# What is held of peers.
+
+
+def test_memory_that_was_revoked_while_it_was_mapped_is_not_kept() -> None:
+    mapped = MappedRegions(4)
+    place = ("there", KEY)
+    revoked: set[bytes] = set()
+
+    def map_and_revoke() -> memoryview:
+        # Another thread reads the revocation between the owner's answer and now.
+        revoked.add(KEY)
+        mapped.drop(place)
+        return memoryview(bytearray(10))
+
+    assert mapped.get(place, map_and_revoke, revoked) is not None
+    assert mapped.use(place) is None
+    assert len(mapped) == 0
+
+
+def test_a_connection_that_was_closed_is_never_taken_for_alive(make_world: Any) -> None:
+    there = make_world("shm").open("there")
+    peer = ShmPeer(there.descriptor.endpoints["shm"].address, lambda key: None, our_user_only=False)
+    peer.require_alive()
+    peer.close()
+    # A new socket may get the descriptor's number.
+    one, other = socket.socketpair()
+    with one, other, pytest.raises(UnixPeerGone, match="is closed"):
+        peer.require_alive()
