@@ -1,6 +1,6 @@
 """Prove to each other that both sides of a connection know the cluster key.
 
-Both sides send a nonce with their first message (`asked` and `answered`). Then the initiator proves
+Both sides send a nonce in their first message, the hello. Then the initiator proves
 that it knows the key, and the owner after it. A proof is HMAC-SHA-256 over the prover's role and
 both first messages, so over both nonces and both segments. A proof recorded on one connection is
 worthless on another.
@@ -67,23 +67,25 @@ class ClusterKey(msgspec.Struct, frozen=True):
         """
         return cls.given(os.environ.get(ENVIRONMENT_VARIABLE, ""))
 
-    def prove(self, role: ProverRole, asked: bytes, answered: bytes) -> bytes:
+    def prove(self, role: ProverRole, initiator_hello: bytes, owner_hello: bytes) -> bytes:
         """Make a proof of 32 bytes.
 
         Args:
             role: the side that proves.
-            asked: the initiator's first message, which contains a nonce.
-            answered: the owner's first message, which contains a nonce.
+            initiator_hello: the initiator's first message, which contains a nonce.
+            owner_hello: the owner's first message, which contains a nonce.
         """
         digest = hmac.new(self.text.encode(), _CONTEXT, hashlib.sha256)
-        for part in (role.value, asked, answered):
+        for part in (role.value, initiator_hello, owner_hello):
             digest.update(struct.pack("<I", len(part)))
             digest.update(part)
         return digest.digest()
 
-    def accepts(self, proof: bytes, role: ProverRole, asked: bytes, answered: bytes) -> bool:
+    def accepts(
+        self, proof: bytes, role: ProverRole, initiator_hello: bytes, owner_hello: bytes
+    ) -> bool:
         """Return whether a proof is right for this role, in constant time."""
-        return hmac.compare_digest(proof, self.prove(role, asked, answered))
+        return hmac.compare_digest(proof, self.prove(role, initiator_hello, owner_hello))
 
 
 def make_nonce() -> bytes:

@@ -324,8 +324,8 @@ class TransferEngine:
     ) -> LiveTransfer:
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
-        notice = None if notify is None else make_notification(pieces, notify, self.name)
-        return self._transfers.start(op, pieces, deadline_s, notice, carrier)
+        notification = None if notify is None else make_notification(pieces, notify, self.name)
+        return self._transfers.start(op, pieces, deadline_s, notification, carrier)
 
     # Notifications.
 

@@ -27,10 +27,10 @@ class MappedRegions:
     def use(self, place: tuple[str, bytes]) -> memoryview | None:
         """Return a region's memory if it is mapped."""
         with self._lock:
-            whole = self._mappings.get(place)
-            if whole is not None:
+            memory = self._mappings.get(place)
+            if memory is not None:
                 self._mappings.move_to_end(place)
-            return whole
+            return memory
 
     def get(
         self,
@@ -51,14 +51,14 @@ class MappedRegions:
                 return self._mappings[place]
         made = make()
         with self._lock:
-            whole = self._mappings.setdefault(place, made)
+            memory = self._mappings.setdefault(place, made)
             while len(self._mappings) > self._max_mappings:
                 # Unmapped with its last view: another thread may be copying.
                 self._mappings.popitem(last=False)
         if place[1] in revoked:
             # Another thread may have read that between the answer and now.
             self.drop(place)
-        return whole
+        return memory
 
     def drop(self, place: tuple[str, bytes]) -> None:
         """Let go of one region."""

@@ -88,27 +88,27 @@ class ShmBackend:
         revoked = self._peers.begin_batch()
         try:
             peer = self._peers.get(request.peer)
-            wholes: dict[bytes, memoryview | ProcessVmRegion | AccessRefused] = {}
+            reached: dict[bytes, memoryview | ProcessVmRegion | AccessRefused] = {}
             try:
                 for each in batch.slices:
                     key = each.remote.key
-                    if key not in wholes:
+                    if key not in reached:
                         mapped = self._mapped.use((peer.address, key))
-                        wholes[key] = (
+                        reached[key] = (
                             self._reach(peer, request, key, revoked) if mapped is None else mapped
                         )
                 outcomes = [
                     SliceOutcome(OutcomeKind.LOST, "stopped")
                     if request.stop.stopped
-                    else _copy(request, index, each, wholes[each.remote.key])
+                    else _copy(request, index, each, reached[each.remote.key])
                     for index, each in enumerate(batch.slices)
                 ]
-                for whole in wholes.values():
-                    if isinstance(whole, ProcessVmRegion):
-                        whole.require_alive()
+                for memory in reached.values():
+                    if isinstance(memory, ProcessVmRegion):
+                        memory.require_alive()
             finally:
-                for key, whole in wholes.items():
-                    if isinstance(whole, ProcessVmRegion):
+                for key, memory in reached.items():
+                    if isinstance(memory, ProcessVmRegion):
                         peer.give_back(batch.peer.generation, key)
             peer.require_alive()
         except PeerOfOtherUser as other:
@@ -143,9 +143,9 @@ class ShmBackend:
         """Return a region mapped, or else borrowed until it is given back, or why not."""
         generation = request.batch.peer.generation
         try:
-            whole = self._map(peer, generation, key, request.stop, revoked)
-            if whole is not None:
-                return whole
+            memory = self._map(peer, generation, key, request.stop, revoked)
+            if memory is not None:
+                return memory
             process = peer.process() if self._borrows else None
             if process is None:
                 return AccessRefused(AccessStatus.NOT_SHAREABLE)
@@ -160,8 +160,8 @@ class ShmBackend:
         try:
             owner = self._peers.get(peer)
             stop = StopSignal.after(_VIEW_S)
-            whole = self._map(owner, peer.generation, key, stop, revoked)
-            return None if whole is None else whole.toreadonly()
+            memory = self._map(owner, peer.generation, key, stop, revoked)
+            return None if memory is None else memory.toreadonly()
         except PeerOfOtherUser:
             return None
         except UnixPeerGone:
@@ -219,12 +219,12 @@ def _copy(
     request: CarryRequest,
     index: int,
     each: Slice,
-    whole: memoryview | ProcessVmRegion | AccessRefused,
+    memory: memoryview | ProcessVmRegion | AccessRefused,
 ) -> SliceOutcome:
-    if isinstance(whole, AccessRefused):
-        return refusal_outcome(request.batch, each, whole.status, whole.detail)
-    if isinstance(whole, ProcessVmRegion):
-        return whole.copy(request, index, each)
-    if not is_within(each.remote_offset, each.length, len(whole)):
-        return refusal_outcome(request.batch, each, AccessStatus.OUT_OF_BOUNDS, len(whole))
-    return copy_slice(request, index, whole[each.remote_offset : each.remote_offset + each.length])
+    if isinstance(memory, AccessRefused):
+        return refusal_outcome(request.batch, each, memory.status, memory.detail)
+    if isinstance(memory, ProcessVmRegion):
+        return memory.copy(request, index, each)
+    if not is_within(each.remote_offset, each.length, len(memory)):
+        return refusal_outcome(request.batch, each, AccessStatus.OUT_OF_BOUNDS, len(memory))
+    return copy_slice(request, index, memory[each.remote_offset : each.remote_offset + each.length])

@@ -80,29 +80,31 @@ class Lane:
         """
         if key is not None:
             hello = msgspec.structs.replace(hello, nonce=make_nonce())
-        asked = tcp_frames.encode_hello(hello)
-        send_all(self._socket, [asked])
+        sent_hello = tcp_frames.encode_hello(hello)
+        send_all(self._socket, [sent_hello])
         header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
-        answered = bytes(self._ahead.take(tcp_frames.hello_bytes(header)))
-        own = tcp_frames.decode_hello(answered)
+        received_hello = bytes(self._ahead.take(tcp_frames.hello_bytes(header)))
+        own = tcp_frames.decode_hello(received_hello)
         if key is None and own.nonce:
             raise LaneUntrusted(own, own.refused or key_mismatch_hint("there", "here"))
         if own.refused:
             raise LaneRefused(own)
         if key is not None:
-            self._exchange_proofs(key, own, asked[tcp_frames.HELLO_HEADER_BYTES :], answered)
+            self._exchange_proofs(
+                key, own, sent_hello[tcp_frames.HELLO_HEADER_BYTES :], received_hello
+            )
 
     def _exchange_proofs(
-        self, key: ClusterKey, own: TcpHello, asked: bytes, answered: bytes
+        self, key: ClusterKey, own: TcpHello, sent_hello: bytes, received_hello: bytes
     ) -> None:
         """Prove that we know the cluster key, then check the owner's proof."""
         if not own.nonce:
             raise LaneUntrusted(own, key_mismatch_hint("here", "there"))
-        ours = TcpProof(key.prove(ProverRole.INITIATOR, asked, answered))
+        ours = TcpProof(key.prove(ProverRole.INITIATOR, sent_hello, received_hello))
         send_all(self._socket, [tcp_frames.encode_proof(ours)])
         header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
         theirs = tcp_frames.decode_proof(self._ahead.take(tcp_frames.proof_bytes(header)))
-        if not key.accepts(theirs.proof, ProverRole.OWNER, asked, answered):
+        if not key.accepts(theirs.proof, ProverRole.OWNER, sent_hello, received_hello):
             raise LaneUntrusted(own, theirs.refused or "it does not know our cluster key")
         if theirs.refused:
             raise LaneRefused(msgspec.structs.replace(own, refused=theirs.refused))

@@ -173,9 +173,9 @@ class MultiRailTcp:
         with self._lock:
             peer.used_at = time.monotonic()
             ticket = peer.spray.choose(n_bytes, peer.used_at, distances)
-            patience = self._time_limit_s(request, peer.spray.expected_s(ticket), n_bytes)
+            limit_s = self._time_limit_s(request, peer.spray.expected_s(ticket), n_bytes)
             watch = self._watching()
-        attempt = _Try(request.stop.deadline, patience)
+        attempt = _Try(request.stop.deadline, limit_s)
         request.stop.doing = f"waiting for segment {request.peer.name} over rail {ticket.rail}"
         there = peer.over(ticket.rail)
         watch.watch(attempt)
@@ -195,7 +195,7 @@ class MultiRailTcp:
         self._settle(peer, ticket, attempt, request, lost=lost)
         if not (lost and attempt.silent):
             return outcomes
-        reason = f"rail {ticket.rail} to segment {request.peer.name}: silent for {patience:.2f} s"
+        reason = f"rail {ticket.rail} to segment {request.peer.name}: silent for {limit_s:.2f} s"
         silent = SliceOutcome(OutcomeKind.LOST, reason)
         return [silent if each.kind is OutcomeKind.LOST else each for each in outcomes]
 

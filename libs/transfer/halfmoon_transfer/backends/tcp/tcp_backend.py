@@ -315,8 +315,8 @@ class TcpBackend:
     def _dial(self, peer: SegmentDescriptor, stop: StopSignal) -> Lane:
         host, port = split_address(peer.endpoints[self.name].address, 0)
         stop.doing = f"connecting to {_where(peer)}"
-        patience = min(self._connect_timeout_s, stop.remaining_s())
-        sock = connect_any(host, port, time.monotonic() + patience, stop)
+        timeout_s = min(self._connect_timeout_s, stop.remaining_s())
+        sock = connect_any(host, port, time.monotonic() + timeout_s, stop)
         lane = Lane(sock, self._abandoned.next_number(), use_native=self._use_native)
         over = self._abandoned.of(peer)
         hello = TcpHello(

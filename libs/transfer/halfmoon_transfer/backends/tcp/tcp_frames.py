@@ -284,20 +284,20 @@ def decode_request(header: bytes | memoryview, rest: bytes | memoryview) -> TcpR
 # Notifications.
 
 
-def encode_notification(number: int, generation: int, notice: OutgoingNotification) -> bytes:
+def encode_notification(number: int, generation: int, notification: OutgoingNotification) -> bytes:
     """Encode a request that delivers a notification."""
-    body = msgspec.msgpack.encode((notice.sender, notice.message))
-    asked = SliceRequest(notice.id, 0, len(body), xxhash.xxh3_64_intdigest(body))
-    return encode_request(TcpRequest(NOTIFY, number, generation, True, (asked,))) + body
+    body = msgspec.msgpack.encode((notification.sender, notification.message))
+    entry = SliceRequest(notification.id, 0, len(body), xxhash.xxh3_64_intdigest(body))
+    return encode_request(TcpRequest(NOTIFY, number, generation, True, (entry,))) + body
 
 
-def decode_notification(asked: SliceRequest, body: bytes | memoryview) -> OutgoingNotification:
+def decode_notification(entry: SliceRequest, body: bytes | memoryview) -> OutgoingNotification:
     """Decode the notification of a request with op 3.
 
     Raises:
         TcpFrameError: damaged, or the message is too long.
     """
-    if xxhash.xxh3_64_intdigest(body) != asked.checksum:
+    if xxhash.xxh3_64_intdigest(body) != entry.checksum:
         raise TcpFrameError("a notice with another checksum")
     try:
         sender, message = msgspec.msgpack.decode(body, type=tuple[str, bytes])
@@ -305,7 +305,7 @@ def decode_notification(asked: SliceRequest, body: bytes | memoryview) -> Outgoi
         raise TcpFrameError(f"not a notice: {error}") from None
     if len(message) > MAX_NOTIFICATION_BYTES:
         raise TcpFrameError(f"a notice of {len(message)} bytes, at most {MAX_NOTIFICATION_BYTES}")
-    return OutgoingNotification(asked.key, sender, message)
+    return OutgoingNotification(entry.key, sender, message)
 
 
 # Replies.

@@ -33,7 +33,7 @@ from halfmoon_transfer.regions.byte_ops import checksum
 from halfmoon_transfer.regions.region_table import RegionTable
 
 _log = logging.getLogger(__name__)
-_SCRAP_BYTES = 64 * 1024
+_SINK_BYTES = 64 * 1024
 #: How long a peer that sent no frame may take to read the error.
 _LINGER_S = 0.2
 
@@ -139,7 +139,7 @@ class _Connection:
         self._greeted: TcpHello | None = None
         #: Keys of the regions that the current request accesses.
         self.accessing: frozenset[bytes] = frozenset()
-        self._scrap = memoryview(bytearray(0))
+        self._sink = memoryview(bytearray(0))
 
     def hang_up(self) -> None:
         """Wake the serving thread from another one; it then closes the socket."""
@@ -179,13 +179,13 @@ class _Connection:
             self._socket.shutdown(socket.SHUT_WR)
             while (left := until - time.monotonic()) > 0:
                 self._socket.settimeout(left)
-                if not self._socket.recv(_SCRAP_BYTES):
+                if not self._socket.recv(_SINK_BYTES):
                     return
 
     def _greet(self) -> bool:
         header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
-        asked = bytes(self._ahead.take(tcp_frames.hello_bytes(header)))
-        hello = tcp_frames.decode_hello(asked)
+        received_hello = bytes(self._ahead.take(tcp_frames.hello_bytes(header)))
+        hello = tcp_frames.decode_hello(received_hello)
         own = TcpHello(
             self._regions.segment,
             self._regions.generation,
@@ -198,7 +198,9 @@ class _Connection:
         send_all(self._socket, [answer])
         if self._key is None or own.refused:
             return not own.refused
-        verdict = self._examine(self._key, hello, asked, answer[tcp_frames.HELLO_HEADER_BYTES :])
+        verdict = self._examine(
+            self._key, hello, received_hello, answer[tcp_frames.HELLO_HEADER_BYTES :]
+        )
         send_all(self._socket, [tcp_frames.encode_proof(verdict)])
         return not verdict.refused
 
@@ -215,14 +217,16 @@ class _Connection:
             )
         return ""
 
-    def _examine(self, key: ClusterKey, hello: TcpHello, asked: bytes, answered: bytes) -> TcpProof:
+    def _examine(
+        self, key: ClusterKey, hello: TcpHello, received_hello: bytes, sent_hello: bytes
+    ) -> TcpProof:
         """Check the peer's proof, and answer with our own if it is right."""
         header = self._ahead.take(tcp_frames.HELLO_HEADER_BYTES)
         theirs = tcp_frames.decode_proof(self._ahead.take(tcp_frames.proof_bytes(header)))
-        if not key.accepts(theirs.proof, ProverRole.INITIATOR, asked, answered):
+        if not key.accepts(theirs.proof, ProverRole.INITIATOR, received_hello, sent_hello):
             _log.warning("%s: refused, it has another cluster key", self._who(hello))
             return TcpProof(refused="another cluster key is set there than here")
-        ours = key.prove(ProverRole.OWNER, asked, answered)
+        ours = key.prove(ProverRole.OWNER, received_hello, sent_hello)
         return TcpProof(ours, self._enter(hello))
 
     def _enter(self, hello: TcpHello) -> str:
@@ -268,11 +272,11 @@ class _Connection:
 
     def _on_notification(self, request: TcpRequest) -> None:
         """Queue a notification and acknowledge it."""
-        (asked,) = request.slices
-        notice = tcp_frames.decode_notification(asked, self._ahead.take(asked.length))
+        (entry,) = request.slices
+        notification = tcp_frames.decode_notification(entry, self._ahead.take(entry.length))
         answer = _FINE
         try:
-            self._notification_queue.deliver(request.generation, notice)
+            self._notification_queue.deliver(request.generation, notification)
         except AccessRefused as refused:
             answer = _refused(refused)
         send_all(
@@ -284,7 +288,7 @@ class _Connection:
         buffers: list[memoryview] = []
         for each, view in zip(request.slices, views, strict=True):
             if isinstance(view, AccessRefused):
-                buffers.extend(self._scraps(each.length))
+                buffers.extend(self._sinks(each.length))
             else:
                 buffers.append(view)
         self._ahead.fill(buffers)
@@ -293,14 +297,14 @@ class _Connection:
                 if not isinstance(view, AccessRefused) and checksum(view) != each.checksum:
                     views[index] = AccessRefused(AccessStatus.CHECKSUM_MISMATCH)
         if self._regions.backed:
-            _settle(self._regions.backed.store, request, views)
+            _move_backed(self._regions.backed.store, request, views)
         answers = [_refused(view) if isinstance(view, AccessRefused) else _FINE for view in views]
         send_all(self._socket, [tcp_frames.encode_reply(tcp_frames.WRITE, request.number, answers)])
 
     def _read(self, request: TcpRequest, views: list[memoryview | AccessRefused]) -> None:
         """Send the slices' bytes from where they are."""
         if self._regions.backed:
-            _settle(self._regions.backed.load, request, views)
+            _move_backed(self._regions.backed.load, request, views)
         answers = [
             _refused(view)
             if isinstance(view, AccessRefused)
@@ -313,12 +317,12 @@ class _Connection:
         head = tcp_frames.encode_reply(tcp_frames.READ, request.number, answers)
         send_all(self._socket, [head, *given])
 
-    def _scraps(self, n_bytes: int) -> list[memoryview]:
+    def _sinks(self, n_bytes: int) -> list[memoryview]:
         """Return buffers for bytes that are dropped: the same piece again and again."""
-        if not self._scrap:
-            self._scrap = memoryview(bytearray(_SCRAP_BYTES))
-        whole, part = divmod(n_bytes, _SCRAP_BYTES)
-        return [self._scrap] * whole + ([self._scrap[:part]] if part else [])
+        if not self._sink:
+            self._sink = memoryview(bytearray(_SINK_BYTES))
+        whole, part = divmod(n_bytes, _SINK_BYTES)
+        return [self._sink] * whole + ([self._sink[:part]] if part else [])
 
 
 _FINE = SliceReply(AccessStatus.OK)
@@ -328,16 +332,16 @@ def _refused(refused: AccessRefused) -> SliceReply:
     return SliceReply(refused.status, refused.detail)
 
 
-def _settle(
-    settle: Callable[[Mapping[int, RegionSpan]], dict[int, AccessRefused]],
+def _move_backed(
+    move: Callable[[Mapping[int, RegionSpan]], dict[int, AccessRefused]],
     request: TcpRequest,
     views: list[memoryview | AccessRefused],
 ) -> None:
     """Load or store the bytes of files and devices, for slices that are not refused."""
-    spots = {
+    spans = {
         index: RegionSpan(each.key, each.offset, view)
         for index, (each, view) in enumerate(zip(request.slices, views, strict=True))
         if not isinstance(view, AccessRefused)
     }
-    for index, refused in settle(spots).items():
+    for index, refused in move(spans).items():
         views[index] = refused
