@@ -39,7 +39,7 @@ class NotificationQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def deliver(self, generation: int, notice: OutgoingNotification) -> None:
+    def deliver(self, generation: int, notification: OutgoingNotification) -> None:
         """Queue a message, unless it was queued before.
 
         Raises:
@@ -48,14 +48,14 @@ class NotificationQueue:
         with self._changed:
             if generation != self._generation or self._closed:
                 raise AccessRefused(AccessStatus.OTHER_GENERATION, self._generation)
-            if notice.id in self._seen:
+            if notification.id in self._seen:
                 return
             if len(self._queue) >= self._capacity:
                 raise AccessRefused(AccessStatus.NO_ROOM, self._capacity)
-            self._seen[notice.id] = None
+            self._seen[notification.id] = None
             if len(self._seen) > _MAX_IDS:
                 self._seen.popitem(last=False)
-            self._queue.append(Notification(notice.sender, notice.message))
+            self._queue.append(Notification(notification.sender, notification.message))
             self._wake()
 
     def take(self, timeout_s: float | None) -> Notification | None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,6 +63,12 @@ def store() -> Iterator[MemoryStore]:
     yield MemoryStore()
 
 
+def stands_still(pid: int) -> bool:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
+    return set(states) == {"T"}
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_thousands_of_slices_to_a_dead_peer_fail_once_and_say_it_once(
@@ -71,6 +78,7 @@ def test_thousands_of_slices_to_a_dead_peer_fail_once_and_say_it_once(
     how: signal.Signals,
     dials: list[tuple[str, int]],
     monkeypatch: pytest.MonkeyPatch,
+    eventually: Any,
 ) -> None:
     # A busy machine may take longer than the pause after which the address is dialled again.
     monkeypatch.setattr(dial_gate, "_FIRST_PAUSE_S", PATIENCE_S)
@@ -91,6 +99,8 @@ def test_thousands_of_slices_to_a_dead_peer_fail_once_and_say_it_once(
             peer.kill()
         else:
             os.kill(peer.pid, signal.SIGSTOP)
+            # The signal takes its time: a thread that still runs would answer.
+            eventually(lambda: stands_still(peer.pid))
         dials.clear()
         pieces = scattered(memory, peer.region)
         with pytest.raises(Lost) as failed:

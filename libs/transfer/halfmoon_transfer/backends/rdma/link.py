@@ -124,9 +124,14 @@ class RdmaLink:
             return welcome
         if not welcome.nonce:
             raise LinkUntrusted(welcome, key_mismatch_hint("here", "there"))
-        said = rdma_handshake.proof_transcript(hello), rdma_handshake.proof_transcript(welcome)
-        theirs = self._ask(InitiatorProof(key.prove(ProverRole.INITIATOR, *said)), OwnerProof)
-        if theirs.proof is None or not key.accepts(theirs.proof, ProverRole.OWNER, *said):
+        transcripts = (
+            rdma_handshake.proof_transcript(hello),
+            rdma_handshake.proof_transcript(welcome),
+        )
+        theirs = self._ask(
+            InitiatorProof(key.prove(ProverRole.INITIATOR, *transcripts)), OwnerProof
+        )
+        if theirs.proof is None or not key.accepts(theirs.proof, ProverRole.OWNER, *transcripts):
             raise LinkUntrusted(welcome, theirs.refused or "it does not know our cluster key")
         return welcome
 
@@ -157,51 +162,51 @@ class RdmaLink:
         try:
             send_all(self._socket, [rdma_handshake.encode(FenceRail(rail.number))])
             answer = rdma_handshake.decode_reply(rdma_handshake.receive_body(self._socket))
-            noted = answer if isinstance(answer, NotificationResult) else None
-            if noted is not None:
+            result = answer if isinstance(answer, NotificationResult) else None
+            if result is not None:
                 answer = rdma_handshake.decode_reply(rdma_handshake.receive_body(self._socket))
         except (OSError, HandshakeError) as error:
             raise RdmaPeerGone(str(error)) from error
         if not isinstance(answer, RailFenced):
             raise RdmaPeerGone(f"{rail.pair} could not be fenced: {answer}")
-        return noted
+        return result
 
-    def announce(self, rail: Rail, notice_id: bytes, body: bytes) -> NotificationResult:
+    def announce(self, rail: Rail, notification_id: bytes, body: bytes) -> NotificationResult:
         """Send a notification over a connected rail and await its result.
 
         Raises:
             RailFailed: the rail failed, is fenced, and the notification has not arrived.
             RdmaPeerGone: the side channel broke; whether it was delivered is unknown.
         """
-        noted: NotificationResult | None = None
+        result: NotificationResult | None = None
         try:
             if not rail.announce(body):
                 self._fence(rail)
                 raise RailFailed("it would not take a notice")
-            while rail.in_flight or noted is None:
+            while rail.in_flight or result is None:
                 rail.collect()
                 if not rail.connected and not rail.in_flight:
                     # A notification that had arrived is answered before the fence.
-                    noted = self._fence(rail) or noted
-                    if noted is None:
+                    result = self._fence(rail) or result
+                    if result is None:
                         failure = rail.failure
                         raise RailFailed(
                             completion_status_text(failure.status) if failure else "it stood still"
                         )
                     break
-                if self._wait(owed=noted is None):
+                if self._wait(owed=result is None):
                     answer = rdma_handshake.decode_reply(rdma_handshake.receive_body(self._socket))
                     if not isinstance(answer, NotificationResult):
                         raise RdmaPeerGone(f"it answered a notice with {type(answer).__name__}")
-                    noted = answer
+                    result = answer
                 rail.nudge(usable=self.health.usable(rail.pair))
         except (OSError, HandshakeError) as error:
             raise RdmaPeerGone(str(error)) from error
         finally:
             rail.drain()
-        if noted.id != notice_id:
+        if result.id != notification_id:
             raise RdmaPeerGone("it answered another notice")
-        return noted
+        return result
 
     def grant(self, key: bytes) -> RdmaRegionGrant:
         """Return the owner's grant of a region.

@@ -41,10 +41,10 @@ class NotificationBody(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
 _bodies: msgspec.msgpack.Decoder[NotificationBody] = msgspec.msgpack.Decoder(NotificationBody)
 
 
-def encode(generation: int, notice: OutgoingNotification) -> bytes:
+def encode(generation: int, notification: OutgoingNotification) -> bytes:
     """Encode the content of the slot; it may be longer than the slot."""
     return msgspec.msgpack.encode(
-        NotificationBody(generation, notice.id, notice.sender, notice.message)
+        NotificationBody(generation, notification.id, notification.sender, notification.message)
     )
 
 
@@ -81,14 +81,14 @@ def deliver_notification(link: RdmaLink, request: CarryRequest) -> SliceOutcome:
             return SliceOutcome(OutcomeKind.LOST, "stopped")
         if not link.health.usable(rail.pair):
             continue
-        noted: NotificationResult | None = None
+        result: NotificationResult | None = None
         try:
             if not rail.connected:
                 link.connect(rail)
-            noted = link.announce(rail, batch.notification.id, body)
+            result = link.announce(rail, batch.notification.id, body)
         except RailFailed as failed:
             missing = f"{rail.pair} failed: {failed}"
             link.health.on_failed(rail.pair, link.peer, str(failed))
-        if noted is not None:
-            return refusal_outcome(batch, batch.slices[0], noted.status, noted.detail)
+        if result is not None:
+            return refusal_outcome(batch, batch.slices[0], result.status, result.detail)
     return SliceOutcome(OutcomeKind.LOST, missing)

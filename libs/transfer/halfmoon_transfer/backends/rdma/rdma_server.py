@@ -151,10 +151,13 @@ class _OwnerLink:
         theirs = self._next()
         if not isinstance(theirs, InitiatorProof):
             raise HandshakeError("no proof after a RdmaHello")
-        said = rdma_handshake.proof_transcript(hello), rdma_handshake.proof_transcript(welcome)
-        trusted = key.accepts(theirs.proof, ProverRole.INITIATOR, *said)
+        transcripts = (
+            rdma_handshake.proof_transcript(hello),
+            rdma_handshake.proof_transcript(welcome),
+        )
+        trusted = key.accepts(theirs.proof, ProverRole.INITIATOR, *transcripts)
         if trusted:
-            verdict = OwnerProof(key.prove(ProverRole.OWNER, *said))
+            verdict = OwnerProof(key.prove(ProverRole.OWNER, *transcripts))
         else:
             _log.warning("a link is refused: the peer has another cluster key")
             verdict = OwnerProof(refused="another cluster key is set there than here")
@@ -204,13 +207,13 @@ class _OwnerLink:
         """Queue the notifications that have arrived, and acknowledge them."""
         for end in self._ends.values():
             for body in end.arrived():
-                generation, notice = rail_notifications.decode(body)
-                noted = NotificationResult(notice.id, AccessStatus.OK)
+                generation, notification = rail_notifications.decode(body)
+                result = NotificationResult(notification.id, AccessStatus.OK)
                 try:
-                    self._notification_queue.deliver(generation, notice)
+                    self._notification_queue.deliver(generation, notification)
                 except AccessRefused as refused:
-                    noted = NotificationResult(notice.id, refused.status, refused.detail)
-                send_all(self._socket, [rdma_handshake.encode(noted)])
+                    result = NotificationResult(notification.id, refused.status, refused.detail)
+                send_all(self._socket, [rdma_handshake.encode(result)])
 
     def _welcome(self, hello: RdmaHello) -> RdmaWelcome:
         own = self._regions
