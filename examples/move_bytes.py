@@ -29,7 +29,7 @@ if __name__ == "__main__":
     child.start()
     with TransferEngine.open("writer", metadata=MemoryStore()) as engine:
         peer, remote = pipe.recv()
-        engine.introduce(peer)
+        engine.add_peer(peer)
         local = engine.allocate(2 * N_BYTES)
         local.view[:5] = b"hello"
         report = engine.transfer("write", [Piece(local.region, 0, remote, 0, N_BYTES)])
