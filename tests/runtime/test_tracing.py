@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from halfmoon_protocol.trace_context import TraceContext
 from halfmoon_runtime.observability.otel import OtelTracer
-from halfmoon_runtime.observability.tracing import TracedSettings, open_tracer
+from halfmoon_runtime.observability.tracer_setup import TracedSettings, open_tracer
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
@@ -244,11 +244,11 @@ def test_without_the_packages_services_start_and_say_what_is_missing() -> None:
 import sys
 sys.modules["opentelemetry.sdk"] = sys.modules["opentelemetry.exporter"] = None
 import halfmoon_conductor.app, halfmoon_prefill.app, halfmoon_decode.app, halfmoon_kvstore.app
-from halfmoon_runtime.observability.tracing import TracedSettings, TracesUnavailable, open_tracer
-assert open_tracer(TracedSettings(), "halfmoon-test") is None
+from halfmoon_runtime.observability import tracer_setup
+assert tracer_setup.open_tracer(tracer_setup.TracedSettings(), "halfmoon-test") is None
 try:
-    open_tracer(TracedSettings(traces=True), "halfmoon-test")
-except TracesUnavailable as error:
+    tracer_setup.open_tracer(tracer_setup.TracedSettings(traces=True), "halfmoon-test")
+except tracer_setup.TracesUnavailable as error:
     print(error)
 """
     said = subprocess.run(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from halfmoon_runtime.observability.tracing import TracedSettings
+from halfmoon_runtime.observability.tracer_setup import TracedSettings
 
 
 class EngineSettings(TracedSettings):

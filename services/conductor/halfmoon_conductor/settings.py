@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from halfmoon_runtime.observability.tracing import TracedSettings
+from halfmoon_runtime.observability.tracer_setup import TracedSettings
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.config import SchedulingConfig
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator
 
-from halfmoon_runtime.observability.tracing import TracedSettings
+from halfmoon_runtime.observability.tracer_setup import TracedSettings
 from halfmoon_scheduling.cache.eviction_policies import EVICTION_POLICIES
 from halfmoon_transfer.backends.backend_choices import check_backend_choices
 

@@ -1,0 +1,143 @@
+"""Open what every worker needs, in order, and close it in reverse.
+
+    metadata store → generation → transfer engine → network → port        `open_worker`
+        the service opens its own parts and makes its worker              its app.py
+    serving loop → record in the metadata server → lease renewal          `OpenedWorker.serve`
+
+This library imports no transfer engine: each service hands in the function that opens one.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from halfmoon_metadata import MetadataStore, open_store
+from halfmoon_protocol.ids import WorkerId
+from halfmoon_protocol.messages import Role, WorkerInfo
+from halfmoon_runtime.channels.network import Network, Port
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.lifecycle import Service
+from halfmoon_runtime.membership import Membership, next_generation
+from halfmoon_runtime.observability.metrics import MetricSnapshot
+from halfmoon_runtime.observability.transfer_metrics import TransferCounts, transfer_engine_metrics
+from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.worker.registration import ServableWorker, registered_worker
+
+
+class CountsTransfers(Protocol):
+    """What this library reads of a transfer engine: its counters."""
+
+    def stats(self) -> TransferCounts:
+        """Return the counters since the engine was opened."""
+        ...
+
+
+EngineT = TypeVar("EngineT", bound=CountsTransfers)
+OpenedT = TypeVar("OpenedT", bound=CountsTransfers, covariant=True)
+
+
+class TransferOpener(Protocol[OpenedT]):
+    """Open a transfer engine for one start of a worker."""
+
+    def __call__(
+        self,
+        name: str,
+        *,
+        metadata: MetadataStore,
+        generation: int,
+        backends: Sequence[str],
+        bind: Sequence[str],
+        advertise: Sequence[str],
+        host_id: str,
+        cluster_key: str,
+    ) -> AbstractContextManager[OpenedT]:
+        """Open it under this name; closing the context manager closes the engine."""
+        ...
+
+
+@dataclass(frozen=True)
+class OpenedWorker(Generic[EngineT]):
+    """One start of a worker with its connections open, not yet known to the cluster."""
+
+    service: Service
+    store: MetadataStore
+    transfer: EngineT
+    network: Network
+    port: Port
+    #: The worker's record without what only its service knows, such as layout and costs.
+    info: WorkerInfo
+
+    async def serve(
+        self,
+        worker: ServableWorker,
+        membership: Membership,
+        drain: Callable[[], Awaitable[None]],
+        *metrics: Callable[[], MetricSnapshot],
+        **ready: object,
+    ) -> None:
+        """Register the worker and serve until the service is told to stop, then drain it.
+
+        Args:
+            worker: answers commands, and has metrics.
+            membership: its record in the metadata server.
+            drain: finishes or moves what the worker holds; the worker still answers meanwhile.
+            metrics: further metrics to expose, besides those of worker, record and transfers.
+            ready: fields to log when the worker is ready.
+
+        Raises:
+            Superseded: a later start of this worker is registered.
+        """
+        worker_id = self.info.worker_id
+        transfers = transfer_engine_metrics(self.transfer.stats)
+        async with registered_worker(worker, membership, self.service, transfers, *metrics):
+            self.service.announce("ready", worker_id=worker_id, **ready)
+            await self.service.stopping.wait()
+            self.service.announce("draining", worker_id=worker_id)
+            await drain()
+
+
+@asynccontextmanager
+async def open_worker(
+    settings: ServiceSettings,
+    service: Service,
+    role: Role,
+    open_transfer: TransferOpener[EngineT],
+) -> AsyncIterator[OpenedWorker[EngineT]]:
+    """Open one start of a worker; close all of it, in reverse, at the end of the block.
+
+    Load what takes long before: the new generation supersedes an earlier start of this worker.
+
+    Raises:
+        OSError: an address of the settings can't be listened on, or dialled by others.
+        ValueError: the settings name an unknown metadata store or transfer backend.
+    """
+    async with AsyncExitStack() as stack:
+        worker_id = WorkerId(settings.worker_id)
+        store = open_store(settings.metadata)
+        stack.callback(store.close)
+        generation = await next_generation(store, worker_id)
+        transfer = stack.enter_context(
+            open_transfer(
+                worker_id,
+                metadata=store,
+                generation=generation,
+                backends=settings.transfer_paths,
+                bind=settings.transfer_bind,
+                advertise=settings.transfer_advertise,
+                host_id=settings.host_id,
+                cluster_key=settings.cluster_key.get_secret_value(),
+            )
+        )
+        network = ZmqNetwork(advertise_host=settings.advertised_host)
+        stack.push_async_callback(network.close)
+        port = await network.bind(worker_id, host=settings.host)
+        info = WorkerInfo(
+            worker_id=worker_id,
+            role=role,
+            generation=generation,
+            host=settings.host_id,
+            commands=port.commands,
+            events=port.events,
+        )
+        yield OpenedWorker(service, store, transfer, network, port, info)

@@ -1,0 +1,214 @@
+"""What a worker opens, in which order it closes, and what a model gets."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_metadata import MetadataStore, open_store
+from halfmoon_protocol.ids import ConductorId
+from halfmoon_protocol.messages import DecodeCost, Hello
+from halfmoon_runtime.channels.network import PeerUnreachable
+from halfmoon_runtime.channels.zmq_network import ZmqNetwork
+from halfmoon_runtime.engine_settings import EngineSettings
+from halfmoon_runtime.lifecycle import CannotStart, Service
+from halfmoon_runtime.membership import MEMBERS, Membership, list_members
+from halfmoon_runtime.observability.metrics import MetricSnapshot
+from halfmoon_runtime.settings import ServiceSettings
+from halfmoon_runtime.worker.open_model import load_model, model_info, place_model
+from halfmoon_runtime.worker.open_worker import OpenedWorker, open_worker
+from halfmoon_transfer import TransferStats
+from halfmoon_transfer.open_transfer_engine import open_transfer_engine
+
+NO_TRANSFERS = TransferStats(
+    n_transfers=0,
+    bytes_read=0,
+    bytes_written=0,
+    bytes_by_path={},
+    n_failures=0,
+    n_retries=0,
+    n_live=0,
+    n_regions=0,
+    n_connections=0,
+    n_mappings=0,
+    n_malformed=0,
+)
+
+
+@dataclass
+class Steps:
+    """A transfer engine and a worker that write down what happens to them."""
+
+    store: MetadataStore
+    key: str
+    seen: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def open_transfer(self, name: str, **arguments: Any) -> AbstractContextManager["Steps"]:
+        self.arguments = {"name": name, **arguments}
+        return self._transfer()
+
+    @contextmanager
+    def _transfer(self) -> Iterator["Steps"]:
+        self.seen.append("transfer opened")
+        yield self
+        self.seen.append("transfer closed")
+
+    def stats(self) -> TransferStats:
+        return NO_TRANSFERS
+
+    async def serve(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.seen.append("worker ended")
+
+    async def drain(self) -> None:
+        assert self.store.get(self.key) is not None
+        self.seen.append("drained")
+
+    def metrics(self) -> MetricSnapshot:
+        return {}
+
+
+@pytest.fixture
+def settings() -> ServiceSettings:
+    return ServiceSettings(
+        worker_id="decode-7", metadata=f"memory://{uuid.uuid4()}", host_id="here", metrics_port=-1
+    )
+
+
+@pytest.fixture
+def steps(settings: ServiceSettings) -> Steps:
+    return Steps(open_store(settings.metadata), MEMBERS + settings.worker_id)
+
+
+@asynccontextmanager
+async def some_service() -> AsyncIterator[Service]:
+    async with asyncio.TaskGroup() as tasks:
+        yield Service(tasks)
+
+
+async def serve_until_ready(opened: OpenedWorker[Steps], steps: Steps) -> None:
+    """Serve a worker until it is ready, then stop its service."""
+
+    async def stop() -> None:
+        while not opened.service.is_ready:
+            await asyncio.sleep(0.001)
+        opened.service.stopping.set()
+
+    stopping = asyncio.create_task(stop())
+    await opened.serve(steps, Membership(opened.store, opened.info), steps.drain)
+    await stopping
+
+
+async def test_a_worker_drains_while_it_is_known_and_closes_in_reverse(
+    settings: ServiceSettings, steps: Steps
+) -> None:
+    async with (
+        some_service() as service,
+        open_worker(settings, service, "decode", steps.open_transfer) as opened,
+    ):
+        assert await list_members(steps.store) == {}, "known before it can answer"
+        await serve_until_ready(opened, steps)
+        assert steps.store.get(steps.key) is None
+    assert steps.seen == ["transfer opened", "drained", "worker ended", "transfer closed"]
+
+
+async def test_its_port_answers_until_the_end_and_its_record_says_where(
+    settings: ServiceSettings, steps: Steps
+) -> None:
+    network = ZmqNetwork()
+    async with (
+        some_service() as service,
+        open_worker(settings, service, "decode", steps.open_transfer) as opened,
+    ):
+        assert (opened.info.role, opened.info.host) == ("decode", "here")
+        link = await network.dial(opened.info.commands, opened.info.events)
+        await link.send(Hello(ConductorId("conductor-0"), 0))
+        _, message = await opened.port.receive()
+        assert isinstance(message, Hello)
+    with pytest.raises(PeerUnreachable):
+        await link.receive()
+    await network.close()
+
+
+async def test_a_second_start_has_a_higher_generation_for_record_and_transfers(
+    settings: ServiceSettings, steps: Steps
+) -> None:
+    async with some_service() as service:
+        for generation in (1, 2):
+            async with open_worker(settings, service, "decode", steps.open_transfer) as opened:
+                assert opened.info.generation == generation
+            assert steps.arguments["generation"] == generation
+            assert steps.arguments["name"] == settings.worker_id
+            assert steps.arguments["bind"] == ["127.0.0.1"]
+
+
+async def test_a_transfer_engine_that_cannot_open_leaves_nothing_behind(
+    settings: ServiceSettings, steps: Steps
+) -> None:
+    def refuse(name: str, **arguments: Any) -> AbstractContextManager[Steps]:
+        raise OSError("no such card")
+
+    async with some_service() as service:
+        with pytest.raises(OSError, match="no such card"):
+            async with open_worker(settings, service, "decode", refuse):
+                pytest.fail("it must not open")
+    assert await list_members(steps.store) == {}
+
+
+# -- a model -----------------------------------------------------------------------------------
+
+
+def model_settings(**changes: Any) -> EngineSettings:
+    return EngineSettings(model="fake://", metrics_port=-1, **{"pool_mib": 1, **changes})
+
+
+class Refused(Exception):
+    """A model that this cluster does not serve."""
+
+
+async def test_a_model_that_is_refused_ends_the_start_in_one_line() -> None:
+    def refuse(spec: str, **arguments: Any) -> FakeEngine:
+        raise Refused(f"{spec} is no model")
+
+    async with some_service() as service:
+        with pytest.raises(CannotStart, match="fake:// is no model"):
+            await load_model(model_settings(), service, refuse, Refused)
+
+
+async def test_a_model_gets_its_pages_in_registered_memory_and_says_what_it_is(
+    settings: ServiceSettings,
+) -> None:
+    engine = FakeEngine()
+    async with (
+        some_service() as service,
+        open_worker(settings, service, "decode", open_transfer_engine) as opened,
+        place_model(
+            model_settings(measure=False), service, engine, opened.transfer.allocate
+        ) as placed,
+    ):
+        assert placed.n_pages == (1 << 20) // engine.layout.block_bytes
+        assert placed.memory.region.length == placed.n_pages * engine.layout.block_bytes
+        assert placed.decode_cost == DecodeCost()
+        info = model_info(opened.info, model_settings(), engine, placed.n_pages)
+        assert (info.layout, info.model, info.n_blocks) == (
+            engine.layout,
+            engine.name,
+            placed.n_pages,
+        )
+        engine.detach()
+
+
+async def test_a_pool_of_less_than_a_page_is_refused_by_the_name_of_its_setting() -> None:
+    engine = FakeEngine(FakeModelSpec(head_dim=4096, layers=64))
+    async with some_service() as service:
+        with pytest.raises(ValueError, match="pool_mib is 1: not one page"):
+            async with place_model(model_settings(), service, engine, bytearray):  # type: ignore[type-var]
+                pytest.fail("it must not open")
