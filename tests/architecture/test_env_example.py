@@ -14,9 +14,7 @@ from halfmoon_runtime.settings import ENVIRONMENT_PREFIX, ServiceSettings
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / ".env.example").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
-IMAGE = dict(
-    re.findall(r"(HALFMOON_[A-Z_]+)=(\S+)", (ROOT / "services/prefill/Dockerfile").read_text())
-)
+IMAGE = dict(re.findall(r"(HALFMOON_[A-Z_]+)=(\S+)", (ROOT / "services/Dockerfile").read_text()))
 SERVICES: list[type[ServiceSettings]] = [
     ConductorSettings,
     PrefillSettings,

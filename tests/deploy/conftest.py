@@ -1,5 +1,6 @@
 """The chart as Helm renders it, for each of the examples in deploy/helm/values and for defaults."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+DOCKERFILE = Path(__file__).parents[2] / "services/Dockerfile"
 HELM = Path(__file__).parents[2] / "deploy/helm"
 CHART = HELM / "halfmoon"
 MISSING = "needs pip install --no-deps --require-hashes -r tests/deploy/requirements.txt"
@@ -53,6 +55,31 @@ def combined(under: Values, over: Values) -> Values:
             combined(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
         )
     return both
+
+
+def stages() -> dict[str, tuple[str, str]]:
+    """Base and instructions of each stage of the Dockerfile, by name; the last has none."""
+    lines = DOCKERFILE.read_text().splitlines(keepends=True)
+    text = "".join(line for line in lines if line.strip() and not line.startswith("#"))
+    _, *parts = re.split(r"^FROM ", text, flags=re.MULTILINE)
+    found = {}
+    for part in parts:
+        head, _, instructions = part.partition("\n")
+        base, _, name = head.partition(" AS ")
+        found[name] = base, instructions
+    return found
+
+
+@pytest.fixture(scope="session")
+def image() -> Callable[[str], str]:
+    """The instructions that make a stage, those of the stages below it first."""
+    known = stages()
+
+    def instructions(stage: str) -> str:
+        base, lines = known[stage]
+        return (instructions(base) if base in known else "") + lines
+
+    return instructions
 
 
 @pytest.fixture(scope="session")

@@ -93,13 +93,14 @@ def test_images_are_those_of_the_compose_file(chart: Any) -> None:
     assert chart.values["trialRedis"]["image"] in built
 
 
-def test_without_a_model_of_ones_own_the_one_in_the_images_is_served() -> None:
+def test_without_a_model_of_ones_own_the_one_in_the_images_is_served(
+    image: Callable[[str], str],
+) -> None:
     values = yaml.safe_load((ROOT / "deploy/helm/halfmoon/values.yaml").read_text())
     source = values["model"]["source"]
     assert COMPOSE["x-cluster"]["HALFMOON_MODEL"] == f"${{HALFMOON_MODEL:-{source}}}"
     for role in ("conductor", "prefill", "decode"):
-        dockerfile = (ROOT / f"services/{role}/Dockerfile").read_text()
-        (copied,) = re.findall(rf"^COPY (\S+) {source}$", dockerfile, re.MULTILINE)
+        (copied,) = re.findall(rf"^COPY (\S+) {source}$", image(role), re.MULTILINE)
         assert ROOT / copied == demo.FOLDER
 
 

@@ -1,15 +1,22 @@
-"""Dockerfiles: what a linter says of them, and that the ones which repeat each other agree."""
+"""The Dockerfile: what a linter says of it, what is in which image, and as whom it runs."""
 
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-DOCKERFILES = sorted((ROOT / "services").glob("*/Dockerfile"))
+DOCKERFILE = ROOT / "services/Dockerfile"
+SERVICES = ("conductor", "prefill", "decode", "kvstore")
+#: What comes with a package beside what it requires: the transfer library's loops in C.
+ADDED = {"halfmoon-transfer": {"halfmoon-transfer-native"}}
 HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
     "hadolint"
 )
@@ -18,17 +25,34 @@ HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or sh
 ANSWERED = ("DL3008", "DL3013", "DL3042")
 
 
-@pytest.fixture(params=DOCKERFILES, ids=lambda path: path.parent.name)
-def dockerfile(request: pytest.FixtureRequest) -> Path:
-    assert isinstance(request.param, Path)
-    return request.param
+@pytest.fixture(params=SERVICES)
+def service(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def our_packages(service: str) -> set[str]:
+    """Folders of the packages that a service needs, its own among them."""
+    folders = {
+        tomllib.loads(path.read_text())["project"]["name"]: path.parent
+        for pattern in ("libs/*/pyproject.toml", "services/*/pyproject.toml")
+        for path in ROOT.glob(pattern)
+    }
+    needed: set[str] = set()
+    left = {f"halfmoon-{service}"}
+    while left:
+        name = left.pop()
+        needed.add(name)
+        table = tomllib.loads((folders[name] / "pyproject.toml").read_text())["project"]
+        required = {Requirement(line).name for line in table["dependencies"]}
+        left |= (required | ADDED.get(name, set())) & folders.keys() - needed
+    return {str(folders[name].relative_to(ROOT)) for name in needed}
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="needs hadolint: tests/deploy/requirements.txt")
-def test_the_linter_has_nothing_to_say(dockerfile: Path) -> None:
+def test_the_linter_has_nothing_to_say() -> None:
     ignored = [flag for rule in ANSWERED for flag in ("--ignore", rule)]
     done = subprocess.run(
-        [str(HADOLINT), "--no-color", *ignored, str(dockerfile)],
+        [str(HADOLINT), "--no-color", *ignored, str(DOCKERFILE)],
         capture_output=True,
         text=True,
         check=False,
@@ -36,28 +60,85 @@ def test_the_linter_has_nothing_to_say(dockerfile: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_no_registry_is_named_and_no_frontend_is_fetched(dockerfile: Path) -> None:
-    text = dockerfile.read_text()
+def test_no_registry_is_named_and_no_frontend_is_fetched() -> None:
+    text = DOCKERFILE.read_text()
     assert not re.search(r"^# *syntax *=", text, re.MULTILINE)
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     stages = set(re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE))
-    assert set(bases) - stages == {"python:3.11-slim", *({"scratch"} & set(bases))}
+    assert set(bases) - stages == {"python:3.11-slim", "scratch", "$SERVICE"}
 
 
-def test_an_image_runs_as_nobody_and_says_whether_it_is_well(dockerfile: Path) -> None:
-    text = dockerfile.read_text()
+def test_an_image_runs_as_nobody_and_says_whether_it_is_well(
+    image: Callable[[str], str], service: str
+) -> None:
+    text = image(service)
     # Kubernetes can't tell from a name whether it is root's.
     assert re.findall(r"^USER (\S+)", text, re.MULTILINE)[-1] == "10001"
     assert "useradd --system --uid 10001 " in text
-    assert "\nHEALTHCHECK " in text
+    assert '"halfmoon_runtime.healthcheck"' in text.rpartition("\nHEALTHCHECK ")[2]
 
 
-def test_prefill_and_decode_share_the_layers_with_torch() -> None:
-    """A layer is kept once for both while the lines that make it are the same."""
-    prefill, decode = (
-        (ROOT / f"services/{role}/Dockerfile").read_text().partition("FROM scratch")[2]
-        for role in ("prefill", "decode")
-    )
-    n_shared = prefill.index("COPY services/")
-    assert prefill[:n_shared] == decode[:n_shared]
-    assert prefill[n_shared:].replace("prefill", "decode") == decode[n_shared:]
+def test_an_image_with_rdma_runs_as_nobody_again(image: Callable[[str], str]) -> None:
+    assert re.findall(r"^USER (\S+)", image("rdma"), re.MULTILINE) == ["0", "10001"]
+
+
+def test_an_image_starts_the_service_that_it_is_named_after(
+    image: Callable[[str], str], service: str
+) -> None:
+    text = image(service)
+    assert re.findall(r"HALFMOON_SERVICE=(\S+)", text) == [service]
+    assert "exec python -m halfmoon_$HALFMOON_SERVICE " in text
+    assert (ROOT / f"services/{service}/halfmoon_{service}/__main__.py").exists()
+
+
+def test_an_image_has_the_packages_that_its_service_needs_and_no_other(
+    image: Callable[[str], str], service: str
+) -> None:
+    text = image(f"{service}-build")
+    copied = re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
+    installed = re.findall(r"'?\./((?:libs|services)/[a-z-]+)", text)
+    assert all(source == target or target == "./" for source, target in copied)
+    assert {source for source, _ in copied} == our_packages(service) | {"constraints.txt"}
+    assert sorted(installed) == sorted(our_packages(service))
+
+
+def test_no_image_has_what_only_tests_need() -> None:
+    assert "libs/testing" not in DOCKERFILE.read_text()
+
+
+def test_the_images_of_conductor_and_kvstore_have_no_torch(image: Callable[[str], str]) -> None:
+    for service in ("conductor", "kvstore"):
+        whole = image(service) + image(f"{service}-build")
+        assert "torch" not in whole
+    assert "from=torch" in image("prefill")
+
+
+def test_prefill_and_decode_share_the_layers_with_torch(image: Callable[[str], str]) -> None:
+    """A layer is kept once for both when the same stage makes it."""
+    for stage in ("prefill", "prefill-build"):
+        prefill, decode = image(stage), image(stage.replace("prefill", "decode"))
+        n_shared = prefill.index(
+            "COPY --from=prefill-build" if stage == "prefill" else "COPY services/"
+        )
+        assert prefill[:n_shared] == decode[:n_shared]
+        assert "torch" in prefill[:n_shared]
+        assert prefill[n_shared:].replace("prefill", "decode") == decode[n_shared:]
+
+
+def test_extensions_are_built_one_image_at_a_time(image: Callable[[str], str]) -> None:
+    """pip keeps the extension's wheel in the cache, and reads it while another build writes."""
+    for service in SERVICES:
+        for run in re.findall(r"^RUN (.*(?:\\\n.*)*)", image(f"{service}-build"), re.MULTILINE):
+            if "./libs/transfer-native" in run:
+                assert "target=/var/cache/pip,sharing=locked" in run
+
+
+def test_compose_builds_each_image_for_its_service() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    built = {each["image"]: each["build"] for each in services.values() if "build" in each}
+    assert {f"halfmoon-{service}" for service in SERVICES} <= built.keys()
+    for name, build in built.items():
+        variant = name.removeprefix("halfmoon-")
+        assert build["dockerfile"] == "services/Dockerfile"
+        assert build["args"] == {"SERVICE": variant.removesuffix("-rdma")}
+        assert build.get("target") == ("rdma" if variant.endswith("-rdma") else None)

@@ -50,10 +50,9 @@ def environment(container: dict[str, Any], pod_name: str, pod_ip: str) -> dict[s
     return found
 
 
-def of_the_image(role: str) -> dict[str, str]:
-    """The variables that the image sets."""
-    text = (ROOT / f"services/{role}/Dockerfile").read_text()
-    return dict(re.findall(r"(HALFMOON_[A-Z_]+)=(\S+)", text))
+def of_the_image(instructions: str) -> dict[str, str]:
+    """The variables that an image sets."""
+    return dict(re.findall(r"(HALFMOON_[A-Z_]+)=(\S+)", instructions))
 
 
 def container_of(release: Any, role: str) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def role(request: pytest.FixtureRequest) -> str:
 
 
 def test_settings_are_read_as_the_values_say(
-    release: Any, role: str, monkeypatch: pytest.MonkeyPatch
+    release: Any, role: str, image: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container = container_of(release, role)
     given = environment(container, f"hm-{role}-0", "127.0.0.1")
@@ -78,7 +77,7 @@ def test_settings_are_read_as_the_values_say(
         monkeypatch.delenv(name)
     # The network of the example is none of this machine's.
     given.pop("HALFMOON_TRANSFER_HOST", None)
-    for name, value in {**of_the_image(role), **given}.items():
+    for name, value in {**of_the_image(image(role)), **given}.items():
         monkeypatch.setenv(name, value)
     settings: Any = ROLES[role].from_args([])
     values, workload = release.values, release.workloads[role]
