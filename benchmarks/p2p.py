@@ -15,7 +15,7 @@ import uvicorn
 
 from halfmoon_metadata import MemoryStore
 from halfmoon_metadata.http_server import metadata_app
-from halfmoon_testing.p2p_process import P2PProcess
+from halfmoon_testing.processes.p2p_process import P2PProcess
 
 MIB = 1024 * 1024
 N_GETTERS = 4

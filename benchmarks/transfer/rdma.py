@@ -17,7 +17,7 @@ import sys
 import time
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
-from halfmoon_testing.segment_process import SegmentProcess
+from halfmoon_testing.processes.segment_process import SegmentProcess
 from halfmoon_transfer import Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.interface import Op
 

@@ -18,7 +18,7 @@ from halfmoon_cli.chat.line_input import SLASH_COMMANDS, SlashCommand, help_text
 from halfmoon_cli.chat.streamed_answer import StreamedAnswer, format_answer_stats
 from halfmoon_cli.common.printable_text import printable
 from halfmoon_cli.endpoint.stream_chunks import PromptDetails, StreamUsage
-from halfmoon_testing.cli_terminal import CliTerminal, run_on_terminal
+from halfmoon_testing.processes.cli_terminal import CliTerminal, run_on_terminal
 from halfmoon_testing.scripted_endpoint import ScriptedAnswer, ScriptedEndpoint
 
 BUSY = ScriptedAnswer(

@@ -12,7 +12,7 @@ from halfmoon_cli.__main__ import app
 from halfmoon_cli.status.debug_responses import StatusLatencies, StatusQuantiles, StatusSecond
 from halfmoon_cli.status.latency_trend import BUCKET_S, SHOWN_S, latency_trend
 from halfmoon_cli.status.text_charts import bar, format_bytes, format_duration, sparkline
-from halfmoon_testing.cli_terminal import run_on_terminal
+from halfmoon_testing.processes.cli_terminal import run_on_terminal
 from halfmoon_testing.scripted_endpoint import ScriptedEndpoint
 
 CLUSTER: dict[str, Any] = {

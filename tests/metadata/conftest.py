@@ -16,7 +16,7 @@ import uvicorn
 from halfmoon_metadata import MemoryStore, MetadataStore, open_store
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_testing.etcd_server import EtcdServer
+from halfmoon_testing.processes.etcd_server import EtcdServer
 
 
 def until(condition: Callable[[], bool], limit_s: float = 10) -> None:

@@ -19,7 +19,7 @@ from halfmoon_metadata.stores.etcd_store import EtcdStore
 from halfmoon_metadata.stores.http_store import HttpStore
 from halfmoon_metadata.stores.redis_store import RedisStore
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_testing.etcd_server import EtcdServer
+from halfmoon_testing.processes.etcd_server import EtcdServer
 
 needs_etcd = pytest.mark.skipif(
     not EtcdServer.is_installed(), reason="etcd is not installed (Debian: etcd-server)"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
-from halfmoon_testing.segment_process import SegmentProcess, on_device
+from halfmoon_testing.processes.segment_process import SegmentProcess, on_device
 from halfmoon_transfer import Memory, TransferEngine, TransferSettings
 from halfmoon_transfer.backends import BACKENDS, backend_class
 from halfmoon_transfer.backends.backend_interface import BackendCapabilities

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_protocol.regions import Region
-from halfmoon_testing.segment_process import segment_pattern
+from halfmoon_testing.processes.segment_process import segment_pattern
 from halfmoon_transfer import (
     Cancelled,
     Lost,

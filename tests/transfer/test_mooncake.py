@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from halfmoon_metadata.store_interface import MetadataError, MetadataUnreachable
 from halfmoon_metadata.store_registry import open_store
 from halfmoon_metadata.stores.memory_store import MemoryStore
-from halfmoon_testing.etcd_server import EtcdServer
+from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_transfer import (
     Lost,
     Memory,

@@ -26,7 +26,7 @@ import uvicorn
 
 from halfmoon_metadata.http_server import metadata_app
 from halfmoon_metadata.stores.memory_store import MemoryStore
-from halfmoon_testing.etcd_server import EtcdServer
+from halfmoon_testing.processes.etcd_server import EtcdServer
 from halfmoon_transfer import Lost, Memory, Piece, Rejected, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.mooncake import mooncake_records
 from halfmoon_transfer.backends.mooncake.mooncake_api import Mooncake, MooncakeBuffer

@@ -5,7 +5,7 @@ import sys
 from measure import ROOM, measure
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
-from halfmoon_testing.segment_process import SegmentProcess
+from halfmoon_testing.processes.segment_process import SegmentProcess
 from halfmoon_transfer import Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends.tcp import native
 

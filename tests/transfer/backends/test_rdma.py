@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
-from halfmoon_testing.segment_process import SegmentProcess, fill_seeded
+from halfmoon_testing.processes.segment_process import SegmentProcess, fill_seeded
 from halfmoon_transfer import (
     Lost,
     Notification,

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_testing.segment_process import SegmentProcess
+from halfmoon_testing.processes.segment_process import SegmentProcess
 from halfmoon_transfer import Lost, Piece, Rejected, TransferSettings
 from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan

@@ -15,7 +15,7 @@ import pytest
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_metadata.tcp_ports import free_port
-from halfmoon_testing.segment_process import SegmentProcess
+from halfmoon_testing.processes.segment_process import SegmentProcess
 from halfmoon_transfer import Lost, Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.backends import socket_io
 from halfmoon_transfer.backends.addresses import split_address

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halfmoon_testing.segment_process import segment_pattern
+from halfmoon_testing.processes.segment_process import segment_pattern
 from halfmoon_transfer import (
     Cancelled,
     Piece,

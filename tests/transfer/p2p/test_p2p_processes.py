@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from halfmoon_metadata import open_store
-from halfmoon_testing.p2p_process import P2PProcess
-from halfmoon_testing.segment_process import segment_pattern
+from halfmoon_testing.processes.p2p_process import P2PProcess
+from halfmoon_testing.processes.segment_process import segment_pattern
 from halfmoon_transfer import TransferEngine
 from halfmoon_transfer.metadata import descriptor as segments
 from halfmoon_transfer.p2p import P2PSettings, P2PStore

@@ -19,7 +19,7 @@ import numpy as np
 from halfmoon_metadata.store_interface import MetadataStore
 from halfmoon_metadata.stores.memory_store import MemoryStore
 from halfmoon_protocol.regions import Region
-from halfmoon_testing.child_process import ChildProcess
+from halfmoon_testing.processes.child_process import ChildProcess
 from halfmoon_transfer.devices.emulated_device import EmulatedBuffer
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.metadata import descriptor as records

@@ -13,8 +13,8 @@ import sys
 import msgspec
 
 from halfmoon_metadata import open_store
-from halfmoon_testing.child_process import ChildProcess
-from halfmoon_testing.segment_process import segment_pattern
+from halfmoon_testing.processes.child_process import ChildProcess
+from halfmoon_testing.processes.segment_process import segment_pattern
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.p2p.object_getter import GetReport
 from halfmoon_transfer.p2p.p2p_store import P2PStore

@@ -1,0 +1,1 @@
+"""Run peers of tests and benchmarks as processes of their own."""
