@@ -101,7 +101,7 @@ async def test_a_node_that_leaves_serves_reads_refuses_puts_and_moves_no_faster_
         assert "halfmoon_kvstore_drain_blocks" in (await web.get("/metrics")).text
         assert (await web.get("/ready")).status_code == 200
         assert await a.get(blocks) == blocks
-        refused = await a.ask(
+        refused = await a.request(
             ReserveBlocks(Ticket("late"), a.layout, tuple(prompt_blocks(2, 1)), None, (0,) * 16)
         )
         assert isinstance(refused, KvstoreRefused) and "stopping" in refused.reason
@@ -141,7 +141,7 @@ async def test_a_node_that_leaves_waits_for_those_who_read_here(nodes: Any) -> N
     async with nodes.client("a") as a, nodes.http("a") as web:
         await a.put(blocks)
         ticket = Ticket("a long read")
-        leased = await a.ask(LeaseBlocks(ticket, a.layout, tuple(blocks)))
+        leased = await a.request(LeaseBlocks(ticket, a.layout, tuple(blocks)))
         assert isinstance(leased, BlocksLeased) and len(leased.places) == len(blocks)
         await web.post("/drain", json={"deadline_s": 600})
         while (await web.get("/drain")).json()["state"] != "done":
@@ -151,7 +151,7 @@ async def test_a_node_that_leaves_waits_for_those_who_read_here(nodes: Any) -> N
             assert await a.get(blocks) == blocks
             assert (await web.get("/drain")).json()["state"] == "done"
         assert nodes.processes["a"].exit_code is None
-        await a.tell(ReleaseLease(ticket))
+        await a.send(ReleaseLease(ticket))
         await ended(nodes, "a")
 
 
@@ -161,13 +161,15 @@ class Looked:
     def __init__(self, *, has_disk: bool) -> None:
         self.n_looks = 0
         self.tiers = self.memory = self
-        self.stock = SimpleNamespace(disk="a disk" if has_disk else None, save_all=self.save_all)
+        self.block_store = SimpleNamespace(
+            disk="a disk" if has_disk else None, write_back_all=self.write_back_all
+        )
         self.takes_no_more = False
 
-    async def save_all(self, limit_s: float) -> None:
+    async def write_back_all(self, limit_s: float) -> None:
         assert self.takes_no_more
 
-    async def take_no_more(self) -> None:
+    async def stop_accepting(self) -> None:
         self.takes_no_more = True
 
     @property
@@ -205,13 +207,13 @@ async def test_the_end_comes_only_after_the_last_reader_however_it_is_begun(
     moved: Any = Moved()
     draining = DrainController(node, moved, KvstoreSettings(), service)
     if how == "ordered":
-        await draining.order(OperatorRequest({}, body=b"{}"))
+        await draining.start(OperatorRequest({}, body=b"{}"))
         while moved.progress.state != "done":
             await asyncio.sleep(0)
         await draining.progress(OperatorRequest({}))
         await stopping.wait()
         await spawned[0]
     else:
-        await draining.stop()
+        await draining.shut_down()
     assert node.takes_no_more
     assert node.n_looks == 4, "it did not wait for a reader"

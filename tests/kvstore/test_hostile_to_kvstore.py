@@ -125,8 +125,8 @@ async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
     model = msgspec.structs.replace(a_worker("prefill-3"), layout=SMALL_LAYOUT)
     async with open_node(model) as node:
         stranger = await node.caller()
-        await stranger.say(reserve(prompt_blocks(1, 2), BYTES))
-        (refused,) = await stranger.told(KvstoreRefused)
+        await stranger.send(reserve(prompt_blocks(1, 2), BYTES))
+        (refused,) = await stranger.wait_for(KvstoreRefused)
         assert "halfmoon.bytes" in refused.reason and "prefill-3" in refused.reason
         assert node.worker.info.layout is None
         order = ReplicateBlocks(
@@ -137,8 +137,8 @@ async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
             parent=None,
             token_ids=(),
         )
-        await stranger.say(order)
-        await stranger.told(KvstoreRefused, 2)
+        await stranger.send(order)
+        await stranger.wait_for(KvstoreRefused, 2)
 
 
 @pytest.mark.parametrize(
@@ -153,56 +153,56 @@ async def test_the_first_put_is_of_the_model_that_the_cluster_serves() -> None:
 async def test_no_layout_takes_the_memory_of_the_process(layout: KvLayout) -> None:
     async with open_node() as node:
         stranger = await node.caller()
-        await stranger.say(reserve((BlockHash(b"a" * 16),), layout))
-        (refused,) = await stranger.told(KvstoreRefused)
+        await stranger.send(reserve((BlockHash(b"a" * 16),), layout))
+        (refused,) = await stranger.wait_for(KvstoreRefused)
         assert "bytes" in refused.reason
 
 
 async def test_a_conductor_that_does_not_want_it_costs_a_log_line() -> None:
     async with open_node() as node:
         stranger = await node.caller()
-        await stranger.say(Hello(conductor_id=ConductorId("c"), session=1))
-        await stranger.say(Unwelcome(reason="another layout"))
-        await stranger.say(Hello(conductor_id=ConductorId("c"), session=1))
-        await stranger.told(Welcome, 2)
+        await stranger.send(Hello(conductor_id=ConductorId("c"), session=1))
+        await stranger.send(Unwelcome(reason="another layout"))
+        await stranger.send(Hello(conductor_id=ConductorId("c"), session=1))
+        await stranger.wait_for(Welcome, 2)
 
 
 async def test_all_conductors_of_one_name_hear_what_the_node_becomes() -> None:
     async with open_node() as node:
         callers = [await node.caller(), await node.caller()]
         for caller in callers:
-            await caller.say(Hello(conductor_id=ConductorId("c"), session=1))
-            await caller.told(Welcome)
-        await callers[0].say(reserve(prompt_blocks(1, 1)))
+            await caller.send(Hello(conductor_id=ConductorId("c"), session=1))
+            await caller.wait_for(Welcome)
+        await callers[0].send(reserve(prompt_blocks(1, 1)))
         for caller in callers:
-            _, changed = await caller.told(Welcome, 2)
+            _, changed = await caller.wait_for(Welcome, 2)
             assert changed.worker.layout == SMALL_LAYOUT
 
 
 async def test_a_commit_with_wrong_sums_can_be_said_again_rightly() -> None:
     async with open_node() as node:
         stranger = await node.caller()
-        await stranger.say(reserve(prompt_blocks(1, 2)))
-        await stranger.told(BlocksReserved)
-        await stranger.say(CommitBlocks(ticket=Ticket("t"), checksums=(1,)))
-        await stranger.told(KvstoreRefused)
-        await stranger.say(CommitBlocks(ticket=Ticket("t"), checksums=(1, 2)))
-        await stranger.told(BlocksCommitted)
-        await stranger.say(CommitBlocks(ticket=Ticket("t"), checksums=(1, 2)))
-        await stranger.told(KvstoreRefused, 2)
+        await stranger.send(reserve(prompt_blocks(1, 2)))
+        await stranger.wait_for(BlocksReserved)
+        await stranger.send(CommitBlocks(ticket=Ticket("t"), checksums=(1,)))
+        await stranger.wait_for(KvstoreRefused)
+        await stranger.send(CommitBlocks(ticket=Ticket("t"), checksums=(1, 2)))
+        await stranger.wait_for(BlocksCommitted)
+        await stranger.send(CommitBlocks(ticket=Ticket("t"), checksums=(1, 2)))
+        await stranger.wait_for(KvstoreRefused, 2)
 
 
 async def test_a_block_that_would_come_before_itself_is_refused() -> None:
     a, b, c = prompt_blocks(1, 3)
     async with open_node() as node:
         stranger = await node.caller()
-        await stranger.say(reserve((a, b, a)), reserve((a,), parent=a))
-        for refused in await stranger.told(KvstoreRefused, 2):
+        await stranger.send(reserve((a, b, a)), reserve((a,), parent=a))
+        for refused in await stranger.wait_for(KvstoreRefused, 2):
             assert "named twice" in refused.reason
-        await stranger.say(reserve((b,), parent=a, ticket=Ticket("1")))
-        await stranger.say(reserve((c,), parent=b, ticket=Ticket("2")))
-        await stranger.say(reserve((a,), parent=c, ticket=Ticket("3")))
-        assert "ancestor" in (await stranger.told(KvstoreRefused, 3))[-1].reason
+        await stranger.send(reserve((b,), parent=a, ticket=Ticket("1")))
+        await stranger.send(reserve((c,), parent=b, ticket=Ticket("2")))
+        await stranger.send(reserve((a,), parent=c, ticket=Ticket("3")))
+        assert "ancestor" in (await stranger.wait_for(KvstoreRefused, 3))[-1].reason
 
 
 async def test_a_source_that_leases_nonsense_costs_its_order() -> None:
@@ -217,12 +217,12 @@ async def test_a_source_that_leases_nonsense_costs_its_order() -> None:
             parent=None,
             token_ids=(),
         )
-        await stranger.say(order)
+        await stranger.send(order)
         peer, asked = await liar.receive()
         assert isinstance(asked, LeaseBlocks)
         places = (Place(prompt_blocks(2, 1)[0], 0, 1),)
-        region = node.worker.stock.region
+        region = node.worker.block_store.region
         leased = BlocksLeased(ticket=asked.ticket, region=region, places=places, expires_s=9.0)
         await liar.send(peer, leased)
-        (refused,) = await stranger.told(KvstoreRefused)
+        (refused,) = await stranger.wait_for(KvstoreRefused)
         assert "not asked for" in refused.reason

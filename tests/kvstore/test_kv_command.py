@@ -131,7 +131,7 @@ def test_an_object_that_lost_its_end_says_so_and_is_made_whole_by_putting_it_aga
 
     async def drop() -> None:
         async with nodes.client("a") as client:
-            await client.tell(DropBlocks(hashes=tuple(hashes[:3:-1])))
+            await client.send(DropBlocks(hashes=tuple(hashes[:3:-1])))
             while len(await client.stored()) != 4:
                 await asyncio.sleep(0.01)
 

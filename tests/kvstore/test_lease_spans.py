@@ -37,7 +37,7 @@ class Kept:
     def ask(self, peer: PeerId = A, ticket: Ticket = TICKET, flags: str = "01") -> None:
         trace = TraceContext(f"00-{TRACE}-{PARENT}-{flags}") if flags else None
         wanted = LeaseBlocks(ticket=ticket, layout=LAYOUT, hashes=BLOCKS, trace=trace)
-        self.traces.asked(peer, wanted, 1.0)
+        self.traces.on_asked(peer, wanted, 1.0)
 
     def answer(self, peer: PeerId = A, ticket: Ticket = TICKET) -> None:
         leased = BlocksLeased(
@@ -47,7 +47,7 @@ class Kept:
             expires_s=1.0,
             n_from_disk=2,
         )
-        self.traces.answered(peer, leased, 3.5)
+        self.traces.on_answered(peer, leased, 3.5)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_an_answer_ends_it_with_what_is_held_and_what_came_from_the_disk(kept: K
 
 def test_a_refusal_ends_it_in_that_error(kept: Kept) -> None:
     kept.ask()
-    kept.traces.refused(A, TICKET, "another layout", 2.0)
+    kept.traces.on_refused(A, TICKET, "another layout", 2.0)
     (span,) = kept.spans()
     assert (span.status.is_ok, span.status.description) == (False, "another layout")
 
@@ -95,7 +95,7 @@ def test_a_lost_caller_ends_its_own_and_no_others(kept: Kept) -> None:
     kept.ask()
     kept.ask(A, Ticket("2"))
     kept.ask(B)
-    kept.traces.lost(A, 2.0)
+    kept.traces.on_peer_lost(A, 2.0)
     assert [span.status.is_ok for span in kept.spans()] == [False, False]
     kept.answer(B)
     assert kept.spans()[-1].status.is_ok
@@ -110,7 +110,7 @@ def test_who_is_not_sampled_has_none(kept: Kept, flags: str) -> None:
 
 def test_without_a_tracer_nothing_is_kept() -> None:
     traces = LeaseSpans()
-    traces.asked(
+    traces.on_asked(
         A,
         LeaseBlocks(
             ticket=TICKET,
@@ -120,4 +120,4 @@ def test_without_a_tracer_nothing_is_kept() -> None:
         ),
         1.0,
     )
-    traces.lost(A, 2.0)
+    traces.on_peer_lost(A, 2.0)

@@ -36,7 +36,9 @@ async def order(
     address = KvstoreAddress(info.worker_id, info.generation, info.commands)
     tokens = (0,) * len(hashes) * layout.block_size
     ticket = Ticket(f"copy-{hashes[0].hex()}")
-    return await target.ask(ReplicateBlocks(ticket, address, layout, tuple(hashes), parent, tokens))
+    return await target.request(
+        ReplicateBlocks(ticket, address, layout, tuple(hashes), parent, tokens)
+    )
 
 
 async def test_blocks_are_copied_and_serve_when_their_source_is_killed(nodes: Any) -> None:
@@ -92,7 +94,7 @@ async def test_a_source_that_is_gone_or_of_another_layout_is_a_refusal(nodes: An
         nodes.kill("a")
         address = KvstoreAddress(info.worker_id, info.generation, info.commands)
         tokens = (0,) * 64
-        answer = await b.ask(
+        answer = await b.request(
             ReplicateBlocks(Ticket("late"), address, SMALL_LAYOUT, tuple(blocks), None, tokens)
         )
         assert isinstance(answer, KvstoreRefused) and "a" in answer.reason
@@ -105,7 +107,7 @@ async def test_copies_are_dropped_on_order_and_those_in_use_stay(nodes: Any) -> 
     blocks = prompt_blocks(1, 6)
     async with nodes.client("a") as a:
         await a.put(blocks)
-        await a.tell(DropBlocks(hashes=tuple(blocks[:2:-1])))
+        await a.send(DropBlocks(hashes=tuple(blocks[:2:-1])))
         while await a.stored() != set(blocks[:3]):
             await asyncio.sleep(0.01)
         assert await a.get(blocks) == blocks[:3]

@@ -27,7 +27,7 @@ async def test_a_damaged_block_is_given_up_though_others_follow_it(nodes: Any) -
         await client.damage(BLOCKS[:3])
         with pytest.raises(DamagedBytes):
             await client.get(BLOCKS)
-        await client.report(BLOCKS)
+        await client.report_damaged(BLOCKS)
         await given_up(client, *BLOCKS[:3])
         assert await client.stored() == set(BLOCKS[3:]), "those that are good stay"
         await client.put(BLOCKS)
@@ -44,7 +44,7 @@ async def test_a_damaged_block_that_is_on_the_disk_comes_from_there(
         await client.put(more)  # so that the first ones are written back
         assert await client.get(BLOCKS) == BLOCKS
         await client.damage(BLOCKS[:3])
-        await client.report(BLOCKS[:3])
+        await client.report_damaged(BLOCKS[:3])
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -60,7 +60,7 @@ async def test_a_report_of_blocks_that_are_good_takes_nothing_away(nodes: Any) -
         await client.put(BLOCKS)
         await client.damage(BLOCKS[-1:])
         unknown = BlockHash(b"unknown")
-        await client.report([unknown, *BLOCKS])
+        await client.report_damaged([unknown, *BLOCKS])
         await given_up(client, BLOCKS[-1])  # the last one that was looked at
         assert await client.get(BLOCKS) == BLOCKS[:-1]
 
@@ -69,11 +69,11 @@ async def test_a_damaged_block_that_somebody_reads_goes_once_he_has_done(nodes: 
     nodes.start("a", capacity_mib=1)
     async with nodes.client("a") as reader, nodes.client("a") as client:
         await client.put(BLOCKS)
-        lease = await reader.ask(LeaseBlocks(Ticket("read"), SMALL_LAYOUT, tuple(BLOCKS[:1])))
+        lease = await reader.request(LeaseBlocks(Ticket("read"), SMALL_LAYOUT, tuple(BLOCKS[:1])))
         assert isinstance(lease, BlocksLeased) and lease.places
         await client.damage(BLOCKS[:2])
-        await client.report(BLOCKS[:2])
+        await client.report_damaged(BLOCKS[:2])
         await given_up(client, BLOCKS[1])
         assert BLOCKS[0] in await client.stored()
-        await reader.tell(ReleaseLease(ticket=Ticket("read")))
+        await reader.send(ReleaseLease(ticket=Ticket("read")))
         await given_up(client, BLOCKS[0])

@@ -61,10 +61,10 @@ def test_a_pass_is_noticed_once_it_is_over_the_limit() -> None:
 
     def forward() -> None:
         it.now += 10.0
-        it.watch.look()
+        it.watch.check()
         assert it.noticed == []
         it.now += 0.5
-        it.watch.look()
+        it.watch.check()
 
     it.watch.run(forward)
     assert it.noticed == [(10.5, 10.0)]
@@ -75,12 +75,12 @@ def test_many_passes_that_take_long_together_are_not_noticed() -> None:
 
     def forward() -> None:
         it.now += 9.0
-        it.watch.look()
+        it.watch.check()
 
     for _ in range(5):
         it.watch.run(forward)
         it.now += 100.0  # idle
-        it.watch.look()
+        it.watch.check()
     assert it.noticed == []
 
 
@@ -89,7 +89,7 @@ def test_a_pass_that_fails_is_over() -> None:
     with pytest.raises(ZeroDivisionError):
         it.watch.run(lambda: 1 // 0)
     it.now += 100.0
-    it.watch.look()
+    it.watch.check()
     assert it.noticed == []
 
 

@@ -101,10 +101,10 @@ async def main(service):
     service.spawn(forever())
     service.ready()
     assert service.is_ready
-    service.announce("ready", worker_id="bakery-0", url="http://here")
+    service.report_stage("ready", worker_id="bakery-0", url="http://here")
     await service.stopping.wait()
     assert not service.is_ready
-    service.announce("draining")
+    service.report_stage("draining")
     await asyncio.sleep(0.1)
     print("drained", flush=True)
 """
@@ -189,7 +189,7 @@ def test_a_failure_while_stopping_is_logged_and_does_not_undo_the_stop(
         """
 async def main(service):
     service.ready()
-    service.announce("ready")
+    service.report_stage("ready")
     await service.stopping.wait()
     service.spawn(fail(ValueError("socket closed")))
     await asyncio.sleep(0.1)
@@ -211,7 +211,7 @@ def test_a_signal_while_starting_ends_the_start_even_in_a_thread(
         """
 async def main(service):
     try:
-        service.announce("loading")
+        service.report_stage("loading")
         await asyncio.to_thread(time.sleep, 1000)
     finally:
         print("cleaned up", flush=True)
@@ -227,14 +227,14 @@ async def main(service):
 SLOW = """
 async def main(service):
     service.ready()
-    service.announce("ready")
+    service.report_stage("ready")
     await service.stopping.wait()
-    service.announce("draining")
+    service.report_stage("draining")
     try:
         await asyncio.sleep(1000)
     finally:
         print("cleaned up", flush=True)
-        service.announce("cleaning")
+        service.report_stage("cleaning")
         if STUBBORN:
             await asyncio.sleep(1000)
 """
@@ -283,7 +283,7 @@ def test_a_service_serves_its_metrics_where_its_settings_say(
 from halfmoon_runtime.channels.dropped_messages import record_drop
 async def main(service):
     record_drop("malformed", "here")
-    service.announce("ready")
+    service.report_stage("ready")
     await service.stopping.wait()
 """
         f"\nMETRICS_PORT = {port}\n"

@@ -26,8 +26,8 @@ async def test_a_put_waits_for_room_and_an_offer_does_not() -> None:
 async def test_the_end_comes_after_what_was_queued_and_for_good() -> None:
     inbox: ReceiveQueue[int] = ReceiveQueue(2)
     inbox.try_put(1)
-    inbox.end("gone")
-    inbox.end("and again")
+    inbox.close("gone")
+    inbox.close("and again")
     assert not inbox.try_put(2)
     await inbox.put(3)
     assert await inbox.get() == 1
@@ -43,8 +43,8 @@ async def test_the_end_wakes_all_who_wait() -> None:
     full.try_put(1)
     putting = [asyncio.create_task(full.put(2)) for _ in range(3)]
     await asyncio.sleep(0)
-    empty.end("gone")
-    full.end("gone", discard=True)
+    empty.close("gone")
+    full.close("gone", discard=True)
     await asyncio.gather(*putting)
     for task in getting:
         with pytest.raises(PeerUnreachable):

@@ -96,7 +96,7 @@ class Crowd:
         info = self.worker.info
         caller = await WorkerCaller.dial(self.cluster.network, info.commands)
         if name:
-            await caller.say(Hello(conductor_id=ConductorId(name), session=1))
+            await caller.send(Hello(conductor_id=ConductorId(name), session=1))
         return caller
 
     async def speak(self, make: Callable[[WorkerCaller], Message]) -> None:
@@ -122,7 +122,7 @@ class Crowd:
             if message is not None:
                 self.said.append(message)
                 self.n_said += 1
-                await self.callers[i].say(message)
+                await self.callers[i].send(message)
             if random.random() < 0.5:
                 await asyncio.sleep(random.choice((0, 0, 0.001, 0.002)))
 
@@ -153,8 +153,8 @@ async def haunt(
         assert Strict.n_failed == 0, "a forward pass failed"
         assert n_failed() == before, "only the last line of defence held"
         for caller in crowd.callers:
-            await caller.say(*hush())
-            caller.heard.clear()
+            await caller.send(*hush())
+            caller.received.clear()
     print(f"{N_SEQUENCES} sequences, {crowd.n_said} messages")
 
 
@@ -211,7 +211,7 @@ async def test_nothing_said_to_a_decode_worker_harms_another_conductors_requests
             case 0 | 1 | 2:
                 return ReserveDecode(request_id=request_id, n_tokens=n_tokens, stopping=stopping)
             case 3 | 4 | 5 | 6 | 7 | 8:
-                own = [m.request_id for m in caller.heard if isinstance(m, DecodeReserved)]
+                own = [m.request_id for m in caller.received if isinstance(m, DecodeReserved)]
                 if own and random.random() < 0.8:
                     request_id = random.choice(own)
                     n_tokens = {"mine-0": 1, "mine-1": 16, "mine-2": 17}.get(request_id, 40)
@@ -292,7 +292,7 @@ async def test_nothing_said_to_a_kvstore_harms_another_clients_blocks(
             hashes = tuple(random.choices(chain, k=4))
         held = worker.tiers.memory.hashes() if worker.tiers is not None else []
         others = tuple(random.sample(held, min(len(held), 5)))
-        reserved = [m for m in caller.heard if isinstance(m, BlocksReserved)]
+        reserved = [m for m in caller.received if isinstance(m, BlocksReserved)]
         places = reserved[-1].places if reserved else ()
         match random.randrange(13):
             case 0 | 1 | 2:

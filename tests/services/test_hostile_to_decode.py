@@ -89,7 +89,7 @@ def scene(local_cluster: LocalCluster) -> Any:
             scene = Scene(cluster, stranger, victim)
             yield scene
             assert await victim == ORACLE.expected(PROMPT, n_new)
-            await scene.stranger.say(Cancel(request_id=MINE))
+            await scene.stranger.send(Cancel(request_id=MINE))
             await cluster.settled()
             assert n_failed() == before
 
@@ -234,8 +234,8 @@ async def test_a_row_that_fails_its_step_fails_alone(local_cluster: LocalCluster
         worker = cluster.worker("decode-0")
         await cluster.until(lambda: worker.batch.n_running == 1)
         stranger = await WorkerCaller.dial(cluster.network, worker.info.commands)
-        await stranger.say(reserve(), start(first_token=UNLUCKY))
-        (failed,) = await stranger.told(DecodeFailed)
+        await stranger.send(reserve(), start(first_token=UNLUCKY))
+        (failed,) = await stranger.wait_for(DecodeFailed)
         assert "forward pass failed" in failed.reason
         assert await victim == tokens
         await cluster.settled()

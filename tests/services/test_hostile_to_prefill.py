@@ -85,7 +85,7 @@ def scene(local_cluster: LocalCluster) -> Any:
                 scene = Scene(cluster, stranger, memory.region)
                 yield scene
                 assert await victim == ORACLE.expected(PROMPT, 10)
-                await stranger.say(Cancel(request_id=MINE))
+                await stranger.send(Cancel(request_id=MINE))
                 await cluster.settled()
             assert n_failed() == before
 
@@ -99,7 +99,7 @@ async def test_a_start_said_twice_is_computed_once(scene: Any) -> None:
         assert done.first_token == ORACLE.expected(range(40), 1)[0]
         await at.stranger.say(Cancel(request_id=MINE))
         await at.stranger.told(PrefillStopped)
-        assert not [m for m in at.stranger.heard if isinstance(m, PrefillFailed)]
+        assert not [m for m in at.stranger.received if isinstance(m, PrefillFailed)]
 
 
 async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: Any) -> None:

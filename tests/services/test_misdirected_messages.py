@@ -59,8 +59,8 @@ async def test_a_worker_drops_and_counts_messages_for_other_receivers(
         dropped, failed = n_dropped(), n_failed()
         info = cluster.worker(worker).info
         caller = await WorkerCaller.dial(cluster.network, info.commands)
-        await caller.say(*misdirected, Hello(conductor_id=ConductorId("c"), session=1))
-        (welcome,) = await caller.told(Welcome)  # messages keep their order: all were read
+        await caller.send(*misdirected, Hello(conductor_id=ConductorId("c"), session=1))
+        (welcome,) = await caller.wait_for(Welcome)  # messages keep their order: all were read
         assert welcome.worker == info
         assert n_dropped() == dropped + len(misdirected)
         assert n_failed() == failed
@@ -75,8 +75,8 @@ async def test_a_decode_worker_without_local_prefill_drops_a_start_of_prefill(
         dropped, failed = n_dropped(), n_failed()
         caller = await WorkerCaller.dial(cluster.network, cluster.worker("decode-0").info.commands)
         start = next(one for one in EXAMPLES if isinstance(one, StartPrefill))
-        await caller.say(start, Hello(conductor_id=ConductorId("c"), session=1))
-        await caller.told(Welcome)
+        await caller.send(start, Hello(conductor_id=ConductorId("c"), session=1))
+        await caller.wait_for(Welcome)
         assert (n_dropped(), n_failed()) == (dropped + 1, failed)
         await caller.close()
 
@@ -100,7 +100,7 @@ async def test_a_client_of_a_kvstore_drops_and_counts_messages_for_other_receive
     network = MemoryNetwork()
     port = await network.bind("kvstore-0")
     clients = KvstoreClients(network, timeout_s=30.0)
-    client = await clients.at(KvstoreAddress(WorkerId("kvstore-0"), 1, port.commands))
+    client = await clients.client_for(KvstoreAddress(WorkerId("kvstore-0"), 1, port.commands))
     await client.release(Ticket("t"))
     peer, _ = await port.receive()
     dropped, misdirected = n_dropped(), others(ToKvstoreClient)

@@ -159,7 +159,7 @@ class KvstoreClient:
         await self._tell(ReleaseLease(ticket=ticket))
 
     @asynccontextmanager
-    async def holding(self, lease: BlocksLeased) -> AsyncIterator[None]:
+    async def hold_lease(self, lease: BlocksLeased) -> AsyncIterator[None]:
         """Keep a lease for the length of a `with` block, however long that is; then end it."""
 
         async def renew() -> None:
@@ -191,7 +191,7 @@ class KvstoreClient:
         """
         return await self._ask(order, order.ticket, BlocksReplicated, timeout_s)
 
-    async def verify(self, hashes: tuple[BlockHash, ...]) -> None:
+    async def report_damaged(self, hashes: tuple[BlockHash, ...]) -> None:
         """Say that these were found damaged; it looks for itself."""
         await self._tell(VerifyBlocks(hashes=hashes))
 
@@ -291,7 +291,7 @@ class KvstoreClients:
         #: Held while one kvstore is dialled, by its name: one that hangs keeps nobody from others.
         self._dialling: defaultdict[WorkerId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def at(self, address: KvstoreAddress) -> KvstoreClient:
+    async def client_for(self, address: KvstoreAddress) -> KvstoreClient:
         """The client for this kvstore, connected.
 
         Raises:

@@ -97,7 +97,7 @@ class Service:
         """Started: from now on a signal lets main finish rather than cancels it."""
         self._ready = True
 
-    def announce(self, stage: str, **fields: object) -> None:
+    def report_stage(self, stage: str, **fields: object) -> None:
         """See the function `announce`; says where operators are answered, too."""
         where = {} if self.operators is None else {"operators": self.operators}
         report_stage(stage, **where, **fields)

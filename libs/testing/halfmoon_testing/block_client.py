@@ -112,7 +112,7 @@ class BlockClient:
     ) -> None:  # fmt: skip
         await self._stack.aclose()
 
-    async def ask(self, question: Message) -> Message:
+    async def request(self, question: Message) -> Message:
         """A question and its answer.
 
         Raises:
@@ -127,7 +127,7 @@ class BlockClient:
                 if isinstance(answer, Message) and getattr(answer, "ticket", None) == wanted:
                     return answer
 
-    async def tell(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         """Say something that is not answered."""
         await self._link.send(message)
 
@@ -143,7 +143,7 @@ class BlockClient:
         tokens = (0,) * len(hashes) * self.layout.block_size
         for _ in range(n_tries):
             ticket = self._ticket()
-            answer = await self.ask(
+            answer = await self.request(
                 ReserveBlocks(ticket, self.layout, tuple(hashes), parent, tokens)
             )
             if isinstance(answer, KvstoreRefused):
@@ -159,7 +159,7 @@ class BlockClient:
                     answer.region, answer.places[start : start + self._n_room]
                 )
             ]
-            committed = await self.ask(CommitBlocks(ticket, tuple(checksums)))
+            committed = await self.request(CommitBlocks(ticket, tuple(checksums)))
             assert isinstance(committed, BlocksCommitted), committed
             written += len(answer.places)
             if not answer.not_stored:
@@ -174,7 +174,7 @@ class BlockClient:
             WrongBytes: a block is not what was put; `DamagedBytes` if its checksum says so.
         """
         ticket = self._ticket()
-        answer = await self.ask(LeaseBlocks(ticket, self.layout, tuple(hashes)))
+        answer = await self.request(LeaseBlocks(ticket, self.layout, tuple(hashes)))
         assert isinstance(answer, BlocksLeased), answer
         size = self.layout.block_bytes
         try:
@@ -196,19 +196,23 @@ class BlockClient:
                 await self._link.send(ReleaseLease(ticket))
         return [place.hash for place in answer.places]
 
-    async def leave(self, hashes: Sequence[BlockHash]) -> None:
+    async def abandon_lease(self, hashes: Sequence[BlockHash]) -> None:
         """Lease these, and never say that the lease is over."""
-        await self.ask(LeaseBlocks(self._ticket(), self.layout, tuple(hashes)))
+        await self.request(LeaseBlocks(self._ticket(), self.layout, tuple(hashes)))
 
-    async def promise(self, hashes: Sequence[BlockHash], parent: BlockHash | None = None) -> None:
+    async def abandon_reservation(
+        self, hashes: Sequence[BlockHash], parent: BlockHash | None = None
+    ) -> None:
         """Reserve room for these, and never write them."""
         tokens = (0,) * len(hashes) * self.layout.block_size
-        await self.ask(ReserveBlocks(self._ticket(), self.layout, tuple(hashes), parent, tokens))
+        await self.request(
+            ReserveBlocks(self._ticket(), self.layout, tuple(hashes), parent, tokens)
+        )
 
     async def damage(self, hashes: Sequence[BlockHash]) -> None:
         """Write over the bytes of stored blocks, as a client does that wakes up too late."""
         ticket = self._ticket()
-        answer = await self.ask(LeaseBlocks(ticket, self.layout, tuple(hashes)))
+        answer = await self.request(LeaseBlocks(ticket, self.layout, tuple(hashes)))
         assert isinstance(answer, BlocksLeased), answer
         size = self.layout.block_bytes
         self._room.view[:size] = b"\xff" * size
@@ -220,9 +224,9 @@ class BlockClient:
             await self._transfer.submit("write", pieces)
         await self._link.send(ReleaseLease(ticket))
 
-    async def report(self, hashes: Sequence[BlockHash]) -> None:
+    async def report_damaged(self, hashes: Sequence[BlockHash]) -> None:
         """Say that these were found damaged."""
-        await self.tell(VerifyBlocks(hashes=tuple(hashes)))
+        await self.send(VerifyBlocks(hashes=tuple(hashes)))
 
     async def copy(self, source: WorkerInfo, hashes: Sequence[BlockHash]) -> int:
         """Have this kvstore copy these from another one; how many of the first are here then.
@@ -232,7 +236,7 @@ class BlockClient:
         """
         address = KvstoreAddress(source.worker_id, source.generation, source.commands)
         tokens = (0,) * len(hashes) * self.layout.block_size
-        answer = await self.ask(
+        answer = await self.request(
             ReplicateBlocks(self._ticket(), address, self.layout, tuple(hashes), None, tokens)
         )
         if isinstance(answer, BlocksReplicated):
@@ -242,7 +246,7 @@ class BlockClient:
 
     async def stored(self) -> set[BlockHash]:
         """All blocks that the kvstore says it has."""
-        answer = await self.ask(SnapshotBlocks())
+        answer = await self.request(SnapshotBlocks())
         assert isinstance(answer, BlocksSnapshot), answer
         return set(answer.hashes)
 

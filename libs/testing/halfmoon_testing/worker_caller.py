@@ -28,7 +28,7 @@ class WorkerCaller:
 
     def __init__(self, link: WorkerLink) -> None:
         self.link = link
-        self.heard: list[AnyMessage | KvEventBatch] = []
+        self.received: list[AnyMessage | KvEventBatch] = []
         self._news = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
@@ -37,15 +37,15 @@ class WorkerCaller:
         """Connect."""
         return cls(await network.dial(commands, events))
 
-    async def say(self, *messages: Message) -> None:
+    async def send(self, *messages: Message) -> None:
         """Send these, in order."""
         for message in messages:
             await self.link.send(message)
 
-    async def told(self, kind: type[Message], n: int = 1, timeout_s: float = 60.0) -> list[Any]:
+    async def wait_for(self, kind: type[Message], n: int = 1, timeout_s: float = 60.0) -> list[Any]:
         """The first `n` messages of a kind, once they have come."""
         async with asyncio.timeout(timeout_s):
-            while len(found := [m for m in self.heard if isinstance(m, kind)]) < n:
+            while len(found := [m for m in self.received if isinstance(m, kind)]) < n:
                 self._news.clear()
                 await self._news.wait()
         return found[:n]
@@ -58,7 +58,7 @@ class WorkerCaller:
     async def _read(self) -> None:
         try:
             while True:
-                self.heard.append(await self.link.receive())
+                self.received.append(await self.link.receive())
                 self._news.set()
         except PeerUnreachable:
             pass

@@ -67,7 +67,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         # Listen first: loading takes seconds, in which another process might take the port.
         listener = _listen(settings.host, settings.http_port)
         stack.callback(listener.close)
-        service.announce("loading", worker_id=settings.worker_id, model=settings.model)
+        service.report_stage("loading", worker_id=settings.worker_id, model=settings.model)
         if tracer := open_tracer(settings, "halfmoon-conductor"):
             stack.push_async_callback(tracer.close)
         tenants = Tenants.read(Path(settings.tenants)) if settings.tenants else None
@@ -143,9 +143,9 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         serving = service.spawn(server.serve(sockets=[listener]))
         service.ready()
         host, port = listener.getsockname()[:2]
-        service.announce("ready", worker_id=settings.worker_id, url=f"http://{host}:{port}")
+        service.report_stage("ready", worker_id=settings.worker_id, url=f"http://{host}:{port}")
         await service.stopping.wait()
-        service.announce("draining", worker_id=settings.worker_id)
+        service.report_stage("draining", worker_id=settings.worker_id)
         server.should_exit = True
         await serving
 

@@ -127,7 +127,7 @@ class DecodeWorker:
             limit_s: seconds to wait at the most.
         """
         self.info = info
-        await self.conductors.introduce(info)
+        await self.conductors.broadcast_info(info)
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
@@ -149,9 +149,9 @@ class DecodeWorker:
             case Cancel():
                 self._on_cancel(peer, message)
             case Hello(conductor_id=conductor):
-                await self.conductors.greet(conductor, peer, self.info)
+                await self.conductors.on_hello(conductor, peer, self.info)
             case Unwelcome(reason=reason):
-                self.conductors.refused(peer, reason)
+                self.conductors.on_unwelcome(peer, reason)
             case StartPrefill() | ChangeRole():
                 # This worker's record states neither `local_prefill_tokens` nor `roles`.
                 drop_unexpected(self.port, message)
@@ -160,7 +160,7 @@ class DecodeWorker:
 
     async def _on_reserve(self, peer: PeerId, reserve: ReserveDecode) -> None:
         request_id = reserve.request_id
-        if request_id in self.batch and self.conductors.owners.of(request_id) == peer:
+        if request_id in self.batch and self.conductors.owners.owner_of(request_id) == peer:
             record_drop("duplicate", self.port.commands, f"ReserveDecode of {request_id}")
             return
         try:
@@ -206,7 +206,7 @@ class DecodeWorker:
 
     async def _on_start(self, peer: PeerId, start: StartDecode) -> None:
         request_id = start.request_id
-        if self.conductors.owners.of(request_id) != peer:
+        if self.conductors.owners.owner_of(request_id) != peer:
             await self._refuse_start(peer, start, "no landing is held for it on this connection")
             return
         if self.batch.is_running(request_id):
@@ -241,7 +241,7 @@ class DecodeWorker:
 
     def _on_cancel(self, peer: PeerId, cancel: Cancel) -> None:
         request_id = cancel.request_id
-        if request_id in self.batch and self.conductors.owners.of(request_id) != peer:
+        if request_id in self.batch and self.conductors.owners.owner_of(request_id) != peer:
             record_drop("foreign", self.port.commands, f"Cancel of {request_id} by {peer.hex()}")
             return
         self._free(request_id, in_doubt=cancel.landing_in_doubt)
@@ -262,7 +262,7 @@ class DecodeWorker:
     def _forget(self, request_id: RequestId, *, finish: str = "", error: str = "") -> None:
         self.spans.on_ended(request_id, self.clock.now(), finish=finish, error=error)
         self._generations.remove(request_id)
-        self.conductors.owners.drop(request_id)
+        self.conductors.owners.remove(request_id)
         if self.batch.n_running + self.batch.n_reserved == 0:
             self._idle.set()
 
@@ -369,7 +369,7 @@ class DecodeWorker:
                 produced[request_id] = Produced(request_id, token, finish)
         self._counts.on_tokens(len(produced))
         messages: list[tuple[PeerId, Message]] = []
-        for peer, request_ids in self.conductors.owners.group(produced).items():
+        for peer, request_ids in self.conductors.owners.group_by_owner(produced).items():
             mine = tuple(produced[request_id] for request_id in request_ids)
             scores = self._generations.take_scores(request_ids)
             messages.append(
@@ -397,7 +397,7 @@ class DecodeWorker:
         """Forget requests that the batch no longer holds; return the messages to their owners."""
         messages: list[tuple[PeerId, Message]] = []
         for request_id in request_ids:
-            peer = self.conductors.owners.of(request_id)
+            peer = self.conductors.owners.owner_of(request_id)
             self._forget(request_id, error=reason)
             if peer is not None:
                 failed = DecodeFailed(
@@ -420,7 +420,7 @@ class DecodeWorker:
             for _ in late:
                 self._counts.on_give_up("not_landed")
             await self._send_all(self._ended("its KV did not land before the deadline", *late))
-            await self.conductors.look(self.info, now)
+            await self.conductors.probe_superseded(self.info, now)
             await self.port.publish(
                 DecodeLoad(
                     n_running=self.batch.n_running,
@@ -441,4 +441,4 @@ class DecodeWorker:
         """Audit the batch; each running request has a state, each owned one is in the batch."""
         self.batch.check()
         assert len(self._generations) == self.batch.n_running
-        assert self.conductors.owners.all() <= set(self.batch.request_ids())
+        assert self.conductors.owners.request_ids() <= set(self.batch.request_ids())

@@ -67,7 +67,7 @@ class AdminApi:
         return self._look(_hash(question.parts["hash"], "hash"))
 
     def _look(self, block: BlockHash) -> dict[str, object]:
-        stock, now = self._worker.stock, self._clock.now()
+        stock, now = self._worker.block_store, self._clock.now()
         tiers, layout = stock.tiers, stock.layout
         if tiers is None or layout is None or block not in tiers:
             raise _not_found(block, self._worker)
@@ -118,7 +118,7 @@ class AdminApi:
     async def segments(self, question: OperatorRequest) -> object:
         """Memory and files. Slots are equal, so no free one is too small: what can't be used is
         what is left over beside them (`lost_bytes`), and `fragmentation` is its share."""
-        stock, info = self._worker.stock, self._worker.info
+        stock, info = self._worker.block_store, self._worker.info
         block_bytes = 0 if stock.layout is None else stock.layout.block_bytes
         length, n_slots = stock.region.length, info.n_blocks
         memory: dict[str, object] = {
@@ -150,7 +150,7 @@ class AdminApi:
             "block_bytes": block_bytes,
             "n_blocks": 0 if tiers is None else len(tiers.hashes()),
             "memory": memory,
-            "disk": [] if stock.disk is None else stock.disk.looks(),
+            "disk": [] if stock.disk is None else stock.disk.describe(),
             "disk_off": tiers is not None and tiers.disk_is_off,
             "pins": pins,
             "tenants": {} if tiers is None else _tenants(tiers),

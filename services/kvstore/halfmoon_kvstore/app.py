@@ -29,7 +29,7 @@ _COPY_TIMEOUT_S = 5.0
 async def run(settings: KvstoreSettings, service: Service) -> None:
     """Run a kvstore node until the service is told to stop, then save or move its blocks."""
     async with AsyncExitStack() as stack:
-        service.announce("joining", worker_id=settings.worker_id)
+        service.report_stage("joining", worker_id=settings.worker_id)
         tracer = await stack.enter_async_context(opened_tracer(settings, "halfmoon-kvstore"))
         opened = await stack.enter_async_context(
             open_worker(settings, service, "kvstore", open_transfer_engine)
@@ -39,7 +39,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             replicates=True,
             http="" if service.http is None else service.http.url(settings.advertised_host),
         )
-        service.announce("allocating", worker_id=info.worker_id, mib=settings.capacity_mib)
+        service.report_stage("allocating", worker_id=info.worker_id, mib=settings.capacity_mib)
         memory = await asyncio.to_thread(opened.transfer.allocate, settings.capacity_bytes)
         disk = None
         if settings.disk_path:
@@ -66,7 +66,7 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
             lambda: find_model_worker(members),
         )
         migration = DrainMigration(
-            worker.stock,
+            worker.block_store,
             kvstores,
             KvstoreAddress(info.worker_id, info.generation, info.commands),
             members,
@@ -76,4 +76,4 @@ async def run(settings: KvstoreSettings, service: Service) -> None:
         if service.http is not None:
             AdminApi(worker, clock).register(service.http)
             drain.register(service.http)
-        await opened.serve(worker, membership, drain.stop, drain.metrics)
+        await opened.serve(worker, membership, drain.shut_down, drain.metrics)

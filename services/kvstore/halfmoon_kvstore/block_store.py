@@ -105,7 +105,7 @@ class BlockStore:
             self.limits.max_writing + self.limits.max_promoting, thread_name_prefix="disk"
         )
 
-    def use(self, tasks: asyncio.TaskGroup) -> None:
+    def start_in(self, tasks: asyncio.TaskGroup) -> None:
         """Start I/O as children of this group."""
         self._tasks = tasks
 
@@ -114,7 +114,7 @@ class BlockStore:
         await asyncio.to_thread(self._threads.shutdown)
 
     @property
-    def room_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes of blocks that fit without others being given up; none before a disk's."""
         if self.tiers is None or self.layout is None:
             return self.region.length
@@ -122,7 +122,7 @@ class BlockStore:
 
     # -- beginning ---------------------------------------------------------------------------
 
-    async def remember(self) -> None:
+    async def restore(self) -> None:
         """Serve what an earlier start left on the disk."""
         if self.disk is not None and (layout := self.disk.layout()) is not None:
             try:
@@ -236,7 +236,7 @@ class BlockStore:
 
     # -- what the tiers want done ------------------------------------------------------------
 
-    def heed(self) -> None:
+    def run_commands(self) -> None:
         """Start what the tiers want done; what they say goes to the outbox."""
         if self.tiers is None:
             return
@@ -248,7 +248,7 @@ class BlockStore:
                     places = tuple(Place(b.hash, b.slot * size, b.checksum) for b in found)
                     self.answer_lease(peer_of(owner), ticket, places, n_from_disk)
                 case AnnounceBlocks():
-                    self._outbox.tell(moved_events(command, self.layout.block_size))
+                    self._outbox.publish(moved_events(command, self.layout.block_size))
                 case WriteBack() | Promote():
                     start = command.memory_slot * size
                     self._start(self.tiers, command, self.memory.view[start : start + size])
@@ -269,15 +269,15 @@ class BlockStore:
             n_from_disk=n_from_disk,
         )
         self._outbox.answer(peer, leased)
-        self._traces.answered(peer, leased, self._clock.now())
+        self._traces.on_answered(peer, leased, self._clock.now())
 
-    async def save_all(self, limit_s: float) -> None:
+    async def write_back_all(self, limit_s: float) -> None:
         """Write to the disk what only memory has, for so long at the most."""
         if (tiers := self.tiers) is None:
             return
         self._all_saved.clear()
         tiers.save_all(self._clock.now())
-        self.heed()
+        self.run_commands()
         log.info("saving", n_blocks=tiers.n_to_save)
         try:
             async with asyncio.timeout(limit_s):
@@ -309,7 +309,7 @@ class BlockStore:
                 tiers.on_erased(slot)
             case _:
                 assert_never(command)
-        self.heed()
+        self.run_commands()
         if not tiers.n_to_save:
             self._all_saved.set()
         await self._outbox.send()

@@ -13,7 +13,7 @@ class LeaseSpans:
         self._tracer = tracer
         self._waiting: dict[tuple[PeerId, Ticket], Span] = {}
 
-    def asked(self, peer: PeerId, wanted: LeaseBlocks, now_s: float) -> None:
+    def on_asked(self, peer: PeerId, wanted: LeaseBlocks, now_s: float) -> None:
         """Somebody wants a prefix held."""
         if self._tracer is None or wanted.trace is None:
             return
@@ -21,7 +21,7 @@ class LeaseSpans:
         if span := self._tracer.join(wanted.trace, "lease", now_s, said):
             self._waiting[peer, wanted.ticket] = span
 
-    def answered(self, peer: PeerId, leased: BlocksLeased, now_s: float) -> None:
+    def on_answered(self, peer: PeerId, leased: BlocksLeased, now_s: float) -> None:
         """So much of it is."""
         if span := self._waiting.pop((peer, leased.ticket), None):
             span.set(
@@ -32,7 +32,7 @@ class LeaseSpans:
             )
             span.end(now_s)
 
-    def refused(self, peer: PeerId, ticket: Ticket, reason: str, now_s: float) -> None:
+    def on_refused(self, peer: PeerId, ticket: Ticket, reason: str, now_s: float) -> None:
         """It won't be."""
         if span := self._waiting.pop((peer, ticket), None):
             span.end(now_s, reason)
@@ -43,7 +43,7 @@ class LeaseSpans:
             span.event("given up", now_s)
             span.end(now_s)
 
-    def lost(self, peer: PeerId, now_s: float) -> None:
+    def on_peer_lost(self, peer: PeerId, now_s: float) -> None:
         """Who asked is gone."""
         for key in [key for key in self._waiting if key[0] == peer]:
             self._waiting.pop(key).end(now_s, "who asked is gone")

@@ -39,7 +39,7 @@ class Outbox:
         """Say this to one caller."""
         self._waiting.append(_Answer(peer, message))
 
-    def tell(self, events: Sequence[KvEvent]) -> None:
+    def publish(self, events: Sequence[KvEvent]) -> None:
         """Publish these."""
         for event in events:
             last = self._waiting[-1] if self._waiting else None

@@ -40,7 +40,7 @@ class BlockScrubber:
             if len(self._waiting) < MAX_REPORTED:
                 self._waiting[block] = None
 
-    async def look(self) -> None:
+    async def scrub(self) -> None:
         """Look at some, and give up those that are damaged; what the tiers want is not heeded."""
         for block in list(self._waiting)[:_AT_ONCE]:
             del self._waiting[block]

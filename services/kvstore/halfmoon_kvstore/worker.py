@@ -116,7 +116,7 @@ class KvstoreWorker:
         self._conductors: dict[PeerId, ConductorId] = {}
         self._outbox = Outbox(port, self._on_lost)
         self._traces = LeaseSpans(tracer)
-        self.stock = BlockStore(
+        self.block_store = BlockStore(
             info.worker_id,
             memory,
             settings,
@@ -127,9 +127,11 @@ class KvstoreWorker:
             self._traces,
             model,
         )
-        self._suspects = BlockScrubber(self.stock, clock)
+        self._suspects = BlockScrubber(self.block_store, clock)
         self._copying = (
-            None if copier is None else ReplicationHandler(copier, self.stock, self._outbox, clock)
+            None
+            if copier is None
+            else ReplicationHandler(copier, self.block_store, self._outbox, clock)
         )
         #: Parent of all that goes on beside commands, while `serve` runs.
         self._tasks: asyncio.TaskGroup | None = None
@@ -137,23 +139,23 @@ class KvstoreWorker:
     @property
     def tiers(self) -> TieredCache | None:
         """What is where; None until the first put, or the disk, says what a block is."""
-        return self.stock.tiers
+        return self.block_store.tiers
 
     async def serve(self) -> None:
         """Answer commands until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                self.stock.use(self._tasks)
-                await self.stock.remember()
+                self.block_store.start_in(self._tasks)
+                await self.block_store.restore()
                 housekeeping = self._tasks.create_task(self._keep_house())
                 try:
                     await serve_messages(self._port, self._handle_and_answer)
                 finally:
                     housekeeping.cancel()
         finally:
-            await self.stock.close()
+            await self.block_store.close()
 
-    async def take_no_more(self) -> None:
+    async def stop_accepting(self) -> None:
         """Refuse puts and copies from now on: the node is to leave."""
         await self._introduce(msgspec.structs.replace(self.info, draining=True))
         await self._outbox.send()
@@ -198,13 +200,13 @@ class KvstoreWorker:
                 self._traces.on_given_up(peer, ticket, self._clock.now())
                 if self.tiers is not None:
                     self.tiers.release(owner_of(peer), ticket, self._clock.now())
-                    self.stock.heed()
+                    self.block_store.run_commands()
             case ReplicateBlocks():
                 self._on_replicate(peer, message)
             case DropBlocks(hashes=hashes):
                 if self.tiers is not None:
                     self.tiers.drop(hashes, self._clock.now())
-                    self.stock.heed()
+                    self.block_store.run_commands()
             case VerifyBlocks(hashes=hashes):
                 self._suspects.add(hashes)
             case SnapshotBlocks(ticket=ticket):
@@ -214,7 +216,7 @@ class KvstoreWorker:
                     sequence=self._outbox.sequence,
                     hashes=stored,
                     ticket=ticket,
-                    room_bytes=self.stock.room_bytes,
+                    room_bytes=self.block_store.free_bytes,
                 )
                 self._outbox.answer(peer, snapshot)
             case Hello(conductor_id=conductor):
@@ -222,7 +224,7 @@ class KvstoreWorker:
                 self._outbox.answer(peer, Welcome(worker=self.info))
             case Unwelcome(reason=reason):
                 # Objects and other conductors' blocks are here, too: it goes on.
-                reason = reason[:_MAX_LOGGED] + self.stock.layout_hint()
+                reason = reason[:_MAX_LOGGED] + self.block_store.layout_hint()
                 log.error("refused_by_conductor", reason=reason, sender=peer.hex())
             case Cancel():
                 pass  # no request is held here
@@ -236,7 +238,7 @@ class KvstoreWorker:
             self._refuse(peer, put.ticket, f"{self.info.worker_id} is stopping: use another one")
             return
         try:
-            tiers = await self.stock.tiers_for(put)
+            tiers = await self.block_store.tiers_for(put)
         except (LayoutMismatch, ValueError) as error:
             self._refuse(peer, put.ticket, str(error))
             return
@@ -257,7 +259,7 @@ class KvstoreWorker:
             promised = {block for block, _ in reserved.places}
             answer = BlocksReserved(
                 ticket=put.ticket,
-                region=self.stock.region,
+                region=self.block_store.region,
                 places=tuple(
                     Place(block, slot * put.layout.block_bytes) for block, slot in reserved.places
                 ),
@@ -267,7 +269,7 @@ class KvstoreWorker:
                 ),
             )
             self._outbox.answer(peer, answer)
-        self.stock.heed()
+        self.block_store.run_commands()
 
     def _on_commit(self, peer: PeerId, commit: CommitBlocks) -> None:
         put = self._puts.get((peer, commit.ticket))
@@ -283,22 +285,22 @@ class KvstoreWorker:
             self._refuse(peer, commit.ticket, str(error))
             return
         del self._puts[peer, commit.ticket]
-        self._outbox.tell(stored_events(put.reserved, stored))
+        self._outbox.publish(stored_events(put.reserved, stored))
         self._outbox.answer(peer, BlocksCommitted(ticket=commit.ticket))
-        self.stock.heed()
+        self.block_store.run_commands()
 
     def _on_lease(self, peer: PeerId, wanted: LeaseBlocks) -> None:
-        self._traces.asked(peer, wanted, self._clock.now())
+        self._traces.on_asked(peer, wanted, self._clock.now())
         if self.tiers is None or self.info.layout is None:
-            self.stock.answer_lease(peer, wanted.ticket)
+            self.block_store.answer_lease(peer, wanted.ticket)
             return
         try:
             self.info.layout.require_same(wanted.layout, self.info.worker_id, "the reader")
             self.tiers.lease(owner_of(peer), wanted.ticket, wanted.hashes, self._clock.now())
         except (LayoutMismatch, CacheError) as error:
             self._refuse(peer, wanted.ticket, str(error))
-            self._traces.refused(peer, wanted.ticket, str(error), self._clock.now())
-        self.stock.heed()
+            self._traces.on_refused(peer, wanted.ticket, str(error), self._clock.now())
+        self.block_store.run_commands()
 
     def _on_renew(self, peer: PeerId, ticket: Ticket) -> None:
         now = self._clock.now()
@@ -325,7 +327,7 @@ class KvstoreWorker:
 
     def _on_lost(self, peer: PeerId) -> None:
         """A caller is gone: what it holds is let go."""
-        self._traces.lost(peer, self._clock.now())
+        self._traces.on_peer_lost(peer, self._clock.now())
         if self.tiers is not None:
             self.tiers.forget_owner(owner_of(peer))
         self._puts = {key: put for key, put in self._puts.items() if key[0] != peer}
@@ -342,8 +344,8 @@ class KvstoreWorker:
             now = self._clock.now()
             self._puts = {key: put for key, put in self._puts.items() if put.deadline_s > now}
             tiers.on_tick(now)
-            await self._suspects.look()
-            self.stock.heed()
+            await self._suspects.scrub()
+            self.block_store.run_commands()
             await self._outbox.send()
             await self._port.publish(load_message(tiers, self._outbox.sequence))
 

@@ -143,7 +143,7 @@ class PrefillWorker:
     async def drain(self, info: WorkerInfo, limit_s: float) -> None:
         """Say that nothing new is taken, and finish what is here, for so long at the most."""
         self.info = info
-        await self.conductors.introduce(info)
+        await self.conductors.broadcast_info(info)
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
@@ -166,9 +166,9 @@ class PrefillWorker:
             case Cancel(request_id=request_id):
                 await self._on_cancel(peer, request_id)
             case Hello(conductor_id=conductor):
-                await self.conductors.greet(conductor, peer, self.info)
+                await self.conductors.on_hello(conductor, peer, self.info)
             case Unwelcome(reason=reason):
-                self.conductors.refused(peer, reason)
+                self.conductors.on_unwelcome(peer, reason)
             case ChangeRole():
                 drop_unexpected(self.port, message)  # this worker's record states no `roles`
             case _:
@@ -303,7 +303,7 @@ class PrefillWorker:
         await cancel_and_wait(job.transfers)
         await self.caching.give_back(job)
         self.entry.give_back(job)
-        self.conductors.owners.drop(request_id)
+        self.conductors.owners.remove(request_id)
         del self.jobs[request_id]
         del self._works[request_id]
         if not self.jobs:
@@ -314,7 +314,7 @@ class PrefillWorker:
     async def _keep_house(self) -> None:
         """Say how busy it is."""
         while True:
-            await self.conductors.look(self.info, self.clock.now())
+            await self.conductors.probe_superseded(self.info, self.clock.now())
             await self.port.publish(
                 PrefillLoad(
                     n_queued=len(self.queue),
@@ -346,4 +346,4 @@ class PrefillWorker:
         assert len(set(held)) == len(held), "a page belongs to two requests"
         assert len(held) + self.pages.n_free == self.pages.n_pages
         assert len(self.queue) <= len(self.jobs)
-        assert self.jobs.keys() == self._works.keys() >= self.conductors.owners.all()
+        assert self.jobs.keys() == self._works.keys() >= self.conductors.owners.request_ids()

@@ -139,7 +139,7 @@ class ObjectClient:
                 reasons.append(f"{info.worker_id}: it is leaving")
                 continue
             try:
-                client = await self._kvstores.at(_address(info))
+                client = await self._kvstores.client_for(_address(info))
                 there = await self._head_at(client, key, layout)
                 if there is not None and there != head:
                     raise ConflictingObject(
@@ -239,7 +239,7 @@ class ObjectClient:
             if layout is None:
                 continue
             try:
-                client = await self._kvstores.at(_address(info))
+                client = await self._kvstores.client_for(_address(info))
                 head = await self._head_at(client, key, layout)
             except KvstoreUnavailable as error:
                 reasons.append(str(error))
@@ -256,7 +256,7 @@ class ObjectClient:
         for info in await self._nodes(key):
             if info.layout == layout:
                 with suppress(KvstoreUnavailable):
-                    client = await self._kvstores.at(_address(info))
+                    client = await self._kvstores.client_for(_address(info))
                     if data := await self._read(client, layout, hashes):
                         return client, data
         return None, bytearray()
@@ -288,7 +288,7 @@ class ObjectClient:
             Piece(memory.region, i * size, lease.region, place.offset, size)
             for i, place in enumerate(lease.places)
         ]
-        async with client.holding(lease):
+        async with client.hold_lease(lease):
             await self._transfer.submit("read", pieces)
         data = bytearray(memory.view[: len(lease.places) * size])
         for i, place in enumerate(lease.places):

@@ -163,7 +163,7 @@ class MemoryPort:
         """End, with or without what was not read yet."""
         self._network.forget(self)
         self.close_links(reason)
-        self._inbox.end(reason, discard=discard)
+        self._inbox.close(reason, discard=discard)
 
     def close_links(self, reason: str) -> None:
         """Every link to this port is down from now on."""
@@ -242,7 +242,7 @@ class MemoryLink:
         if self._publisher is not None:
             self._publisher.listeners.pop(self._peer, None)
         self._port = self._publisher = None
-        self._inbox.end(f"{self._endpoint}: {reason}")
+        self._inbox.close(f"{self._endpoint}: {reason}")
 
 
 def _read(frame: bytes, where: str) -> AnyMessage | None:

@@ -57,7 +57,7 @@ class ReceiveQueue(Generic[T]):
         self._arrived.set()
         return True
 
-    def end(self, reason: str, *, discard: bool = False) -> None:
+    def close(self, reason: str, *, discard: bool = False) -> None:
         """Nothing more will come; `discard`: and what is queued is lost. The first reason stays."""
         if discard:
             self._items.clear()

@@ -163,7 +163,7 @@ class ZmqLink:
 
     def _end(self) -> None:
         self.break_off(f"{self._commands}: the link failed, see the log")
-        self._inbox.end(self._reason)
+        self._inbox.close(self._reason)
         for line in self._lines:
             close_sockets(line.socket, line.monitor)
 

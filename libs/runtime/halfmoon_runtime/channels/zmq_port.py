@@ -145,7 +145,7 @@ class ZmqPort:
         except ExceptionGroup:
             _log.exception("port failed", port=self._name)
         finally:
-            self._inbox.end(f"{self._name}: the port is closed")
+            self._inbox.close(f"{self._name}: the port is closed")
             self._close_sockets()
 
     async def _take(self, frames: Frames) -> None:

@@ -44,11 +44,11 @@ class ConductorConnections:
         self.owners = RequestOwners()
         self._looked_s = float("-inf")
 
-    async def greet(self, conductor: ConductorId, peer: PeerId, info: WorkerInfo) -> None:
+    async def on_hello(self, conductor: ConductorId, peer: PeerId, info: WorkerInfo) -> None:
         """A conductor said hello: it learns what this worker is, and earlier connections of
         its name are tried."""
         known = peer in self.owners.conductors
-        self.owners.greet(conductor, peer)
+        self.owners.on_hello(conductor, peer)
         await self.answer(peer, Welcome(worker=info))
         if known:
             return
@@ -57,18 +57,18 @@ class ConductorConnections:
         if len(others) > 1:
             log.warning("conductors_of_one_name", conductor=conductor, n_connections=len(others))
 
-    async def introduce(self, info: WorkerInfo) -> None:
+    async def broadcast_info(self, info: WorkerInfo) -> None:
         """Tell all of them that the worker is another than it was."""
         for peer in list(self.owners.conductors):
             await self.answer(peer, Welcome(worker=info))
 
-    async def look(self, info: WorkerInfo, now: float) -> None:
+    async def probe_superseded(self, info: WorkerInfo, now: float) -> None:
         """Every second or so: try the connections whose name another one has taken over."""
         if now >= self._looked_s + _LOOK_S:
             self._looked_s = now
             await self._try_namesakes(info)
 
-    def refused(self, peer: PeerId, reason: str) -> None:
+    def on_unwelcome(self, peer: PeerId, reason: str) -> None:
         """A conductor will not use this worker: what it asked for ends.
 
         Raises:
@@ -79,7 +79,7 @@ class ConductorConnections:
         log.error("refused_by_conductor", reason=reason[:_MAX_LOGGED], greeted=greeted)
         if not greeted:
             return
-        self.lost(peer)
+        self.on_peer_lost(peer)
         if not self.owners.conductors:
             raise RejectedByConductors(reason[:_MAX_LOGGED])
 
@@ -92,12 +92,12 @@ class ConductorConnections:
         try:
             await self._port.send(peer, message)
         except PeerUnreachable as gone:
-            if n_requests := self.lost(peer):
+            if n_requests := self.on_peer_lost(peer):
                 log.warning("conductor_gone", reason=str(gone), n_requests=n_requests)
 
-    def lost(self, peer: PeerId) -> int:
+    def on_peer_lost(self, peer: PeerId) -> int:
         """A connection is over: let go of its requests; how many there were."""
-        orphans = self.owners.leave(peer)
+        orphans = self.owners.on_peer_lost(peer)
         for request_id in orphans:
             self._let_go(request_id)
         return len(orphans)

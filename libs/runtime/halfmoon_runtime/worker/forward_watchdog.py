@@ -78,7 +78,7 @@ class ForwardWatchdog:
         finally:
             self._since = None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report the pass under way if it is over the limit."""
         since = self._since
         if since is not None and (seconds := self._now() - since) > self._limit_s:
@@ -98,7 +98,7 @@ class ForwardWatchdog:
                 # Runs out only if this thread is kept from running: twice the limit, since
                 # long calls that keep the lock may follow one another in one pass.
                 faulthandler.dump_traceback_later(2 * self._limit_s, exit=True)
-                self.look()
+                self.check()
 
         if self._limit_s == inf:
             yield

@@ -92,7 +92,7 @@ async def load_model(
     Raises:
         CannotStart: the model is refused; the text says why.
     """
-    service.announce("loading", worker_id=settings.worker_id, model=settings.model)
+    service.report_stage("loading", worker_id=settings.worker_id, model=settings.model)
     try:
         return await asyncio.to_thread(
             open_engine,
@@ -142,7 +142,7 @@ async def place_model(
     model.attach(memory.view)
     costs = PrefillCost(), DecodeCost()
     if settings.measure:
-        service.announce("measuring", worker_id=settings.worker_id)
+        service.report_stage("measuring", worker_id=settings.worker_id)
         costs = await asyncio.to_thread(model.measure)
     watch = ForwardWatchdog(settings.forward_limit_s)
     with watch.run_in_background():

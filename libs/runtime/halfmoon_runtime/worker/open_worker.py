@@ -91,9 +91,9 @@ class OpenedWorker(Generic[EngineT]):
         worker_id = self.info.worker_id
         transfers = transfer_engine_metrics(self.transfer.stats)
         async with registered_worker(worker, membership, self.service, transfers, *metrics):
-            self.service.announce("ready", worker_id=worker_id, **ready)
+            self.service.report_stage("ready", worker_id=worker_id, **ready)
             await self.service.stopping.wait()
-            self.service.announce("draining", worker_id=worker_id)
+            self.service.report_stage("draining", worker_id=worker_id)
             await drain()
 
 

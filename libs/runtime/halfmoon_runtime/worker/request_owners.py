@@ -21,7 +21,7 @@ class RequestOwners:
     conductors: dict[PeerId, ConductorId] = field(default_factory=dict)
     _peers: dict[RequestId, PeerId] = field(default_factory=dict)
 
-    def greet(self, conductor: ConductorId, peer: PeerId) -> None:
+    def on_hello(self, conductor: ConductorId, peer: PeerId) -> None:
         """A conductor said hello; said twice on a connection, the later name counts."""
         self.conductors[peer] = conductor
 
@@ -34,19 +34,19 @@ class RequestOwners:
         """`peer` asked for this request."""
         self._peers[request_id] = peer
 
-    def of(self, request_id: RequestId) -> PeerId | None:
+    def owner_of(self, request_id: RequestId) -> PeerId | None:
         """The connection that asked for it."""
         return self._peers.get(request_id)
 
-    def all(self) -> set[RequestId]:
+    def request_ids(self) -> set[RequestId]:
         """The requests that have an owner."""
         return set(self._peers)
 
-    def drop(self, request_id: RequestId) -> None:
+    def remove(self, request_id: RequestId) -> None:
         """The request is over."""
         self._peers.pop(request_id, None)
 
-    def leave(self, peer: PeerId) -> list[RequestId]:
+    def on_peer_lost(self, peer: PeerId) -> list[RequestId]:
         """A connection is gone; its requests, now without an owner."""
         orphans = [request_id for request_id, owner in self._peers.items() if owner == peer]
         for request_id in orphans:
@@ -54,7 +54,7 @@ class RequestOwners:
         self.conductors.pop(peer, None)
         return orphans
 
-    def group(self, request_ids: Iterable[RequestId]) -> dict[PeerId, list[RequestId]]:
+    def group_by_owner(self, request_ids: Iterable[RequestId]) -> dict[PeerId, list[RequestId]]:
         """These requests by owner, in order; those without one are left out."""
         groups: dict[PeerId, list[RequestId]] = {}
         for request_id in request_ids:

@@ -31,7 +31,7 @@ class SoakConnections:
         self._clients: dict[tuple[str, str], BlockClient] = {}
         self._n_made = 0
 
-    async def record(self, name: str) -> WorkerInfo:
+    async def read_record(self, name: str) -> WorkerInfo:
         """A node's record.
 
         Raises:
@@ -43,7 +43,7 @@ class SoakConnections:
             raise PeerUnreachable(f"{name} has no record")
         return msgspec.json.decode(value, type=WorkerInfo)
 
-    async def visit(self, visitor: str, name: str, *, anew: bool = False) -> BlockClient:
+    async def client_for(self, visitor: str, name: str, *, anew: bool = False) -> BlockClient:
         """A client of a node; `anew` waits until the node is there, and is connected again.
 
         Raises:
@@ -53,17 +53,17 @@ class SoakConnections:
         if not anew:
             client = self._clients.get((visitor, name))
             return client or await self._dial(visitor, name)
-        await self.forget(visitor, name)
+        await self.hang_up(visitor, name)
         async with asyncio.timeout(_THERE_WITHIN_S):
             while True:
                 with suppress(PeerUnreachable, MetadataError, TransferError):
                     client = await self._dial(visitor, name)
                     await client.stored()
                     return client
-                await self.forget(visitor, name)
+                await self.hang_up(visitor, name)
                 await asyncio.sleep(_RETRY_S)
 
-    async def forget(self, visitor: str, name: str) -> None:
+    async def hang_up(self, visitor: str, name: str) -> None:
         """Hang up, with whatever the client holds."""
         client = self._clients.pop((visitor, name), None)
         if client is not None:
@@ -72,10 +72,10 @@ class SoakConnections:
     async def close(self) -> None:
         """Hang up everywhere."""
         for visitor, name in list(self._clients):
-            await self.forget(visitor, name)
+            await self.hang_up(visitor, name)
 
     async def _dial(self, visitor: str, name: str) -> BlockClient:
-        info = await self.record(name)
+        info = await self.read_record(name)
         self._n_made += 1
         n = self._n_made
         # Every second one from another host, as far as it knows.
@@ -160,9 +160,9 @@ class KvEventListener:
         """
         match event:
             case BlockStored(block_hashes=hashes, token_ids=()):
-                self._ledger.saved(self._name, _ours(hashes), n_kills)
+                self._ledger.on_saved(self._name, _ours(hashes), n_kills)
             case BlockRemoved(block_hashes=hashes):
-                self._ledger.not_saved(self._name, _ours(hashes), n_kills)
+                self._ledger.on_erased(self._name, _ours(hashes), n_kills)
             case _:
                 pass
 

@@ -101,19 +101,19 @@ class SoakHarness:
     """The state of one soak."""
 
     pool: KvstoreProcesses
-    ledger: KvstoreModel
-    visitors: SoakConnections
+    model: KvstoreModel
+    connections: SoakConnections
     prompts: list[list[BlockHash]] = field(
         default_factory=lambda: [prompt(number) for number in range(N_PROMPTS)]
     )
     #: Held by whoever does something with a prompt.
-    turns: list[asyncio.Lock] = field(
+    prompt_locks: list[asyncio.Lock] = field(
         default_factory=lambda: [asyncio.Lock() for _ in range(N_PROMPTS)]
     )
     #: Operations that succeeded, by kind, and how many there are to be.
     done: Counter[str] = field(default_factory=Counter)
     n_operations: int = 0
-    misfortunes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     n_failed: int = 0
     n_verified: int = 0
     n_noticed: int = 0
@@ -132,11 +132,11 @@ class SoakHarness:
         """Keep this for the history."""
         self.history.append(f"{self.n_done:5} {what}")
 
-    def wrong(self, what: str) -> PromiseBroken:
+    def broken_promise(self, what: str) -> PromiseBroken:
         """A broken promise, with what led to it."""
         return PromiseBroken("\n".join([what, *self.history, what]))
 
-    async def some_operations(self, n: int) -> None:
+    async def wait_for_operations(self, n: int) -> None:
         """Wait until so many more are done, or there are no more to do."""
         target = min(self.n_done + n, self.n_operations)
         while True:
@@ -148,7 +148,7 @@ class SoakHarness:
     async def lock_all_prompts(self) -> AsyncIterator[None]:
         """While no client does anything."""
         async with AsyncExitStack() as stack:
-            for turn in self.turns:
+            for turn in self.prompt_locks:
                 await stack.enter_async_context(turn)
             yield
 
@@ -162,11 +162,11 @@ class SoakHarness:
         found: list[BlockHash] = []
         n_owed = 0
         for _ in range(_READ_TRIES):
-            n_owed = self.ledger.owes_prefix(node, hashes)
+            n_owed = self.model.owes_prefix(node, hashes)
             try:
                 found = await client.get(hashes)
             except DamagedBytes as error:
-                if not self.ledger.may_be_damaged(node, error.block):
+                if not self.model.may_be_damaged(node, error.block):
                     raise
                 self.n_noticed += 1
                 hashes = hashes[: hashes.index(error.block)]
@@ -175,12 +175,12 @@ class SoakHarness:
                 continue
             self.n_verified += len(found)
             # What it did not owe before or does not owe now need not have been there.
-            if len(found) >= min(n_owed, self.ledger.owes_prefix(node, hashes)):
+            if len(found) >= min(n_owed, self.model.owes_prefix(node, hashes)):
                 return
             await asyncio.sleep(0.05)
         missing = hashes[len(found)]
         there = "is" if missing in await client.stored() else "is not"
-        raise self.wrong(
+        raise self.broken_promise(
             f"{node} owes {n_owed} of {len(hashes)} blocks and serves {len(found)};"
             f" {missing.hex()} {there} in its snapshot"
         )
@@ -190,8 +190,8 @@ class SoakHarness:
         async with asyncio.timeout(SETTLE_S):
             while True:
                 try:
-                    client = await self.visitors.visit(visitor, node)
+                    client = await self.connections.client_for(visitor, node)
                     return await self.read(client, node, hashes)
                 except EXPECTED_ERRORS:
-                    await self.visitors.forget(visitor, node)
+                    await self.connections.hang_up(visitor, node)
                     await asyncio.sleep(0.1)

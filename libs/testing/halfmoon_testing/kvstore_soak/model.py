@@ -39,7 +39,7 @@ class KvstoreModel:
     def __init__(self, names: Sequence[str]) -> None:
         self._accounts = {name: _Account() for name in names}
 
-    def stretch(self, name: str) -> int:
+    def epoch(self, name: str) -> int:
         """To be noted before a question is asked, and given back with its answer."""
         return self._accounts[name].stretch
 
@@ -73,19 +73,19 @@ class KvstoreModel:
 
     # -- what happens ------------------------------------------------------------------------
 
-    def stored(self, name: str, blocks: Iterable[BlockHash], stretch: int) -> None:
+    def on_stored(self, name: str, blocks: Iterable[BlockHash], stretch: int) -> None:
         """A node said, to a question of that stretch, that it serves these."""
         account = self._accounts[name]
         if account.is_good and account.stretch == stretch:
             account.owed |= {block for block in blocks if block not in account.damaged}
 
-    def saved(self, name: str, blocks: Iterable[BlockHash], n_kills: int) -> None:
+    def on_saved(self, name: str, blocks: Iterable[BlockHash], n_kills: int) -> None:
         """A node announced, in that life of its, that these are on its disk."""
         account = self._accounts[name]
         if account.n_kills == n_kills:
             account.saved |= {*blocks}
 
-    def not_saved(self, name: str, blocks: Iterable[BlockHash], n_kills: int) -> None:
+    def on_erased(self, name: str, blocks: Iterable[BlockHash], n_kills: int) -> None:
         """A node announced, in that life of its, that these are not on its disk any more."""
         account = self._accounts[name]
         if account.n_kills == n_kills:
@@ -95,26 +95,26 @@ class KvstoreModel:
         """What a node that was killed must have when it is back."""
         return frozenset(self._accounts[name].must_return)
 
-    def forget(self, name: str, blocks: Iterable[BlockHash]) -> None:
+    def on_dropped(self, name: str, blocks: Iterable[BlockHash]) -> None:
         """These are dropped at a node on purpose, or damaged on its disk."""
         account = self._accounts[name]
         account.owed -= {*blocks}
         account.saved -= {*blocks}
         account.must_return -= {*blocks}
 
-    def damaged(self, name: str, blocks: Iterable[BlockHash], *, in_memory: bool) -> None:
+    def on_damaged(self, name: str, blocks: Iterable[BlockHash], *, in_memory: bool) -> None:
         """The bytes of these at a node are being overwritten: it may have them or not."""
-        self.forget(name, blocks)
+        self.on_dropped(name, blocks)
         self._accounts[name].damaged |= {*blocks}
         if in_memory:
             self._accounts[name].visible |= {*blocks}
 
-    def mended(self, name: str, blocks: Iterable[BlockHash]) -> None:
+    def on_mended(self, name: str, blocks: Iterable[BlockHash]) -> None:
         """No bytes of these are damaged there any more; whether it has them is open."""
         self._accounts[name].damaged -= {*blocks}
         self._accounts[name].visible -= {*blocks}
 
-    def down(self, name: str, *, killed: bool) -> None:
+    def on_down(self, name: str, *, killed: bool) -> None:
         """A node is killed, or its disk refuses writes: it promises nothing until `up`."""
         account = self._accounts[name]
         account.is_good = False
@@ -127,7 +127,7 @@ class KvstoreModel:
         account.stretch += 1
         account.owed.clear()
 
-    def up(self, name: str, found: Iterable[BlockHash], saved: Iterable[BlockHash] = ()) -> None:
+    def on_up(self, name: str, found: Iterable[BlockHash], saved: Iterable[BlockHash] = ()) -> None:
         """It is well again and has these, some of them known to be on its disk."""
         account = self._accounts[name]
         account.is_good = True

@@ -29,7 +29,7 @@ class SoakWorker:
             for i in (number // 2, number // 2 + 1):
                 await self._put("furnisher", names[i % len(names)], self._scene.prompts[number])
 
-    async def work(self) -> None:
+    async def run(self) -> None:
         """Operate until there is no more to do."""
         dice = self._dice
         acts = {
@@ -45,14 +45,14 @@ class SoakWorker:
             node = dice.choice(self._scene.pool.names)
             number = dice.randrange(N_PROMPTS)
             n_blocks = dice.randrange(1, N_COMMON + N_OWN + 1)
-            async with self._scene.turns[number]:
+            async with self._scene.prompt_locks[number]:
                 what = f"{act} {n_blocks} blocks of prompt {number} at {node}"
                 try:
                     self._scene.note(f"{what} …")
                     await acts[act][1](visitor, node, self._scene.prompts[number][:n_blocks])
                 except EXPECTED_ERRORS as error:
                     self._scene.note(f"{what}: {error!r}")
-                    await self._scene.visitors.forget(visitor, node)
+                    await self._scene.connections.hang_up(visitor, node)
                     self._scene.n_failed += 1
                     await asyncio.sleep(0.05)
                 else:
@@ -60,27 +60,27 @@ class SoakWorker:
                     self._scene.done[act] += 1
 
     async def _put(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
-        client = await self._scene.visitors.visit(visitor, node)
-        stretch = self._scene.ledger.stretch(node)
+        client = await self._scene.connections.client_for(visitor, node)
+        stretch = self._scene.model.epoch(node)
         await client.put(hashes, n_tries=200)
-        self._scene.ledger.stored(node, hashes, stretch)
+        self._scene.model.on_stored(node, hashes, stretch)
 
     async def _get(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
-        client = await self._scene.visitors.visit(visitor, node)
+        client = await self._scene.connections.client_for(visitor, node)
         await self._scene.read(client, node, hashes)
 
     async def _copy(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
-        sources = [n for n in self._scene.ledger.holders(hashes[0]) if n != node]
+        sources = [n for n in self._scene.model.holders(hashes[0]) if n != node]
         if not sources:
             return
-        source = await self._scene.visitors.record(sources[0])
-        client = await self._scene.visitors.visit(visitor, node)
-        stretch = self._scene.ledger.stretch(node)
+        source = await self._scene.connections.read_record(sources[0])
+        client = await self._scene.connections.client_for(visitor, node)
+        stretch = self._scene.model.epoch(node)
         try:
             n_blocks = await client.copy(source, hashes)
         except ValueError:
             return  # busy, full, or the source is not well
-        self._scene.ledger.stored(node, hashes[:n_blocks], stretch)
+        self._scene.model.on_stored(node, hashes[:n_blocks], stretch)
 
     async def _drop(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
         """The end of a prompt, its own blocks only: others begin with the common ones."""
@@ -88,17 +88,19 @@ class SoakWorker:
         gone = self._scene.prompts[number][max(N_COMMON, len(hashes) - 4) :] if number >= 0 else []
         if not gone:
             return
-        self._scene.ledger.forget(node, gone)
-        client = await self._scene.visitors.visit(visitor, node)
-        await client.tell(DropBlocks(hashes=tuple(reversed(gone))))
+        self._scene.model.on_dropped(node, gone)
+        client = await self._scene.connections.client_for(visitor, node)
+        await client.send(DropBlocks(hashes=tuple(reversed(gone))))
         await client.stored()  # so it has taken it in
 
     async def _leave(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
-        await (await self._scene.visitors.visit(visitor, node)).leave(hashes[:4])
+        await (await self._scene.connections.client_for(visitor, node)).abandon_lease(hashes[:4])
 
     async def _promise(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
-        client = await self._scene.visitors.visit(visitor, node)
-        await client.promise([block(1000 + hash(hashes[-1]) % 1000, i) for i in range(4)])
+        client = await self._scene.connections.client_for(visitor, node)
+        await client.abandon_reservation(
+            [block(1000 + hash(hashes[-1]) % 1000, i) for i in range(4)]
+        )
 
     async def _pin(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
         """For some seconds; nobody takes the pin back."""
@@ -110,4 +112,4 @@ class SoakWorker:
         """With a lease and a reservation in hand."""
         await self._leave(visitor, node, hashes)
         await self._promise(visitor, node, hashes)
-        await self._scene.visitors.forget(visitor, node)
+        await self._scene.connections.hang_up(visitor, node)

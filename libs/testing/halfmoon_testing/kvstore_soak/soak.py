@@ -22,7 +22,7 @@ class KvstoreSoakReport(msgspec.Struct, frozen=True):
     operations: dict[str, int]
     #: Operations that ended because a node was dead or stood still.
     n_failed: int
-    misfortunes: dict[str, int]
+    faults: dict[str, int]
     #: Blocks read and compared byte by byte.
     n_verified: int
     #: Reads that found bytes damaged on purpose, by their checksum.
@@ -76,7 +76,7 @@ class KvstoreSoak:
                 listening = [tasks.create_task(each.run()) for each in self._listeners.values()]
                 if not scene.n_done:
                     await workers[0].preload()
-                working = [tasks.create_task(each.work()) for each in workers]
+                working = [tasks.create_task(each.run()) for each in workers]
                 due = scene.n_done + n_between
                 while not all(task.done() for task in working):
                     if scene.n_done >= due:
@@ -88,11 +88,11 @@ class KvstoreSoak:
                 for task in listening:
                     task.cancel()
         finally:
-            await scene.visitors.close()
+            await scene.connections.close()
         return KvstoreSoakReport(
             operations=dict(scene.done),
             n_failed=scene.n_failed,
-            misfortunes=dict(scene.misfortunes),
+            faults=dict(scene.faults),
             n_verified=scene.n_verified,
             n_noticed=scene.n_noticed,
             n_survived=scene.n_survived,
@@ -108,7 +108,7 @@ class KvstoreSoak:
         scene, listener = self._scene, self._listeners[name]
         for each in scene.prompts:
             await scene.read_eventually("audit", name, each)
-        client = await scene.visitors.visit("audit", name, anew=True)
+        client = await scene.connections.client_for("audit", name, anew=True)
 
         async def is_at_rest() -> bool:
             stored = await client.stored()
@@ -122,5 +122,5 @@ class KvstoreSoak:
 
         await wait_until(is_at_rest)
         scene.n_compared += 1
-        if absent := scene.ledger.owed(name) - await client.stored():
-            raise scene.wrong(f"{name} owes {len(absent)} blocks that it does not have")
+        if absent := scene.model.owed(name) - await client.stored():
+            raise scene.broken_promise(f"{name} owes {len(absent)} blocks that it does not have")

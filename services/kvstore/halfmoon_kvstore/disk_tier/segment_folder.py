@@ -146,7 +146,7 @@ class SegmentFolder:
         """Whether all segments go past the page cache."""
         return bool(self._segments) and all(segment.direct for segment in self._segments)
 
-    def looks(self) -> list[dict[str, object]]:
+    def describe(self) -> list[dict[str, object]]:
         """Each file: its slots, and the bytes that are in none or rounded up to pages."""
         found: list[dict[str, object]] = []
         for segment in self._segments:

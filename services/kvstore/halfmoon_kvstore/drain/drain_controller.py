@@ -57,7 +57,7 @@ class DrainController:
     def register(self, http: OperatorHttp) -> None:
         """Answer operators there."""
         http.add("GET", "/drain", self.progress)
-        http.add("POST", "/drain", self.order)
+        http.add("POST", "/drain", self.start)
 
     async def progress(self, question: OperatorRequest) -> object:
         """How far it is."""
@@ -65,7 +65,7 @@ class DrainController:
             self._told.set()
         return self._moving.progress
 
-    async def order(self, question: OperatorRequest) -> object:
+    async def start(self, question: OperatorRequest) -> object:
         """Begin to move everything, then leave; a second order changes nothing."""
         try:
             body = msgspec.json.decode(question.body or b"{}", type=_DrainBody)
@@ -76,16 +76,16 @@ class DrainController:
             self._ordered = self._service.spawn(self._leave(body.deadline_s))
         return self._moving.progress
 
-    async def stop(self) -> None:
+    async def shut_down(self) -> None:
         """The process is to end: keep what can be kept."""
         limit_s = self._settings.drain_s
         if self._ordered is not None:
             await asyncio.wait([self._ordered], timeout=limit_s)
             return
-        await self._worker.take_no_more()
+        await self._worker.stop_accepting()
         until_s = asyncio.get_running_loop().time() + limit_s
-        if self._worker.stock.disk is not None:
-            await self._worker.stock.save_all(limit_s)
+        if self._worker.block_store.disk is not None:
+            await self._worker.block_store.write_back_all(limit_s)
         elif limit_s:
             await self._moving.run(limit_s)
         await self._readers_gone(until_s)
@@ -101,12 +101,12 @@ class DrainController:
         }
 
     async def _leave(self, deadline_s: float) -> None:
-        await self._worker.take_no_more()
+        await self._worker.stop_accepting()
         until_s = asyncio.get_running_loop().time() + deadline_s
         await self._moving.run(deadline_s)
         await self._readers_gone(until_s)
-        if self._worker.stock.disk is not None and self._moving.progress.n_left:
-            await self._worker.stock.save_all(self._settings.drain_s)
+        if self._worker.block_store.disk is not None and self._moving.progress.n_left:
+            await self._worker.block_store.write_back_all(self._settings.drain_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(_TOLD_S):
                 await self._told.wait()

@@ -136,7 +136,7 @@ class DrainMigration:
                 continue
             address = KvstoreAddress(info.worker_id, info.generation, info.commands)
             try:
-                client = await self._kvstores.at(address)
+                client = await self._kvstores.client_for(address)
                 snapshot = await client.snapshot()
             except KvstoreUnavailable as error:
                 refused = str(error)

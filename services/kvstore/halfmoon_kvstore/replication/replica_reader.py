@@ -41,13 +41,13 @@ class ReplicaReader:
             KvstoreUnavailable: the source can't be reached, or refuses.
         """
         async with self._turn:
-            source = await self._kvstores.at(order.source)
+            source = await self._kvstores.client_for(order.source)
             lease = await source.lease(order.layout, order.hashes)
-            async with source.holding(lease):
+            async with source.hold_lease(lease):
                 try:
                     yield lease
                 except Corrupted:
-                    await source.verify(order.hashes)
+                    await source.report_damaged(order.hashes)
                     raise
 
     async def read(

@@ -84,7 +84,7 @@ class ReplicationHandler:
             _COPIES, put.ticket, put.hashes, put.parent, self._clock.now(),
             ttl_s=_FOREVER_S, tenant=order.tenant, within_quota=False,
         )  # fmt: skip
-        self._stock.heed()
+        self._stock.run_commands()
         try:
             places = {place.hash: place for place in lease.places}
             wanted = [(places[block], slot * size) for block, slot in reserved.places]
@@ -93,7 +93,7 @@ class ReplicationHandler:
             tiers.revoke(_COPIES, put.ticket)
             raise
         stored = tiers.commit(_COPIES, put.ticket, checksums, self._clock.now())
-        self._outbox.tell(stored_events(put, stored))
-        self._stock.heed()
+        self._outbox.publish(stored_events(put, stored))
+        self._stock.run_commands()
         missing = (i for i, block in enumerate(put.hashes) if block not in tiers)
         return next(missing, len(put.hashes))

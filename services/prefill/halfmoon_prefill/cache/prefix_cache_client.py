@@ -192,7 +192,7 @@ class PrefixCacheClient:
                 f"{len(damaged)} blocks of {lease.kvstore.name} are not what was stored"
             )
             self._replicas.failed(lease.address, bad)
-            await lease.kvstore.verify(damaged)
+            await lease.kvstore.report_damaged(damaged)
             raise bad
         self._replicas.answered(lease.address)
         self._replicas.reads["first" if lease.address == cached.kvstore else "another"] += 1

@@ -55,7 +55,7 @@ class ReplicaSelector:
         if not self.health.may_ask(address, now):
             raise KvstoreExcluded(f"{address.worker_id} failed of late and is left out")
         self.health.asked(address, now)
-        return await self._kvstores.at(address)
+        return await self._kvstores.client_for(address)
 
     async def lease(
         self,
