@@ -1,4 +1,4 @@
-"""Small shared records under leases: in memory, over HTTP, in Redis, in etcd."""
+"""Store small shared records under leases: in memory, over HTTP, in Redis or in etcd."""
 
 from halfmoon_metadata.store_interface import (
     MetadataError,

@@ -1,19 +1,19 @@
-"""A store over HTTP: the protocol that Mooncake's engine speaks, and what we add to it.
+"""Serve a metadata store over HTTP, in the protocol of Mooncake's engine with additions.
 
     GET    /metadata?key=K              200 and the value, or 404
     PUT    /metadata?key=K[&ttl_s=S]    200; the body is the value
     DELETE /metadata?key=K              200, or 404
 
 Added: every 200 to a GET of a key carries an ETag. A PUT or DELETE with ``If-Match: <etag>``
-(the record is this one) or ``If-None-Match: *`` (there is none) is a compare-and-swap: 200, or
-412 and nothing changed. A DELETE with ``If-None-Match: *`` only looks.
+(the record has this value) or ``If-None-Match: *`` (there is no record) is a compare-and-swap.
+It answers 200, or 412 if nothing was changed. A DELETE with ``If-None-Match: *`` only checks.
 
     GET    /metadata?prefix=P           200 and a JSON map of key to value in base64
     POST   /metadata/increment?key=K    200 and the counter as JSON
 
-What is wrong with a request is answered 400, or 413 when it is too large, as text that names
-the limit. No framework: `handle` is a plain function, and `metadata_app` an ASGI application
-around it that can be mounted in any.
+A bad request is answered with 400, or 413 if it is too large, and a text that names the limit.
+`handle_request` is a plain function without a framework. `metadata_app` wraps it as an ASGI
+application, which can be mounted in any other.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _TEXT = {"content-type": "text/plain; charset=utf-8"}
 _JSON = {"content-type": "application/json"}
 _BYTES = {"content-type": "application/octet-stream"}
-#: What is not said in a list of parameters is refused, so that a misspelt ttl_s is noticed.
+#: Other parameters are refused, so that a misspelt ttl_s is noticed.
 _PARAMETERS = {"key", "prefix", "ttl_s"}
 _SWAP_TRIES = 10
 _MAX_THREADS = 4
@@ -50,7 +50,7 @@ _MAX_THREADS = 4
 
 @dataclass(frozen=True)
 class MetadataResponse:
-    """An answer."""
+    """An HTTP response: status, body and headers."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class MetadataResponse:
 
 
 def value_etag(value: bytes) -> str:
-    """The ETag of a value: equal ones mean equal values."""
+    """Return the ETag of a value; equal ETags mean equal values."""
     return f'"{hashlib.sha256(value).hexdigest()}"'
 
 
@@ -73,12 +73,12 @@ def handle_request(
     """Answer one request.
 
     Args:
-        store: where the records are; called in this thread.
+        store: holds the records; called in this thread.
         method: "GET", "PUT", …
-        path: below where this is mounted: "" or "/", or "/increment".
-        query: its parameters, decoded.
-        headers: names in lower case.
-        body: all of it, at most `MAX_VALUE_BYTES`.
+        path: path below the mount point: "" or "/", or "/increment".
+        query: decoded parameters.
+        headers: headers, with names in lower case.
+        body: the whole body, at most `MAX_VALUE_BYTES`.
     """
     try:
         return _route(store, method, path.rstrip("/"), query, headers, body)
@@ -151,7 +151,7 @@ def _swap(
     ttl_s: float | None,
     headers: Mapping[str, str],
 ) -> MetadataResponse:
-    """Compare-and-swap by the value's hash: find the value that has it, then swap that."""
+    """Compare and swap by the hash of the value: find the value with this hash, then swap it."""
     wanted, absent = headers.get("if-match"), headers.get("if-none-match")
     if (wanted is None) == (absent is None) or absent not in (None, "*"):
         return _refusal(400, "a condition is either If-Match: <etag> or If-None-Match: *")
@@ -164,7 +164,7 @@ def _swap(
             return MetadataResponse(200, {**_TEXT, **tag}, b"ok")
         if wanted is None:
             break
-        # It changed since we looked: look whether it is the wanted one again.
+        # The record changed after the read: check whether it has the wanted value again.
     return _refusal(412, f"record {key!r} is not as expected, nothing was changed")
 
 
@@ -185,10 +185,10 @@ def _refusal(status: int, text: str) -> MetadataResponse:
 
 
 def metadata_app(store: MetadataStore) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """An ASGI application that serves `store`; mount it at ``/metadata``.
+    """Return an ASGI application that serves `store`; mount it at ``/metadata``.
 
-    The store's calls run in threads, so a slow one delays no other request. The threads are its
-    own, so that leases are renewed however busy the process's other threads are.
+    The store's calls run in threads, so that a slow call delays no other request. These threads
+    serve nothing else: leases are renewed however busy the process's other threads are.
     """
     threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="metadata")
 
@@ -215,7 +215,7 @@ async def _answer(
     store: MetadataStore, scope: Scope, receive: Receive, threads: Executor
 ) -> MetadataResponse:
     body = bytearray()
-    more = scope["method"] == "PUT"  # no other has a body that means anything
+    more = scope["method"] == "PUT"  # other methods ignore their body
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -229,7 +229,7 @@ async def _answer(
     except (UnicodeDecodeError, ValueError):
         return _refusal(400, "the parameters are not UTF-8 that is written in percent codes")
     headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
-    # An application that mounts us says so in root_path; the path then has it in front.
+    # An application that mounts this one puts the prefix into root_path and path.
     path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/metadata")
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(

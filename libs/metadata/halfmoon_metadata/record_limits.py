@@ -1,4 +1,4 @@
-"""What every store refuses before it does anything: keys, values and leases out of bounds."""
+"""Check keys, values and leases against the limits that every store enforces."""
 
 import math
 from collections.abc import Mapping
@@ -62,10 +62,10 @@ def check_listing(prefix: str, records: Mapping[str, bytes]) -> None:
 
 
 def next_count(key: str, value: bytes | None) -> int:
-    """The counter's next count.
+    """Return the counter's next count.
 
     Raises:
-        MetadataRefused: `value` is not a counter's, or is `MAX_COUNT`.
+        MetadataRefused: `value` is not a counter, or is `MAX_COUNT`.
     """
     if value is None:
         return 1

@@ -1,8 +1,8 @@
-"""A clock for leases that an event loop serves: it stands still while that loop does.
+"""Measure lease time by a clock that stands still while its event loop stalls.
 
-Who renews a lease in time must not lose it because the server did not listen. So a lease runs
-out by the time in which it could have been renewed, and not by the time that a stalled loop, or
-a stopped process, let pass.
+A worker that renews its lease in time must not lose it because the server did not listen. So a
+lease expires by the time in which it could have been renewed. Time during which the loop stalled,
+or the process was stopped, does not count.
 
     real time    0──1──2──3──────── stall ────────13──14──15
     this clock   0──1──2──3──4┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄4───5───6
@@ -12,17 +12,17 @@ import asyncio
 import time
 from collections.abc import Callable
 
-#: Seconds between two looks at the loop, and those without one that still count.
+#: Seconds between two ticks of the loop, and seconds without a tick that still count.
 _PERIOD_S = 0.25
 MAX_GAP_S = 1.0
 
 
 class StallingClock:
-    """Seconds that only grow. Call it from any thread; `tick` from one.
+    """Return seconds that only grow, to any thread; one thread calls `tick`.
 
     Args:
-        clock: real seconds; a test gives one that it moves itself.
-        max_gap_s: seconds that count at the most between two ticks.
+        clock: returns real seconds; a test passes a clock that it advances itself.
+        max_gap_s: most seconds that count between two ticks.
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class StallingClock:
         self._last = (clock(), 0.0)
 
     def __call__(self) -> float:
-        """The time now."""
+        """Return the time now."""
         real_s, own_s = self._last
         return own_s + min(self._clock() - real_s, self._max_gap_s)
 
     def tick(self) -> None:
-        """Say that the server serves."""
+        """Record that the event loop is running."""
         now_s = self()
         self._last = (self._clock(), now_s)
 
-    async def follow(self) -> None:
-        """Tick as long as the running loop does; until cancelled."""
+    async def tick_forever(self) -> None:
+        """Tick in the running event loop, until cancelled."""
         while True:
             self.tick()
             await asyncio.sleep(_PERIOD_S)

@@ -1,38 +1,38 @@
-"""The metadata store: small shared records, some of them under a lease.
+"""Define the metadata store: small shared records, some of them under a lease.
 
-Who is a member, how a segment is reached, what a checkpoint is made of: little data, read
-often, and true only as long as its owner lives. One interface, chosen by URL scheme
-(`halfmoon_metadata.open_store`), and one conformance suite for all that implement it.
+It holds the members of the cluster, the addresses of segments and the parts of checkpoints. This
+is little data, read often, and valid only while its owner lives. The URL scheme chooses the store
+(`halfmoon_metadata.open_store`); one conformance suite runs on all of them.
 
 Calls block (they are short) and are safe from any thread; asyncio code uses
 ``asyncio.to_thread``.
 
 MetadataError
-├── MetadataRefused        what was asked is over a limit, or makes no sense for this record
+├── MetadataRefused        the call is over a limit, or makes no sense for this record
 └── MetadataUnreachable    the store did not answer in time
 """
 
 from typing import Protocol
 
-#: Keys are text, at least one character and at most so many.
+#: Longest key, in characters; the shortest has one.
 MAX_KEY_CHARS = 512
-#: Values are bytes, at most so many.
+#: Longest value, in bytes.
 MAX_VALUE_BYTES = 16 * 1024 * 1024
-#: One `list` gives at most so many records, and so many bytes of keys and values.
+#: Most records, and most bytes of keys and values, that one `list` returns.
 MAX_LISTED_RECORDS = 10_000
 MAX_LISTED_BYTES = 64 * 1024 * 1024
-#: The longest lease, seconds: a day. A record that shall live longer has no lease.
+#: Longest lease, in seconds: a day. A record that is to live longer has no lease.
 MAX_TTL_S = 86_400.0
-#: The largest count that every store can hold.
+#: Largest count that every store can hold.
 MAX_COUNT = 2**63 - 1
 
 
 class MetadataError(Exception):
-    """The store could not do it: the text names the store, the key and the cause."""
+    """A store's failure; the text names the store, the key and the cause."""
 
 
 class MetadataRefused(MetadataError, ValueError):
-    """Asking again will not help: the text names what was asked, and the limit."""
+    """A call that no retry can make succeed; the text names the argument and the limit."""
 
 
 class MetadataUnreachable(MetadataError):
@@ -40,46 +40,46 @@ class MetadataUnreachable(MetadataError):
 
 
 class MetadataStore(Protocol):
-    """Records by key. Every write is atomic, and a record is read whole or not at all.
+    """Store records by key. Every write is atomic, and no read sees half a record.
 
     Every call may raise `MetadataUnreachable`, and `MetadataRefused` for a key, a value or a
     lease outside the limits above.
     """
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None when there is none or its lease has run out."""
+        """Return the value; None if there is no record or its lease has expired."""
         ...
 
     def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> None:
-        """Set the value; with `ttl_s` it is gone so many seconds later unless put again."""
+        """Set the value; with `ttl_s` it expires after that many seconds unless put again."""
         ...
 
     def delete(self, key: str) -> bool:
-        """Remove the record; whether there was one."""
+        """Remove the record and return whether there was one."""
         ...
 
     def list(self, prefix: str) -> dict[str, bytes]:
-        """All live records whose key starts with `prefix` (taken literally; empty: all).
+        """Return all live records whose key starts with `prefix` (taken literally; empty: all).
 
         Raises:
-            MetadataRefused: they are more than `MAX_LISTED_RECORDS` or `MAX_LISTED_BYTES`.
+            MetadataRefused: the records are more than `MAX_LISTED_RECORDS` or `MAX_LISTED_BYTES`.
         """
         ...
 
     def compare_and_swap(
         self, key: str, expected: bytes | None, value: bytes | None, *, ttl_s: float | None = None
     ) -> bool:
-        """Set (or with None: remove) the value if it is `expected` now (None: absent).
+        """Set the value if it is `expected` now (None: absent); a value of None removes it.
 
         Returns:
-            Whether it was, and so was changed.
+            Whether the value was as expected, and so was changed.
         """
         ...
 
     def increment(self, key: str) -> int:
-        """Add one to a counter (absent: 0) and return it; for generations. Never expires.
+        """Add one to a counter (absent: 0) and return it; for generations. It never expires.
 
-        To `get`, a counter is a record of its decimal digits.
+        `get` returns a counter as its decimal digits.
 
         Raises:
             MetadataRefused: the record is not a counter, or is at `MAX_COUNT`.
@@ -87,5 +87,5 @@ class MetadataStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections. Leases are not touched."""
+        """Close the connections. Leases keep running."""
         ...

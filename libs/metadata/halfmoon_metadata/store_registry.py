@@ -1,4 +1,4 @@
-"""Stores by URL scheme. A store's module, and its client library, is imported when chosen."""
+"""Choose a store by URL scheme; its module and client library are imported only then."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _named_lock = threading.Lock()
 
 
 def open_store(url: str) -> MetadataStore:
-    """The store that `url` names; nothing is connected before the first call on it.
+    """Open the store that `url` names; it connects at its first call.
 
     Args:
         url: ``memory://name`` (one per name and process), ``http://host:port/metadata``,

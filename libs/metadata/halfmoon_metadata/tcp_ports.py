@@ -1,10 +1,10 @@
-"""TCP ports that are chosen before anyone listens on them.
+"""Choose TCP ports before a server listens on them.
 
-Whoever can lets the system choose while it binds (port 0). A server that must be told its port is
-another matter: between the choice and its bind, which takes seconds, Linux may give the same port
-to a connection or to another listener, and a connection's port stays taken a minute beyond its
-end. So these come from below the range that Linux gives out by itself (ip(7),
-`ip_local_port_range`), and no process is given one twice.
+A server that can, lets the system choose while it binds (port 0). Other servers must be told
+their port, seconds before they bind it. Meanwhile Linux may assign the same port to a connection
+or to another listener. A connection's port stays taken for a minute after its end. So these
+ports come from below the range that Linux assigns by itself (ip(7), `ip_local_port_range`). No
+process gets the same port twice.
 """
 
 import random
@@ -13,14 +13,14 @@ from pathlib import Path
 
 _LOWEST = 20_000
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-#: Where the range begins when the system does not say: Linux's own choice.
+#: Begin of the range where the system does not state it: Linux's default.
 _USUAL_BEGIN = 32_768
 
 _given: set[int] = set()
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether one could listen on this port."""
+    """Return whether a server could listen on this port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -31,9 +31,9 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on just now, and that the system gives to nobody.
+    """Return a TCP port without a listener that the system does not assign by itself.
 
-    Where the system gives out all of them, it is one that it would give.
+    Where the system's range covers all ports, return one from that range.
     """
     ours = range(_LOWEST, _begin_of_range())
     for port in random.sample(ours, len(ours)):

@@ -1,1 +1,1 @@
-"""What every service needs to stand up: channels, membership, lifecycle, telemetry."""
+"""Provide the parts of every service: channels, membership, lifecycle, settings, telemetry."""

@@ -1,19 +1,19 @@
-"""Where "now" comes from: the machine, or a test."""
+"""Read the time: from the machine, or from a test."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds that only grow, from an arbitrary start: for durations and deadlines."""
+    """Count seconds from an arbitrary start, for durations and deadlines; they only grow."""
 
     def now(self) -> float:
-        """Now, seconds."""
+        """Return the time now, in seconds."""
         ...
 
 
 class SystemClock:
-    """The machine's monotonic clock."""
+    """Read the machine's monotonic clock."""
 
     def now(self) -> float:
         """See `Clock.now`."""
@@ -21,7 +21,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """Stands still until it is told to advance."""
+    """Stand still until a test advances the clock."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -31,6 +31,6 @@ class FakeClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass at once."""
+        """Advance the time by `seconds`."""
         assert seconds >= 0, "time does not run backwards"
         self._now += seconds

@@ -1,4 +1,4 @@
-"""Settings that every worker with a model shares."""
+"""Define the settings that all workers with a model share."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from halfmoon_runtime.observability.tracer_setup import TracedSettings
 
 
 class EngineSettings(TracedSettings):
-    """Which model a worker runs, in what precision, over how much KV memory."""
+    """Settings of a worker with a model: the model, its precision and its KV memory."""
 
     model: str = Field(
         description="Folder or hub id of the model, or fake://… for the engine without a model"
@@ -44,10 +44,10 @@ class EngineSettings(TracedSettings):
     )
 
     def pages_of(self, block_bytes: int) -> int:
-        """Pages that the pool holds.
+        """Return how many pages the pool holds.
 
         Raises:
-            ValueError: not even one, naming the setting that is too small.
+            ValueError: not one page fits; the text names the setting.
         """
         n_pages = self.pool_mib * 1024 * 1024 // block_bytes
         if n_pages == 0:

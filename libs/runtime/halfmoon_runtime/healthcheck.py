@@ -1,28 +1,28 @@
-"""``python -m halfmoon_runtime.healthcheck [URL]``: status 0 if the service here is well.
+"""Check this container's service: ``python -m halfmoon_runtime.healthcheck [URL]``.
 
-For a container's health check. It reads the progress that the service writes (see
-`halfmoon_runtime.lifecycle:report_stage`), and then asks the URL, or else the service's `/health`,
-which its event loop answers. It runs every few seconds in every container, so it imports next to
-nothing.
+The exit status is 0 if the service is healthy. The check reads the stage that the service writes
+(see `halfmoon_runtime.lifecycle:report_stage`). Then it requests the URL, or else the service's
+`/health`, which its event loop answers. It runs every few seconds in every container, so it
+imports almost nothing.
 """
 
 import json
 import os
 import sys
 
-#: The variable that names the file in which a service writes how far it is.
+#: Environment variable that names the file to which a service writes its stage.
 STATUS_FILE = "HALFMOON_STATUS_FILE"
-#: Stages in which requests are served. A service that drains still does.
+#: Stages in which requests are served; a draining service still serves.
 HEALTHY = ("ready", "draining")
 _TIMEOUT_S = 3.0
 
 
 def find_problem(environment: dict[str, str], url: str | None = None) -> str | None:
-    """What is wrong with this container's service; None: nothing.
+    """Return the fault of this container's service; None if it is healthy.
 
     Args:
-        environment: where `STATUS_FILE` names the file.
-        url: what must answer 200; None: `/health` where the service said that it is, if it did.
+        environment: holds `STATUS_FILE`, which names the file.
+        url: must answer 200; None: `/health` at the address that the file states, if any.
     """
     path = environment.get(STATUS_FILE)
     if not path:

@@ -1,7 +1,7 @@
-"""A client's side of the kvstores: leases to read under, reservations to write into.
+"""Call kvstores: lease blocks to read, reserve places to write, commit and copy blocks.
 
-One link per kvstore, made when first needed. Answers find their question by ticket. A kvstore
-that does not answer is done without: blocks are then computed, not kept, or not copied.
+There is one link per kvstore, opened at its first use. Tickets match answers to their requests. A
+kvstore that does not answer is skipped: its blocks are then computed, not kept, or not copied.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLi
 
 log = structlog.get_logger()
 
-#: Seconds between two renewals of a lease, at the least.
+#: Shortest time between two renewals of a lease, in seconds.
 _LEAST_PAUSE_S = 0.05
 
 _Answer = TypeVar(
@@ -50,37 +50,37 @@ _Answer = TypeVar(
 
 
 class KvstoreUnavailable(Exception):
-    """It did not answer in time, refused, or is gone: the text says which and why.
+    """A kvstore did not answer in time, refused, or is gone; the text gives the reason.
 
     KvstoreUnavailable
-    └── KvstoreDeclined   it answered, and said no
+    └── KvstoreDeclined   the kvstore answered with a refusal
     """
 
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
-        #: Seconds after which it says that another try may help; 0: it does not say so.
+        #: Seconds after which a retry may help, by the kvstore's answer; 0: unknown.
         self.retry_after_s = retry_after_s
 
 
 class KvstoreDeclined(KvstoreUnavailable):
-    """It is well and won't, or can't: the text is its reason."""
+    """A healthy kvstore refused the request; the text is its reason."""
 
 
 class KvstoreClient:
-    """One kvstore, over one link."""
+    """Call one kvstore over one link."""
 
     def __init__(self, name: str, link: WorkerLink, timeout_s: float) -> None:
         self.name = name
         self._link = link
         self._timeout_s = timeout_s
         self._tickets = itertools.count(1)
-        #: Questions without an answer yet.
+        #: Requests that wait for their answer.
         self._waiting: dict[Ticket, asyncio.Future[ToKvstoreClient]] = {}
         self._reader = asyncio.create_task(self._read())
 
     @property
     def alive(self) -> bool:
-        """Whether the link is up."""
+        """True while the link is up."""
         return not self._reader.done()
 
     async def lease(
@@ -89,7 +89,7 @@ class KvstoreClient:
         hashes: tuple[BlockHash, ...],
         trace: TraceContext | None = None,
     ) -> BlocksLeased:
-        """Pin the longest stored prefix of `hashes`.
+        """Lease the longest stored prefix of `hashes`, which pins it.
 
         Raises:
             KvstoreUnavailable: no lease is held.
@@ -114,7 +114,7 @@ class KvstoreClient:
         token_ids: tuple[int, ...],
         tenant: str = "",
     ) -> BlocksReserved:
-        """Get room for those of `hashes` that are not stored.
+        """Reserve places for those of `hashes` that are not stored.
 
         Raises:
             KvstoreUnavailable: nothing is reserved.
@@ -139,19 +139,19 @@ class KvstoreClient:
         return reserved
 
     async def commit(self, ticket: Ticket, checksums: tuple[int, ...]) -> None:
-        """The bytes are written.
+        """Commit a reservation whose bytes are written.
 
         Raises:
-            KvstoreUnavailable: whether they are served is unknown.
+            KvstoreUnavailable: it is unknown whether the blocks are served.
         """
         await self._ask(CommitBlocks(ticket=ticket, checksums=checksums), ticket, BlocksCommitted)
 
     async def revoke(self, ticket: Ticket) -> None:
-        """Give a reservation back."""
+        """Revoke a reservation."""
         await self._tell(RevokeBlocks(ticket=ticket))
 
     async def renew(self, ticket: Ticket) -> None:
-        """Keep a lease."""
+        """Renew a lease."""
         await self._tell(RenewLease(ticket=ticket))
 
     async def release(self, ticket: Ticket) -> None:
@@ -160,7 +160,7 @@ class KvstoreClient:
 
     @asynccontextmanager
     async def hold_lease(self, lease: BlocksLeased) -> AsyncIterator[None]:
-        """Keep a lease for the length of a `with` block, however long that is; then end it."""
+        """Renew a lease for the length of a `with` block; then end it."""
 
         async def renew() -> None:
             while True:
@@ -175,28 +175,28 @@ class KvstoreClient:
             await self.release(lease.ticket)
 
     async def snapshot(self) -> BlocksSnapshot:
-        """All that it stores, and how much room it has.
+        """Return the hashes of all stored blocks, and the free bytes.
 
         Raises:
-            KvstoreUnavailable: it does not say.
+            KvstoreUnavailable: no snapshot came.
         """
         ticket = self._ticket()
         return await self._ask(SnapshotBlocks(ticket=ticket), ticket, BlocksSnapshot)
 
     async def replicate(self, order: ReplicateBlocks, timeout_s: float) -> BlocksReplicated:
-        """Have it copy blocks from another kvstore.
+        """Make the kvstore copy blocks from another one.
 
         Raises:
-            KvstoreUnavailable: it does not, or does not say so in time.
+            KvstoreUnavailable: it refused, or did not answer in time.
         """
         return await self._ask(order, order.ticket, BlocksReplicated, timeout_s)
 
     async def report_damaged(self, hashes: tuple[BlockHash, ...]) -> None:
-        """Say that these were found damaged; it looks for itself."""
+        """Report blocks that a reader found damaged; the kvstore re-checks them."""
         await self._tell(VerifyBlocks(hashes=hashes))
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the link."""
         self._reader.cancel()
         await self._link.close()
 
@@ -257,20 +257,20 @@ class KvstoreClient:
                     future.set_exception(error)
 
     async def _on_late_answer(self, answer: ToKvstoreClient) -> None:
-        """Give back what a kvstore holds for a question that is no longer waited for."""
+        """Release what a kvstore holds for a request that has timed out."""
         match answer:
             case BlocksLeased(ticket=ticket):
                 await self._tell(ReleaseLease(ticket=ticket))
             case BlocksReserved(ticket=ticket):
                 await self._tell(RevokeBlocks(ticket=ticket))
             case BlocksCommitted() | BlocksReplicated() | BlocksSnapshot() | KvstoreRefused():
-                pass  # nothing is held
+                pass  # the kvstore holds nothing
             case _:
                 assert_never(answer)
 
 
 def _places_fault(answer: BlocksLeased | BlocksReserved, layout: KvLayout) -> str:
-    """Which place lies outside of the region; empty when none does."""
+    """Describe a place outside of the region; empty if there is none."""
     last = answer.region.length - layout.block_bytes
     beyond = next((place for place in answer.places if place.offset > last), None)
     if beyond is None:
@@ -282,20 +282,20 @@ def _places_fault(answer: BlocksLeased | BlocksReserved, layout: KvLayout) -> st
 
 
 class KvstoreClients:
-    """All kvstores that a process talks to."""
+    """Keep a client for each kvstore that a process calls."""
 
     def __init__(self, network: Network, timeout_s: float) -> None:
         self._network = network
         self._timeout_s = timeout_s
         self._clients: dict[KvstoreAddress, KvstoreClient] = {}
-        #: Held while one kvstore is dialled, by its name: one that hangs keeps nobody from others.
+        #: Held while a kvstore is dialled, by its name: one that hangs does not delay the others.
         self._dialling: defaultdict[WorkerId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def client_for(self, address: KvstoreAddress) -> KvstoreClient:
-        """The client for this kvstore, connected.
+        """Return the connected client of this kvstore.
 
         Raises:
-            KvstoreUnavailable: it can't be reached, or not in time.
+            KvstoreUnavailable: the kvstore can't be reached in time.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -310,7 +310,7 @@ class KvstoreClients:
             client = self._clients.get(address)
             if client is not None and client.alive:
                 return client
-            # Only those that are down: an address is a caller's word, and may be wrong.
+            # Only clients that are down: the address comes from a caller, and may be wrong.
             for stale in [a for a, known in self._clients.items() if not known.alive]:
                 await self._clients.pop(stale).close()
             try:
@@ -321,7 +321,7 @@ class KvstoreClients:
             return self._clients[address]
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Close the links to all kvstores."""
         for client in self._clients.values():
             await client.close()
         self._clients.clear()

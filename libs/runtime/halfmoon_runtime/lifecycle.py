@@ -1,4 +1,4 @@
-"""The life of a service's process: start, ready, asked to stop, stopped, and how it says so.
+"""Run a service's process from start to stop, and report its stages.
 
     starting ──ready()──► serving ──signal──► stopping (main finishes what it has) ──► exit 0
         └──signal: main is cancelled──────────────────────────────────────────────────► exit 0
@@ -7,7 +7,7 @@
     a second signal: main is cancelled where it is ─────────────────────► exit 128 + signal
     a third one: the process ends at once
 
-Every task has a parent: those that `Service.spawn` starts belong to the process's task group,
+Every task has a parent. Tasks that `Service.spawn` starts belong to the process's task group: they
 end with it, and their failure ends it.
 """
 
@@ -37,22 +37,22 @@ _log = structlog.get_logger(__name__)
 
 
 class CannotStart(Exception):
-    """What the service was told to serve is refused: one line for the user, no failure of ours.
+    """The settings ask for something that can't be served, such as a broken model.
 
-    The line names the thing and the way out. The status file has it as `error`, and `refused`
-    beside it.
+    The text is one line for the user: it names the thing and the way out. The status file holds
+    it as `error`, beside `refused`.
     """
 
 
 def report_stage(stage: str, **fields: object) -> None:
-    """Log how far the service is, for people; and, for whoever started it, write it to a file.
+    """Log the stage that the service has reached, and write it to the status file.
 
-    The file is the one that `STATUS_FILE` names, if set: one JSON object of the stage, the
-    process id and the fields, replaced whole.
+    `STATUS_FILE` names the file, if set. It holds one JSON object of the stage, the process id and
+    the fields, and is replaced whole.
 
     Args:
         stage: a word such as "loading" or "ready".
-        fields: what else there is to say, as plain values.
+        fields: further plain values to report.
     """
     _log.info(stage, **fields)
     _write_status(stage, **fields)
@@ -75,13 +75,13 @@ def _write_status(stage: str, **fields: object) -> None:
 
 
 class Service:
-    """What a service's main coroutine is given: its tasks, and when to stop."""
+    """Give a service's main coroutine its tasks, its HTTP server and the signal to stop."""
 
     def __init__(self, tasks: asyncio.TaskGroup, http: OperatorHttp | None = None) -> None:
         self._tasks = tasks
-        #: What operators ask by HTTP; None where settings turn it off.
+        #: HTTP server for operators; None if the settings turn it off.
         self.http = http
-        #: Where they ask it, once it listens.
+        #: URL of that server, once it listens.
         self.operators: str | None = None
         self._spawned: set[asyncio.Task[Any]] = set()
         self._ready = False
@@ -90,25 +90,25 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes work: started, and not asked to stop."""
+        """True while the service takes work: it has started and was not told to stop."""
         return self._ready and not self.stopping.is_set()
 
     def ready(self) -> None:
-        """Started: from now on a signal lets main finish rather than cancels it."""
+        """Mark the service as started: from now on a signal lets main finish, not cancels it."""
         self._ready = True
 
     def report_stage(self, stage: str, **fields: object) -> None:
-        """See the function `announce`; says where operators are answered, too."""
+        """Report a stage as the function `report_stage` does, with the URL for operators."""
         where = {} if self.operators is None else {"operators": self.operators}
         report_stage(stage, **where, **fields)
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, Any], name: str | None = None
     ) -> "asyncio.Task[Any]":
-        """Run a task as long as the service; it is cancelled when main has returned.
+        """Run a task until main has returned; then cancel it.
 
-        Its failure ends the service. When that happens while stopping (its sockets are being
-        closed, say) it is only logged.
+        Its failure ends the service. A failure while the service stops, for example because its
+        sockets are being closed, is only logged.
         """
         task = self._tasks.create_task(self._guard(coroutine), name=name)
         self._spawned.add(task)
@@ -117,9 +117,9 @@ class Service:
 
     @asynccontextmanager
     async def running(self, coroutine: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
-        """Spawn a task for the length of a block; after it the task has ended.
+        """Run a task for the length of a block; the task has ended when the block is left.
 
-        For what must stop before that which it uses is closed.
+        Use it for a task that must end before its resources are closed.
         """
         task = self.spawn(coroutine)
         try:
@@ -138,7 +138,7 @@ class Service:
             return None
 
     def cancel_spawned(self) -> None:
-        """Main has returned: nothing is left to do for the others."""
+        """Cancel the spawned tasks, after main has returned."""
         for task in self._spawned:
             task.cancel()
 
@@ -150,22 +150,22 @@ def run_service(
     *,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
-    """Be this service until it has stopped, then exit.
+    """Run a service until it has stopped, then exit the process.
 
     Args:
-        name: the service's name, in logs.
-        settings: what configures logs and metrics here.
-        main: builds and runs the service; returns when it has stopped, some time after
-            `Service.stopping` is set, or raises.
+        name: name of the service in logs.
+        settings: configures logs and metrics.
+        main: builds and runs the service. It returns some time after `Service.stopping` is set,
+            or raises.
         loop_factory: makes the event loop; None: asyncio's own.
     """
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     report_stage("starting", worker_id=settings.worker_id)
     run = _Run(settings, main)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        code = runner.run(run.to_the_end())
+        code = runner.run(run.run_until_exit())
         if run.was_cancelled or code != 0:
-            # What main had put into a thread (loading a model, say) can't be cancelled, and
+            # Work that main put into a thread, such as loading a model, can't be cancelled:
             # the runner would wait for it.
             logging.shutdown()
             sys.stdout.flush()
@@ -174,7 +174,7 @@ def run_service(
 
 
 class _Run:
-    """One run of a service, and the signals that it gets."""
+    """Run a service once, and handle its signals."""
 
     def __init__(
         self, settings: ServiceSettings, main: Callable[[Service], Coroutine[Any, Any, None]]
@@ -184,13 +184,13 @@ class _Run:
         self._service: Service | None = None
         self._main_task: asyncio.Task[None] | None = None
         self._n_signals = 0
-        #: Whether a signal ended main before it was through.
+        #: Whether a signal cancelled main.
         self.was_cancelled = False
-        #: The exit status when nothing failed.
+        #: Exit status if nothing failed.
         self._code = 0
 
-    async def to_the_end(self) -> int:
-        """Run; the exit status."""
+    async def run_until_exit(self) -> int:
+        """Run the service and return the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -200,20 +200,20 @@ class _Run:
             reasons = _leaves(failure)
             refusals = [str(reason) for reason in reasons if isinstance(reason, CannotStart)]
             if refusals:
-                said = {"worker_id": self._settings.worker_id, "error": refusals[0]}
-                _log.error("failed", **said)
-                _write_status("failed", **said, refused=True)
+                fields = {"worker_id": self._settings.worker_id, "error": refusals[0]}
+                _log.error("failed", **fields)
+                _write_status("failed", **fields, refused=True)
                 return 2
             for reason in reasons:
                 _log.error("service failed", exc_info=reason)
-            self._announce("failed", error="; ".join(_text(reason) for reason in reasons))
+            self._report_stage("failed", error="; ".join(_text(reason) for reason in reasons))
             return 1
-        self._announce("stopped")
+        self._report_stage("stopped")
         return self._code
 
     async def _run_main(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            self._service = self._serve_operators(tasks)
+            self._service = self._open_service(tasks)
             lag = LoopLagMonitor()
             hide = expose_metrics(lag.metrics)
             self._service.spawn(lag.watch(), name="loop lag")
@@ -237,8 +237,8 @@ class _Run:
         if is_starting or self._n_signals == 2:
             self.was_cancelled = self._main_task.cancel()
 
-    def _serve_operators(self, tasks: asyncio.TaskGroup) -> Service:
-        """The service, with metrics served until the process ends, if the settings want it."""
+    def _open_service(self, tasks: asyncio.TaskGroup) -> Service:
+        """Return the service, with an HTTP server for operators unless the settings turn it off."""
         settings = self._settings
         if settings.metrics_port < 0:
             return Service(tasks)
@@ -249,17 +249,17 @@ class _Run:
         service = Service(tasks, http)
         http.start(settings.metrics_port, settings.host)
         service.operators = http.url(settings.host)
-        # Else each counter has a time series beside it that says when it began.
+        # Otherwise each counter gets a second time series with the time of its creation.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         _log.info("metrics", url=f"{service.operators}/metrics")
         return service
 
-    def _announce(self, stage: str, **fields: object) -> None:
+    def _report_stage(self, stage: str, **fields: object) -> None:
         report_stage(stage, worker_id=self._settings.worker_id, **fields)
 
 
 def _leaves(failure: BaseException) -> list[BaseException]:
-    """The exceptions in a group, groups in it included; or the one that is none."""
+    """Return the exceptions in a group and its subgroups, or the exception itself."""
     if isinstance(failure, BaseExceptionGroup):
         return [leaf for one in failure.exceptions for leaf in _leaves(one)]
     return [failure]

@@ -1,11 +1,11 @@
-"""Who is there: workers keep a record under a lease, conductors watch the records.
+"""Keep the members of the cluster: workers hold a record under a lease, conductors watch them.
 
-    halfmoon/generation/<worker id>   a counter: which start of this worker it is
+    halfmoon/generation/<worker id>   a counter of this worker's starts
     halfmoon/members/<worker id>      its `WorkerInfo` as JSON, under a lease
 
-A worker that crashes says nothing and its record is gone when the lease has run out; one that
-is started again has a higher generation and takes the record over. While the metadata server
-is away nothing changes for anybody: workers keep trying, conductors keep the view they had.
+The record of a crashed worker disappears when its lease has expired. A restarted worker has a
+higher generation and takes the record over. While the metadata server is unreachable, nothing
+changes: workers keep retrying, conductors keep their view.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from halfmoon_runtime.observability.metrics import MetricSnapshot
 
 MEMBERS = "halfmoon/members/"
 GENERATIONS = "halfmoon/generation/"
-#: Seconds that a crashed worker's record lives on. A death is mostly noticed by its socket, at
-#: once; a lease much shorter would end when a busy machine lets a worker wait.
+#: Seconds that a crashed worker's record remains. Its closed sockets show a death at once, mostly.
+#: A much shorter lease would expire while a busy machine delays a worker that is alive.
 LEASE_S = 10.0
-#: Seconds between two tries while the metadata server is away.
+#: Seconds between two attempts while the metadata server is unreachable.
 _RETRY_S = 0.5
 _WRITE_TRIES = 10
-#: Characters of what a record says that go into the log.
+#: Longest text of a record in the log, in characters.
 _MAX_LOGGED = 200
 
 T = TypeVar("T")
@@ -39,19 +39,20 @@ _decoder: msgspec.json.Decoder[WorkerInfo] = msgspec.json.Decoder(WorkerInfo)
 
 
 class Superseded(Exception):
-    """Another process runs under this worker's name and started later: this one must stop."""
+    """A process of this worker's name started later; this process must stop."""
 
 
 # -- a worker's side ---------------------------------------------------------------------------
 
 
 async def next_generation(store: MetadataStore, worker_id: WorkerId) -> int:
-    """Which start of this worker this is: 1, or more than any before.
+    """Count this start of a worker: return 1, or more than any earlier start.
 
-    More also than the record that is there says, which may have outlived the counter: a
-    metadata server that lost everything gets the records of the living back, not the counters.
+    The result is also higher than the generation in the worker's present record. That record may
+    outlive the counter: after a metadata server lost its data, live workers write their records
+    again, but not the counters.
 
-    Waits for the metadata server as long as it takes.
+    Waits for the metadata server without limit.
     """
 
     def count() -> int:
@@ -65,12 +66,12 @@ async def next_generation(store: MetadataStore, worker_id: WorkerId) -> int:
 
 
 class Membership:
-    """One worker's record: joined, kept alive, changed and left.
+    """Write, renew, update and remove one worker's record.
 
     Args:
         store: the metadata server.
-        info: the worker, with a generation from `next_generation`.
-        ttl_s: seconds of the lease; it is renewed three times as often.
+        info: the worker's record, with a generation from `next_generation`.
+        ttl_s: seconds of the lease; it is renewed after each third of them.
     """
 
     def __init__(self, store: MetadataStore, info: WorkerInfo, *, ttl_s: float = LEASE_S) -> None:
@@ -78,30 +79,30 @@ class Membership:
         self._info = info
         self._ttl_s = ttl_s
         self._key = MEMBERS + info.worker_id
-        #: Held while the record is written, so that an update and a renewal don't cross.
+        #: Held while the record is written, so that updates and renewals keep their order.
         self._writing = asyncio.Lock()
         self._left = False
-        #: When the lease was granted or renewed last; None: never.
+        #: Time of the last grant or renewal of the lease; None: never.
         self._renewed_s: float | None = None
 
     @property
     def info(self) -> WorkerInfo:
-        """The worker, as its record says or soon will."""
+        """The worker's record, as written or soon to be written."""
         return self._info
 
     async def join(self) -> None:
-        """Write the record; waits for the metadata server as long as it takes.
+        """Write the record; wait for the metadata server without limit.
 
         Raises:
-            Superseded: a later start of this worker is there.
+            Superseded: a later start of this worker is registered.
         """
         await _until_done(self._key, self._write)
 
     async def update(self, info: WorkerInfo) -> None:
-        """Change the record. While the metadata server is away, `keep_alive` makes up for it.
+        """Change the record; if the metadata server is unreachable, `keep_alive` writes it later.
 
         Raises:
-            Superseded: a later start of this worker is there.
+            Superseded: a later start of this worker is registered.
         """
         assert (info.worker_id, info.generation) == (self._info.worker_id, self._info.generation)
         self._info = info
@@ -111,7 +112,7 @@ class Membership:
             _log.warning("record not written, will try again", key=self._key, error=str(error))
 
     async def keep_alive(self) -> None:
-        """Renew the lease until `leave`, or cancelled.
+        """Renew the lease until `leave`, or until cancelled.
 
         Raises:
             Superseded: a later start of this worker took the record.
@@ -121,7 +122,7 @@ class Membership:
             await _until_done(self._key, self._write)
 
     async def leave(self) -> None:
-        """Remove the record, if it is still this start's; nothing renews it any more."""
+        """Remove the record if it is still that of this start, and stop renewing it."""
         self._left = True
         async with self._writing:
             try:
@@ -136,7 +137,7 @@ class Membership:
                 self._renewed_s = time.monotonic()
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return the age of the lease as a metric."""
         if self._renewed_s is None:
             return {}
         age_s = time.monotonic() - self._renewed_s
@@ -169,7 +170,7 @@ class Membership:
 
 
 async def _until_done(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of the first attempt that the metadata server answers."""
+    """Repeat a call until the metadata server answers, and return the result."""
     failures = 0
     while True:
         try:
@@ -190,21 +191,21 @@ async def _until_done(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
 
 @dataclass(frozen=True)
 class MemberJoined:
-    """A worker is there that was not."""
+    """A worker has joined."""
 
     info: WorkerInfo
 
 
 @dataclass(frozen=True)
 class MemberChanged:
-    """A worker's record says something else; same generation."""
+    """A worker has changed its record; its generation is the same."""
 
     info: WorkerInfo
 
 
 @dataclass(frozen=True)
 class MemberGone:
-    """A start of a worker is over: it left, its lease ran out, or a later one took over."""
+    """A start of a worker has ended: it left, its lease expired, or a later start took over."""
 
     worker_id: WorkerId
     generation: int
@@ -214,33 +215,33 @@ MemberEvent = MemberJoined | MemberChanged | MemberGone
 
 
 async def list_members(store: MetadataStore) -> dict[WorkerId, WorkerInfo]:
-    """All members, as they are now.
+    """Return all present members.
 
     Raises:
-        MetadataError: the metadata server does not say.
+        MetadataError: the metadata server can't be reached.
     """
     return _readable(await asyncio.to_thread(store.list, MEMBERS), {})[0]
 
 
 async def find_model_worker(
-    look: Callable[[], Awaitable[Iterable[WorkerInfo]]], *, limit_s: float = 2.0
+    read_members: Callable[[], Awaitable[Iterable[WorkerInfo]]], *, limit_s: float = 2.0
 ) -> WorkerInfo | None:
-    """A member that says what the KV of the cluster's model is; None while none is known.
+    """Return a member whose record states the KV layout of the cluster's model, if any.
 
     Args:
-        look: all members, from the metadata server.
-        limit_s: seconds to wait for it.
+        read_members: returns all members, from the metadata server.
+        limit_s: seconds to wait for them.
     """
     try:
         async with asyncio.timeout(limit_s):
-            there = await look()
+            there = await read_members()
     except (MetadataError, TimeoutError):
         return None
     return first_model_worker(there)
 
 
 def first_model_worker(there: Iterable[WorkerInfo]) -> WorkerInfo | None:
-    """Of these members one that says what the KV of the cluster's model is: the first by name."""
+    """Return the first member, by name, whose record states the KV layout of the model."""
     models = [info for info in there if info.role != "kvstore" and info.layout is not None]
     return min(models, key=lambda info: info.worker_id, default=None)
 
@@ -248,13 +249,13 @@ def first_model_worker(there: Iterable[WorkerInfo]) -> WorkerInfo | None:
 async def watch_members(
     store: MetadataStore, *, interval_s: float = 0.5
 ) -> AsyncIterator[MemberEvent]:
-    """All members as `MemberJoined`, then what changes, without end.
+    """Yield all members as `MemberJoined`, then every change, without end.
 
-    An outage of the store makes nobody gone: the view stays as it was.
+    An outage of the store removes no member: the view stays as it was.
 
     Args:
         store: the metadata server.
-        interval_s: seconds between two looks.
+        interval_s: seconds between two reads.
     """
     view: dict[WorkerId, WorkerInfo] = {}
     ignored: dict[str, bytes] = {}
@@ -270,7 +271,7 @@ async def watch_members(
 def diff_members(
     before: Mapping[WorkerId, WorkerInfo], now: Mapping[WorkerId, WorkerInfo]
 ) -> list[MemberEvent]:
-    """What happened between two views: who is gone first, each kind by worker id."""
+    """Return the events between two views: departures first, each kind by worker id."""
     gone: list[MemberEvent] = []
     there: list[MemberEvent] = []
     for worker_id in sorted(before.keys() | now.keys()):
@@ -288,13 +289,13 @@ def diff_members(
 def _readable(
     records: Mapping[str, bytes], ignored: dict[str, bytes]
 ) -> tuple[dict[WorkerId, WorkerInfo], dict[str, bytes]]:
-    """The members in these records, and the records that can't be read, logged when new."""
-    list_members: dict[WorkerId, WorkerInfo] = {}
+    """Return the members in these records, and the unreadable records, which are logged once."""
+    members: dict[WorkerId, WorkerInfo] = {}
     unreadable: dict[str, bytes] = {}
     for key, value in records.items():
         info = _decode(key, value)
         if info is not None:
-            list_members[info.worker_id] = info
+            members[info.worker_id] = info
             continue
         unreadable[key] = value
         if ignored.get(key) != value:
@@ -304,11 +305,11 @@ def _readable(
                 reason=_unreadable(key, value)[:_MAX_LOGGED],
                 record=value[:_MAX_LOGGED],
             )
-    return list_members, unreadable
+    return members, unreadable
 
 
 def _unreadable(key: str, value: bytes) -> str:
-    """Why `_decode` gives no record."""
+    """Return the reason why `_decode` returns None."""
     try:
         info = _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -317,7 +318,7 @@ def _unreadable(key: str, value: bytes) -> str:
 
 
 def _decode(key: str, value: bytes | None) -> WorkerInfo | None:
-    """The record, unless there is none or it is not that of the worker whom the key names."""
+    """Decode a record; return None if it is absent, broken, or of another worker than its key."""
     if value is None:
         return None
     try:

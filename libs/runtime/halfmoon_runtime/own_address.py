@@ -1,7 +1,7 @@
-"""This machine's own address in a network: what a container is told instead of an address.
+"""Resolve a network in the settings to this machine's own address in it.
 
-A container learns its addresses when it starts, so whoever writes its settings can name the
-networks it is on, and not the addresses.
+A container gets its addresses when it starts. So its settings can name its networks, but not its
+addresses.
 """
 
 import ipaddress
@@ -9,10 +9,10 @@ import socket
 
 
 def resolve_own_address(host: str) -> str:
-    """An address as it is; a network such as "10.0.1.0/24" as this machine's address in it.
+    """Return an address unchanged, and a network such as "10.0.1.0/24" as our address in it.
 
     Raises:
-        ValueError: it is no network, or this machine has no address in it.
+        ValueError: `host` is an invalid network, or this machine has no address in it.
     """
     if "/" not in host:
         return host
@@ -23,7 +23,7 @@ def resolve_own_address(host: str) -> str:
     family = socket.AF_INET6 if network.version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            # Nothing is sent: the kernel only looks for the way there, and with it for the sender.
+            # Nothing is sent: the kernel only chooses the route, and with it the source address.
             probe.connect((str(network[1]), 9))
             address = str(probe.getsockname()[0])
         except OSError as error:

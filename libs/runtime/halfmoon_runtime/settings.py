@@ -1,7 +1,7 @@
-"""Settings: one frozen object per service, read once from flags and environment, handed down.
+"""Read a service's settings once, from flags and environment, into one frozen object.
 
 A flag ``--worker-id`` wins over the variable ``HALFMOON_WORKER_ID``, and that over the default.
-A secret has no flag, as everybody on a machine can read its processes' command lines.
+A secret has no flag, as any user of a machine can read its processes' command lines.
 """
 
 import ipaddress
@@ -21,21 +21,23 @@ ENVIRONMENT_PREFIX = "HALFMOON_"
 #: Settings that come from the environment only, and are never printed.
 SECRETS = frozenset({"cluster_key"})
 _MIN_KEY_CHARACTERS = 16
-#: What may follow the = of a flag that is on or off; as in the environment.
+#: Values of an on-or-off setting, as a flag or in the environment.
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off"})
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine_id() -> str:
-    """An id of this machine, or container, since its start: processes with equal ids may share
-    memory."""
+    """Return an id of this machine or container since its start.
+
+    Processes with equal ids may share memory.
+    """
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "unknown"
     return f"{socket.gethostname()}/{boot}"
 
 
 class ServiceSettings(BaseSettings):
-    """What every service has: a name, an address, a metadata server, logs and metrics."""
+    """Settings of every service: name, addresses, metadata server, logs and metrics."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -128,7 +130,7 @@ class ServiceSettings(BaseSettings):
         """Name or address by which others reach this process.
 
         Raises:
-            OSError: it listens on all addresses and this machine's own name has none.
+            OSError: the process listens on all addresses and this machine's name resolves to none.
         """
         if self.advertise_host:
             return self.advertise_host
@@ -146,7 +148,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def transfer_advertise(self) -> list[str]:
-        """What peers dial for each of them.
+        """Addresses that peers dial, one for each of `transfer_bind`.
 
         Raises:
             OSError: as for `advertised_host`.
@@ -155,7 +157,7 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def _plain(cls, argv: Sequence[str]) -> list[str]:
-        """The flags with ``--measure=false`` as ``--no-measure``, which the parser knows."""
+        """Rewrite flags such as ``--measure=false`` to ``--no-measure``, which the parser knows."""
         switches = {
             f"--{name.replace('_', '-')}"
             for name, field in cls.model_fields.items()
@@ -167,9 +169,9 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> Self:
-        """The settings that flags and environment give.
+        """Read the settings from flags and environment.
 
-        Prints what is wrong, or the help, and exits (status 2, or 0) rather than raise.
+        Invalid settings are printed and end the process with status 2; help ends it with 0.
         """
         program = f"python -m {cls.__module__.partition('.')[0]}"
         try:
@@ -204,7 +206,7 @@ def _plain_switch(argument: str) -> str:
 
 
 def _explain(error: ErrorDetails) -> str:
-    """One wrong setting, by the names under which it can be given."""
+    """Describe an invalid setting, with its flag and its variable."""
     message = error["msg"][:1].lower() + error["msg"][1:]
     if not error["loc"]:
         return message

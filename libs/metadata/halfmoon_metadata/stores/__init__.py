@@ -1,1 +1,1 @@
-"""The metadata stores: in memory, over HTTP, in Redis, in etcd."""
+"""Implement the metadata store: in memory, over HTTP, in Redis and in etcd."""

@@ -1,13 +1,12 @@
-"""A store in etcd, through the JSON gateway that every member serves beside gRPC.
+"""Store records in etcd, through the JSON gateway that every member serves beside gRPC.
 
-Keys are used as they are, so other programs see the same records. What must be atomic is a
-transaction. A lease is granted for each write that has one: a record that is written again is
-under the newer lease, and the older one runs out with nothing in it. etcd counts leases in
-whole seconds, so they are rounded up, and it may have a least one (some 2 s unless it is set
-otherwise).
+Keys are used as they are, so other programs see the same records. Atomic operations are
+transactions. Each write with a lease gets a lease of its own. A record that is written again is
+under the newer lease, and the older lease expires empty. etcd counts leases in whole seconds, so
+they are rounded up. Its shortest lease is about 2 s unless configured otherwise.
 
-The gateway needs nothing but HTTP. Of the client libraries on PyPI, etcd3 had its last release
-in 2020; aetcd is kept up, but is for asyncio only and brings gRPC along.
+The gateway needs only HTTP. Of the client libraries on PyPI, etcd3 had its last release in 2020.
+aetcd is maintained, but is for asyncio only and requires gRPC.
 """
 
 import math
@@ -30,15 +29,15 @@ from halfmoon_metadata.stores.http_call import call_with_retry
 
 TIMEOUT_S = 5.0
 DEFAULT_PORT = 2379
-#: Records read in one go.
+#: Records read per request.
 _PAGE = 500
-#: How often a counter is tried again when others count at the same moment.
+#: Attempts at a counter that other clients change at the same moment.
 _COUNT_ATTEMPTS = 1000
 T = TypeVar("T", bound="_Answer")
 
 
 class _Answer(msgspec.Struct):
-    """What any call answers; numbers of 64 bits are text, and what is zero or empty is left out."""
+    """A response to any call. 64-bit numbers are text; zero and empty fields are left out."""
 
 
 class _Record(msgspec.Struct):
@@ -73,7 +72,7 @@ class EtcdStore:
     """A `MetadataStore` at a URL such as ``etcd://host:2379``.
 
     Args:
-        url: one member, or a proxy in front of them. etcd's own users are not supported.
+        url: address of a member, or of a proxy. etcd's own users are not supported.
         timeout_s: seconds for one attempt to connect, send, and receive, each.
 
     Raises:
@@ -111,7 +110,7 @@ class EtcdStore:
         return self._call("/kv/deleterange", {"key": key.encode()}, _Deleted).deleted != "0"
 
     def list(self, prefix: str) -> dict[str, bytes]:
-        """See `MetadataStore.list`; all of it as of one moment."""
+        """See `MetadataStore.list`; the result is a snapshot of one moment."""
         check_prefix(prefix)
         first = prefix.encode() or b"\0"
         request = {"key": first, "range_end": _after(prefix.encode()), "limit": _PAGE}
@@ -190,7 +189,7 @@ class EtcdStore:
             self._url + path,
             server=self._name,
             repeatable=repeatable,
-            # msgspec writes bytes as base64, as the gateway wants them.
+            # msgspec encodes bytes as base64, which the gateway expects.
             body=msgspec.json.encode(request),
         )
         if response.status_code != 200:
@@ -210,13 +209,13 @@ class EtcdStore:
 
 
 def _is(key: str, target: str, **what: object) -> dict[str, Any]:
-    """A transaction's condition."""
+    """Return the condition of a transaction."""
     return {"key": key.encode(), "target": target, "result": "EQUAL", **what}
 
 
 def _after(prefix: bytes) -> bytes:
-    """The first key after all that start so; for no prefix, what etcd calls the end.
+    """Return the first key after all keys with this prefix; without prefix, etcd's end key.
 
-    UTF-8 has no byte 255, so the last byte can always be counted up.
+    UTF-8 has no byte 255, so the last byte can always be incremented.
     """
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"

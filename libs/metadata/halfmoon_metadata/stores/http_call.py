@@ -1,8 +1,8 @@
-"""One call over HTTP to a metadata server, tried again where that does no harm.
+"""Call a metadata server over HTTP, and retry where that does no harm.
 
-A connection that could not be made, or broke, is tried again for calls that may be applied
-twice without harm; the others (compare-and-swap, increment, delete's answer) are tried again
-only if the connection was never made.
+A call that may be applied twice without harm is retried when its connection failed or broke.
+Other calls (compare-and-swap, increment, delete with its answer) are retried only if the
+connection was never made.
 """
 
 import httpx
@@ -25,17 +25,17 @@ def call_with_retry(
     headers: dict[str, str] | None = None,
     body: bytes | None = None,
 ) -> httpx.Response:
-    """What the server answers, whatever its status.
+    """Send a request and return the server's response, whatever its status.
 
     Args:
-        client: with the time that one attempt may take.
+        client: HTTP client, with the timeout of one attempt.
         method: "GET", "POST", …
-        url: of the call.
-        server: what errors call it.
-        repeatable: applied twice, it does what it does once.
-        params: of the URL.
-        headers: beside the client's own.
-        body: all of it.
+        url: URL of the call.
+        server: name of the server in error texts.
+        repeatable: whether the call may be applied twice.
+        params: parameters of the URL.
+        headers: headers besides the client's own.
+        body: the whole body.
 
     Raises:
         MetadataUnreachable: there was no answer.

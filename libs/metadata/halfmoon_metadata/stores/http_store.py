@@ -1,4 +1,4 @@
-"""A store behind HTTP: a client of what `server` describes."""
+"""Store records behind HTTP: the client of `halfmoon_metadata.http_server`."""
 
 import base64
 
@@ -18,11 +18,11 @@ class HttpStore:
     """A `MetadataStore` at a URL such as ``http://host:8000/metadata``.
 
     Args:
-        url: where `metadata_app` is served.
+        url: address of the served `metadata_app`.
         timeout_s: seconds for one attempt to connect, send, and receive, each.
 
     Raises:
-        ValueError: not a URL.
+        ValueError: `url` is not a URL.
     """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -111,10 +111,10 @@ class HttpStore:
         )
 
     def _misses(self, response: httpx.Response, key: str, miss: int | None = None) -> bool:
-        """Whether the answer is `miss`, rather than success.
+        """Return whether the response is `miss`, rather than success.
 
         Raises:
-            MetadataError: it is neither.
+            MetadataError: the response is neither.
         """
         if response.status_code == 200:
             return False

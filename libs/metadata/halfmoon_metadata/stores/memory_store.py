@@ -1,7 +1,7 @@
-"""The store in this process's memory: for tests, and behind the conductor's HTTP endpoint.
+"""Store records in this process's memory: for tests, and behind the conductor's HTTP endpoint.
 
-A record under a lease is forgotten at the first call after the lease has run out, by a heap of
-deadlines, so that records which nobody reads again don't pile up.
+Expired records are removed at the next call, by a heap of deadlines. So records that are never
+read again do not pile up.
 """
 
 import heapq
@@ -20,14 +20,14 @@ from halfmoon_metadata.record_limits import (
 )
 from halfmoon_metadata.store_interface import MetadataRefused
 
-#: Room for all records together: a client in a loop must not take the process's memory.
+#: Bytes of all records together: a client in a loop must not exhaust the process's memory.
 MAX_STORE_BYTES = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
     value: bytes
-    #: By the store's clock, seconds; None: no lease.
+    #: Seconds by the store's clock; None: no lease.
     expires_at: float | None
 
 
@@ -35,8 +35,8 @@ class MemoryStore:
     """A `MetadataStore` in a dict.
 
     Args:
-        clock: seconds that only grow; a test gives one that it moves itself.
-        max_bytes: room for all keys and values together.
+        clock: returns seconds that only grow; a test passes a clock that it advances itself.
+        max_bytes: most bytes of all keys and values together.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class MemoryStore:
         self._records: dict[str, _Record] = {}
         #: Sum of `_size` over `_records`.
         self._n_bytes = 0
-        #: (deadline, key) of every lease, a heap; one that was renewed or removed since is
-        #: recognised by its record and skipped, and cleared away when there are many.
+        #: A heap of (deadline, key) of every lease. Entries of leases that were renewed or removed
+        #: since are recognised by their record, skipped, and removed when there are many.
         self._deadlines: list[tuple[float, str]] = []
 
     def get(self, key: str) -> bytes | None:
@@ -109,10 +109,10 @@ class MemoryStore:
             return count
 
     def close(self) -> None:
-        """Nothing is held but memory, and others may use the same store."""
+        """Do nothing: other callers may use the same store."""
 
     def check(self) -> None:
-        """Assert that the books agree with the records."""
+        """Assert that sizes and deadlines agree with the records."""
         with self._lock:
             assert self._n_bytes == sum(_size(k, r.value) for k, r in self._records.items())
             leased = {(r.expires_at, k) for k, r in self._records.items() if r.expires_at}

@@ -1,7 +1,7 @@
-"""A store in Redis: leases are its expiries, and what must be atomic is a script.
+"""Store records in Redis: leases are its expiries, and atomic operations are scripts.
 
-Keys are used as they are, so other programs see the same records; give it a database of its
-own. A Redis that evicts (``maxmemory-policy`` other than ``noeviction``) would lose members.
+Keys are used as they are, so other programs see the same records: give the store its own
+database. A Redis that evicts (``maxmemory-policy`` other than ``noeviction``) would lose members.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ from halfmoon_metadata.store_interface import (
 )
 
 TIMEOUT_S = 5.0
-#: Keys looked at, and values read, in one go.
+#: Keys scanned, and values read, per request.
 _BATCH = 500
 T = TypeVar("T")
 
-#: KEYS[1], then: "1" and the expected value, or "0"; "1" and the new value, or "0"; lease, ms.
+#: KEYS[1]; ARGV: "1" and the expected value, or "0"; "1" and the new value, or "0"; lease in ms.
 _SWAP = """
 local current = redis.call('GET', KEYS[1])
 if ARGV[1] == '1' then
@@ -49,7 +49,7 @@ else
 end
 return 1
 """
-#: -1 when the record is no counter, or at its limit.
+#: Returns -1 if the record is no counter, or is at its limit.
 _INCREMENT = """
 local count = redis.pcall('INCR', KEYS[1])
 if type(count) == 'table' then return -1 end
@@ -69,7 +69,7 @@ class RedisStore:
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
-            # A connection that broke is made again; a call is not sent twice.
+            # A broken connection is made again; no call is sent twice.
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 0),
             max_connections=64,
         )
@@ -94,7 +94,7 @@ class RedisStore:
         return bool(self._call(lambda: self._client.delete(key)))
 
     def list(self, prefix: str) -> dict[str, bytes]:
-        """See `MetadataStore.list`. Not one moment's view: records may change meanwhile."""
+        """See `MetadataStore.list`. The result is no snapshot: records may change meanwhile."""
         check_prefix(prefix)
         return self._call(lambda: self._list(prefix))
 
@@ -124,7 +124,7 @@ class RedisStore:
         self._client.close()
 
     def _list(self, prefix: str) -> dict[str, bytes]:
-        # SCAN may give a key more than once, and one that is gone when it is read.
+        # SCAN may return a key twice, or a key that is gone when its value is read.
         keys: set[bytes] = set()
         for name in self._client.scan_iter(match=_literal(prefix) + b"*", count=_BATCH):
             keys.add(name if isinstance(name, bytes) else name.encode())
@@ -157,12 +157,12 @@ def _optional(value: bytes | None) -> tuple[bytes, bytes]:
 
 
 def _milliseconds(ttl_s: float | None) -> int:
-    """A lease as Redis counts it; 0 for none."""
+    """Return a lease in milliseconds, as Redis counts it; 0 for none."""
     return 0 if ttl_s is None else max(1, round(1000 * ttl_s))
 
 
 def _literal(prefix: str) -> bytes:
-    """The prefix as a glob pattern that matches nothing else."""
+    """Return the glob pattern that matches exactly the keys with this prefix."""
     special = b"*?[]\\^-"
     return b"".join(
         b"\\" + bytes([byte]) if byte in special else bytes([byte]) for byte in prefix.encode()

@@ -1,8 +1,8 @@
-"""Sends to slow callers: they wait, one after the other, until the caller's queue has room.
+"""Make sends to a slow caller wait, in order, until the caller's queue has room.
 
-Whoever is slower than the worker that answers it slows that worker down, rather than missing
-what it said. That it reads at all is for heartbeats to find out, which lie behind what it
-does not read: a caller that takes nothing is gone within their limit, and both sides know.
+A caller that is slower than its worker slows that worker down, rather than missing answers. A
+caller that reads nothing is found by heartbeats, which queue behind the unread messages. It
+counts as gone within their limit, and both sides know.
 """
 
 import asyncio
@@ -11,43 +11,44 @@ from dataclasses import dataclass, field
 
 from halfmoon_runtime.channels.network import PeerId
 
-#: How often it is tried whether a full queue has room.
+#: Seconds between two attempts to queue a message for a caller whose queue is full.
 _RETRY_S = 0.002
 
 
 @dataclass
-class _Turn:
-    """Sends that wait for one caller."""
+class _WaitingSends:
+    """Queue of the sends that wait for one caller."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     n_waiting: int = 0
 
 
 class SendBackpressure:
-    """Sends of one port that wait, by caller."""
+    """Hold back the sends of one port, by caller, while that caller's queue is full."""
 
     def __init__(self) -> None:
-        self._turns: dict[PeerId, _Turn] = {}
+        self._waiting: dict[PeerId, _WaitingSends] = {}
 
-    async def send(self, peer: PeerId, offer: Callable[[], bool]) -> None:
-        """Call `try_put` until it is true; calls for the same caller are served in order.
+    async def send(self, peer: PeerId, try_send: Callable[[], bool]) -> None:
+        """Call `try_send` until it returns true; calls for one caller are served in order.
 
         Args:
-            peer: who shall take it.
-            offer: says whether the caller's queue took the message; what it raises ends this.
+            peer: the caller to send to.
+            try_send: queues the message and returns whether there was room. Its errors are
+                passed on.
         """
-        turn = self._turns.get(peer)
-        if turn is None:
-            if offer():
+        sends = self._waiting.get(peer)
+        if sends is None:
+            if try_send():
                 return
-            turn = self._turns[peer] = _Turn()
-        turn.n_waiting += 1
+            sends = self._waiting[peer] = _WaitingSends()
+        sends.n_waiting += 1
         try:
-            async with turn.lock:
-                # libzmq does not tell when one caller of a ROUTER has room.
-                while not offer():  # noqa: ASYNC110
+            async with sends.lock:
+                # libzmq does not signal when one caller of a ROUTER has room.
+                while not try_send():  # noqa: ASYNC110
                     await asyncio.sleep(_RETRY_S)
         finally:
-            turn.n_waiting -= 1
-            if not turn.n_waiting:
-                del self._turns[peer]
+            sends.n_waiting -= 1
+            if not sends.n_waiting:
+                del self._waiting[peer]

@@ -1,7 +1,7 @@
-"""What becomes of garbage on a socket: it is counted, logged and dropped.
+"""Count, log and drop invalid messages.
 
-A peer that sends nothing but garbage must not fill the log either: after the first few of a
-kind only every thousandth is logged, and the counter has them all.
+A peer that sends only garbage must not fill the log. After the first few of a kind only every
+thousandth is logged; the counter counts them all.
 """
 
 from collections import Counter as Tally
@@ -24,13 +24,12 @@ _dropped: Tally[str] = Tally()
 
 
 def record_drop(reason: str, where: str, detail: object = "") -> None:
-    """Count one dropped message, and say so.
+    """Count one dropped message and log it.
 
     Args:
-        reason: a short name of the kind of fault; a label of the metric, so never a text that
-            a peer chose.
-        where: the endpoint that it came from or was meant for.
-        detail: what exactly was wrong.
+        reason: short name of the kind of fault; a label of the metric, so never a peer's text.
+        where: endpoint of the sender or the receiver.
+        detail: exact fault.
     """
     DROPPED_MESSAGES.labels(reason).inc()
     _dropped[reason] += 1
@@ -40,7 +39,7 @@ def record_drop(reason: str, where: str, detail: object = "") -> None:
 
 
 def drop_reason(error: ProtocolError) -> str:
-    """The kind of a protocol error, as `drop` names it."""
+    """Return the kind of a protocol error, as a reason for `record_drop`."""
     if isinstance(error, MessageTooLarge):
         return "too_large"
     return "unknown_version" if isinstance(error, UnknownVersion) else "malformed"

@@ -1,11 +1,11 @@
-"""The network inside one process: ports and links joined by queues, and faults on request.
+"""Join ports and links inside one process by queues, and inject faults on request.
 
-Messages cross as encoded frames, so what arrives is what would on a wire. The faults:
+Messages cross as encoded frames, as they would on a wire. The faults:
 
-- `kill`: the port's process died. What it had not read is lost; its links deliver what they
-  had received and then raise, as after a closed connection.
-- `partition`: it lives, but nobody reaches it. Its links are down on both sides (as after
-  missed heartbeats) and new ones fail until `heal`.
+- `kill`: the port's process died. Messages that it had not read are lost. Its links deliver what
+  they had received and then raise, as after a closed connection.
+- `partition`: the port lives, but no caller reaches it. Its links are down on both sides (as
+  after missed heartbeats) and new ones fail until `heal`.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from halfmoon_runtime.channels.receive_queue import ReceiveQueue
 
 
 class MemoryNetwork:
-    """A `Network`; whoever shall meet shares one.
+    """A `Network` inside one process: ports and links that share one reach each other.
 
     Args:
-        inbox_messages: messages that a port holds before callers are refused, and a link
-            before its port waits.
-        unread_s: a link that takes nothing for so long goes down, as by missed heartbeats.
+        inbox_messages: messages that a port holds before it refuses callers, and that a link
+            holds before its port waits.
+        unread_s: seconds after which a link that reads nothing goes down, as by heartbeats.
     """
 
     def __init__(self, *, inbox_messages: int = 1024, unread_s: float = 3.0) -> None:
@@ -40,7 +40,7 @@ class MemoryNetwork:
         self._serial = itertools.count()
 
     async def bind(self, name: str, *, host: str = "127.0.0.1") -> "MemoryPort":
-        """See `Network.bind`. The same name again is another port: a restarted worker."""
+        """See `Network.bind`. A name bound again is another port: a restarted worker."""
         port = MemoryPort(self, name, f"mem://{name}/{next(self._serial)}")
         self._ports[port.commands] = self._ports[port.events] = port
         return port
@@ -62,7 +62,7 @@ class MemoryNetwork:
             await port.close()
 
     def kill(self, name: str) -> None:
-        """The process that bound `name` dies now."""
+        """Kill the process that bound `name`."""
         for port in self._distinct_ports(name):
             port.stop(f"{name} was killed", discard=True)
 
@@ -77,7 +77,7 @@ class MemoryNetwork:
         self._partitioned.discard(name)
 
     def forget(self, port: "MemoryPort") -> None:
-        """Called by a port that stops: nobody finds it any more."""
+        """Remove a port that stops, so that no caller finds it."""
         self._ports.pop(port.commands, None)
         self._ports.pop(port.events, None)
 
@@ -103,7 +103,7 @@ class MemoryPort:
         self._network = network
         self._base = base
         self._inbox: ReceiveQueue[tuple[PeerId, AnyMessage]] = ReceiveQueue(network.inbox_messages)
-        #: Callers that are connected; `listeners` those that also hear what is published.
+        #: Connected callers. `listeners` also receive published messages.
         self.peers: dict[PeerId, MemoryLink] = {}
         self.listeners: dict[PeerId, MemoryLink] = {}
         self._turns = SendBackpressure()
@@ -156,22 +156,22 @@ class MemoryPort:
         self.stop(f"{self.name} closed its port")
 
     def take(self, peer: PeerId, message: AnyMessage) -> bool:
-        """A command arrives; False when the queue is full."""
+        """Queue a command that arrives; return False when the queue is full."""
         return self._inbox.try_put((peer, message))
 
     def stop(self, reason: str, *, discard: bool = False) -> None:
-        """End, with or without what was not read yet."""
+        """Close the port; `discard` drops the messages that were not read yet."""
         self._network.forget(self)
         self.close_links(reason)
         self._inbox.close(reason, discard=discard)
 
     def close_links(self, reason: str) -> None:
-        """Every link to this port is down from now on."""
+        """Take down every link to this port."""
         for link in [*self.peers.values(), *self.listeners.values()]:
             link.break_off(reason)
 
     def check(self) -> None:
-        """Assert that no link is down that we would send to."""
+        """Assert that every link that this port sends to is up."""
         assert not any(link.is_down for link in [*self.peers.values(), *self.listeners.values()])
 
     def _offer(self, peer: PeerId, message: AnyMessage) -> bool:
@@ -189,7 +189,7 @@ class MemoryPort:
 
 
 class MemoryLink:
-    """A `Link` of a `MemoryNetwork`."""
+    """A `WorkerLink` of a `MemoryNetwork`."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, endpoint: str) -> None:
         self._peer = peer
@@ -197,16 +197,16 @@ class MemoryLink:
         self._inbox: ReceiveQueue[AnyMessage | KvEventBatch] = ReceiveQueue(network.inbox_messages)
         self._port: MemoryPort | None = None
         self._publisher: MemoryPort | None = None
-        #: Why the link is down; None while it is up.
+        #: Reason why the link is down; None while it is up.
         self._down: str | None = None
 
     @property
     def is_down(self) -> bool:
-        """Whether the link is down, for good."""
+        """True once the link is down, for good."""
         return self._down is not None
 
     async def send(self, message: Message) -> None:
-        """See `Link.send`."""
+        """See `WorkerLink.send`."""
         frame = encode(message)
         if self._port is None:
             raise PeerUnreachable(f"{self._endpoint}: {self._down}")
@@ -215,26 +215,26 @@ class MemoryLink:
             raise PeerUnreachable(f"{self._endpoint}: its queue is full")
 
     async def receive(self) -> AnyMessage | KvEventBatch:
-        """See `Link.receive`."""
+        """See `WorkerLink.receive`."""
         return await self._inbox.get()
 
     async def close(self) -> None:
-        """See `Link.close`."""
+        """See `WorkerLink.close`."""
         self.break_off("we hung up")
 
     def join(self, port: MemoryPort, publisher: MemoryPort | None) -> None:
-        """Be connected."""
+        """Connect to a port, and to what it publishes if `publisher` is set."""
         self._port, self._publisher = port, publisher
         port.peers[self._peer] = self
         if publisher is not None:
             publisher.listeners[self._peer] = self
 
     def deliver(self, message: AnyMessage | KvEventBatch) -> bool:
-        """An answer or a publication arrives; False when the queue is full."""
+        """Queue an answer or publication that arrives; return False when the queue is full."""
         return self._inbox.try_put(message)
 
     def break_off(self, reason: str) -> None:
-        """Go down; what arrived before is still to be received."""
+        """Go down. Messages that arrived before can still be received."""
         if self._down is None:
             self._down = reason
         if self._port is not None:
@@ -246,7 +246,7 @@ class MemoryLink:
 
 
 def _read(frame: bytes, where: str) -> AnyMessage | None:
-    """A frame as its receiver reads it; None when it is dropped there."""
+    """Decode a frame as its receiver does; return None if the receiver drops it."""
     try:
         return decode(frame)
     except ProtocolError as error:

@@ -1,11 +1,11 @@
-"""A caller's side over ZeroMQ: a DEALER that commands and hears answers, a SUB that listens.
+"""Connect a caller to a worker over ZeroMQ: DEALER for commands and answers, SUB for events.
 
     connecting ──all handshakes done──► up ──a connection is lost──► down
         └────────────connect timeout, or closed──────────────────────►┘
 
-A link is up once. It never reconnects, so that whoever holds it can't take a restarted worker
-for the one it knew; to meet that one, dial again. What was received before it went down is
-still delivered, then `receive` raises.
+A link is up once and never reconnects: its owner must not mistake a restarted worker for the
+earlier one. To reach the restarted worker, dial again. Messages received before the link went
+down are still delivered, then `receive` raises.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ZmqLink:
-    """A `Link`. Its task reads the sockets and their monitors, and closes them."""
+    """A `WorkerLink`. Its task reads the sockets and their monitors, and closes them."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class ZmqLink:
         self._settings = settings
         self._commands = commands
         self._inbox: ReceiveQueue[AnyMessage | KvEventBatch] = ReceiveQueue(settings.inbox_messages)
-        self._dealer = _Line(self, context.socket(zmq.DEALER), commands, settings)
-        self._lines = [self._dealer]
+        self._dealer = _LinkSocket(self, context.socket(zmq.DEALER), commands, settings)
+        self._sockets = [self._dealer]
         if events is not None:
             sub = context.socket(zmq.SUB)
             sub.setsockopt(zmq.SUBSCRIBE, b"")
-            self._lines.append(_Line(self, sub, events, settings))
-        #: Set when the link is up, or down.
-        self._settled = asyncio.Event()
-        #: Set, with the reason, when the link is down; stops the readers.
-        self._gone = asyncio.Event()
+            self._sockets.append(_LinkSocket(self, sub, events, settings))
+        #: Set once the link is up, or down.
+        self._resolved = asyncio.Event()
+        #: Set once the link is down, after `_reason`; stops the readers.
+        self._down = asyncio.Event()
         self._reason = ""
         self.task = asyncio.create_task(self._run(), name=f"link {commands}")
 
@@ -71,9 +71,11 @@ class ZmqLink:
         """Wait until the link is up, or down."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
-                await self._settled.wait()
+                await self._resolved.wait()
         except TimeoutError:
-            missing = ", ".join(str(line) for line in self._lines if not line.is_up)
+            missing = ", ".join(
+                str(link_socket) for link_socket in self._sockets if not link_socket.is_up
+            )
             self.break_off(f"not connected in {self._settings.connect_timeout_s} s: {missing}")
         except BaseException:
             await self.close()
@@ -81,16 +83,16 @@ class ZmqLink:
 
     @property
     def is_down(self) -> bool:
-        """Whether the link is down, for good."""
-        return self._gone.is_set()
+        """True once the link is down, for good."""
+        return self._down.is_set()
 
     async def send(self, message: Message) -> None:
-        """See `Link.send`."""
+        """See `WorkerLink.send`."""
         frame = encode(message)
         if self.is_down:
             raise PeerUnreachable(self._reason)
         try:
-            self._dealer.wire.send_now([frame])
+            self._dealer.reader.send_now([frame])
         except zmq.Again:
             limit = self._settings.send_queue_messages
             raise PeerUnreachable(
@@ -98,40 +100,44 @@ class ZmqLink:
             ) from None
 
     async def receive(self) -> AnyMessage | KvEventBatch:
-        """See `Link.receive`."""
+        """See `WorkerLink.receive`."""
         return await self._inbox.get()
 
     async def close(self) -> None:
-        """See `Link.close`."""
+        """See `WorkerLink.close`."""
         self.break_off(f"{self._commands}: we hung up")
         self.task.cancel()
         await asyncio.wait({self.task})
-        self._end()
+        self._close()
 
-    def on_line_up(self) -> None:
-        """A handshake is done."""
-        if all(line.is_up for line in self._lines):
-            self._settled.set()
+    def on_socket_up(self) -> None:
+        """Mark the link as up when the handshakes of all its sockets are done."""
+        if all(link_socket.is_up for link_socket in self._sockets):
+            self._resolved.set()
 
     def break_off(self, reason: str) -> None:
-        """Go down, for good; the first reason stays."""
+        """Take the link down for good; the first reason stays."""
         if not self.is_down:
             self._reason = reason
-            self._gone.set()
-            self._settled.set()
+            self._down.set()
+            self._resolved.set()
 
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                for line in self._lines:
-                    line.open()
-                    take = self._take_answer if line is self._dealer else self._take_published
-                    tasks.create_task(ZmqSocket(line.monitor).read_until(line.on_event, self._gone))
-                    tasks.create_task(line.wire.read_until(take, self._gone))
+                for link_socket in self._sockets:
+                    link_socket.open()
+                    take = (
+                        self._take_answer if link_socket is self._dealer else self._take_published
+                    )
+                    tasks.create_task(
+                        ZmqSocket(link_socket.monitor).read_until(link_socket.on_event, self._down)
+                    )
+                    tasks.create_task(link_socket.reader.read_until(take, self._down))
         except ExceptionGroup:
             _log.exception("link failed", endpoint=self._commands)
         finally:
-            self._end()
+            self._close()
 
     async def _take_answer(self, frames: Frames) -> None:
         if len(frames) != 1:
@@ -140,7 +146,7 @@ class ZmqLink:
         await self._decode(frames[0])
 
     async def _take_published(self, frames: Frames) -> None:
-        where = self._lines[-1].endpoint
+        where = self._sockets[-1].endpoint
         if len(frames) == 2:
             await self._decode(frames[1])
         elif len(frames) == 3:
@@ -161,15 +167,15 @@ class ZmqLink:
         else:
             await self._inbox.put(message)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self.break_off(f"{self._commands}: the link failed, see the log")
         self._inbox.close(self._reason)
-        for line in self._lines:
-            close_sockets(line.socket, line.monitor)
+        for link_socket in self._sockets:
+            close_sockets(link_socket.socket, link_socket.monitor)
 
 
-class _Line:
-    """One of a link's two sockets, and what its monitor tells."""
+class _LinkSocket:
+    """Follow one of a link's two sockets by its monitor."""
 
     def __init__(
         self,
@@ -178,18 +184,18 @@ class _Line:
         endpoint: str,
         settings: SocketSettings,
     ) -> None:
-        self.socket, self.wire = socket, ZmqSocket(socket)
+        self.socket, self.reader = socket, ZmqSocket(socket)
         self.monitor = socket.get_monitor_socket(_WATCHED)
         self.endpoint = endpoint
-        #: Whether the handshake is done; stays true when the connection is lost.
+        #: Whether the handshake is done; stays true after the connection is lost.
         self.is_up = False
         self._link = link
         self._settings = settings
-        #: What went wrong at the last attempt to connect.
-        self._trouble = "nobody answers"
+        #: Failure of the last attempt to connect.
+        self._last_failure = "no answer"
 
     def __str__(self) -> str:
-        return f"{self.endpoint} ({self._trouble})"
+        return f"{self.endpoint} ({self._last_failure})"
 
     def open(self) -> None:
         """Start to connect."""
@@ -200,19 +206,19 @@ class _Line:
             self._link.break_off(f"{self.endpoint}: not an endpoint of {' or '.join(_SCHEMES)}")
 
     async def on_event(self, frames: Frames) -> None:
-        """Follow the connection: retry until it is up, and once it is lost, fall."""
+        """Retry until the connection is up; take the link down when it is lost."""
         event, _ = monitor_event(frames)
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.is_up = True
-            self._link.on_line_up()
+            self._link.on_socket_up()
         elif event == zmq.Event.DISCONNECTED:
             if self.is_up:
                 self._link.break_off(f"{self.endpoint}: the connection is lost")
         elif event & HANDSHAKE_FAILED:
-            self._trouble = "the handshake failed"
+            self._last_failure = "the handshake failed"
             record_drop("handshake", self.endpoint, event.name)
         elif not self.is_up and not self._link.is_down:
-            # Nothing was sent yet, so hanging up to try at once loses nothing.
+            # Nothing was sent yet, so disconnecting in order to retry loses nothing.
             await asyncio.sleep(self._settings.connect_retry_s)
             self.socket.disconnect(self.endpoint)
             self._connect()

@@ -1,8 +1,8 @@
-"""The network over ZeroMQ: TCP, heartbeats, bounded queues.
+"""Bind ports and dial links over ZeroMQ: TCP, heartbeats, bounded queues.
 
 A port (`zmq_port`) is a ROUTER for commands and a PUB for events; a link (`zmq_link`) is a
 DEALER and a SUB. On ROUTER and DEALER a message is one frame of `halfmoon_protocol.codec`.
-Published are two frames, topic and codec frame, or three, which is vLLM's format of KV events.
+A publication has two frames (topic, codec frame), or three in vLLM's format of KV events.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 
 
 class ZmqNetwork:
-    """A `Network` of one process; close it on the loop that used it.
+    """A `Network` over ZeroMQ; close it on the event loop that used it.
 
     Args:
-        settings: bounds of all its sockets.
-        advertise_host: name or address that callers reach us by, if not the one bound to.
+        settings: bounds of all sockets.
+        advertise_host: name or address that callers dial; None: the bound address.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ZmqNetwork:
         return port
 
     async def dial(self, commands: str, events: str | None = None) -> ZmqLink:
-        """See `Network.dial`. Returns when the link is up, or known to be down.
+        """See `Network.dial`. Return when the link is up, or known to be down.
 
-        It is down when the connect timeout has passed; then `receive` and `send` raise. What
-        is published in the first moments after the handshake may still be missed.
+        The link is down after the connect timeout; then `receive` and `send` raise. Events
+        published in the first moments after the handshake may be missed.
         """
         link = ZmqLink(self._context, commands, events, self._settings)
         self._keep(link)
@@ -55,7 +55,7 @@ class ZmqNetwork:
         """See `Network.close`."""
         for one in [*self._open]:
             await one.close()
-        # Waits for the linger of the sockets, so not on the loop.
+        # This waits for the linger of the sockets, so not on the event loop.
         await asyncio.to_thread(self._context.term)
 
     def _keep(self, one: ZmqPort | ZmqLink) -> None:

@@ -1,4 +1,4 @@
-"""A worker's side over ZeroMQ: a ROUTER that hears commands and answers, a PUB that tells all."""
+"""Serve a worker's port over ZeroMQ: ROUTER for commands and answers, PUB for events."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ class ZmqPort:
         self._kv_sequence = 0
         self._closing = asyncio.Event()
         self._router = context.socket(zmq.ROUTER)
-        # A send to a caller that is gone is an error, where the default drops it in silence.
+        # Make a send to a caller that is gone an error; the default drops it silently.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._pub = context.socket(zmq.PUB)
         self._commands_wire, self._events_wire = ZmqSocket(self._router), ZmqSocket(self._pub)
@@ -80,7 +80,7 @@ class ZmqPort:
         """See `Port.receive`.
 
         Raises:
-            PeerUnreachable: the port is closed and all that had come is received.
+            PeerUnreachable: the port is closed and all earlier messages are received.
         """
         return await self._inbox.get()
 
@@ -99,7 +99,7 @@ class ZmqPort:
         """See `Port.publish_kv`.
 
         Raises:
-            MessageTooLarge: listeners would drop it; publish fewer events at a time.
+            MessageTooLarge: listeners would drop the message; publish fewer events at a time.
         """
         payload, limit = encode_payload(events, time.time()), self._settings.max_message_bytes
         if len(payload) > limit:

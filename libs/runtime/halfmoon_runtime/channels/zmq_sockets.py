@@ -1,9 +1,8 @@
-"""ZeroMQ sockets as we set them up, read them and watch them; nothing about messages.
+"""Configure, bind, read and monitor ZeroMQ sockets; messages are not decoded here.
 
-Each socket has exactly one task that reads it, `ZmqSocket.read_until`. It reads without waiting,
-and
-waits for the socket's descriptor, which takes nothing from the socket: so it can be stopped at
-any time and no message is lost.
+Each socket has exactly one task that reads it, `ZmqSocket.read_until`. The task reads without
+waiting, and waits for the socket's descriptor, which takes nothing from the socket. So it can be
+stopped at any time and no message is lost.
 """
 
 import asyncio
@@ -17,42 +16,42 @@ from halfmoon_protocol.codec import MAX_MESSAGE_BYTES
 
 Frames = list[bytes]
 
-#: Monitor events of a peer that does not speak ZeroMQ, or not our security.
+#: Monitor events of a peer that does not speak ZeroMQ, or uses another security mechanism.
 HANDSHAKE_FAILED = (
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 
-#: Once told to stop, a reader looks for so long whether more is on its way up from the I/O thread.
-_LAST_LOOK_S = 0.02
-#: A reader lets other tasks run after so many messages, however fast they come.
-_TURN_MESSAGES = 64
-#: Longer than any link lives without being noticed as down: libzmq shall not reconnect on its
-#: own, or messages of a restarted worker would follow those of the one that died.
+#: Seconds that a stopping reader waits for messages still on their way from the I/O thread.
+_LATE_MESSAGE_S = 0.02
+#: Messages after which a reader lets other tasks run, however fast messages arrive.
+_BATCH_MESSAGES = 64
+#: Reconnect interval, longer than any link stays up unnoticed after a loss. libzmq must not
+#: reconnect on its own: messages of a restarted worker would follow those of the dead one.
 _NEVER_MS = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """What bounds a socket, in bytes, messages and seconds."""
+    """Bounds of a socket, in bytes, messages and seconds."""
 
-    #: A longer frame is dropped, and one much longer closes the connection unread.
+    #: A longer frame is dropped; a much longer one closes the connection unread.
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    #: Messages waiting for one slow peer before a send to it waits (ROUTER), is refused (DEALER)
-    #: or drops the message (PUB).
+    #: Messages queued for one slow peer. When the queue is full, a send waits (ROUTER), is
+    #: refused (DEALER) or drops the message (PUB).
     send_queue_messages: int = 1024
-    #: Messages that libzmq reads ahead from one peer; small, as each may be of the limit.
+    #: Messages that libzmq reads ahead from one peer; few, as each may be of the largest size.
     receive_queue_messages: int = 128
-    #: Decoded messages that wait for `receive`.
+    #: Decoded messages queued for `receive`.
     inbox_messages: int = 1024
     heartbeat_interval_s: float = 1.0
-    #: A peer that answers nothing for so long is gone.
+    #: Seconds without an answer after which a peer counts as gone.
     heartbeat_timeout_s: float = 3.0
-    #: A link that is not connected after so long is down.
+    #: Seconds after which a link that is not connected is down.
     connect_timeout_s: float = 5.0
     connect_retry_s: float = 0.1
-    #: Messages still queued at close get so long to leave.
+    #: Seconds that messages still queued at the close have to leave.
     linger_s: float = 0.2
 
 
@@ -71,7 +70,7 @@ def configure(socket: "zmq.Socket[bytes]", settings: SocketSettings) -> None:
 
 
 def bind_to_free_port(socket: "zmq.Socket[bytes]", host: str, advertise_host: str) -> str:
-    """Bind to a free TCP port of `host`; the endpoint for callers.
+    """Bind to a free TCP port of `host`, and return the endpoint for callers.
 
     Raises:
         OSError: `host` is no address of this machine, or no port is free.
@@ -87,7 +86,7 @@ def bind_to_free_port(socket: "zmq.Socket[bytes]", host: str, advertise_host: st
 
 
 def close_sockets(*sockets: "zmq.Socket[bytes]") -> None:
-    """Close sockets and the monitors among them, once nothing reads them; once more is fine."""
+    """Close sockets and monitors that no task reads any more; closing twice does no harm."""
     for socket in sockets:
         if not socket.closed:
             socket.disable_monitor()
@@ -95,16 +94,16 @@ def close_sockets(*sockets: "zmq.Socket[bytes]") -> None:
 
 
 class ZmqSocket:
-    """A socket between our event loop and libzmq's threads."""
+    """Connect a socket, served by libzmq's threads, to the event loop."""
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
         self._descriptor = int(socket.getsockopt(zmq.FD))
-        #: Set when there may be something to read.
-        self._stirred = asyncio.Event()
+        #: Set when messages may be readable.
+        self._maybe_readable = asyncio.Event()
 
     def send_now(self, frames: Frames) -> None:
-        """Queue a message; never waits.
+        """Queue a message without waiting.
 
         Raises:
             zmq.Again: the queue is full.
@@ -113,63 +112,63 @@ class ZmqSocket:
         try:
             self.socket.send_multipart(frames, zmq.NOBLOCK)
         finally:
-            # Sending, in vain too, may have seen that something arrived, or that the peer left:
-            # the descriptor does not tell it again. A peer whose queue is full stays until this
-            # look has found that nothing more comes from it.
-            if self._has_mail():
-                self._stirred.set()
+            # A send, even a failed one, may consume the descriptor's signal that a message arrived
+            # or that the peer left. A peer whose queue is full counts as connected until this
+            # check has found that nothing more comes from it.
+            if self._has_message():
+                self._maybe_readable.set()
 
     async def read_until(
         self, take: Callable[[Frames], Awaitable[None]], stop: asyncio.Event
     ) -> None:
         """Hand every message of a socket to `take`, until `stop` is set and nothing is left.
 
-        The one reader of this socket. It may be cancelled, but then what `take` had in hand is
-        lost: set `stop` and await the end to lose nothing.
+        This is the only reader of the socket. A cancellation loses the message that `take` was
+        handling: set `stop` and await the end to lose nothing.
         """
         stopping = asyncio.create_task(stop.wait())
-        stopping.add_done_callback(lambda _: self._stirred.set())
+        stopping.add_done_callback(lambda _: self._maybe_readable.set())
         n_read = 0
         try:
             while True:
-                self._stirred.clear()
+                self._maybe_readable.clear()
                 frames = self._receive_now()
                 if frames is not None:
                     await take(frames)
                     n_read += 1
-                    if n_read % _TURN_MESSAGES == 0:
+                    if n_read % _BATCH_MESSAGES == 0:
                         await asyncio.sleep(0)
                 elif not stopping.done():
-                    await self._stir()
-                elif not await self._last_look():
+                    await self._wait_readable()
+                elif not await self._has_late_message():
                     return
         finally:
             stopping.cancel()
 
-    async def _stir(self) -> None:
-        """Wait until something may have arrived.
+    async def _wait_readable(self) -> None:
+        """Wait until messages may have arrived.
 
-        The descriptor is watched only meanwhile: it stays readable while nobody reads.
+        The descriptor is watched only meanwhile: it stays readable until the socket is read.
         """
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._descriptor, self._stirred.set)
+        loop.add_reader(self._descriptor, self._maybe_readable.set)
         try:
-            await self._stirred.wait()
+            await self._maybe_readable.wait()
         finally:
             loop.remove_reader(self._descriptor)
 
-    async def _last_look(self) -> bool:
-        """Whether more arrives that was on its way up from the I/O thread."""
+    async def _has_late_message(self) -> bool:
+        """Return whether another message arrives from the I/O thread within `_LATE_MESSAGE_S`."""
         try:
-            async with asyncio.timeout(_LAST_LOOK_S):
-                while not self._has_mail():
-                    self._stirred.clear()
-                    await self._stir()
+            async with asyncio.timeout(_LATE_MESSAGE_S):
+                while not self._has_message():
+                    self._maybe_readable.clear()
+                    await self._wait_readable()
         except TimeoutError:
             return False
         return True
 
-    def _has_mail(self) -> bool:
+    def _has_message(self) -> bool:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _receive_now(self) -> Frames | None:
@@ -180,7 +179,7 @@ class ZmqSocket:
 
 
 def monitor_event(frames: Frames) -> tuple[zmq.Event, str]:
-    """A monitor's message: what happened, and at which endpoint."""
+    """Parse a monitor's message into the event and its endpoint."""
     message = parse_monitor_message(frames)
     return zmq.Event(message["event"]), message["endpoint"].decode(errors="replace")
 

@@ -1,1 +1,1 @@
-"""Export logs, metrics and traces, and serves HTTP to operators."""
+"""Export logs, metrics and traces, and serve HTTP to operators."""

@@ -1,8 +1,8 @@
-"""Histograms cheap enough for every token: a bisection and two additions per observation.
+"""Count observations in histograms cheaply enough for every token.
 
-The metrics library's own takes locks and walks its buckets, several times as long
-(`benchmarks/metrics.py` says how long). One of these belongs to one thread that observes;
-another may read it meanwhile.
+An observation costs a bisection and two additions. The metrics library's own histogram takes
+locks and walks its buckets, which takes several times as long (`benchmarks/metrics.py`). One
+thread observes; another may read meanwhile.
 """
 
 from bisect import bisect_left
@@ -10,35 +10,35 @@ from collections.abc import Sequence
 
 
 class FastHistogram:
-    """What was observed of one quantity."""
+    """Distribution of one quantity: counts by bucket, and the sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: the buckets' upper ones, rising; one more bucket is open."""
+        """Set the upper bounds of the buckets, in rising order; one more bucket is open."""
         self.bounds = tuple(bounds)
-        #: One per bound, and one for what is above the last. Not cumulative.
+        #: One count per bound, and one for values above the last. Not cumulative.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """One more; what equals a bound counts below it."""
+        """Count one value; a value equal to a bound counts below it."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
     def n(self) -> int:
-        """How many were observed."""
+        """Number of observed values."""
         return sum(self.counts)
 
 
 def time_buckets(least: float, most: float) -> tuple[float, ...]:
-    """Bounds for times: 1, 2, 5, 10, … from about the least to about the most."""
+    """Return bounds for times: 1, 2, 5, 10, … between about `least` and `most`."""
     return _one_two_five(least, most)
 
 
 def token_buckets(most: int) -> tuple[float, ...]:
-    """Bounds for lengths in tokens."""
+    """Return bounds for lengths in tokens."""
     return _one_two_five(1, most)
 
 

@@ -1,4 +1,4 @@
-"""What a service tells of itself: structured logs with request ids."""
+"""Write structured logs with request ids."""
 
 import contextlib
 import logging
@@ -12,20 +12,20 @@ from structlog.typing import Processor
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 
-#: Libraries that tell of every request or frame at "info".
+#: Libraries that log every request or frame at "info".
 _TALKATIVE = ("httpx", "httpcore", "uvicorn.access", "asyncio", "urllib3", "filelock")
 
 
 def configure_logging(
     service: str, worker_id: str, level: LogLevel = "info", format: LogFormat = "console"
 ) -> None:
-    """Write all log lines, the libraries' too, to standard error, one line or object each.
+    """Write all log lines, those of libraries too, to standard error.
 
     Args:
-        service: the service's name, on every line of the JSON format.
-        worker_id: the process's name, on every line.
-        level: the least severe lines to write.
-        format: "console" for people, "json" for machines.
+        service: name of the service, on every line of the JSON format.
+        worker_id: name of the process, on every line.
+        level: least severe lines to write.
+        format: "console" for text, "json" for one object a line.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -73,6 +73,6 @@ def configure_logging(
 
 @contextlib.contextmanager
 def bind_request(request_id: str) -> Iterator[None]:
-    """Put the request's id on every log line of the task inside, and of tasks it starts."""
+    """Add the request's id to every log line of the current task and of tasks it starts."""
     with structlog.contextvars.bound_contextvars(request_id=request_id):
         yield

@@ -1,22 +1,22 @@
-"""How long an event loop keeps what is due waiting: the first sign that a process is too busy."""
+"""Measure how late an event loop runs its tasks: the first sign of an overloaded process."""
 
 import asyncio
 
 from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 
-#: Seconds between two looks. A stall is seen with its whole length less at most this.
+#: Seconds between two wake-ups. A stall is measured to at most this much less than its length.
 _PERIOD_S = 0.25
 
 
 class LoopLagMonitor:
-    """Asks to be woken, and looks how late it was."""
+    """Sleep again and again, and measure how late each wake-up is."""
 
     def __init__(self) -> None:
         self.lag_s = FastHistogram(time_buckets(0.0005, 10.0))
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + _PERIOD_S
@@ -24,7 +24,7 @@ class LoopLagMonitor:
             self.lag_s.observe(max(0.0, loop.time() - due_s))
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return the lag as metrics."""
         return {
             "halfmoon_event_loop_lag_seconds": (
                 f"How late the event loop woke a task that asked for it, every {_PERIOD_S} s.",

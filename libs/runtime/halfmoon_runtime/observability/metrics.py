@@ -1,9 +1,9 @@
-"""Metrics that are read when they are looked at, not kept up to date by whoever changes them.
+"""Expose plain numbers of a service as Prometheus metrics, read when they are scraped.
 
-A service keeps plain numbers and distributions, and says under which names they are to be seen.
-What a name says by Prometheus' conventions is all there is to declare: one in ``_total`` is a
-counter, a distribution is a histogram, the rest are gauges. A label's values come and go with
-what is read, so those of a worker that left are gone too.
+A service keeps numbers and distributions, and gives the names under which they are exposed. The
+name declares the type by Prometheus' conventions: a name in ``_total`` is a counter, a
+distribution is a histogram, the others are gauges. The values of a label are read anew each time,
+so that those of a worker that left disappear.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,35 +20,35 @@ MetricValue = float | FastHistogram
 
 
 class LabelledValues(NamedTuple):
-    """Values by those of some labels."""
+    """Values of one metric, by its labels."""
 
     labels: tuple[str, ...]
-    #: By tuples of one string for each label.
+    #: Keys are tuples with one string for each label.
     values: Mapping[Any, MetricValue]
 
 
-#: Metric name → its help text, and its value or values.
+#: Metric name → help text, and value or labelled values.
 MetricSnapshot = Mapping[str, tuple[str, MetricValue | LabelledValues]]
 
 _TOTAL = "_total"
 
 
 def by_label(label: str, values: Mapping[Any, MetricValue]) -> LabelledValues:
-    """Values by those of one label."""
+    """Return values of a metric by its only label."""
     return LabelledValues((label,), {(each,): value for each, value in values.items()})
 
 
 def expose_metrics(
     read: Callable[[], MetricSnapshot], *, registry: CollectorRegistry = REGISTRY
 ) -> Callable[[], None]:
-    """Show what `read` returns whenever the registry is scraped.
+    """Expose what `read` returns whenever the registry is scraped.
 
     Args:
-        read: called from the scraping thread; quick, and safe to call at any moment.
-        registry: where.
+        read: returns the metrics; called from the scraping thread, at any moment. It must be quick.
+        registry: registry to add them to.
 
     Returns:
-        What to call to show it no more.
+        A function that ends the exposure.
 
     Raises:
         ValueError: two metrics have one name.
@@ -73,7 +73,7 @@ class _ReadOnScrape(Collector):
             yield _family(name, text, labelled)
 
     def describe(self) -> Iterable[_Family]:
-        """The same: the registry asks once, to find two metrics of one name."""
+        """Return the metrics: the registry calls this once, to find two metrics of one name."""
         return self.collect()
 
 
@@ -97,7 +97,7 @@ def _family(name: str, text: str, labelled: LabelledValues) -> _Family:
 
 
 def _buckets(distribution: FastHistogram) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound, from one look at the counts."""
+    """Return cumulative counts by upper bound, from one copy of the counts."""
     bounds = [*(str(bound) for bound in distribution.bounds), "+Inf"]
     counts = (float(n) for n in accumulate(list(distribution.counts)))
     return list(zip(bounds, counts, strict=True))

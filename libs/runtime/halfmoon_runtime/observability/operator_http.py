@@ -1,14 +1,14 @@
-"""HTTP for whoever operates a service: `/metrics`, `/health`, `/ready`, and what the service adds.
+"""Serve HTTP to operators: `/metrics`, `/health`, `/ready`, and routes of the service.
 
-The standard library's WSGI server, as Prometheus' own client uses it, in a few threads: there is
-no framework to install, and a busy event loop does not keep metrics from being scraped. What a
-service adds is answered on its event loop, in JSON; errors have the shape of the REST API's.
+It is the standard library's WSGI server in a few threads, as in Prometheus' own client. So there
+is no framework to install, and metrics are scraped even while the event loop is busy. The
+service's own routes are handled on its event loop and answer JSON. Errors have the shape of the
+REST API's.
 
     {"error": {"message": "…", "type": "invalid_request_error", "param": null, "code": null}}
 
-With a cluster key, everything but the three paths above needs ``Authorization: Bearer`` with
-`operator_token`. A POST needs ``Content-Type: application/json``, so that no web page of another
-origin can send one.
+With a cluster key, all other paths need ``Authorization: Bearer`` with `operator_token`. A POST
+needs ``Content-Type: application/json``, so that no web page of another origin can send it.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ import msgspec
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
-#: Connections that are answered at once; further ones are closed.
+#: Most connections at a time; further ones are closed.
 _MAX_CONNECTIONS = 16
-#: Interval of the check that ends the server: `stop` takes this long at the most.
+#: Seconds between two checks for the end of the server: the longest time that `stop` takes.
 _STOP_POLL_S = 0.05
-#: Seconds that a caller may take to say what it wants.
+#: Seconds in which a caller must send its request.
 _CALLER_S = 10.0
-#: Seconds until an answer: an event loop that takes longer is stuck.
+#: Seconds to wait for a handler: an event loop that takes longer is stuck.
 _ANSWER_S = 10.0
 _MAX_BODY_BYTES = 64 * 1024
 
@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 
 class OperatorHttpError(Exception):
-    """What a handler raises to answer with a status other than 200."""
+    """An answer with a status other than 200, raised by a handler."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OperatorHttpError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        #: The parameter or field that is to blame.
+        #: Parameter or field at fault.
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
@@ -66,25 +66,25 @@ class OperatorHttpError(Exception):
 
 @dataclass(frozen=True)
 class OperatorRequest:
-    """What a handler is asked."""
+    """One request of an operator, as handlers receive it."""
 
-    #: The path's named parts, decoded.
+    #: Named parts of the path, decoded.
     parts: Mapping[str, str]
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
 
 
-#: Returns what is sent as JSON, with status 200.
+#: Handles a request; its result is sent as JSON, with status 200.
 OperatorHandler = Callable[[OperatorRequest], Awaitable[object]]
 
 
 def operator_token(cluster_key: str) -> str:
-    """What whoever knows the cluster key may show instead of it."""
+    """Derive the operators' bearer token from the cluster key."""
     return hmac.new(cluster_key.encode(), b"halfmoon operator 1", hashlib.sha256).hexdigest()
 
 
 class OperatorHttp:
-    """One service's; `start` and `stop` are called once."""
+    """Serve one service's operators; `start` and `stop` are each called once."""
 
     def __init__(
         self,
@@ -94,37 +94,37 @@ class OperatorHttp:
         token: str = "",
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        """Nothing listens yet.
+        """Prepare the server; `start` listens.
 
         Args:
-            loop: where handlers run.
-            is_ready: whether the service takes work.
-            token: see `operator_token`; empty: none is asked for.
-            registry: the metrics.
+            loop: runs the handlers.
+            is_ready: tells whether the service takes work.
+            token: see `operator_token`; empty: none is required.
+            registry: metrics to serve.
         """
         self._loop = loop
         self._is_ready = is_ready
         self._token = token
         self._metrics = make_wsgi_app(registry)
-        #: Method, the path's parts, handler.
+        #: Method, parts of the path, handler.
         self._routes: list[tuple[str, list[str], OperatorHandler]] = []
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     def add(self, method: str, path: str, handler: OperatorHandler) -> None:
-        """Answer requests to such a path, for example ``/blocks/{hash}``."""
+        """Add a handler of a path, for example ``/blocks/{hash}``."""
         self._routes.append((method, path.strip("/").split("/"), handler))
 
     @property
     def routes(self) -> list[tuple[str, str]]:
-        """Method and path of each that was added."""
+        """Method and path of each added handler."""
         return [(method, "/" + "/".join(parts)) for method, parts, _ in self._routes]
 
     def start(self, port: int, host: str) -> None:
-        """Listen; 0 takes a free port.
+        """Listen on a port; 0 takes a free one.
 
         Raises:
-            OSError: it can't be had; the text names it.
+            OSError: the port is not available; the text names it.
         """
         try:
             self._server = _Server(host, port, self._answer)
@@ -141,12 +141,12 @@ class OperatorHttp:
         self._thread.start()
 
     def url(self, host: str) -> str:
-        """Where it is, for those who reach this machine by this name or address."""
+        """Return the server's URL, with this name or address of the machine."""
         assert self._server is not None, "it was not started"
         return f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -249,14 +249,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller hung up, or took too long: nobody is left to tell."""
+        """Ignore a caller that closed its connection, or took too long."""
 
 
 class _Handler(WSGIRequestHandler):
     timeout = int(_CALLER_S)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Log no requests."""
 
 
 def _match(pattern: list[str], asked: list[str]) -> dict[str, str] | None:

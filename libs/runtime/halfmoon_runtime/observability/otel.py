@@ -1,7 +1,8 @@
-"""Traces with OpenTelemetry's SDK, exported by OTLP over HTTP. Imported only when chosen.
+"""Make spans with OpenTelemetry's SDK, and export them by OTLP over HTTP.
 
-Spans wait in a bounded queue (`OTEL_BSP_MAX_QUEUE_SIZE`, 2,048), from which a thread exports
-them; when it is full, spans are dropped, with a line in the log. Nothing waits for a collector.
+Import this module only when traces are wanted. Spans wait in a bounded queue
+(`OTEL_BSP_MAX_QUEUE_SIZE`, 2,048), from which a thread exports them. When the queue is full, spans
+are dropped, with a line in the log. Nothing waits for a collector.
 """
 
 import asyncio
@@ -23,21 +24,21 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from halfmoon_protocol.trace_context import TraceContext
 from halfmoon_runtime.observability.tracing import Attributes, Headers
 
-#: Seconds that stopping may wait for a collector.
+#: Seconds that `close` may wait for a collector.
 _CLOSE_S = 2.0
 _W3C = TraceContextTextMapPropagator()
 
 
 class OtelTracer:
-    """See `tracing.Tracer`."""
+    """A `tracing.Tracer` on OpenTelemetry's SDK."""
 
     def __init__(self, service: str, worker_id: str, processor: SpanProcessor) -> None:
-        """See `open`, which has the processor that exports."""
+        """Make spans for a processor; `open` passes the one that exports."""
         attributes: dict[str, str] = {"service.instance.id": worker_id}
         if not os.environ.get("OTEL_SERVICE_NAME"):
             attributes[SERVICE_NAME] = service
         resource = Resource.create(attributes)
-        # The environment's sampler (OTEL_TRACES_SAMPLER) decides on requests from outside alone.
+        # The environment's sampler (OTEL_TRACES_SAMPLER) decides only on clients' requests.
         self._edge = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._inside = TracerProvider(
             resource=resource, shutdown_on_exit=False, sampler=ParentBased(ALWAYS_OFF)
@@ -50,7 +51,7 @@ class OtelTracer:
 
     @classmethod
     def open(cls, service: str, worker_id: str) -> Self:
-        """One that exports to where OTEL_EXPORTER_OTLP_ENDPOINT says."""
+        """Open a tracer that exports to OTEL_EXPORTER_OTLP_ENDPOINT."""
         return cls(service, worker_id, BatchSpanProcessor(OTLPSpanExporter()))
 
     def serve(
@@ -84,7 +85,7 @@ class OtelTracer:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(over.set)
 
-        # A daemon: the process does not wait for one that hangs in a collector's silence.
+        # A daemon thread: the process does not wait while a collector does not answer.
         threading.Thread(target=flush, name="last spans", daemon=True).start()
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -108,14 +109,16 @@ class OtelTracer:
 
 
 class OtelSpan:
-    """See `tracing.Span`."""
+    """A `tracing.Span` on OpenTelemetry's SDK."""
 
     def __init__(self, tracer: api.Tracer, span: api.Span, epoch_ns: int) -> None:
-        """Args:
-        tracer: makes its children.
-        span: started.
-        epoch_ns: when the monotonic clock was at 0, nanoseconds since 1970; read once for
-            a service's part of a trace, so that its stages lie within each other.
+        """Wrap a started span.
+
+        Args:
+            tracer: makes the span's children.
+            span: the started span.
+            epoch_ns: nanoseconds from 1970 to the zero of the monotonic clock. It is read once
+                for a service's part of a trace, so that stages lie within each other.
         """
         self._tracer = tracer
         self._span = span
@@ -171,7 +174,7 @@ class _FromHeaders(Getter[Headers]):
     def get(self, carrier: Headers, key: str) -> list[str] | None:
         values = carrier(key)
         if key == "traceparent" and len(values) > 1:
-            return None  # which of them is meant can't be known
+            return None  # it is unknown which one is meant
         return values or None
 
     def keys(self, carrier: Headers) -> list[str]:

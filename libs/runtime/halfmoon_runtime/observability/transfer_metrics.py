@@ -1,4 +1,4 @@
-"""Metrics of a transfer engine, the same for every service that has one."""
+"""Report a transfer engine's counters as metrics, the same for every service."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -7,7 +7,7 @@ from halfmoon_runtime.observability.metrics import LabelledValues, MetricSnapsho
 
 
 class TransferCounts(Protocol):
-    """What is read of `halfmoon_transfer`'s statistics, which this library does not import."""
+    """Counters of `halfmoon_transfer.TransferStats`, which this library does not import."""
 
     @property
     def n_transfers(self) -> int:
@@ -51,10 +51,10 @@ class TransferCounts(Protocol):
 
 
 def transfer_engine_metrics(look: Callable[[], TransferCounts]) -> Callable[[], MetricSnapshot]:
-    """What the metrics show of an engine; counts are since the start of the process.
+    """Return a function that reports an engine's counters since the start of the process.
 
-    Bytes are counted by whoever moves them: a read by the reader, a write by the writer. Who
-    is read from, or written to, takes no part.
+    The process that moves bytes counts them: a read counts at the reader, a write at the writer.
+    The peer that is read from, or written to, counts nothing.
     """
     return lambda: _readings(look())
 

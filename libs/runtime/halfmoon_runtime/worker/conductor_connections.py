@@ -1,8 +1,8 @@
-"""A worker's conductors: answers to each, and what becomes of requests without an owner.
+"""Answer a worker's conductors, and drop the requests of connections that are gone.
 
-A connection is gone when an answer can't reach it; the worker then lets go of what was asked
-for over it. So that this is noticed soon after a conductor was started again, connections
-whose name another one has taken over are written to until they are down.
+A connection is gone when an answer can't reach it; the worker then drops the requests made over
+it. A restarted conductor connects under its old name. Its earlier connection is probed with
+messages until it is down, so that its requests end soon.
 """
 
 from collections.abc import Callable
@@ -17,36 +17,35 @@ from halfmoon_runtime.worker.request_owners import RequestOwners
 
 log = structlog.get_logger()
 
-#: Seconds between two messages to a connection whose name another one has taken over.
-_LOOK_S = 1.0
-#: Characters of a peer's text that go into the log.
+#: Seconds between two probes of a connection whose name a later one has taken over.
+_PROBE_S = 1.0
+#: Longest text of a peer in the log, in characters.
 _MAX_LOGGED = 1000
 
 
 class RejectedByConductors(LayoutMismatch):
-    """All conductors that know this worker have refused it; the text is the last one's reason."""
+    """All conductors that know this worker refused it; the text is the last reason."""
 
 
 class ConductorConnections:
-    """Those of one worker, by its port."""
+    """Track the conductors of one worker, and the requests of each."""
 
-    def __init__(self, port: Port, let_go: Callable[[RequestId], None]) -> None:
-        """Know none yet.
+    def __init__(self, port: Port, drop_request: Callable[[RequestId], None]) -> None:
+        """Start without connections.
 
         Args:
-            port: where they are answered.
-            let_go: called for each request that has lost its owner, after it has left
-                `owners`; it must not wait.
+            port: sends answers.
+            drop_request: called for each request that has lost its owner, after it was removed
+                from `owners`; it must not wait.
         """
         self._port = port
-        self._let_go = let_go
-        #: Requests are added and dropped by the worker.
+        self._drop_request = drop_request
+        #: The worker adds and removes requests.
         self.owners = RequestOwners()
         self._looked_s = float("-inf")
 
     async def on_hello(self, conductor: ConductorId, peer: PeerId, info: WorkerInfo) -> None:
-        """A conductor said hello: it learns what this worker is, and earlier connections of
-        its name are tried."""
+        """Answer a hello with the worker's record, and probe earlier connections of its name."""
         known = peer in self.owners.conductors
         self.owners.on_hello(conductor, peer)
         await self.answer(peer, Welcome(worker=info))
@@ -58,22 +57,23 @@ class ConductorConnections:
             log.warning("conductors_of_one_name", conductor=conductor, n_connections=len(others))
 
     async def broadcast_info(self, info: WorkerInfo) -> None:
-        """Tell all of them that the worker is another than it was."""
+        """Send the worker's changed record to all conductors."""
         for peer in list(self.owners.conductors):
             await self.answer(peer, Welcome(worker=info))
 
     async def probe_superseded(self, info: WorkerInfo, now: float) -> None:
-        """Every second or so: try the connections whose name another one has taken over."""
-        if now >= self._looked_s + _LOOK_S:
+        """Probe, about once a second, the connections whose name a later one has taken over."""
+        if now >= self._looked_s + _PROBE_S:
             self._looked_s = now
             await self._try_namesakes(info)
 
     def on_unwelcome(self, peer: PeerId, reason: str) -> None:
-        """A conductor will not use this worker: what it asked for ends.
+        """Drop the requests of a conductor that refuses this worker.
+
+        From a connection without a hello the message is only logged.
 
         Raises:
-            Unwanted: it was the last one. From a connection that never said hello the message
-                is logged and means nothing.
+            RejectedByConductors: no other conductor is left.
         """
         greeted = peer in self.owners.conductors
         log.error("refused_by_conductor", reason=reason[:_MAX_LOGGED], greeted=greeted)
@@ -84,7 +84,7 @@ class ConductorConnections:
             raise RejectedByConductors(reason[:_MAX_LOGGED])
 
     async def answer(self, peer: PeerId, message: Message) -> None:
-        """Send it, or let go of all requests of a connection that is gone.
+        """Send a message, or drop all requests of a connection that is gone.
 
         Raises:
             MessageTooLarge: nothing was sent.
@@ -96,10 +96,10 @@ class ConductorConnections:
                 log.warning("conductor_gone", reason=str(gone), n_requests=n_requests)
 
     def on_peer_lost(self, peer: PeerId) -> int:
-        """A connection is over: let go of its requests; how many there were."""
+        """Drop the requests of a connection that is gone, and return how many there were."""
         orphans = self.owners.on_peer_lost(peer)
         for request_id in orphans:
-            self._let_go(request_id)
+            self._drop_request(request_id)
         return len(orphans)
 
     async def _try_namesakes(self, info: WorkerInfo) -> None:

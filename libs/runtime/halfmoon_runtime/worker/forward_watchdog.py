@@ -1,12 +1,12 @@
-"""Ends a worker's process when a forward pass hangs, so that another start takes its place.
+"""End a worker's process when a forward pass hangs, so that a restart takes its place.
 
 A pass that never ends can't be interrupted: it is a call into native code in a thread. The rest
-of the process would go on answering heartbeats and renewing its lease, and no request that is
-computed there would ever get a token. Its death is what conductors notice and know what to do
-about: its requests are placed again, and one that hangs a second worker is not tried on a third.
+of the process would go on answering heartbeats and renewing its lease, and its requests would
+never get a token. Conductors notice the death of a process: they place its requests again. A
+request that hangs a second worker is not tried on a third.
 
-A thread looks at the pass under way. A call that also keeps Python's lock stops that thread too,
-so it keeps a timer of `faulthandler` from running out, whose own thread needs no lock.
+A thread checks the running pass. A call that holds Python's lock stops that thread too. So the
+thread also keeps resetting a timer of `faulthandler`, whose own thread needs no lock.
 """
 
 import faulthandler
@@ -29,12 +29,12 @@ log = structlog.get_logger()
 
 #: Exit status of a process whose forward pass hangs: EX_SOFTWARE of sysexits.h.
 HUNG_STATUS = 70
-#: Seconds between two looks, at the most.
+#: Longest time between two checks, in seconds.
 _PERIOD_S = 1.0
 
 
 def end_process(seconds: float, limit_s: float) -> None:
-    """Say what all threads are doing, and exit without waiting for any of them."""
+    """Log the stacks of all threads, and exit without waiting for any of them."""
     log.critical(
         "forward_hangs",
         seconds=round(seconds, 1),
@@ -48,7 +48,7 @@ def end_process(seconds: float, limit_s: float) -> None:
 
 
 class ForwardWatchdog:
-    """Notices a forward pass that takes longer than a limit. For one forward thread."""
+    """Detect forward passes of one thread that take longer than a limit."""
 
     def __init__(
         self,
@@ -57,21 +57,21 @@ class ForwardWatchdog:
         on_hang: Callable[[float, float], None] = end_process,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch nothing yet: see `run_in_background`.
+        """Set the limit; `run_in_background` starts the checks.
 
         Args:
-            limit_s: seconds of one pass; infinite: passes take as long as they take.
+            limit_s: longest pass, in seconds; infinite: no limit.
             on_hang: called with the pass's seconds and the limit, from the watching thread.
-            now: seconds on a clock that never goes back.
+            now: returns seconds that only grow.
         """
         self._limit_s = limit_s
         self._on_hang = on_hang
         self._now = now
-        #: When the pass under way began; None between passes.
+        #: Start of the running pass; None between passes.
         self._since: float | None = None
 
     def run(self, forward: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a pass in the calling thread; what it returns or raises."""
+        """Run a pass in the calling thread; return or raise what it does."""
         self._since = self._now()
         try:
             return forward(*args, **kwargs)
@@ -79,24 +79,24 @@ class ForwardWatchdog:
             self._since = None
 
     def check(self) -> None:
-        """Report the pass under way if it is over the limit."""
+        """Report the running pass if it is over the limit."""
         since = self._since
         if since is not None and (seconds := self._now() - since) > self._limit_s:
             self._on_hang(seconds, self._limit_s)
 
     @contextmanager
     def run_in_background(self) -> Iterator[None]:
-        """Look again and again for the length of a block, in a thread of its own.
+        """Check the running pass for the length of a block, in a thread of its own.
 
-        One watch of a process at a time: it uses the only timer of `faulthandler`.
+        A process may run one watchdog at a time: it uses the only timer of `faulthandler`.
         """
         period_s = min(_PERIOD_S, self._limit_s / 4)
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(period_s):
-                # Runs out only if this thread is kept from running: twice the limit, since
-                # long calls that keep the lock may follow one another in one pass.
+                # This timer expires only if this thread can't run. It is twice the limit, since
+                # several long calls that hold the lock may follow each other in one pass.
                 faulthandler.dump_traceback_later(2 * self._limit_s, exit=True)
                 self.check()
 

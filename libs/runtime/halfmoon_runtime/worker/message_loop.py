@@ -1,9 +1,9 @@
-"""The one loop in which a worker takes messages, and its last line of defence.
+"""Hand a worker's messages to its handler, and survive errors in it.
 
-Messages are checked where they are read (`halfmoon_protocol.bounds`) and where they arrive (each
-worker, against its own state). What still raises is a mistake of ours. It costs that message: the
-log has its type and sender, the counter counts it, and the worker goes on. Tests assert that
-the counter does not move.
+Messages are checked when they are decoded (`halfmoon_protocol.bounds`) and when they are handled
+(by each worker, against its own state). An error that is still raised is a bug of ours. It costs
+that message only: the log names its type and sender, the counter counts it, and the worker goes
+on. Tests assert that the counter stays at zero.
 """
 
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ async def serve_messages(
 
     Raises:
         PeerUnreachable: the port is closed.
-        Unwanted: no conductor wants this worker.
+        RejectedByConductors: no conductor accepts this worker.
     """
     while True:
         peer, message = await port.receive()
@@ -53,5 +53,5 @@ def record_failure(message: object, sender: str) -> None:
 
 
 def drop_unexpected(port: Port, message: Message) -> None:
-    """A message that this kind of worker does not take: counted, logged, dropped."""
+    """Count, log and drop a message that this kind of worker does not handle."""
     record_drop("unexpected", port.commands, type(message).__name__)

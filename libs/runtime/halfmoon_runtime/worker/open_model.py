@@ -19,7 +19,7 @@ from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 
 
 class LoadedModel(Protocol):
-    """What this library needs of `halfmoon_engine.interface.Engine`."""
+    """A loaded model, as far as this library uses `halfmoon_engine.interface.Engine`."""
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ from halfmoon_runtime.worker.registration import ServableWorker, registered_work
 
 
 class CountsTransfers(Protocol):
-    """What this library reads of a transfer engine: its counters."""
+    """A transfer engine, as far as this library uses it: its counters."""
 
     def stats(self) -> TransferCounts:
         """Return the counters since the engine was opened."""

@@ -1,4 +1,4 @@
-"""A worker in service: it answers, its metrics show, and the metadata server knows it."""
+"""Put a worker into service: serve its port, expose its metrics, register it."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,14 +10,14 @@ from halfmoon_runtime.observability.metrics import MetricSnapshot, expose_metric
 
 
 class ServableWorker(Protocol):
-    """What every service's worker can do."""
+    """Serve a port, and report metrics."""
 
     async def serve(self) -> None:
         """Answer until cancelled."""
         ...
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return the worker's metrics."""
         ...
 
 
@@ -28,18 +28,18 @@ async def registered_worker(
     service: Service,
     *more: Callable[[], MetricSnapshot],
 ) -> AsyncIterator[None]:
-    """Be at work for the length of a block: opened in order, closed in reverse.
+    """Keep a worker in service for the length of a block.
 
-    As long as it is known, it answers.
+    The worker serves before it is registered, and until it is deregistered.
 
     Args:
-        worker: answers, and has metrics.
-        membership: its record.
-        service: its process.
-        more: further metrics, of what the worker works with.
+        worker: serves commands, and has metrics.
+        membership: the worker's record in the metadata server.
+        service: the worker's process.
+        more: further metrics to expose.
 
     Raises:
-        Superseded: a later start of this worker is there.
+        Superseded: a later start of this worker is registered.
     """
     async with AsyncExitStack() as stack:
         for read in (worker.metrics, membership.metrics, *more):

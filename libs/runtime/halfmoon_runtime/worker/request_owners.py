@@ -1,9 +1,9 @@
-"""Requests by the connection that asked for them, and the names behind connections.
+"""Record which connection owns each request, and the conductor's name behind each connection.
 
-A connection owns what it asked for, and nothing else: an id alone gives no right to a request.
-Its requests end with it, not with another connection under the same name. So two conductors of
-one name both work; a conductor that was started again gets rid of what its predecessor asked
-for as soon as that connection is known to be down.
+A connection owns the requests that it made, and no others: an id alone gives no right to a
+request. Requests end with their connection, not with another one of the same name. So two
+conductors of one name both work. After a conductor restarts, the requests of its earlier
+connection end as soon as that connection is known to be down.
 """
 
 from collections.abc import Iterable
@@ -15,39 +15,39 @@ from halfmoon_runtime.channels.network import PeerId
 
 @dataclass
 class RequestOwners:
-    """Requests by the connection that asked for them."""
+    """Map requests to the connections that own them."""
 
-    #: The name that each connection gave in its latest hello.
+    #: Conductor's name in each connection's latest hello.
     conductors: dict[PeerId, ConductorId] = field(default_factory=dict)
     _peers: dict[RequestId, PeerId] = field(default_factory=dict)
 
     def on_hello(self, conductor: ConductorId, peer: PeerId) -> None:
-        """A conductor said hello; said twice on a connection, the later name counts."""
+        """Record the name of a connection; a later hello replaces an earlier one."""
         self.conductors[peer] = conductor
 
     def superseded_peers(self) -> list[PeerId]:
-        """Connections after which another one gave the same name: mostly predecessors."""
+        """Return connections whose name a later connection has taken over."""
         latest = {conductor: peer for peer, conductor in self.conductors.items()}
         return [peer for peer, name in self.conductors.items() if latest[name] != peer]
 
     def add(self, request_id: RequestId, peer: PeerId) -> None:
-        """`peer` asked for this request."""
+        """Record that `peer` owns this request."""
         self._peers[request_id] = peer
 
     def owner_of(self, request_id: RequestId) -> PeerId | None:
-        """The connection that asked for it."""
+        """Return the connection that owns this request, if any."""
         return self._peers.get(request_id)
 
     def request_ids(self) -> set[RequestId]:
-        """The requests that have an owner."""
+        """Return all requests that have an owner."""
         return set(self._peers)
 
     def remove(self, request_id: RequestId) -> None:
-        """The request is over."""
+        """Remove a request that has ended."""
         self._peers.pop(request_id, None)
 
     def on_peer_lost(self, peer: PeerId) -> list[RequestId]:
-        """A connection is gone; its requests, now without an owner."""
+        """Remove a connection that is gone, and return the requests that it owned."""
         orphans = [request_id for request_id, owner in self._peers.items() if owner == peer]
         for request_id in orphans:
             del self._peers[request_id]
@@ -55,7 +55,7 @@ class RequestOwners:
         return orphans
 
     def group_by_owner(self, request_ids: Iterable[RequestId]) -> dict[PeerId, list[RequestId]]:
-        """These requests by owner, in order; those without one are left out."""
+        """Group requests by owner, in order; leave out requests without an owner."""
         groups: dict[PeerId, list[RequestId]] = {}
         for request_id in request_ids:
             if (peer := self._peers.get(request_id)) is not None:
