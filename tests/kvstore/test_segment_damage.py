@@ -136,7 +136,7 @@ def payload_of(at: int) -> int | None:
 
 def places(dice: random.Random) -> list[int]:
     """Bytes of every part of a file, and any others."""
-    first, second = SHAPE.front_offsets
+    first, second = SHAPE.superblock_offsets
     near = [0, 7, 8, 11, 12, 13, 60, 200, 2000, PAGE - 9, PAGE - 8, PAGE - 1]
     found = [front + at for front in (first, second) for at in near]
     for slot in (0, 1, 4, 31, 32, SHAPE.n_slots - 1):

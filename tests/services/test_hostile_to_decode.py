@@ -98,19 +98,19 @@ def scene(local_cluster: LocalCluster) -> Any:
 
 async def test_a_start_said_twice_starts_once(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(reserve(), *[start()] * 3)
-        await at.stranger.told(TokensProduced, 7)
-        await at.stranger.say(start())
-        (failed,) = await at.stranger.told(DecodeFailed)
+        await at.stranger.send(reserve(), *[start()] * 3)
+        await at.stranger.wait_for(TokensProduced, 7)
+        await at.stranger.send(start())
+        (failed,) = await at.stranger.wait_for(DecodeFailed)
         assert "no landing" in failed.reason
-        tokens = await at.stranger.told(TokensProduced, 7)
+        tokens = await at.stranger.wait_for(TokensProduced, 7)
         assert [p.finish for t in tokens for p in t.produced] == [""] * 6 + ["length"]
 
 
 async def test_a_reservation_of_one_token_can_not_be_started(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(reserve(n_new=1), start())
-        (failed,) = await at.stranger.told(DecodeFailed)
+        await at.stranger.send(reserve(n_new=1), start())
+        (failed,) = await at.stranger.wait_for(DecodeFailed)
         assert "nothing to decode" in failed.reason and not failed.retryable
         assert at.worker.batch.request_ids() == [at.victims_id]
 
@@ -136,81 +136,81 @@ async def test_a_start_that_would_fail_its_step_is_refused_by_name(
     scene: Any, wrong: dict[str, Any], named: str
 ) -> None:
     async with scene() as at:
-        await at.stranger.say(reserve(), start(**wrong))
-        (failed,) = await at.stranger.told(DecodeFailed)
+        await at.stranger.send(reserve(), start(**wrong))
+        (failed,) = await at.stranger.wait_for(DecodeFailed)
         assert named in failed.reason and not failed.retryable
         assert at.worker.batch.request_ids() == [at.victims_id]
 
 
 async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(
+        await at.stranger.send(
             Hello(conductor_id=ConductorId("stranger"), session=1),
             Cancel(request_id=at.victims_id),
             Cancel(request_id=at.victims_id, landing_in_doubt=True),
             start(at.victims_id),
             reserve(at.victims_id),
         )
-        (failed,) = await at.stranger.told(DecodeFailed)
-        (refused,) = await at.stranger.told(DecodeRefused)
+        (failed,) = await at.stranger.wait_for(DecodeFailed)
+        (refused,) = await at.stranger.wait_for(DecodeRefused)
         assert "on this connection" in failed.reason and failed.retryable
         assert "another connection" in refused.reason and refused.retryable
 
 
 async def test_a_landing_is_started_by_the_connection_that_reserved_it(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(reserve())
-        await at.stranger.told(DecodeReserved)
+        await at.stranger.send(reserve())
+        await at.stranger.wait_for(DecodeReserved)
         other = await at.caller()
-        await other.say(start(), Cancel(request_id=MINE))
-        await other.told(DecodeFailed)
-        await at.stranger.say(start())
-        await at.stranger.told(TokensProduced, 7)
+        await other.send(start(), Cancel(request_id=MINE))
+        await other.wait_for(DecodeFailed)
+        await at.stranger.send(start())
+        await at.stranger.wait_for(TokensProduced, 7)
 
 
 async def test_a_second_conductor_of_the_victims_name_takes_nothing_from_it(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(*[Hello(conductor_id=ConductorId("conductor-0"), session=1)] * 2)
-        await at.stranger.told(Welcome, 2)
-        await at.stranger.say(reserve(), start())
-        await at.stranger.told(TokensProduced, 7)
+        await at.stranger.send(*[Hello(conductor_id=ConductorId("conductor-0"), session=1)] * 2)
+        await at.stranger.wait_for(Welcome, 2)
+        await at.stranger.send(reserve(), start())
+        await at.stranger.wait_for(TokensProduced, 7)
 
 
 async def test_a_conductor_started_again_is_rid_of_what_it_had_asked_for(scene: Any) -> None:
     async with scene() as at:
         hello = Hello(conductor_id=ConductorId("again"), session=1)
-        await at.stranger.say(hello, reserve())
-        await at.stranger.told(DecodeReserved)
+        await at.stranger.send(hello, reserve())
+        await at.stranger.wait_for(DecodeReserved)
         await at.stranger.close()
         later = await at.caller()
-        await later.say(hello, reserve())
-        await later.told(DecodeReserved)
+        await later.send(hello, reserve())
+        await later.wait_for(DecodeReserved)
         at.stranger = later
-        await later.say(Cancel(request_id=MINE))
+        await later.send(Cancel(request_id=MINE))
         await at.cluster.until(lambda: at.worker.batch.n_reserved == 0)
 
 
 async def test_the_word_of_one_conductor_ends_no_worker_that_another_one_uses(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(Unwelcome(reason="before any hello"))
-        await at.stranger.say(Hello(conductor_id=ConductorId("stranger"), session=1))
-        await at.stranger.say(Unwelcome(reason="another layout"))
-        await at.stranger.say(reserve())
-        await at.stranger.told(DecodeReserved)
+        await at.stranger.send(Unwelcome(reason="before any hello"))
+        await at.stranger.send(Hello(conductor_id=ConductorId("stranger"), session=1))
+        await at.stranger.send(Unwelcome(reason="another layout"))
+        await at.stranger.send(reserve())
+        await at.stranger.wait_for(DecodeReserved)
 
 
 async def test_a_draining_worker_takes_no_reservation_and_finishes_what_it_has(scene: Any) -> None:
     async with scene(n_new=20) as at:
-        await at.stranger.say(reserve("before"))
-        await at.stranger.told(DecodeReserved)
+        await at.stranger.send(reserve("before"))
+        await at.stranger.wait_for(DecodeReserved)
         draining = msgspec.structs.replace(at.worker.info, draining=True)
         leaving = asyncio.create_task(at.worker.drain(draining, 60.0))
         await at.cluster.until(lambda: at.worker.info.draining)
-        await at.stranger.say(reserve())
-        (refused,) = await at.stranger.told(DecodeRefused)
+        await at.stranger.send(reserve())
+        (refused,) = await at.stranger.wait_for(DecodeRefused)
         assert refused.retryable and "stopping" in refused.reason
-        await at.stranger.say(start("before"))
-        await at.stranger.told(TokensProduced, 7)
+        await at.stranger.send(start("before"))
+        await at.stranger.wait_for(TokensProduced, 7)
         await leaving
 
 

@@ -94,23 +94,23 @@ def scene(local_cluster: LocalCluster) -> Any:
 
 async def test_a_start_said_twice_is_computed_once(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(at.start(), at.start())
-        (done,) = await at.stranger.told(PrefillDone)
+        await at.stranger.send(at.start(), at.start())
+        (done,) = await at.stranger.wait_for(PrefillDone)
         assert done.first_token == ORACLE.expected(range(40), 1)[0]
-        await at.stranger.say(Cancel(request_id=MINE))
-        await at.stranger.told(PrefillStopped)
+        await at.stranger.send(Cancel(request_id=MINE))
+        await at.stranger.wait_for(PrefillStopped)
         assert not [m for m in at.stranger.received if isinstance(m, PrefillFailed)]
 
 
 async def test_no_connection_has_a_say_over_what_another_one_asked_for(scene: Any) -> None:
     async with scene() as at:
-        await at.stranger.say(
+        await at.stranger.send(
             Cancel(request_id=at.victims_id), at.start(at.victims_id), Cancel(request_id=MINE)
         )
-        (failed,) = await at.stranger.told(PrefillFailed)
+        (failed,) = await at.stranger.wait_for(PrefillFailed)
         assert failed.request_id == at.victims_id
         assert failed.retryable and "another connection" in failed.reason
-        (stopped,) = await at.stranger.told(PrefillStopped)
+        (stopped,) = await at.stranger.wait_for(PrefillStopped)
         assert stopped.request_id == MINE, "nothing was said of what still runs"
 
 
@@ -135,16 +135,16 @@ async def test_a_start_that_would_fail_its_pass_is_refused_by_name(
     scene: Any, wrong: dict[str, Any], named: str
 ) -> None:
     async with scene() as at:
-        await at.stranger.say(at.start(**wrong))
-        (failed,) = await at.stranger.told(PrefillFailed)
+        await at.stranger.send(at.start(**wrong))
+        (failed,) = await at.stranger.wait_for(PrefillFailed)
         assert named in failed.reason and not failed.retryable
 
 
 async def test_a_landing_that_is_not_there_fails_its_own_request(scene: Any) -> None:
     async with scene() as at:
         gone = Region(at.region.segment, at.region.generation, bytes(16), at.region.length)
-        await at.stranger.say(at.start(landing=Landing(gone, tuple(range(16)), LAYOUT)))
-        (failed,) = await at.stranger.told(PrefillFailed)
+        await at.stranger.send(at.start(landing=Landing(gone, tuple(range(16)), LAYOUT)))
+        (failed,) = await at.stranger.wait_for(PrefillFailed)
         assert "did not reach stranger" in failed.reason
 
 
@@ -153,8 +153,8 @@ async def test_a_draining_worker_takes_no_start_and_finishes_what_it_has(scene: 
         draining = msgspec.structs.replace(at.worker.info, draining=True)
         leaving = asyncio.create_task(at.worker.drain(draining, 60.0))
         await at.cluster.until(lambda: at.worker.info.draining)
-        await at.stranger.say(at.start())
-        (failed,) = await at.stranger.told(PrefillFailed)
+        await at.stranger.send(at.start())
+        (failed,) = await at.stranger.wait_for(PrefillFailed)
         assert failed.retryable and "stopping" in failed.reason
         await leaving
 
@@ -186,8 +186,8 @@ async def test_a_kvstore_that_leases_nonsense_is_done_without(
         lying = asyncio.create_task(lie())
         address = KvstoreAddress(WorkerId("liar"), 1, liar.commands)
         hashes = (BlockHash(b"h" * 16), BlockHash(b"i" * 16))
-        await at.stranger.say(at.start(block_hashes=hashes, cached=CachedPrefix(address, 1)))
-        (done,) = await at.stranger.told(PrefillDone)
+        await at.stranger.send(at.start(block_hashes=hashes, cached=CachedPrefix(address, 1)))
+        (done,) = await at.stranger.wait_for(PrefillDone)
         assert done.n_cached == 0
         assert done.first_token == ORACLE.expected(range(40), 1)[0]
         lying.cancel()

@@ -1,1 +1,1 @@
-"""Halfmoon's KV block store."""
+"""Store KV blocks in memory and on disk."""

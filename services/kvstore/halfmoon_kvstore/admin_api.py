@@ -1,11 +1,11 @@
-"""A kvstore's HTTP for operators: what it holds, block by block and in all, and pins.
+"""Answer operators over HTTP: list blocks, describe one, pin it, and show memory and disk.
 
-    GET  /blocks?limit=N&after=HASH   hashes in their order, N at the most
-    GET  /blocks/{hash}               where a block is, how old, who reads it, its pin
-    GET  /segments                    memory and the files on disk: used, free, not usable
+    GET  /blocks?limit=N&after=HASH   at most N hashes, in order
+    GET  /blocks/{hash}               a block's tier, age, leases and pin
+    GET  /segments                    memory and the files on disk: used, free, unusable
     POST /pin                         {"hash": …, "kind": "soft" | "hard" | "none", "ttl_s": …}
 
-Hashes are hexadecimal. Content is never shown here: it moves by one-sided transfers.
+Hashes are hexadecimal. Contents are never shown: they move by one-sided transfers.
 """
 
 import heapq
@@ -31,21 +31,21 @@ _MAX_LISTED = 10_000
 class _PinBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: str
     kind: Literal["soft", "hard", "none"]
-    #: Seconds from now; without it and `until` the pin ends when it is taken back.
+    #: Seconds from now; without it and `until` the pin stays until it is removed.
     ttl_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    #: Seconds since 1970, in place of `ttl_s`.
+    #: End of the pin in seconds since 1970, in place of `ttl_s`.
     until: float | None = None
 
 
 class AdminApi:
-    """Answers for one node."""
+    """Answer operators about one node."""
 
     def __init__(self, worker: KvstoreWorker, clock: Clock) -> None:
         self._worker = worker
         self._clock = clock
 
     def register(self, http: OperatorHttp) -> None:
-        """Answer these questions there."""
+        """Add the routes to the HTTP server."""
         http.add("GET", "/blocks", self.blocks)
         http.add("GET", "/blocks/{hash}", self.block)
         http.add("GET", "/segments", self.segments)
@@ -53,22 +53,22 @@ class AdminApi:
 
     # -- blocks ------------------------------------------------------------------------------
 
-    async def blocks(self, question: OperatorRequest) -> object:
-        """Hashes in their order, so that a next page can begin `after` the last one."""
-        limit = _whole(question, "limit", 100, _MAX_LISTED)
-        after = _hash(question.query["after"], "after") if "after" in question.query else b""
+    async def blocks(self, request: OperatorRequest) -> object:
+        """Return hashes in order, so that a next page can begin `after` the last one."""
+        limit = _whole(request, "limit", 100, _MAX_LISTED)
+        after = _hash(request.query["after"], "after") if "after" in request.query else b""
         tiers = self._worker.tiers
         stored = [] if tiers is None else tiers.hashes()
         page = heapq.nsmallest(limit, (block for block in stored if block > after))
         return {"n_blocks": len(stored), "hashes": [block.hex() for block in page]}
 
-    async def block(self, question: OperatorRequest) -> object:
-        """One block."""
-        return self._look(_hash(question.parts["hash"], "hash"))
+    async def block(self, request: OperatorRequest) -> object:
+        """Describe one block."""
+        return self._look(_hash(request.parts["hash"], "hash"))
 
     def _look(self, block: BlockHash) -> dict[str, object]:
-        stock, now = self._worker.block_store, self._clock.now()
-        tiers, layout = stock.tiers, stock.layout
+        store, now = self._worker.block_store, self._clock.now()
+        tiers, layout = store.tiers, store.layout
         if tiers is None or layout is None or block not in tiers:
             raise _not_found(block, self._worker)
         parent, depth = tiers.parent_and_depth(block)
@@ -80,7 +80,7 @@ class AdminApi:
             "tier": "memory" if in_memory else "disk",
             "on_disk": block in tiers.disk,
             "bytes": layout.block_bytes,
-            #: Since it came to memory; what is on the disk only has no age.
+            #: Seconds since it came to memory; a block on disk only has no age.
             "age_s": None if in_memory is None else now - in_memory.stored_s,
             "tenant": tiers.tenants.owner(block),
             "leases": 0 if in_memory is None else in_memory.n_leases,
@@ -90,10 +90,10 @@ class AdminApi:
             "generation": self._worker.info.generation,
         }
 
-    async def pin(self, question: OperatorRequest) -> object:
-        """Pin a block, or take its pin back; what is known of it then."""
+    async def pin(self, request: OperatorRequest) -> object:
+        """Pin a block or remove its pin, and describe the block."""
         try:
-            body = msgspec.json.decode(question.body, type=_PinBody)
+            body = msgspec.json.decode(request.body, type=_PinBody)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OperatorHttpError(400, f"the body is no pin: {error}") from None
         if body.ttl_s is not None and body.until is not None:
@@ -115,21 +115,24 @@ class AdminApi:
 
     # -- in all ------------------------------------------------------------------------------
 
-    async def segments(self, question: OperatorRequest) -> object:
-        """Memory and files. Slots are equal, so no free one is too small: what can't be used is
-        what is left over beside them (`lost_bytes`), and `fragmentation` is its share."""
-        stock, info = self._worker.block_store, self._worker.info
-        block_bytes = 0 if stock.layout is None else stock.layout.block_bytes
-        length, n_slots = stock.region.length, info.n_blocks
+    async def segments(self, request: OperatorRequest) -> object:
+        """Describe memory and files.
+
+        Slots are of equal size, so no free slot is too small. Only the bytes beside the slots
+        can't be used (`lost_bytes`); `fragmentation` is their share.
+        """
+        store, info = self._worker.block_store, self._worker.info
+        block_bytes = 0 if store.layout is None else store.layout.block_bytes
+        length, n_slots = store.region.length, info.n_blocks
         memory: dict[str, object] = {
-            "segment": stock.region.segment,
+            "segment": store.region.segment,
             "bytes": length,
             "n_slots": n_slots,
             "lost_bytes": length - n_slots * block_bytes if n_slots else 0,
             "fragmentation": (length - n_slots * block_bytes) / length if n_slots else 0.0,
         }
         pins = {"soft": 0, "hard": 0, "held": 0, "max_held": 0}
-        if (tiers := stock.tiers) is not None:
+        if (tiers := store.tiers) is not None:
             memory |= {
                 "used": tiers.memory.n_used,
                 "free": tiers.memory.n_slots - tiers.memory.n_used,
@@ -150,7 +153,7 @@ class AdminApi:
             "block_bytes": block_bytes,
             "n_blocks": 0 if tiers is None else len(tiers.hashes()),
             "memory": memory,
-            "disk": [] if stock.disk is None else stock.disk.describe(),
+            "disk": [] if store.disk is None else store.disk.describe(),
             "disk_off": tiers is not None and tiers.disk_is_off,
             "pins": pins,
             "tenants": {} if tiers is None else _tenants(tiers),
@@ -185,8 +188,8 @@ def _hash(text: str, param: str) -> BlockHash:
         ) from None
 
 
-def _whole(question: OperatorRequest, name: str, default: int, most: int) -> int:
-    text = question.query.get(name, str(default))
+def _whole(request: OperatorRequest, name: str, default: int, most: int) -> int:
+    text = request.query.get(name, str(default))
     if not text.isascii() or not text.isdigit() or not 0 < int(text) <= most:
         raise OperatorHttpError(400, f"{name} is {text[:80]!r}, not 1 to {most}", param=name)
     return int(text)

@@ -1,7 +1,7 @@
-"""The blocks of a kvstore node: what its tiers decide, and the bytes that this moves.
+"""Hold the blocks of a kvstore node, and carry out the decisions of its tiers.
 
-`TieredCache` decides what is where; this shell owns the memory and the disk, and starts the I/O
-that the decisions ask for. What is to be said of it goes to the outbox.
+`TieredCache` decides which block is in which tier. This shell owns the memory and the disk, and
+runs the I/O of these decisions. Answers and events about them go to the outbox.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ from halfmoon_transfer.regions.region_table import Memory
 
 log = structlog.get_logger()
 
-#: Told of the layout, and of how many blocks fit into memory, once.
+#: Called once with the layout, and with the number of blocks that fit into memory.
 OnLayoutAdopted = Callable[[KvLayout, int], Awaitable[None]]
-#: A worker of the cluster that says what its KV is; None: there is none, or it is not known.
+#: Returns a worker whose record states the layout of the cluster's KV, if one is known.
 ModelWorkerLookup = Callable[[], Awaitable[WorkerInfo | None]]
-#: Blocks in memory at the most, and bytes of the smallest one: each costs some of this process.
+#: Most blocks in memory, and smallest block in bytes: each costs some of the process's memory.
 MAX_BLOCKS = 2**24
 MIN_BLOCK_BYTES = 512
 
 
 class BlockStore:
-    """Memory, a disk if there is one, and what decides over them."""
+    """Own the memory, the disk if there is one, and the tiers that decide over them."""
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class BlockStore:
         traces: LeaseSpans | None = None,
         model: ModelWorkerLookup | None = None,
     ) -> None:
-        """Nothing is stored, and nothing read from the disk yet: see `remember`.
+        """Start empty; `restore` reads the disk.
 
         Args:
-            name: the node's, in refusals.
-            memory: for blocks.
-            settings: the node's.
-            clock: what time it is.
-            outbox: for answers to leases and for events.
-            adopted: hears what a block is, once that is known.
-            disk: for blocks that leave memory; None: they are dropped.
-            traces: hears of answers to leases.
-            model: a worker whose KV the first put must be of, if there is one; None: the first
-                put may be of anything.
+            name: name of the node, for refusals.
+            memory: registered memory for blocks.
+            settings: settings of the node.
+            clock: tells the time.
+            outbox: sends answers to leases, and events.
+            adopted: called with the layout, once it is known.
+            disk: holds blocks that leave memory; None: they are dropped.
+            traces: records answers to leases.
+            model: finds a worker whose layout the first put must have; None: the first put may
+                have any layout.
         """
         self._model = model
         self.name = name
@@ -91,31 +91,31 @@ class BlockStore:
         self.limits = TierLimits(
             promotion_wait_s=settings.promotion_wait_s, read_ahead=settings.read_ahead
         )
-        #: None until the first put (or what is on the disk) says what a block is; fixed from
+        #: None until the first put, or the disk, determines the layout of blocks. Fixed from
         #: then on, as is `layout`.
         self.tiers: TieredCache | None = None
         self.layout: KvLayout | None = None
         #: Held while the disk is opened for a layout.
         self._adopting = asyncio.Lock()
-        #: Set when a write has ended and none is left to do.
+        #: Set when the last pending write has ended.
         self._all_saved = asyncio.Event()
-        #: Parent of all I/O, while the node serves.
+        #: Parent of all I/O tasks, while the node serves.
         self._tasks: asyncio.TaskGroup | None = None
         self._threads = ThreadPoolExecutor(
             self.limits.max_writing + self.limits.max_promoting, thread_name_prefix="disk"
         )
 
     def start_in(self, tasks: asyncio.TaskGroup) -> None:
-        """Start I/O as children of this group."""
+        """Use this group as the parent of all I/O tasks."""
         self._tasks = tasks
 
     async def close(self) -> None:
-        """Wait for I/O: threads can't be cancelled, and use memory and files closed next."""
+        """Wait for I/O: its threads can't be cancelled, and use memory and files closed next."""
         await asyncio.to_thread(self._threads.shutdown)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of blocks that fit without others being given up; none before a disk's."""
+        """Bytes of blocks that fit without evicting others; 0 before the layout is known."""
         if self.tiers is None or self.layout is None:
             return self.region.length
         return self.tiers.n_room * self.layout.block_bytes
@@ -123,7 +123,7 @@ class BlockStore:
     # -- beginning ---------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Serve what an earlier start left on the disk."""
+        """Load the blocks that an earlier start left on the disk."""
         if self.disk is not None and (layout := self.disk.layout()) is not None:
             try:
                 await self._adopt(layout)
@@ -134,12 +134,12 @@ class BlockStore:
                 log.warning("disk_not_used", reason=str(error))
 
     async def tiers_for(self, put: ReserveBlocks, *, tokens_unknown: bool = False) -> TieredCache:
-        """The cache, made at the first put: only then is known how large a block is.
+        """Return the tiers; the first put makes them, as it states the size of a block.
 
         Raises:
-            LayoutMismatch: `put` is of another layout than the first one was, or, if it is the
-                first, than the KV of the cluster's workers.
-            ValueError: the put contradicts itself, or not even one block fits.
+            LayoutMismatch: the layout of `put` differs from that of the first put. For the first
+                put: it differs from the KV of the cluster's workers.
+            ValueError: the put contradicts itself, or not one block fits.
         """
         layout = put.layout
         if len(put.token_ids) != len(put.hashes) * layout.block_size and not tokens_unknown:
@@ -162,13 +162,13 @@ class BlockStore:
             if self.tiers is None:
                 await self._require_the_models(layout)
                 return await self._adopt(layout)
-        return await self.tiers_for(put, tokens_unknown=tokens_unknown)  # somebody was quicker
+        return await self.tiers_for(put, tokens_unknown=tokens_unknown)  # another put was first
 
     async def _require_the_models(self, layout: KvLayout) -> None:
-        """Blocks of something else would shut out the model's for as long as this node runs.
+        """Refuse a layout that is not the model's, which this node could then never store.
 
         Raises:
-            LayoutMismatch: with the values of both.
+            LayoutMismatch: the layouts differ; the text has the values of both.
         """
         worker = None if self._model is None else await self._model()
         if worker is None or worker.layout is None:
@@ -229,7 +229,7 @@ class BlockStore:
         return self.tiers
 
     def layout_hint(self) -> str:
-        """The end of an error about layouts."""
+        """Return the advice that ends an error text about layouts."""
         if self.disk is None:
             return ""
         return f"; blocks of an earlier layout are in {self.disk.path}: remove it to start anew"
@@ -237,7 +237,7 @@ class BlockStore:
     # -- what the tiers want done ------------------------------------------------------------
 
     def run_commands(self) -> None:
-        """Start what the tiers want done; what they say goes to the outbox."""
+        """Start the I/O that the tiers ordered, and queue their answers and events."""
         if self.tiers is None:
             return
         assert self.layout is not None, "there are tiers without a layout"
@@ -260,7 +260,7 @@ class BlockStore:
     def answer_lease(
         self, peer: PeerId, ticket: Ticket, places: tuple[Place, ...] = (), n_from_disk: int = 0
     ) -> None:
-        """Say what is held under a lease."""
+        """Answer a lease with the places that it holds."""
         leased = BlocksLeased(
             ticket=ticket,
             region=self.region,
@@ -272,7 +272,7 @@ class BlockStore:
         self._traces.on_answered(peer, leased, self._clock.now())
 
     async def write_back_all(self, limit_s: float) -> None:
-        """Write to the disk what only memory has, for so long at the most."""
+        """Write blocks that only memory holds to the disk, for at most `limit_s` seconds."""
         if (tiers := self.tiers) is None:
             return
         self._all_saved.clear()
@@ -295,7 +295,7 @@ class BlockStore:
     async def _carry(
         self, tiers: TieredCache, command: WriteBack | Promote | Erase, view: memoryview
     ) -> None:
-        """Do I/O in a thread; how it went is an event for the tiers."""
+        """Do I/O in a thread, and give its outcome to the tiers as an event."""
         assert self.disk is not None, "I/O is wanted without a disk"
         loop = asyncio.get_running_loop()
         outcome = await loop.run_in_executor(self._threads, self.disk.perform, command, view)
@@ -316,10 +316,10 @@ class BlockStore:
 
 
 def owner_of(peer: PeerId) -> str:
-    """A caller as the tiers know it."""
+    """Return the tiers' name of a caller."""
     return peer.hex()
 
 
 def peer_of(owner: str) -> PeerId:
-    """The caller whom the tiers know by this name."""
+    """Return the caller with this name at the tiers."""
     return PeerId(bytes.fromhex(owner))

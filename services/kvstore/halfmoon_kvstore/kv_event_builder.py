@@ -1,11 +1,11 @@
-"""KV events of a kvstore: what it tells the world of its blocks, and of the tier they are in.
+"""Build the KV events that announce a kvstore's blocks and their tiers.
 
-A block is announced in one medium, the fastest it is in. On its way down or up it is removed
-from one and stored in the other, in this order, so that a listener who ignores media knows what
-is here, and one who counts them knows how fast it is.
+A block is announced in one medium, the fastest that holds it. A move between tiers is announced as
+removed from one medium, then stored in the other. So a listener that ignores media knows which
+blocks are here, and a listener that follows media knows how fast they are.
 
-A kvstore learns a block's tokens when room for it is reserved and announces them when it is
-committed; after that it forgets them. Moves between tiers are told without tokens.
+A kvstore gets a block's tokens with the reservation and announces them at the commit; then it
+drops them. Moves between tiers are announced without tokens.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MEDIA: dict[Tier, str] = {"memory": "CPU", "disk": "STORAGE"}
 
 
 def stored_events(put: ReserveBlocks, stored: Sequence[BlockHash]) -> list[BlockStored]:
-    """One event per contiguous run of `stored`, which are some of the blocks of `put`."""
+    """Return one event per contiguous run of `stored`, which are blocks of `put`."""
     size = put.layout.block_size
     index = {block: i for i, block in enumerate(put.hashes)}
     positions = sorted(index[block] for block in stored)
@@ -44,7 +44,7 @@ def stored_events(put: ReserveBlocks, stored: Sequence[BlockHash]) -> list[Block
 
 
 def moved_events(move: AnnounceBlocks, block_size: int) -> list[KvEvent]:
-    """What left a tier, and what came to it, each with its parent."""
+    """Return the events of a move: blocks removed from a tier, and blocks stored in one."""
     medium = MEDIA[move.tier]
     events: list[KvEvent] = []
     if move.left:

@@ -1,4 +1,4 @@
-"""How full a kvstore is and what it was asked for, by tier: its metrics, and its load message."""
+"""Report a kvstore's use and requests by tier, as metrics and as its load message."""
 
 from halfmoon_protocol.messages import KvstoreLoad
 from halfmoon_runtime.observability.metrics import LabelledValues, MetricSnapshot, by_label
@@ -6,12 +6,12 @@ from halfmoon_scheduling.tiers.tiered_cache import TieredCache
 
 
 def kvstore_metrics(tiers: TieredCache, block_bytes: int, n_batches: int) -> MetricSnapshot:
-    """What the metrics show; counts are since the start of the process.
+    """Return the metrics; counts are since the start of the process.
 
     Args:
         tiers: memory and disk.
-        block_bytes: of one block.
-        n_batches: KV events published, in messages.
+        block_bytes: size of one block.
+        n_batches: number of published messages of KV events.
     """
     memory, disk, counts = tiers.memory, tiers.disk, tiers.counts
     used = {"memory": memory.n_used, "disk": len(disk) + tiers.n_writing}
@@ -105,11 +105,11 @@ def kvstore_metrics(tiers: TieredCache, block_bytes: int, n_batches: int) -> Met
 
 
 def load_message(tiers: TieredCache, sequence: int) -> KvstoreLoad:
-    """What conductors are told.
+    """Build the load message for conductors.
 
     Args:
         tiers: memory and disk.
-        sequence: number of the newest KV event that was published.
+        sequence: number of the last published KV event.
     """
     memory, disk, counts = tiers.memory, tiers.disk, tiers.counts
     return KvstoreLoad(

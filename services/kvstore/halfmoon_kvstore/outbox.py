@@ -1,8 +1,8 @@
-"""What a kvstore says, in the order in which it became true: answers and KV events.
+"""Send a kvstore's answers and KV events in the order in which they became true.
 
-Several tasks change what is stored. Each puts what is to be said here in the same step in which
-it changes something, and then sends, or leaves that to whoever is sending already: no event
-overtakes another.
+Several tasks change the stored blocks. In the same step as a change, a task queues its answers and
+events here. Then it sends them, unless another task is sending already. So no event overtakes
+another.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from halfmoon_protocol.kv_events import KvEvent
 from halfmoon_protocol.messages import Message
 from halfmoon_runtime.channels.network import PeerId, PeerUnreachable, Port
 
-#: KV events of one publication at the most, far below what a message may hold.
+#: Most KV events of one publication, far below the limit of a message.
 _MAX_EVENTS = 512
 
 
@@ -24,10 +24,10 @@ class _Answer:
 
 
 class Outbox:
-    """Answers and events of one port."""
+    """Queue and send the answers and events of one port."""
 
     def __init__(self, port: Port, lost: Callable[[PeerId], None]) -> None:
-        """`lost` is called for a caller that can't be answered any more."""
+        """Use this port; `lost` is called for a caller that can't be reached any more."""
         self._port = port
         self._lost = lost
         self._waiting: deque[_Answer | list[KvEvent]] = deque()
@@ -36,11 +36,11 @@ class Outbox:
         self.sequence = -1
 
     def answer(self, peer: PeerId, message: Message) -> None:
-        """Say this to one caller."""
+        """Queue an answer to one caller."""
         self._waiting.append(_Answer(peer, message))
 
     def publish(self, events: Sequence[KvEvent]) -> None:
-        """Publish these."""
+        """Queue KV events to publish."""
         for event in events:
             last = self._waiting[-1] if self._waiting else None
             if isinstance(last, list) and len(last) < _MAX_EVENTS:
@@ -49,7 +49,7 @@ class Outbox:
                 self._waiting.append([event])
 
     async def send(self) -> None:
-        """Say all that waits, unless another task is at it.
+        """Send all queued answers and events, unless another task is sending.
 
         Raises:
             PeerUnreachable: the port is closed.

@@ -1,4 +1,4 @@
-"""Settings of a kvstore node."""
+"""Define the settings of a kvstore node."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from halfmoon_transfer.backends.backend_choices import check_backend_choices
 
 
 class KvstoreSettings(TracedSettings):
-    """One kvstore node: how much it holds and how it lets go."""
+    """Settings of one kvstore node: capacity, eviction, leases and drain."""
 
     worker_id: str = Field("kvstore-0", description="Stable name of this node in the cluster")
     capacity_mib: Annotated[int, Field(ge=1)] = Field(
@@ -79,7 +79,7 @@ class KvstoreSettings(TracedSettings):
 
     @property
     def tenant_quotas_bytes(self) -> dict[str, int]:
-        """Bytes of blocks by tenant."""
+        """Most bytes of blocks of each tenant."""
         return _quotas_bytes(self.tenant_quotas_mib)
 
     @property

@@ -1,7 +1,7 @@
-"""The kvstore at work: commands in, answers and KV events out.
+"""Handle the commands of a kvstore node: answer callers, and publish KV events.
 
-`stock` has the blocks; this shell has the port and the clock. A node is the only authority over
-its own blocks: what conductors know of them they know from its events.
+`BlockStore` holds the blocks; this shell has the port and the clock. A node is the only authority
+over its blocks: conductors know of them only by its events.
 """
 
 import asyncio
@@ -61,22 +61,22 @@ from halfmoon_transfer.regions.region_table import Memory
 log = structlog.get_logger()
 
 _HOUSEKEEPING_S = 0.25
-#: Hashes in one snapshot at the most: more would be over the limit of a message.
-MAX_TOLD = 800_000
-#: Characters of a peer's text that go into the log.
+#: Most hashes in one snapshot: more would exceed the limit of a message.
+MAX_SNAPSHOT_HASHES = 800_000
+#: Longest text of a peer in the log, in characters.
 _MAX_LOGGED = 1000
 
 
 @dataclass(frozen=True)
 class _Put:
-    """A put under way, and until when."""
+    """A pending put, and its deadline."""
 
     reserved: ReserveBlocks
     deadline_s: float
 
 
 class KvstoreWorker:
-    """Serves one port from one region of memory, and a disk if there is one."""
+    """Serve one port from one region of memory, and from a disk if there is one."""
 
     def __init__(
         self,
@@ -87,32 +87,32 @@ class KvstoreWorker:
         clock: Clock,
         record: Callable[[WorkerInfo], Awaitable[None]],
         disk: SegmentFolder | None = None,
-        copier: ReplicaReader | None = None,
+        replica_reader: ReplicaReader | None = None,
         tracer: Tracer | None = None,
         model: ModelWorkerLookup | None = None,
     ) -> None:
-        """Serve nothing yet.
+        """Prepare the node; `serve` starts it.
 
         Args:
-            port: where commands come from and events go.
-            memory: for blocks.
+            port: receives commands, sends answers and events.
+            memory: registered memory for blocks.
             info: the worker's record, without a layout.
-            settings: its settings.
-            clock: what time it is.
+            settings: settings of the node.
+            clock: tells the time.
             record: writes the worker's changed record to the metadata server.
-            disk: for blocks that leave memory; None: they are dropped.
-            copier: gets blocks of other kvstores; None: none are copied.
-            tracer: makes spans; None: no traces here.
-            model: a worker whose KV this node is for, if there is one; None: not known.
+            disk: holds blocks that leave memory; None: they are dropped.
+            replica_reader: reads blocks of other kvstores; None: copy orders are refused.
+            tracer: makes spans; None: no traces.
+            model: finds a worker whose KV this node stores; None: it is unknown.
         """
         self._port = port
         self._settings = settings
         self._clock = clock
         self._record = record
         self.info = info
-        #: Puts under way, for the events they will make, each until its reservation ends.
+        #: Pending puts, for their events; each until its reservation ends.
         self._puts: dict[tuple[PeerId, Ticket], _Put] = {}
-        #: Connections that said hello, with their names; they are told when `info` changes.
+        #: Connections that sent a hello, with their names; they get each change of `info`.
         self._conductors: dict[PeerId, ConductorId] = {}
         self._outbox = Outbox(port, self._on_lost)
         self._traces = LeaseSpans(tracer)
@@ -127,18 +127,18 @@ class KvstoreWorker:
             self._traces,
             model,
         )
-        self._suspects = BlockScrubber(self.block_store, clock)
-        self._copying = (
+        self._scrubber = BlockScrubber(self.block_store, clock)
+        self._replication = (
             None
-            if copier is None
-            else ReplicationHandler(copier, self.block_store, self._outbox, clock)
+            if replica_reader is None
+            else ReplicationHandler(replica_reader, self.block_store, self._outbox, clock)
         )
-        #: Parent of all that goes on beside commands, while `serve` runs.
+        #: Parent of all background tasks, while `serve` runs.
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
     def tiers(self) -> TieredCache | None:
-        """What is where; None until the first put, or the disk, says what a block is."""
+        """The tiers; None until the first put, or the disk, determines the layout."""
         return self.block_store.tiers
 
     async def serve(self) -> None:
@@ -147,7 +147,7 @@ class KvstoreWorker:
             async with asyncio.TaskGroup() as self._tasks:
                 self.block_store.start_in(self._tasks)
                 await self.block_store.restore()
-                housekeeping = self._tasks.create_task(self._keep_house())
+                housekeeping = self._tasks.create_task(self._housekeep())
                 try:
                     await serve_messages(self._port, self._handle_and_answer)
                 finally:
@@ -156,15 +156,17 @@ class KvstoreWorker:
             await self.block_store.close()
 
     async def stop_accepting(self) -> None:
-        """Refuse puts and copies from now on: the node is to leave."""
-        await self._introduce(msgspec.structs.replace(self.info, draining=True))
+        """Refuse puts and copies from now on, before the node leaves."""
+        await self._change_info(msgspec.structs.replace(self.info, draining=True))
         await self._outbox.send()
 
     async def _on_adopted(self, layout: KvLayout, n_blocks: int) -> None:
-        await self._introduce(msgspec.structs.replace(self.info, layout=layout, n_blocks=n_blocks))
+        await self._change_info(
+            msgspec.structs.replace(self.info, layout=layout, n_blocks=n_blocks)
+        )
 
-    async def _introduce(self, info: WorkerInfo) -> None:
-        """What this node is has changed: conductors are told, and the record is."""
+    async def _change_info(self, info: WorkerInfo) -> None:
+        """Send the node's changed record to conductors and to the metadata server."""
         self.info = info
         for peer in self._conductors:
             self._outbox.answer(peer, Welcome(worker=info))
@@ -208,10 +210,12 @@ class KvstoreWorker:
                     self.tiers.drop(hashes, self._clock.now())
                     self.block_store.run_commands()
             case VerifyBlocks(hashes=hashes):
-                self._suspects.add(hashes)
+                self._scrubber.add(hashes)
             case SnapshotBlocks(ticket=ticket):
-                # Events of what has changed since may follow: to hear of it twice does no harm.
-                stored = () if self.tiers is None else tuple(self.tiers.hashes()[:MAX_TOLD])
+                # Events of later changes may follow; applying a change twice does no harm.
+                stored = (
+                    () if self.tiers is None else tuple(self.tiers.hashes()[:MAX_SNAPSHOT_HASHES])
+                )
                 snapshot = BlocksSnapshot(
                     sequence=self._outbox.sequence,
                     hashes=stored,
@@ -223,7 +227,7 @@ class KvstoreWorker:
                 self._conductors[peer] = conductor
                 self._outbox.answer(peer, Welcome(worker=self.info))
             case Unwelcome(reason=reason):
-                # Objects and other conductors' blocks are here, too: it goes on.
+                # The node also holds objects and blocks of other conductors: it goes on.
                 reason = reason[:_MAX_LOGGED] + self.block_store.layout_hint()
                 log.error("refused_by_conductor", reason=reason, sender=peer.hex())
             case Cancel():
@@ -311,12 +315,12 @@ class KvstoreWorker:
             self._puts[peer, ticket] = _Put(put.reserved, until_s)
 
     def _on_replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
-        if self._copying is None or self._tasks is None or self.info.draining:
+        if self._replication is None or self._tasks is None or self.info.draining:
             self._refuse(peer, order.ticket, f"{self.info.worker_id} copies no blocks")
-        elif (refused := self._copying.refusal(order)) is not None:
+        elif (refused := self._replication.refusal(order)) is not None:
             self._outbox.answer(peer, refused)
         else:
-            self._tasks.create_task(self._copying.replicate(peer, order))
+            self._tasks.create_task(self._replication.replicate(peer, order))
 
     def _refuse(
         self, peer: PeerId, ticket: Ticket, reason: str, retry_after_s: float = 0.0
@@ -326,7 +330,7 @@ class KvstoreWorker:
         )
 
     def _on_lost(self, peer: PeerId) -> None:
-        """A caller is gone: what it holds is let go."""
+        """Release the leases and reservations of a caller that is gone."""
         self._traces.on_peer_lost(peer, self._clock.now())
         if self.tiers is not None:
             self.tiers.forget_owner(owner_of(peer))
@@ -335,8 +339,8 @@ class KvstoreWorker:
 
     # -- as time passes ----------------------------------------------------------------------
 
-    async def _keep_house(self) -> None:
-        """Discard what ran out, evict ahead of demand, say how full it is."""
+    async def _housekeep(self) -> None:
+        """Drop expired reservations, evict ahead of demand, and publish the load."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             if (tiers := self.tiers) is None:
@@ -344,13 +348,13 @@ class KvstoreWorker:
             now = self._clock.now()
             self._puts = {key: put for key, put in self._puts.items() if put.deadline_s > now}
             tiers.on_tick(now)
-            await self._suspects.scrub()
+            await self._scrubber.scrub()
             self.block_store.run_commands()
             await self._outbox.send()
             await self._port.publish(load_message(tiers, self._outbox.sequence))
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return the metrics; none before the layout is known."""
         if self.tiers is None or self.info.layout is None:
             return {}
         return kvstore_metrics(self.tiers, self.info.layout.block_bytes, self._outbox.sequence + 1)

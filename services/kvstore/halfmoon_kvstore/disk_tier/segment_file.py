@@ -1,20 +1,19 @@
-"""One file of blocks on a disk: opening it, mending it, and reading and writing its slots.
+"""Open and repair one file of blocks on a disk, and read and write its slots.
 
-    page 0         what this file is: block size, number of slots, KV layout; with a checksum
+    page 0         superblock: block size, number of slots, KV layout; with a checksum
     pages 1 … h    one header of 128 bytes per slot, 32 to a page
     then           the slots, each a whole number of pages
-    then           h pages: each header again
-    last page      page 0 again
+    then           h pages: a copy of each header
+    last page      a copy of page 0
 
-A header says which block is in its slot, and has a checksum of its own. Both copies are written
-after the block's bytes and cleared before they are overwritten: so a process that is killed in
-the middle leaves a slot without a header, never a header without its bytes. What a failing disk
-or a loss of power does to the bytes, their checksum shows when they are read. Headers go through
-the page cache, which outlives the process, and are not kept in memory.
+A header names the block in its slot, and has its own checksum. Both copies are written after the
+block's bytes, and cleared before the bytes are overwritten. So a process that is killed meanwhile
+leaves a slot without a header, never a header without its bytes. Damage to the bytes by a failing
+disk or a loss of power is found by their checksum when they are read. Headers go through the page
+cache, which outlives the process, and are not kept in memory.
 
-A damaged header or page 0 is taken from its copy when the file is opened, and both are made equal
-again. A file of version 1 ends after the slots; when it is opened it gets its copies, and the
-space for them beyond its size.
+Opening the file replaces a damaged header or page 0 by its copy. A file of version 1 ends after the
+slots; opening it appends the copies.
 """
 
 import mmap
@@ -38,64 +37,64 @@ from halfmoon_transfer.regions.file_region import FileRegion, FileShrunk
 
 
 class SegmentRepair(msgspec.Struct, frozen=True, kw_only=True):
-    """What was wrong with a file that was opened, and is not any more."""
+    """Damage that was repaired when a file was opened."""
 
     #: Whether page 0 or its copy was damaged.
-    front: bool = False
-    #: Headers that were taken from their copy.
+    superblock: bool = False
+    #: Headers that were restored from their copy.
     n_headers: int = 0
-    #: Blocks whose header is lost in both places, or whose bytes the file has no more.
+    #: Blocks that are lost: both headers are, or the file ends before their bytes.
     n_blocks_lost: int = 0
-    #: Bytes by which the file was too short.
+    #: Bytes missing at the end of the file.
     n_bytes_missing: int = 0
-    #: Pages of headers that the disk did not give.
+    #: Pages of headers that the disk could not read.
     n_pages_unreadable: int = 0
 
 
 class SegmentFile:
-    """An open segment file. Different slots may be used by several threads at once."""
+    """Read and write an open segment file. Threads may use different slots at once."""
 
     def __init__(
-        self, path: Path, shape: SegmentShape, front: SegmentSuperblock | None = None
+        self, path: Path, shape: SegmentShape, superblock: SegmentSuperblock | None = None
     ) -> None:
-        """Open a file of this shape, and mend what is damaged of it; or make a new one.
+        """Open and repair a file of this shape, or make a new one.
 
         Args:
-            path: of the file.
-            shape: of it.
-            front: what the file is, of the same shape; None: it is made anew, whatever it was.
+            path: path of the file.
+            shape: shape of the file.
+            superblock: the file's superblock, of the same shape; None: the file is made anew.
 
         Raises:
-            OSError: it can't be made or opened, or the file system has no room for it. Of one to
-                be made nothing is left; one to be opened stays as it is.
+            OSError: the file can't be made or opened, or the file system is full. A new file is
+                removed again; an existing file stays as it is.
         """
         self.path = path
         self.shape = shape
         self._headers = SlotHeaderCodec(shape)
-        if front is None:
+        if superblock is None:
             _make(path, shape)
         n_bytes = path.stat().st_size
         _lengthen(path, shape.n_bytes)
         self._file = FileRegion(path)
-        #: 1 for each slot of which at least one header is to be cleared before it is written.
+        #: 1 for each slot with a header that must be cleared before the slot is written.
         self._has_header = bytearray(shape.n_slots)
-        #: What was wrong with it.
-        self.mended = SegmentRepair()
-        if front is not None:
-            self._mend(front, n_bytes)
+        #: Damage that opening the file repaired.
+        self.repair = SegmentRepair()
+        if superblock is not None:
+            self._repair_copies(superblock, n_bytes)
 
     @property
     def direct(self) -> bool:
-        """Whether bytes go past the page cache."""
+        """True if block bytes bypass the page cache."""
         return self._file.direct
 
     @property
     def n_used(self) -> int:
-        """Slots with a header."""
+        """Number of slots with a header."""
         return self._has_header.count(1)
 
     def blocks(self) -> Iterator[SlotEntry]:
-        """What is in the slots, by the headers that are whole and of this shape."""
+        """Yield the entries of the slots whose header is intact and of this shape."""
         pages = _Pages(self._file, self.shape)
         for slot in range(self.shape.n_slots):
             found = self._chosen(*pages.headers(slot), slot)
@@ -103,7 +102,7 @@ class SegmentFile:
                 yield found
 
     def sequences(self) -> Iterator[tuple[int, int]]:
-        """The slots that hold a block, each with the write that it is of."""
+        """Yield each slot that holds a block, with the sequence number of its write."""
         pages = _Pages(self._file, self.shape)
         for slot in range(self.shape.n_slots):
             header = self._headers.merge(*pages.headers(slot), slot)
@@ -111,20 +110,20 @@ class SegmentFile:
                 yield slot, sequence
 
     def block(self, slot: int) -> SlotEntry | None:
-        """What is in a slot, if one of its headers is whole and of this shape."""
+        """Return the entry of a slot, if one of its headers is intact and of this shape."""
         header = bytearray(HEADER_BYTES)
         for offset in self.shape.header_offsets(slot):
-            with suppress(OSError):  # there is the other one
+            with suppress(OSError):  # the other copy is read, too
                 self._file.load(offset, memoryview(header))
                 if (found := self._headers.parse(bytes(header), slot)) is not None:
                     return found
         return None
 
     def write(self, found: SlotEntry, generation: int, view: memoryview) -> None:
-        """Put a block into a slot, whatever was in it.
+        """Write a block into a slot, and replace the block that was there.
 
         Raises:
-            OSError: the disk says so; the slot holds nothing, or what it held, or the block.
+            OSError: the write failed; the slot is empty, or holds the old or the new block.
         """
         self.erase(found.slot)
         self._file.store(self.shape.offset(found.slot), view)
@@ -132,10 +131,10 @@ class SegmentFile:
         self._set_headers(found.slot, self._headers.pack(found, generation))
 
     def read(self, slot: int, view: memoryview) -> None:
-        """Read a slot's bytes; whether they are right is not looked at.
+        """Read a slot's bytes without verifying them.
 
         Raises:
-            OSError: the disk says so.
+            OSError: the read failed.
             FileShrunk: the file has become shorter.
         """
         self._file.load(self.shape.offset(slot), view)
@@ -144,7 +143,7 @@ class SegmentFile:
         """Clear a slot's headers, if it has any.
 
         Raises:
-            OSError: the disk says so.
+            OSError: the write failed.
         """
         if self._has_header[slot]:
             self._set_headers(slot, EMPTY)
@@ -164,43 +163,45 @@ class SegmentFile:
 
     # -- mending -----------------------------------------------------------------------------
 
-    def _mend(self, front: SegmentSuperblock, n_bytes: int) -> None:
-        """Make both copies of everything equal; count what is lost.
+    def _repair_copies(self, superblock: SegmentSuperblock, n_bytes: int) -> None:
+        """Make both copies of superblock and headers equal, and count lost blocks.
 
         Args:
-            front: what the file is.
-            n_bytes: how long it was.
+            superblock: the file's superblock.
+            n_bytes: length of the file before it was opened.
         """
         shape = self.shape
         pages = _Pages(self._file, shape)
         n_headers = n_lost = 0
         for slot in range(shape.n_slots):
             first, second = pages.headers(slot)
-            right = self._headers.merge(first, first if front.version == 1 else second, slot)
+            right = self._headers.merge(first, first if superblock.version == 1 else second, slot)
             end = shape.offset(slot) + shape.layout.block_bytes
             if right is None or (right != EMPTY and end > n_bytes):
                 right, n_lost = EMPTY, n_lost + 1
             n_headers += right != EMPTY and first != second
             self._has_header[slot] = not right == first == second == EMPTY
             if not right == first == second:
-                with suppress(OSError):  # then it is done before the slot is written, or later
+                with suppress(OSError):  # the header is then cleared before the slot is written
                     self._set_headers(slot, right)
                     self._has_header[slot] = right != EMPTY
-        fronts_differ = self._mend_front()
-        is_old = front.version == 1
-        self.mended = SegmentRepair(
-            front=fronts_differ and not is_old,
+        fronts_differ = self._repair_superblock()
+        is_old = superblock.version == 1
+        self.repair = SegmentRepair(
+            superblock=fronts_differ and not is_old,
             n_headers=0 if is_old else n_headers,
             n_blocks_lost=n_lost,
-            n_bytes_missing=max(0, shape.bytes_with(front.version) - n_bytes),
+            n_bytes_missing=max(0, shape.bytes_with(superblock.version) - n_bytes),
             n_pages_unreadable=pages.n_unreadable,
         )
 
-    def _mend_front(self) -> bool:
-        """Write page 0 and its copy where they are not right; whether one was not."""
+    def _repair_superblock(self) -> bool:
+        """Rewrite page 0 and its copy where they are damaged; return whether one was."""
         page = encode_superblock(self.shape)
         found = False
-        for offset in reversed(self.shape.front_offsets):  # page 0 of version 1 stays to the end
+        for offset in reversed(
+            self.shape.superblock_offsets
+        ):  # page 0 of version 1 is replaced last
             there = bytearray(PAGE_BYTES)
             with suppress(OSError):
                 self._file.load(offset, memoryview(there))
@@ -212,10 +213,10 @@ class SegmentFile:
 
 
 class _Pages:
-    """All headers of a file, both copies, outside of Python's heap."""
+    """Hold both copies of all headers of a file, outside of Python's heap."""
 
     def __init__(self, file: FileRegion, shape: SegmentShape) -> None:
-        """Read them; a page that can't be read is zeros."""
+        """Read the headers; a page that can't be read counts as zeros."""
         self.n_unreadable = 0
         self._file = file
         self._copies = [
@@ -223,7 +224,7 @@ class _Pages:
         ]
 
     def headers(self, slot: int) -> tuple[bytes, bytes]:
-        """A slot's two."""
+        """Return both headers of a slot."""
         first, second = (
             copy[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES] for copy in self._copies
         )
@@ -248,22 +249,22 @@ class _Pages:
 
 
 def scan_blocks(path: Path) -> list[SlotEntry]:
-    """What a file has by its headers; nothing of it is changed.
+    """Return the blocks of a file by its headers, without changing the file.
 
-    The file may be in use. A file that is no segment, or can't be read, has none.
+    The file may be in use. A file that is no segment, or can't be read, has no blocks.
     """
     try:
-        front = read_superblock(path)
-        if front is None:
+        superblock = read_superblock(path)
+        if superblock is None:
             return []
         file = FileRegion(path, writable=False, direct=False)
     except OSError:
         return []
-    headers, found = SlotHeaderCodec(front.shape), []
-    pages = _Pages(file, front.shape)
-    for slot in range(front.shape.n_slots):
+    headers, found = SlotHeaderCodec(superblock.shape), []
+    pages = _Pages(file, superblock.shape)
+    for slot in range(superblock.shape.n_slots):
         first, second = pages.headers(slot)
-        header = headers.merge(first, first if front.version == 1 else second, slot)
+        header = headers.merge(first, first if superblock.version == 1 else second, slot)
         if header and (block := headers.parse(header, slot)) is not None:
             found.append(block)
     file.close()
@@ -271,12 +272,12 @@ def scan_blocks(path: Path) -> list[SlotEntry]:
 
 
 def _make(path: Path, shape: SegmentShape) -> None:
-    """Page 0 is written last: a file that is not finished is none."""
+    """Make a file; page 0 is written last, so that an unfinished file is no segment."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, shape.n_bytes)
-        for offset in reversed(shape.front_offsets):
+        for offset in reversed(shape.superblock_offsets):
             os.pwrite(fd, encode_superblock(shape), offset)
         os.fsync(fd)
     except OSError:
@@ -287,7 +288,7 @@ def _make(path: Path, shape: SegmentShape) -> None:
 
 
 def _lengthen(path: Path, n_bytes: int) -> None:
-    """Make a file as long as it is to be, with zeros: allocated, if there is room."""
+    """Extend a file with zeros to this length, and allocate the space if there is room."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         n_there = os.fstat(fd).st_size

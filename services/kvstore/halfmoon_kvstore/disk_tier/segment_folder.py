@@ -1,9 +1,9 @@
-"""A kvstore's disk: a folder of segment files, as one row of slots.
+"""Use a folder of segment files as one row of slots: a kvstore's disk.
 
     PATH/lock                 held by the process that uses the folder
-    PATH/segment-00000.kv …   see `segment`
+    PATH/segment-00000.kv …   see `segment_file`
 
-Only this process's bytes are here: what it reads is what it, or an earlier start of it, wrote.
+Only this node writes here: a process reads its own blocks and those of its earlier starts.
 """
 
 import fcntl
@@ -34,23 +34,23 @@ from halfmoon_transfer.regions.file_region import FileShrunk
 
 log = structlog.get_logger()
 
-#: Bytes of a segment file, about, unless the disk or the blocks call for another size.
+#: Approximate bytes of a segment file; a small disk or large blocks lead to another size.
 _SEGMENT_BYTES = 256 * 1024 * 1024
 
 
 class SegmentFolderInUse(Exception):
-    """Another process holds the folder: the text names it."""
+    """Another process uses the folder; the text names the process."""
 
 
 class SegmentFolder:
-    """The slots of a folder. `perform` may run in several threads at once."""
+    """Read, write and erase the slots of a folder. Threads may call `perform` at once."""
 
     def __init__(self, path: Path, n_bytes: int, generation: int) -> None:
-        """Take a folder, made if it is not there; `open` takes it into use.
+        """Lock a folder, and make it if it is absent; `open` opens its files.
 
         Raises:
-            DiskInUse: another process has it.
-            OSError: it can't be made.
+            SegmentFolderInUse: another process uses it.
+            OSError: the folder can't be made.
         """
         self.path = path
         self._n_bytes = n_bytes
@@ -72,9 +72,9 @@ class SegmentFolder:
         self._lock = threading.Lock()
 
     def layout(self) -> KvLayout | None:
-        """The layout of the blocks that are here from an earlier start, if there are any.
+        """Layout of the blocks of an earlier start, if there are any.
 
-        Where files differ, it is the one that most slots are for.
+        Where files differ, it is the layout with the most slots.
         """
         n_slots: Counter[KvLayout] = Counter()
         for path in self._files():
@@ -83,16 +83,16 @@ class SegmentFolder:
         return max(n_slots, key=n_slots.__getitem__, default=None)
 
     def open(self, layout: KvLayout) -> None:
-        """Take the segments into use: open those of this layout and size, make the others.
+        """Open the segments of this layout and size, and make the missing ones.
 
-        What is damaged of a file is mended, and what is lost is logged. A file system without
-        room for all of them gives room for fewer blocks, which is logged; perhaps for none.
+        Damage in a file is repaired, and lost blocks are logged. A file system that is too full
+        for all segments has room for fewer blocks, or none; that is logged, too.
         """
         n_segments, shape, old_shape = _shapes(layout, self._n_bytes)
         for stale in self._files()[n_segments:]:
             _log_lost(stale, "the disk is to have fewer files")
             stale.unlink()
-        # One unreadable file among others of this layout is of it, too.
+        # An unreadable file among files of this layout counts as one of them.
         of_layout = any(
             front.shape.layout == layout for path in self._files() if (front := _front(path))
         )
@@ -123,14 +123,14 @@ class SegmentFolder:
             )  # fmt: skip
 
     def blocks(self) -> Iterator[DiskBlock]:
-        """The blocks that are here, by their headers, in the order in which they were written."""
+        """Yield the stored blocks by their headers, in the order in which they were written."""
         slots, sequences = array("I"), array("Q")
         for start, segment in zip(self._starts, self._segments, strict=True):
             for slot, sequence in segment.sequences():
                 slots.append(start + slot)
                 sequences.append(sequence)
         self._sequence = max(sequences, default=0)
-        # One block at a time: there may be a million.
+        # One block at a time: there may be a million blocks.
         for i in sorted(range(len(slots)), key=sequences.__getitem__):
             segment, within = self._locate(slots[i])
             if (block := segment.block(within)) is not None:
@@ -138,16 +138,16 @@ class SegmentFolder:
 
     @property
     def n_slots(self) -> int:
-        """Blocks that fit."""
+        """Number of blocks that fit."""
         return sum(segment.shape.n_slots for segment in self._segments)
 
     @property
     def direct(self) -> bool:
-        """Whether all segments go past the page cache."""
+        """True if all segments bypass the page cache."""
         return bool(self._segments) and all(segment.direct for segment in self._segments)
 
     def describe(self) -> list[dict[str, object]]:
-        """Each file: its slots, and the bytes that are in none or rounded up to pages."""
+        """Describe each file: its slots, and the bytes beside slots or lost to page rounding."""
         found: list[dict[str, object]] = []
         for segment in self._segments:
             shape = segment.shape
@@ -169,8 +169,8 @@ class SegmentFolder:
     def perform(self, command: WriteBack | Promote | Erase, view: memoryview) -> TierOutcome:
         """Move a block between its slot and `view`, its place in memory; or erase a slot.
 
-        Bytes are verified against their checksum in both directions: those that changed in
-        memory are not written, those that changed on the disk not served.
+        Bytes are verified against their checksum in both directions. Bytes that changed in memory
+        are not written; bytes that changed on the disk are not served.
         """
         segment, slot = self._locate(command.disk_slot)
         try:
@@ -195,7 +195,7 @@ class SegmentFolder:
         return "ok"
 
     def close(self) -> None:
-        """Close all files and let go of the folder."""
+        """Close all files and unlock the folder."""
         for segment in self._segments:
             segment.close()
         os.close(self._lock_fd)
@@ -213,13 +213,16 @@ class SegmentFolder:
         return self.path / f"segment-{index:05}.kv"
 
     def _files(self) -> list[Path]:
-        """Those that are there, in order."""
+        """Return the existing segment files, in order."""
         return sorted(self.path.glob("segment-*.kv"))
 
 
 def _shapes(layout: KvLayout, n_bytes: int) -> tuple[int, SegmentShape, SegmentShape]:
-    """How many segments use so many bytes, none if not even one block fits; the shape of a new
-    one, and of one of version 1."""
+    """Return the number of segments for so many bytes, and their shapes.
+
+    The number is 0 if not one block fits. The shapes are those of a new segment and of one of
+    version 1.
+    """
     n_segments = max(1, n_bytes // max(_SEGMENT_BYTES, 16 * layout.block_bytes))
     shape = SegmentShape.fitting(layout, n_bytes // n_segments)
     old_shape = SegmentShape.fitting(layout, n_bytes // n_segments, n_copies=1)
@@ -234,7 +237,7 @@ def _front(path: Path) -> SegmentSuperblock | None:
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of a file; None if there is none."""
+    """Return the length of a file in bytes; None if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -249,15 +252,15 @@ def _why_unreadable(path: Path) -> str:
 
 
 def _log_lost(path: Path, reason: str) -> None:
-    """Say that a file's blocks are given up."""
+    """Log that a file's blocks are lost."""
     log.warning(
         "disk_segment_lost", path=str(path), reason=reason, n_blocks_lost=len(scan_blocks(path))
     )
 
 
 def _log_mended(segment: SegmentFile) -> None:
-    """Say what was wrong with a file, if anything was."""
-    mended = segment.mended
+    """Log the repaired damage of a file, if there was any."""
+    mended = segment.repair
     if mended != SegmentRepair():
         say = log.warning if mended != SegmentRepair(n_headers=mended.n_headers) else log.info
         say(

@@ -1,7 +1,7 @@
-"""The header of one slot of a segment file: which block is in the slot, with a checksum.
+"""Encode the header of one slot of a segment file: the block in the slot, with a checksum.
 
-A file has each header twice. `merge` says what a slot holds when the two differ: after damage,
-or after a process that ended between writing the one and the other.
+A file has two copies of each header. `merge` chooses the right one when they differ: after damage,
+or after a process ended between writing the two.
 """
 
 import struct
@@ -13,36 +13,36 @@ from halfmoon_kvstore.disk_tier.superblock import HEADER_BYTES, SegmentShape
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.tiers.disk_map import BlockRecord
 
-#: mark, depth, sequence, bytes, their xxh3-64, generation, lengths of hash and parent, 2 zeros,
-#: the slot's number plus 1, hash and parent padded with zeros, xxh3-64 of the layout; then an
-#: xxh3-64 of all that. Version 1 of the format has zeros for slot and layout.
+#: Mark, depth, sequence, bytes, their xxh3-64, generation, lengths of hash and parent, 2 zeros,
+#: the slot's number plus 1, hash and parent padded with zeros, xxh3-64 of the layout. Last comes
+#: the xxh3-64 of all these fields. Version 1 of the format has zeros for slot and layout.
 _HEADER = struct.Struct("<4sIQQQQBB2xI32s32sQQ")
 assert _HEADER.size == HEADER_BYTES
 _MARK = b"BLK1"
 _SUM_AT = HEADER_BYTES - 8
 EMPTY = bytes(HEADER_BYTES)
-#: Bytes of a block's hash at the most.
+#: Longest hash of a block, in bytes.
 MAX_HASH_BYTES = 32
 
 
 class SlotEntry(msgspec.Struct, frozen=True):
-    """A block that a segment has, by its header."""
+    """A block in a slot of a segment, by its header."""
 
     slot: int
     record: BlockRecord
-    #: Which write of the node it was: the higher one is the later one.
+    #: Number of the node's write; later writes have higher numbers.
     sequence: int
 
 
 class SlotHeaderCodec:
-    """Packs and parses the headers of one segment."""
+    """Pack and parse the headers of one segment."""
 
     def __init__(self, shape: SegmentShape) -> None:
         self._block_bytes = shape.layout.block_bytes
         self._layout_sum = xxhash.xxh3_64_intdigest(msgspec.json.encode(shape.layout))
 
     def pack(self, found: SlotEntry, generation: int) -> bytes:
-        """The header of a block in its slot."""
+        """Return the header of a block in its slot."""
         record = found.record
         parent = record.parent or b""
         header = _HEADER.pack(
@@ -52,7 +52,7 @@ class SlotHeaderCodec:
         return header[:_SUM_AT] + _sum(header[:_SUM_AT])
 
     def sequence(self, header: bytes, slot: int) -> int | None:
-        """The write that a header is of, if it is whole, and of this slot and layout."""
+        """Return a header's sequence number, if it is intact and of this slot and layout."""
         if header[:4] != _MARK or header[_SUM_AT:] != _sum(header[:_SUM_AT]):
             return None
         _, _, sequence, n_bytes, _, _, _, _, number, _, _, layout_sum, _ = _HEADER.unpack(header)
@@ -63,7 +63,7 @@ class SlotHeaderCodec:
         return int(sequence)
 
     def parse(self, header: bytes, slot: int) -> SlotEntry | None:
-        """The block in a slot, if the header is whole, and of this slot and layout."""
+        """Return the block in a slot, if the header is intact and of this slot and layout."""
         if self.sequence(header, slot) is None:
             return None
         _, depth, sequence, _, checksum, _, n_hash, n_parent, _, name, parent, _, _ = (
@@ -75,9 +75,9 @@ class SlotHeaderCodec:
         )
 
     def merge(self, first: bytes, second: bytes, slot: int) -> bytes | None:
-        """The right one of a slot's two headers; None if a block was there and neither is whole.
+        """Return the right one of a slot's two headers; None if both are damaged.
 
-        Where one is empty and the other is not whole, the slot was empty.
+        If one is empty and the other damaged, the slot was empty.
         """
         if first == EMPTY == second:
             return EMPTY
@@ -91,7 +91,7 @@ class SlotHeaderCodec:
 
 
 def is_whole(header: bytes) -> bool:
-    """Whether it is a header of any slot and layout."""
+    """Return whether the checksum of a header, of any slot and layout, is right."""
     return header[:4] == _MARK and header[_SUM_AT:] == _sum(header[:_SUM_AT])
 
 

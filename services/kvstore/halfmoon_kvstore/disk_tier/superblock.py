@@ -1,12 +1,12 @@
-"""What a segment file says of itself, in its first page and in a copy in its last one.
+"""Encode the superblock of a segment file: its first page, with a copy in its last page.
 
-    magic, length of the text   HMKVSEG2; HMKVSEG1 is a file without copies, see `segment`
+    magic, length of the text   HMKVSEG2; HMKVSEG1 is a file without copies, see `segment_file`
     the text                    the file's shape, as JSON
     zeros
     checksum                    xxh3-64 of all bytes before it, in the last 8 of the page
 
-A file is lost only if both pages are. A file of version 1 has one such page: one damaged byte in
-its text or checksum, and any damage in its zeros, is undone by means of the checksum.
+A file is lost only if both pages are. A file of version 1 has one such page. By its checksum, one
+damaged byte in the text or checksum, and any damage in the zeros, can be repaired.
 """
 
 import os
@@ -25,25 +25,25 @@ _MAGIC_OF_ANY_VERSION = b"HMKVSEG"
 #: Magic, length of the text.
 _HEAD = struct.Struct("<8sI")
 _SUM_AT = PAGE_BYTES - 8
-#: Bytes of one slot's header, see `slot_header`.
+#: Bytes of one slot's header: see `slot_header`.
 HEADER_BYTES = 128
 HEADERS_PER_PAGE = PAGE_BYTES // HEADER_BYTES
 
 
 class SegmentShape(msgspec.Struct, frozen=True):
-    """What a file is made for: which blocks, and how many."""
+    """Shape of a file: the layout and the number of its blocks."""
 
     layout: KvLayout
     n_slots: int
 
     @classmethod
     def fitting(cls, layout: KvLayout, n_bytes: int, *, n_copies: int = 2) -> "SegmentShape":
-        """As many slots as fit into a file of this size, perhaps none.
+        """Return the shape with as many slots as fit into a file of this size, perhaps none.
 
         Args:
-            layout: of its blocks.
-            n_bytes: of the file.
-            n_copies: of the first page and the headers: 1 for a file of version 1.
+            layout: layout of the blocks.
+            n_bytes: size of the file.
+            n_copies: copies of the first page and the headers; 1 for a file of version 1.
         """
         slot_bytes = cls(layout, 0).slot_bytes + n_copies * HEADER_BYTES
         n_slots = max(0, (n_bytes - n_copies * PAGE_BYTES) // slot_bytes)
@@ -58,61 +58,61 @@ class SegmentShape(msgspec.Struct, frozen=True):
 
     @property
     def headers_bytes(self) -> int:
-        """Bytes of all headers, once, in whole pages."""
+        """Bytes of one copy of all headers, in whole pages."""
         return -(-self.n_slots // HEADERS_PER_PAGE) * PAGE_BYTES
 
     @property
     def n_bytes(self) -> int:
-        """Length of the file."""
+        """Length of the file, in bytes."""
         return self.bytes_with(2)
 
     def bytes_with(self, n_copies: int) -> int:
-        """Length of a file with so many copies of the first page and of the headers."""
+        """Return the length of a file with so many copies of the first page and the headers."""
         return n_copies * (PAGE_BYTES + self.headers_bytes) + self.n_slots * self.slot_bytes
 
     def offset(self, slot: int) -> int:
-        """Where a slot begins."""
+        """Return the offset of a slot."""
         return PAGE_BYTES + self.headers_bytes + slot * self.slot_bytes
 
     def header_offsets(self, slot: int) -> tuple[int, int]:
-        """Where a slot's header and its copy begin."""
+        """Return the offsets of a slot's header and of its copy."""
         within = slot * HEADER_BYTES
         return PAGE_BYTES + within, self.offset(self.n_slots) + within
 
     @property
-    def front_offsets(self) -> tuple[int, int]:
-        """Where the first page and its copy begin."""
+    def superblock_offsets(self) -> tuple[int, int]:
+        """Offsets of the first page and of its copy."""
         return 0, self.n_bytes - PAGE_BYTES
 
 
 class SegmentSuperblock(msgspec.Struct, frozen=True):
-    """What was read of a file's first page or of its copy."""
+    """A superblock, as read from a file's first page or its copy."""
 
     shape: SegmentShape
     version: int
 
 
 def encode_superblock(shape: SegmentShape) -> bytes:
-    """The first page of a file, and its last one."""
+    """Return the first page of a file, which is also its last."""
     text = msgspec.json.encode(shape)
     page = (_HEAD.pack(_MAGIC[2], len(text)) + text).ljust(_SUM_AT, b"\0")
     return page + _sum(page)
 
 
 def read_superblock(path: Path) -> SegmentSuperblock | None:
-    """What a file says that it is; None if it says nothing that can be read.
+    """Read a file's superblock; return None if neither copy can be decoded.
 
     Raises:
-        OSError: it can't be read at all; FileNotFoundError: there is none.
+        OSError: the file can't be read; FileNotFoundError: it does not exist.
     """
     with path.open("rb") as file:
         first = _page(file.fileno(), 0)
         last = _page(file.fileno(), file.seek(0, 2) - PAGE_BYTES)
-    return _parse(first) or _parse(last) or _mended(first)
+    return _parse(first) or _parse(last) or _repaired(first)
 
 
 def read_shape(path: Path) -> SegmentShape | None:
-    """The shape of a file; None if it is no segment, or there is none."""
+    """Read the shape of a file; return None if the file is no segment or does not exist."""
     try:
         front = read_superblock(path)
     except OSError:
@@ -121,7 +121,7 @@ def read_shape(path: Path) -> SegmentShape | None:
 
 
 def why_unreadable(path: Path) -> str:
-    """Why `read_front` returned None."""
+    """Return the reason why `read_superblock` returned None."""
     with path.open("rb") as file:
         first = _page(file.fileno(), 0)
     magic = first[:8]
@@ -132,7 +132,7 @@ def why_unreadable(path: Path) -> str:
 
 
 def _page(fd: int, at: int) -> bytes:
-    """One page of a file; a part of it, or nothing, where the file or the disk has no more."""
+    """Read one page of a file; return fewer bytes where the file or the disk ends."""
     try:
         return os.pread(fd, PAGE_BYTES, at) if at >= 0 else b""
     except OSError:
@@ -140,14 +140,14 @@ def _page(fd: int, at: int) -> bytes:
 
 
 def _parse(page: bytes) -> SegmentSuperblock | None:
-    """What a page says, if its checksum is right."""
+    """Decode a page if its checksum is right."""
     if len(page) < PAGE_BYTES or page[_SUM_AT:] != _sum(page[:_SUM_AT]):
         return None
     return _decode(page)
 
 
 def _decode(page: bytes) -> SegmentSuperblock | None:
-    """What a page says, whatever its checksum."""
+    """Decode a page without checking its checksum."""
     magic, length = _HEAD.unpack_from(page)
     version = next((number for number, known in _MAGIC.items() if magic == known), None)
     if version is None or _HEAD.size + length > _SUM_AT:
@@ -161,8 +161,8 @@ def _decode(page: bytes) -> SegmentSuperblock | None:
     )
 
 
-def _mended(page: bytes) -> SegmentSuperblock | None:
-    """What a page said before its zeros, or one byte of the rest, were damaged."""
+def _repaired(page: bytes) -> SegmentSuperblock | None:
+    """Decode a page whose zeros, or one other byte, are damaged."""
     if len(page) < PAGE_BYTES:
         return None
     for candidate in _candidates(page):
@@ -172,7 +172,7 @@ def _mended(page: bytes) -> SegmentSuperblock | None:
 
 
 def _candidates(page: bytes) -> Iterator[bytes]:
-    """Pages that it may have been."""
+    """Yield the pages that the damaged page may have been."""
     _, length = _HEAD.unpack_from(page)
     end = _HEAD.size + length
     if end <= _SUM_AT:
@@ -181,7 +181,7 @@ def _candidates(page: bytes) -> Iterator[bytes]:
         right = _sum(cleared)
         if sum(a != b for a, b in zip(right, page[_SUM_AT:], strict=True)) == 1:
             yield cleared + right
-    # The text ends where the zeros begin: what is damaged is before that.
+    # The text ends where the zeros begin: the damaged byte is before that.
     trial = bytearray(page)
     for at in range(len(page[:_SUM_AT].rstrip(b"\0"))):
         for value in range(256):

@@ -1,8 +1,9 @@
-"""How a kvstore leaves: it takes no more puts, what only it has is kept, then it stops.
+"""Drain a kvstore before it stops: refuse puts, and save or move the blocks that only it has.
 
-    POST /drain    moves what only this node has, disk included, to others; then the process ends
-    SIGTERM        with a disk: what only memory has is written there, for the next start;
-                   without one: moved to others; for `drain_s` at the most
+    POST /drain    moves blocks that only this node has, disk included, to other nodes; then the
+                   process ends
+    SIGTERM        with a disk: writes blocks that only memory has to it, for the next start;
+                   without a disk: moves them to other nodes; for at most `drain_s`
 
 Reads are served until the end.
 """
@@ -25,74 +26,74 @@ from halfmoon_runtime.observability.operator_http import (
 )
 
 _DEADLINE_S = 600.0
-_LOOK_S = 0.05
-#: Seconds for whoever watches a drain to hear of its end.
-_TOLD_S = 1.0
+_POLL_S = 0.05
+#: Seconds in which an operator that watches a drain can read its end.
+_READ_END_S = 1.0
 
 
 class _DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    #: Seconds after which the node leaves with what it still has.
+    #: Seconds after which the node leaves, with its remaining blocks.
     deadline_s: Annotated[float, msgspec.Meta(gt=0)] = _DEADLINE_S
 
 
 class DrainController:
-    """One node's end."""
+    """Drain one node, by order of an operator or when the process is told to stop."""
 
     def __init__(
         self,
         worker: KvstoreWorker,
-        moving: DrainMigration,
+        migration: DrainMigration,
         settings: KvstoreSettings,
         service: Service,
     ) -> None:
         self._worker = worker
-        self._moving = moving
+        self._migration = migration
         self._settings = settings
         self._service = service
-        #: What was ordered by HTTP.
-        self._ordered: asyncio.Task[None] | None = None
-        #: Set when somebody was told how it ended.
-        self._told = asyncio.Event()
+        #: The drain that an operator ordered by HTTP.
+        self._ordered_drain: asyncio.Task[None] | None = None
+        #: Set when an operator has read the end of the drain.
+        self._end_was_read = asyncio.Event()
 
     def register(self, http: OperatorHttp) -> None:
-        """Answer operators there."""
+        """Add the routes to the HTTP server."""
         http.add("GET", "/drain", self.progress)
         http.add("POST", "/drain", self.start)
 
-    async def progress(self, question: OperatorRequest) -> object:
-        """How far it is."""
-        if self._moving.progress.state in ("done", "incomplete"):
-            self._told.set()
-        return self._moving.progress
+    async def progress(self, request: OperatorRequest) -> object:
+        """Return the progress of the drain."""
+        if self._migration.progress.state in ("done", "incomplete"):
+            self._end_was_read.set()
+        return self._migration.progress
 
-    async def start(self, question: OperatorRequest) -> object:
-        """Begin to move everything, then leave; a second order changes nothing."""
+    async def start(self, request: OperatorRequest) -> object:
+        """Start to move all blocks, then leave; a second request changes nothing."""
         try:
-            body = msgspec.json.decode(question.body or b"{}", type=_DrainBody)
+            body = msgspec.json.decode(request.body or b"{}", type=_DrainBody)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OperatorHttpError(400, f"the body is no drain: {error}") from None
-        if self._ordered is None and not self._service.stopping.is_set():
-            self._moving.begin()
-            self._ordered = self._service.spawn(self._leave(body.deadline_s))
-        return self._moving.progress
+        if self._ordered_drain is None and not self._service.stopping.is_set():
+            self._migration.begin()
+            self._ordered_drain = self._service.spawn(self._leave(body.deadline_s))
+        return self._migration.progress
 
     async def shut_down(self) -> None:
-        """The process is to end: keep what can be kept."""
+        """Save or move blocks before the process ends."""
         limit_s = self._settings.drain_s
-        if self._ordered is not None:
-            await asyncio.wait([self._ordered], timeout=limit_s)
+        if self._ordered_drain is not None:
+            await asyncio.wait([self._ordered_drain], timeout=limit_s)
             return
         await self._worker.stop_accepting()
         until_s = asyncio.get_running_loop().time() + limit_s
         if self._worker.block_store.disk is not None:
             await self._worker.block_store.write_back_all(limit_s)
         elif limit_s:
-            await self._moving.run(limit_s)
-        await self._readers_gone(until_s)
+            await self._migration.run(limit_s)
+        await self._wait_for_readers(until_s)
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
-        progress = self._moving.progress
+        """Return the progress as metrics."""
+        progress = self._migration.progress
         return {
             "halfmoon_kvstore_drain_blocks": (
                 "Blocks that only this node had when it began to leave.",
@@ -103,19 +104,19 @@ class DrainController:
     async def _leave(self, deadline_s: float) -> None:
         await self._worker.stop_accepting()
         until_s = asyncio.get_running_loop().time() + deadline_s
-        await self._moving.run(deadline_s)
-        await self._readers_gone(until_s)
-        if self._worker.block_store.disk is not None and self._moving.progress.n_left:
+        await self._migration.run(deadline_s)
+        await self._wait_for_readers(until_s)
+        if self._worker.block_store.disk is not None and self._migration.progress.n_left:
             await self._worker.block_store.write_back_all(self._settings.drain_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_TOLD_S):
-                await self._told.wait()
+            async with asyncio.timeout(_READ_END_S):
+                await self._end_was_read.wait()
         self._service.stopping.set()
 
-    async def _readers_gone(self, until_s: float) -> None:
-        """Let those who read here finish, until then at the latest."""
+    async def _wait_for_readers(self, until_s: float) -> None:
+        """Wait until no block is leased, until `until_s` at the latest."""
         loop, tiers = asyncio.get_running_loop(), self._worker.tiers
         while True:
             if tiers is None or not tiers.memory.n_leased or loop.time() >= until_s:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)

@@ -1,9 +1,9 @@
-"""Moves what only this node has to other kvstores, before it leaves.
+"""Move blocks that only this node has to other kvstores, before it leaves.
 
-It asks each of them what it holds and how much room it has, orders copies of the rest by the
-message that conductors use for hot prefixes, and looks again until nothing is left. Who gets
-what is `halfmoon_scheduling.directory.drain_plan`. The targets read, verify, and announce what they
-have.
+It reads each other kvstore's snapshot of blocks and free bytes. It orders copies of the missing
+blocks, by the message that conductors use for hot prefixes, and repeats this until none is left.
+`halfmoon_scheduling.directory.drain_plan` chooses the targets. The targets read and verify the
+blocks, and announce them.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from halfmoon_scheduling.tiers.tiered_cache import TieredCache
 
 log = structlog.get_logger()
 
-#: Blocks of one order at the most, and about its bytes.
+#: Most blocks of one copy order, and its approximate bytes.
 _MAX_BLOCKS = 64
 _ORDER_BYTES = 32 * 1024 * 1024
-#: Seconds that one order may take.
+#: Seconds that one copy order may take.
 _ORDER_S = 60.0
-#: Seconds between two looks when somebody was busy.
-_AGAIN_S = 0.2
+#: Seconds between two rounds when a target was busy.
+_RETRY_S = 0.2
 
 
 class DrainProgress(msgspec.Struct, frozen=True):
-    """How far it is."""
+    """Progress of a migration, as operators read it."""
 
-    #: idle; moving; done: others have all; incomplete: they have not, `reason` says why.
+    #: idle; moving; done: other nodes have all blocks; incomplete: `reason` says why not.
     state: str = "idle"
-    #: Blocks that only this node had, those moved, and those left.
+    #: Number of blocks that only this node had, and how many of them are moved and left.
     n_blocks: int = 0
     n_moved: int = 0
     n_left: int = 0
@@ -46,41 +46,41 @@ class DrainProgress(msgspec.Struct, frozen=True):
 
 
 class DrainMigration:
-    """One node's move."""
+    """Move one node's blocks to other nodes."""
 
     def __init__(
         self,
-        stock: BlockStore,
+        block_store: BlockStore,
         kvstores: KvstoreClients,
         own: KvstoreAddress,
         members: Callable[[], Awaitable[list[WorkerInfo]]],
         bytes_per_s: float,
     ) -> None:
-        """Nothing is moved yet.
+        """Prepare a migration; `run` starts it.
 
         Args:
-            stock: whose blocks.
-            kvstores: reach the others.
-            own: where they read.
-            members: all workers, as the metadata server knows them.
-            bytes_per_s: no more than this is moved.
+            block_store: holds the blocks to move.
+            kvstores: clients of the other nodes.
+            own: address at which the other nodes read.
+            members: returns all workers in the metadata server.
+            bytes_per_s: highest rate of the copies.
         """
-        self._stock = stock
+        self._block_store = block_store
         self._kvstores = kvstores
         self._own = own
         self._members = members
         self._bytes_per_s = bytes_per_s
         self._n_orders = 0
-        #: When the next order may begin, by the event loop's clock.
+        #: Time by the event loop's clock at which the next order may begin.
         self._next_s = 0.0
         self.progress = DrainProgress()
 
     def begin(self) -> None:
-        """Say that it is about to move."""
+        """Set the progress to moving."""
         self.progress = DrainProgress(state="moving")
 
     async def run(self, limit_s: float) -> None:
-        """Move all that others lack, for so long at the most; `progress` tells how it went."""
+        """Move all blocks that no other node has, for at most `limit_s` seconds."""
         self.begin()
         reason = ""
         try:
@@ -89,36 +89,38 @@ class DrainMigration:
         except TimeoutError:
             reason = f"its {limit_s:g} s were over"
         state = "incomplete" if reason else "done"
-        self._tell(state=state, reason=reason)
+        self._report(state=state, reason=reason)
         (log.warning if reason else log.info)(
             "blocks_moved", n_moved=self.progress.n_moved, n_left=self.progress.n_left,
             reason=reason,
         )  # fmt: skip
 
     async def _move_all(self) -> str:
-        """Look and copy until nothing is left; else why there is no use in going on."""
-        while (tiers := self._stock.tiers) is not None and self._stock.layout is not None:
-            plan, clients, refused = await self._look(tiers, self._stock.layout)
+        """Copy until no block is left; return the reason if that is impossible."""
+        while (
+            tiers := self._block_store.tiers
+        ) is not None and self._block_store.layout is not None:
+            plan, clients, refused = await self._plan(tiers, self._block_store.layout)
             n_moved = self.progress.n_moved
-            self._tell(
+            self._report(
                 n_blocks=max(self.progress.n_blocks, n_moved + len(plan.remaining)),
                 n_left=len(plan.remaining),
             )
             if not plan.remaining and not tiers.memory.n_reserved:
-                return ""  # and nothing can come any more
+                return ""  # and no put is pending
             if plan.remaining and not clients:
                 return refused or "there is no other kvstore that takes blocks"
-            busy = await self._copy(plan, clients, self._stock.layout)
+            busy = await self._copy(plan, clients, self._block_store.layout)
             if plan.remaining and not busy and self.progress.n_moved == n_moved:
                 return f"the other kvstores have no room for {len(plan.remaining)} blocks"
             if busy or tiers.memory.n_reserved:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
         return ""
 
-    async def _look(
+    async def _plan(
         self, tiers: TieredCache, layout: KvLayout
     ) -> tuple[DrainPlan, dict[str, KvstoreClient], str]:
-        """What is left, who may take it, and why somebody may not."""
+        """Return the remaining blocks, the clients of possible targets, and the last refusal."""
         plan = DrainPlan(
             DrainingBlock(block, *tiers.parent_and_depth(block)) for block in tiers.hashes()
         )
@@ -149,7 +151,7 @@ class DrainMigration:
     async def _copy(
         self, plan: DrainPlan, clients: dict[str, KvstoreClient], layout: KvLayout
     ) -> bool:
-        """Carry out a plan; whether somebody was busy, so that another try may help."""
+        """Carry out a plan; return whether a target was busy, so that a retry may help."""
         busy = False
         per_second = int(self._bytes_per_s // layout.block_bytes)
         most = max(1, min(_MAX_BLOCKS, _ORDER_BYTES // layout.block_bytes, per_second))
@@ -162,10 +164,10 @@ class DrainMigration:
                 busy = busy or error.retry_after_s > 0
                 plan.exclude(order.target)
                 continue
-            plan.on_copied(order, done.n_blocks)
-            # Less than was asked for: what is on our disk did not come up in time, perhaps.
+            plan.copied(order, done.n_blocks)
+            # Fewer blocks than ordered: some on our disk may not have been promoted in time.
             busy = busy or done.n_blocks < len(order.hashes)
-            self._tell(
+            self._report(
                 n_moved=self.progress.n_moved + done.n_blocks,
                 n_left=len(plan.remaining),
                 bytes_moved=self.progress.bytes_moved + done.n_blocks * layout.block_bytes,
@@ -174,7 +176,7 @@ class DrainMigration:
 
     def _message(self, order: DrainCopy, layout: KvLayout) -> ReplicateBlocks:
         self._n_orders += 1
-        tiers = self._stock.tiers
+        tiers = self._block_store.tiers
         return ReplicateBlocks(
             ticket=Ticket(f"move-{self._own.worker_id}-{self._own.generation}-{self._n_orders}"),
             source=self._own,
@@ -186,11 +188,11 @@ class DrainMigration:
         )
 
     async def _pace(self, n_bytes: int) -> None:
-        """Wait until so many bytes may be moved."""
+        """Wait until so many bytes may be moved at the highest rate."""
         now_s = asyncio.get_running_loop().time()
         begin_s = max(now_s, self._next_s)
         self._next_s = begin_s + n_bytes / self._bytes_per_s
         await asyncio.sleep(begin_s - now_s)
 
-    def _tell(self, **changes: object) -> None:
+    def _report(self, **changes: object) -> None:
         self.progress = msgspec.structs.replace(self.progress, **changes)

@@ -1,1 +1,1 @@
-"""Copy blocks of other kvstores into this one, on an order."""
+"""Copy blocks of other kvstores into this one, by a conductor's order."""

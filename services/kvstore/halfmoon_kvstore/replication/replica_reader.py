@@ -1,6 +1,6 @@
-"""Blocks of other kvstores, read into this one's memory: a copy on a conductor's order.
+"""Read blocks of other kvstores into this one's memory, for a conductor's copy order.
 
-One at a time: copies go in the background of readers and writers, who share the same network.
+One order runs at a time: copies must not slow down readers and writers, which share the network.
 """
 
 import asyncio
@@ -15,32 +15,32 @@ from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Corrupted, Piece
 from halfmoon_transfer.regions.region_table import Memory
 
-#: Seconds that one order's bytes may take; the lease is kept so long.
+#: Seconds in which one order's bytes must be read; the lease is held meanwhile.
 _READ_S = 60.0
 
 
 class ReplicaReader:
-    """Reads from any kvstore into one memory."""
+    """Read from any kvstore into one memory."""
 
     def __init__(self, kvstores: KvstoreClients, transfer: TransferEngine, memory: Memory) -> None:
         self._kvstores = kvstores
         self._transfer = transfer
         self._memory = memory
-        self._turn = asyncio.Lock()
+        self._copy_lock = asyncio.Lock()
 
     @property
     def busy(self) -> bool:
-        """Whether a copy is under way."""
-        return self._turn.locked()
+        """True while a copy is running."""
+        return self._copy_lock.locked()
 
     @asynccontextmanager
     async def leased(self, order: ReplicateBlocks) -> AsyncIterator[BlocksLeased]:
-        """Hold the blocks of an order at their source, as many as it has, for a `with` block.
+        """Lease an order's blocks at their source, as many as it has, for a `with` block.
 
         Raises:
             KvstoreUnavailable: the source can't be reached, or refuses.
         """
-        async with self._turn:
+        async with self._copy_lock:
             source = await self._kvstores.client_for(order.source)
             lease = await source.lease(order.layout, order.hashes)
             async with source.hold_lease(lease):
@@ -56,15 +56,15 @@ class ReplicaReader:
         """Read leased blocks to places in our memory, and verify them.
 
         Args:
-            lease: on them, and kept.
-            wanted: each block's place at the source, and the byte in our memory to read it to.
-            block_bytes: of each.
+            lease: a lease on the blocks, which the caller keeps.
+            wanted: each block's place at the source, and its offset in our memory.
+            block_bytes: size of each block.
 
         Returns:
-            Their checksums.
+            The checksums of the blocks.
 
         Raises:
-            TransferError: they could not be read in time, or are not what was put.
+            TransferError: the blocks could not be read in time, or are corrupt.
         """
         pieces = [
             Piece(self._memory.region, at, lease.region, place.offset, block_bytes)

@@ -1,5 +1,7 @@
-"""Copies of another kvstore's blocks, made here on order: leased there, reserved here, read,
-verified, served. One order at a time; others are refused for the moment.
+"""Carry out orders to copy another kvstore's blocks to this one.
+
+An order leases the blocks at the source, reserves places here, reads and verifies the bytes, and
+serves the blocks. One order runs at a time; others are refused and may be retried.
 """
 
 from halfmoon_kvstore.block_store import BlockStore
@@ -21,33 +23,33 @@ from halfmoon_runtime.worker.message_loop import record_failure
 from halfmoon_scheduling.cache.block_cache import CacheError, CacheFull
 from halfmoon_transfer.interface import TransferError
 
-#: The owner of reservations for copies from other kvstores; no client has this name.
+#: Owner of reservations for copies from other kvstores; no client has this name.
 _COPIES = "copies"
 _FOREVER_S = float("inf")
-#: Seconds that a conductor waits when a copy is under way already.
+#: Seconds after which a conductor may retry while another copy is running.
 _RETRY_S = 1.0
 
 
 class ReplicationHandler:
-    """Carries out orders to copy."""
+    """Carry out copy orders, one at a time."""
 
     def __init__(
-        self, copier: ReplicaReader, stock: BlockStore, outbox: Outbox, clock: Clock
+        self, reader: ReplicaReader, block_store: BlockStore, outbox: Outbox, clock: Clock
     ) -> None:
-        self._copier = copier
-        self._stock = stock
+        self._reader = reader
+        self._block_store = block_store
         self._outbox = outbox
         self._clock = clock
 
     def refusal(self, order: ReplicateBlocks) -> KvstoreRefused | None:
-        """Why an order can't be begun now; None when it can."""
-        if not self._copier.busy:
+        """Return the refusal of an order that can't start now; None if it can."""
+        if not self._reader.busy:
             return None
-        reason = f"{self._stock.name} copies other blocks just now"
+        reason = f"{self._block_store.name} copies other blocks just now"
         return KvstoreRefused(ticket=order.ticket, reason=reason, retry_after_s=_RETRY_S)
 
     async def replicate(self, peer: PeerId, order: ReplicateBlocks) -> None:
-        """Lease at the source, reserve here, read, verify, serve; or say why not."""
+        """Copy the blocks of an order, and answer with their number or the reason of a failure."""
         self._outbox.answer(peer, await self._outcome(peer, order))
         await self._outbox.send()
 
@@ -55,7 +57,7 @@ class ReplicationHandler:
         self, peer: PeerId, order: ReplicateBlocks
     ) -> BlocksReplicated | KvstoreRefused:
         try:
-            async with self._copier.leased(order) as lease:
+            async with self._reader.leased(order) as lease:
                 n_blocks = await self._copy(order, lease)
         except CacheFull as error:
             return KvstoreRefused(
@@ -63,13 +65,13 @@ class ReplicationHandler:
             )
         except (KvstoreUnavailable, TransferError, LayoutMismatch, CacheError, ValueError) as error:
             return KvstoreRefused(ticket=order.ticket, reason=str(error))
-        except Exception as error:  # a mistake of ours: it costs this order, not the node
+        except Exception as error:  # a bug of ours: it costs this order, not the node
             record_failure(order, peer.hex())
             return KvstoreRefused(ticket=order.ticket, reason=f"the copy failed: {error!r}")
         return BlocksReplicated(ticket=order.ticket, n_blocks=n_blocks)
 
     async def _copy(self, order: ReplicateBlocks, lease: BlocksLeased) -> int:
-        """Copy what is leased; how many blocks of the order are here then, from its first."""
+        """Copy the leased blocks; return how many of the order, from its first, are stored here."""
         size, n = order.layout.block_bytes, len(lease.places)
         put = ReserveBlocks(
             ticket=order.ticket,
@@ -78,22 +80,22 @@ class ReplicationHandler:
             parent=order.parent,
             token_ids=order.token_ids[: n * order.layout.block_size],
         )
-        tiers = await self._stock.tiers_for(put, tokens_unknown=not order.token_ids)
-        # It ends with the read, however long that takes: until then bytes come in.
+        tiers = await self._block_store.tiers_for(put, tokens_unknown=not order.token_ids)
+        # The reservation lasts as long as the read: until then bytes arrive.
         reserved = tiers.reserve(
             _COPIES, put.ticket, put.hashes, put.parent, self._clock.now(),
             ttl_s=_FOREVER_S, tenant=order.tenant, within_quota=False,
         )  # fmt: skip
-        self._stock.run_commands()
+        self._block_store.run_commands()
         try:
             places = {place.hash: place for place in lease.places}
             wanted = [(places[block], slot * size) for block, slot in reserved.places]
-            checksums = await self._copier.read(lease, wanted, size) if wanted else []
+            checksums = await self._reader.read(lease, wanted, size) if wanted else []
         except BaseException:
             tiers.revoke(_COPIES, put.ticket)
             raise
         stored = tiers.commit(_COPIES, put.ticket, checksums, self._clock.now())
         self._outbox.publish(stored_events(put, stored))
-        self._stock.run_commands()
+        self._block_store.run_commands()
         missing = (i for i, block in enumerate(put.hashes) if block not in tiers)
         return next(missing, len(put.hashes))
