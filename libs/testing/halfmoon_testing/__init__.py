@@ -1,1 +1,1 @@
-"""Help tests and benchmarks with peers in processes and soaks; no shipped package imports it."""
+"""Provide peers, inputs, models and soaks for tests and benchmarks; never shipped."""

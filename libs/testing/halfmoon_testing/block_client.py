@@ -1,7 +1,7 @@
-"""A client of a kvstore, for tests and benchmarks: puts blocks, gets them back, and looks.
+"""Put blocks into a kvstore and get them back, for tests and benchmarks.
 
-A block's bytes follow from its hash, so whoever reads one knows what must be in it. Beside it,
-the same tiers without bytes and without waiting, to compare with.
+A block's bytes follow from its hash, so its reader knows which bytes are right. `InstantTiers` has
+the same tiers without bytes and waiting, to compare with.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from halfmoon_scheduling.tiers.tiered_cache import TieredCache
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.interface import Piece
 
-#: Blocks of 4 KiB, one page of a disk.
+#: Layout with blocks of 4 KiB, one page of a disk.
 SMALL_LAYOUT = KvLayout(
     model="m", n_layers=1, n_kv_heads=1, head_dim=32, dtype="float32", block_size=16
 )
@@ -53,7 +53,7 @@ _ANSWER_S = 60.0
 
 
 class WrongBytes(Exception):
-    """A block that was leased has other bytes than were put, and nothing shows it."""
+    """A leased block has wrong bytes, and its checksum does not show it."""
 
     def __init__(self, block: BlockHash, what: str) -> None:
         super().__init__(f"{what} of block {block.hex()}")
@@ -61,22 +61,22 @@ class WrongBytes(Exception):
 
 
 class DamagedBytes(WrongBytes):
-    """A block that was leased has other bytes than its checksum says: its reader notices."""
+    """A leased block has wrong bytes, as its checksum shows."""
 
 
 def prompt_blocks(name: int, n_blocks: int) -> list[BlockHash]:
-    """The blocks of a prompt that shares none with those of other names."""
+    """Return the blocks of a prompt, which shares none with prompts of other names."""
     return [BlockHash(name.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(n_blocks)]
 
 
 def block_content(block: BlockHash, n_bytes: int) -> bytes:
-    """The bytes of a block, by its hash."""
+    """Return the right bytes of a block, which follow from its hash."""
     start = xxhash.xxh3_128_digest(block)
     return (start * (n_bytes // len(start) + 1))[:n_bytes]
 
 
 class BlockClient:
-    """One kvstore, as one client; a context manager. Questions are asked one after another."""
+    """Call one kvstore, one request after another; a context manager."""
 
     def __init__(
         self, link: WorkerLink, transfer: TransferEngine, layout: KvLayout = SMALL_LAYOUT
@@ -85,7 +85,7 @@ class BlockClient:
         self._transfer = transfer
         self.layout = layout
         self._tickets = itertools.count(1)
-        #: Room for as many blocks as are read or written at once.
+        #: Blocks that fit into the client's memory, read or written at once.
         self._n_room = 64
         self._room = transfer.allocate(self._n_room * layout.block_bytes)
         self._stack = AsyncExitStack()
@@ -113,7 +113,7 @@ class BlockClient:
         await self._stack.aclose()
 
     async def request(self, question: Message) -> Message:
-        """A question and its answer.
+        """Send a request and return its answer.
 
         Raises:
             PeerUnreachable: the kvstore is gone.
@@ -128,16 +128,16 @@ class BlockClient:
                     return answer
 
     async def send(self, message: Message) -> None:
-        """Say something that is not answered."""
+        """Send a message that has no answer."""
         await self._link.send(message)
 
     async def put(
         self, hashes: Sequence[BlockHash], parent: BlockHash | None = None, n_tries: int = 1000
     ) -> int:
-        """Store these; refused, or taken in part, it tries again when told to.
+        """Store blocks; when refused, or stored in part, retry up to `n_tries` times.
 
         Returns:
-            How many were written; the others were there.
+            The number of blocks written; the others were stored already.
         """
         written = 0
         tokens = (0,) * len(hashes) * self.layout.block_size
@@ -168,10 +168,10 @@ class BlockClient:
         raise TimeoutError(f"{len(hashes)} blocks not stored in {n_tries} tries")
 
     async def get(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        """Lease, read and verify the longest prefix that is there; which blocks it is.
+        """Lease, read and verify the longest stored prefix, and return its blocks.
 
         Raises:
-            WrongBytes: a block is not what was put; `DamagedBytes` if its checksum says so.
+            WrongBytes: a block has wrong bytes; `DamagedBytes` if its checksum shows it.
         """
         ticket = self._ticket()
         answer = await self.request(LeaseBlocks(ticket, self.layout, tuple(hashes)))
@@ -197,20 +197,20 @@ class BlockClient:
         return [place.hash for place in answer.places]
 
     async def abandon_lease(self, hashes: Sequence[BlockHash]) -> None:
-        """Lease these, and never say that the lease is over."""
+        """Lease blocks, and never release the lease."""
         await self.request(LeaseBlocks(self._ticket(), self.layout, tuple(hashes)))
 
     async def abandon_reservation(
         self, hashes: Sequence[BlockHash], parent: BlockHash | None = None
     ) -> None:
-        """Reserve room for these, and never write them."""
+        """Reserve places for blocks, and never write them."""
         tokens = (0,) * len(hashes) * self.layout.block_size
         await self.request(
             ReserveBlocks(self._ticket(), self.layout, tuple(hashes), parent, tokens)
         )
 
     async def damage(self, hashes: Sequence[BlockHash]) -> None:
-        """Write over the bytes of stored blocks, as a client does that wakes up too late."""
+        """Overwrite the bytes of stored blocks, as a client does that writes too late."""
         ticket = self._ticket()
         answer = await self.request(LeaseBlocks(ticket, self.layout, tuple(hashes)))
         assert isinstance(answer, BlocksLeased), answer
@@ -225,14 +225,14 @@ class BlockClient:
         await self._link.send(ReleaseLease(ticket))
 
     async def report_damaged(self, hashes: Sequence[BlockHash]) -> None:
-        """Say that these were found damaged."""
+        """Report blocks as damaged."""
         await self.send(VerifyBlocks(hashes=tuple(hashes)))
 
     async def copy(self, source: WorkerInfo, hashes: Sequence[BlockHash]) -> int:
-        """Have this kvstore copy these from another one; how many of the first are here then.
+        """Make this kvstore copy blocks from another one; return how many, from the first, it has.
 
         Raises:
-            ValueError: it refuses; the text says why.
+            ValueError: the kvstore refuses; the text is its reason.
         """
         address = KvstoreAddress(source.worker_id, source.generation, source.commands)
         tokens = (0,) * len(hashes) * self.layout.block_size
@@ -245,13 +245,13 @@ class BlockClient:
         raise ValueError(answer.reason)
 
     async def stored(self) -> set[BlockHash]:
-        """All blocks that the kvstore says it has."""
+        """Return all blocks in the kvstore's snapshot."""
         answer = await self.request(SnapshotBlocks())
         assert isinstance(answer, BlocksSnapshot), answer
         return set(answer.hashes)
 
     async def _write(self, region: Region, places: Sequence[Place]) -> list[int]:
-        """Write blocks to their places; their checksums."""
+        """Write blocks to their places, and return their checksums."""
         size, checksums, pieces = self.layout.block_bytes, [], []
         for i, place in enumerate(places):
             view = self._room.view[i * size : (i + 1) * size]
@@ -266,10 +266,10 @@ class BlockClient:
 
 
 class InstantTiers:
-    """A kvstore's decisions alone: whatever its tiers want done is done at once."""
+    """Run a kvstore's tiers alone: each of their commands succeeds at once."""
 
     def __init__(self, n_memory: int, n_disk: int, policy: str = "lru") -> None:
-        """Empty, with the watermarks and limits that a node has by default."""
+        """Start empty, with the default watermarks and limits of a node."""
         limits = TierLimits(max_queued=1 << 20)
         self.tiers = TieredCache(
             BlockCache(n_memory, policy=policy), DiskMap(n_disk, policy=policy), limits
@@ -277,7 +277,7 @@ class InstantTiers:
         self._n = 0
 
     def get(self, hashes: Sequence[BlockHash]) -> int:
-        """Lease and release; the length of the prefix that is in either tier."""
+        """Lease and release blocks; return the length of the prefix that is in either tier."""
         self._n += 1
         ticket = Ticket(str(self._n))
         before = self.tiers.counts.misses
@@ -288,7 +288,7 @@ class InstantTiers:
         return len(hashes) - (self.tiers.counts.misses - before)
 
     def put(self, hashes: Sequence[BlockHash], parent: BlockHash | None = None) -> None:
-        """Store these, in as many parts as it takes."""
+        """Store blocks, in as many reservations as needed."""
         while True:
             self._n += 1
             ticket = Ticket(str(self._n))

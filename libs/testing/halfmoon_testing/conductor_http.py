@@ -1,4 +1,4 @@
-"""For tests of the front: a gateway without workers, and the front behind a real socket."""
+"""Serve the REST API in tests: a gateway without workers, behind a real socket."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ from halfmoon_protocol.logprobs import TokenScore
 async def serve_app(
     app: ASGIApp, limits: HttpLimits | None = None
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve an app as a conductor does, on a free port of 127.0.0.1; host and port."""
+    """Serve an app as a conductor does, on a free port of 127.0.0.1; yield host and port."""
     listener = socket.create_server(("127.0.0.1", 0))
     http = bounded_http(limits or HttpLimits())
     server = uvicorn.Server(
@@ -40,16 +40,16 @@ async def serve_app(
 
 
 class ScriptedGateway:
-    """Answers every request with the same tokens, as far as the request's stopping lets it.
+    """Answer every request with the same tokens, until a stop condition of the request.
 
     Args:
-        script: tokens to say; said again from the start when a request wants more.
-        model: None for a cluster that no worker has joined.
-        missing: roles that nobody fills.
-        n_cached: what the first event says of the prompt.
-        refusal: raised instead of the first token.
-        failure: raised after `n_before_failure` tokens.
-        n_before_pause: after so many tokens nothing comes until `resume` is set.
+        script: tokens to generate, repeated when a request wants more.
+        model: model of the workers; None: no worker has joined.
+        missing: roles without a worker.
+        n_cached: cached tokens of the prompt, in the first event.
+        refusal: error raised instead of the first token.
+        failure: error raised after `n_before_failure` tokens.
+        n_before_pause: number of tokens after which generation waits for `resume`.
     """
 
     def __init__(
@@ -73,39 +73,39 @@ class ScriptedGateway:
         self.n_before_failure = n_before_failure
         self.n_before_pause = n_before_pause
         self.resume = asyncio.Event()
-        #: Break the contract: end after the first token without a finish.
+        #: Whether to break the contract: end after the first token without a finish.
         self.falls_silent = False
-        #: What the first event says of its stages.
+        #: Seconds of each stage, in the first event.
         self.stages: dict[str, float] | None = None
         #: All requests so far.
         self.requests: list[GenerationRequest] = []
-        #: Ids of those that are being generated.
+        #: Ids of the requests that are being generated.
         self.live: set[str] = set()
-        #: Ids of those that were closed before their last token.
+        #: Ids of the requests that were closed before their last token.
         self.cancelled: list[str] = []
-        #: Held, so that only whoever closes them ends them, and no garbage collection.
-        self._kept: list[AsyncGenerator[TokenEvent, None]] = []
-        #: Tokens said so far, over all requests.
+        #: Generators, held so that garbage collection does not close them.
+        self._generators: list[AsyncGenerator[TokenEvent, None]] = []
+        #: Tokens generated so far, over all requests.
         self.n_said = 0
 
     @property
     def model(self) -> ModelCard | None:
-        """The model of the script."""
+        """Model of the scripted workers."""
         return self.card
 
     def ready(self) -> bool:
-        """Whether no role is missing."""
+        """True if every role has a worker."""
         return not self.roles_missing
 
     def missing(self) -> Sequence[str]:
-        """The roles that nobody fills."""
+        """Roles without a worker."""
         return self.roles_missing
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Say the script, with the endings that workers would give it."""
+        """Generate the script, with the finish reasons that workers would give."""
         self.requests.append(request)
         events = self._say(request)
-        self._kept.append(events)
+        self._generators.append(events)
         return events
 
     async def _say(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
@@ -136,7 +136,7 @@ class ScriptedGateway:
 def _event(
     request: GenerationRequest, token: int, finish: Finish, n_cached: int, *, first: bool
 ) -> TokenEvent:
-    """One token, with the scores that the request asks for."""
+    """Return the event of one token, with the scores that the request asks for."""
     asked, n_prompt = request.sampling, len(request.prompt_token_ids)
     return TokenEvent(
         token,
@@ -150,7 +150,7 @@ def _event(
 
 
 def scripted_score(token: int, n_top: int) -> TokenScore:
-    """What the scripted gateway says of a token."""
+    """Return the scripted score of a token."""
     top = tuple((other, -0.5 * rank) for rank, other in enumerate(range(70, 70 + n_top), 1))
     return TokenScore(-float(token) / 8, 1 + token, top)
 

@@ -1,4 +1,4 @@
-"""A handler for tests that does as it is told: echoes, fails, spins, grows, crashes, sleeps."""
+"""Handle sandboxed requests as a test commands: echo, fail, spin, grow, crash or sleep."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def make_handler(argument: bytes) -> Callable[[bytes], bytes]:
-    """A handler whose answers begin with `argument`."""
+    """Return a handler whose answers begin with `argument`."""
     if argument == b"broken":
         raise ValueError("this one never loads")
 

@@ -1,4 +1,4 @@
-"""Ready-made workers, requests and answers for tests: small, valid, each field to be overridden."""
+"""Make small, valid workers, requests and answers for tests, with any field overridden."""
 
 from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, WorkerId
@@ -8,7 +8,7 @@ from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.events import Casualty, Request
 
-#: The smallest blocks there may be: 16 tokens, 64 bytes a token.
+#: Layout with the smallest valid blocks: 16 tokens, 64 bytes a token.
 LAYOUT = KvLayout(
     model="tiny", n_layers=2, n_kv_heads=1, head_dim=4, dtype="float32", block_size=16
 )
@@ -31,7 +31,7 @@ def a_worker(
     stage: Stage | None = None,
     local_prefill_tokens: int = 0,
 ) -> WorkerInfo:
-    """A worker whose role is the first part of its id, as in ``decode-0``."""
+    """Return a worker whose role is the first part of its id, as in ``decode-0``."""
     role: Role
     match worker_id.split("-")[0]:
         case "prefill":
@@ -80,7 +80,7 @@ def a_request(
     sampling: Sampling | None = None,
     layout: KvLayout = LAYOUT,
 ) -> Request:
-    """A request of `n_tokens` tokens; those with equal `prompt` share their prefixes."""
+    """Return a request of `n_tokens` tokens; requests with equal `prompt` share prefixes."""
     token_ids = tuple((prompt * 7919 + i) % 50_000 for i in range(n_tokens))
     hashes = block_hashes(token_ids, model=layout.model, block_size=layout.block_size)
     return Request(
@@ -104,7 +104,7 @@ def a_request(
 def a_landing(
     decode: str, pages: tuple[int, ...] = tuple(range(64)), *, generation: int = 1
 ) -> Landing:
-    """Pages of a decode worker, as it would announce them."""
+    """Return a landing: reserved pages of a decode worker."""
     region = Region(segment=decode, generation=generation, key=bytes(16), length=1 << 20)
     return Landing(region=region, pages=pages, layout=LAYOUT)
 
@@ -112,7 +112,7 @@ def a_landing(
 def a_prefill_done(
     request_id: str = "cmpl-1", *, compute_s: float = 0.01, fetch_s: float = 0.0
 ) -> PrefillDone:
-    """Nothing of the prompt was cached, the first token is 7, and it goes on."""
+    """Return a prefill's end without cached blocks; its first token is 7, not the last one."""
     return PrefillDone(
         request_id=RequestId(request_id),
         first_token=7,

@@ -1,7 +1,7 @@
-"""An OpenAI endpoint that answers by a script, misbehaving where it is told to: for tests.
+"""Serve an OpenAI endpoint that answers by a script, with scripted faults, for tests.
 
-A real HTTP server on loopback with a thread for each connection. It holds no model, counts a
-token for each piece that it says, and keeps what it was asked.
+It is a real HTTP server on loopback with a thread for each connection. It holds no model, counts
+each piece of text as a token, and keeps its requests.
 """
 
 import json
@@ -16,34 +16,34 @@ import msgspec
 
 
 class ScriptedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
+    """One scripted answer."""
 
     status: int = 200
     headers: Mapping[str, str] = {}
-    #: Of an answer whose status is not 200.
+    #: Body of an answer whose status is not 200.
     body: Mapping[str, Any] | str = ""
-    #: What is said, an event each.
+    #: Pieces of text, one event each.
     pieces: tuple[str, ...] = ("one", " two", " three")
     finish_reason: str = "stop"
     n_prompt: int = 10
     n_cached: int | None = 4
-    #: The connection is closed after so many pieces.
+    #: Number of pieces after which the connection is closed.
     cut_after: int | None = None
-    #: After so many pieces the stream ends as if that were all, without a reason.
+    #: Number of pieces after which the stream ends without a finish reason.
     end_after: int | None = None
-    #: After so many pieces comes nothing until the client is gone.
+    #: Number of pieces after which nothing comes until the client is gone.
     hold_after: int | None = None
-    #: Instead of the last piece there is an event that tells of an error.
+    #: Text of an error event in place of the last piece; empty: none.
     error: str = ""
 
 
 class ScriptedEndpoint:
-    """The server; use as a context manager.
+    """Serve scripted answers; a context manager.
 
     Args:
-        models: what /v1/models lists.
-        key: asked of every request; empty: none.
-        vocab: ids that /detokenize knows are below this; 0: there is no such route.
+        models: models that /v1/models lists.
+        key: API key that every request needs; empty: none.
+        vocab: number of token ids that /detokenize knows; 0: there is no such route.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class ScriptedEndpoint:
         self.models = models
         self.key = key
         self.vocab = vocab
-        #: Answers to come; the last one stays.
+        #: Next answers, in order; the last one is repeated.
         self.scripts: list[ScriptedAnswer] = [ScriptedAnswer()]
         #: Path and body of every POST.
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        #: What a GET of further paths is answered.
+        #: Answers to a GET, by path.
         self.pages: dict[str, Any] = {}
         #: Answer of /tokenize; None: there is no such route.
         self.token_ids: list[int] | None = None
-        #: Set when an answer is held.
+        #: Set while an answer is held back.
         self.holds = threading.Event()
-        #: Set when a client went away in the middle of an answer.
+        #: Set when a client left in the middle of an answer.
         self.client_gone = threading.Event()
         self._lock = threading.Lock()
         endpoint = self
@@ -86,11 +86,11 @@ class ScriptedEndpoint:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """URL of the server."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def next_script(self, path: str, body: dict[str, Any]) -> ScriptedAnswer:
-        """What to answer to this."""
+        """Record a request and return its answer."""
         with self._lock:
             self.asked.append((path, body))
             return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
@@ -98,11 +98,11 @@ class ScriptedEndpoint:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    #: Many clients may come in one moment.
+    #: Many clients may connect at one moment.
     request_queue_size = 512
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that go away are what tests are about; nothing else may happen unheard."""
+        """Ignore clients that leave, as tests do on purpose; report all other errors."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -110,11 +110,11 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     scripted: ScriptedEndpoint
     protocol_version = "HTTP/1.1"
-    # Every event is a packet of its own at once.
+    # Send every event at once, in a packet of its own.
     disable_nagle_algorithm = True
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         if not self._allowed():

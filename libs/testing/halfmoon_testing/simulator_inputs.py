@@ -1,4 +1,4 @@
-"""Ready-made cost files and workloads for tests: small, round numbers, each to be overridden."""
+"""Make cost files and traces for tests, of small round numbers, with any field overridden."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from halfmoon_protocol.messages import DecodeCost, PrefillCost
 from halfmoon_simulator.costs.cost_file import CostFile
 from halfmoon_simulator.workloads.traces import TraceRequest
 
-#: A prompt of n tokens takes 1 s and 10 ms a token, a step 1 s, a message half a second.
-#: Blocks of 16 tokens have 1,024 bytes, and wires are so fast that they don't count.
+#: A prompt takes 1 s and 10 ms a token, a decode step 1 s, a message half a second.
+#: Blocks of 16 tokens have 1,024 bytes; networks are so fast that transfers take no time.
 TINY = CostFile(
     name="tiny",
     source=("made up for tests",),
@@ -30,7 +30,7 @@ TINY = CostFile(
 
 
 def tiny_costs(**changes: Any) -> CostFile:
-    """`TINY` with these fields."""
+    """Return `TINY` with these fields changed."""
     return msgspec.structs.replace(TINY, **changes)
 
 
@@ -44,7 +44,7 @@ def a_trace_request(
     session: str | None = None,
     priority: int = 0,
 ) -> TraceRequest:
-    """A request in blocks of 16 tokens; the first `shared` blocks are everybody's."""
+    """Return a request in blocks of 16 tokens; all requests share its first `shared` blocks."""
     n_blocks = -(-n_input // 16)
     own = 1_000 * (prompt + 1)
     blocks = (*range(min(shared, n_blocks)), *range(own + shared, own + n_blocks))

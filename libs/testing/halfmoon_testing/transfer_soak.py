@@ -1,10 +1,9 @@
-"""Many mixed transfers under bad luck, every byte of them checked; for tests and benchmarks.
+"""Run many mixed transfers under faults and check every byte, for tests and benchmarks.
 
-Each worker owns one slot of memory on either side and a picture of what must be in the far
-one. It fills one side, moves a random run of it, and compares both whole slots with what must
-be there: a byte that is wrong, missing, late or outside of the run shows up. `TcpValve` is the bad
-luck: a forwarder in front of an address that stops forwarding, holds what it has, and goes on
-later, as a network does that is cut for a while.
+Each worker owns one slot of memory on either side, and a copy of what the far slot must hold. It
+fills one side, moves a random run of it, and compares both whole slots with the expected bytes. So
+a byte that is wrong, missing, late or outside of the run is found. `TcpValve` injects the fault: a
+forwarder that stops, holds its bytes, and continues later, like a network that is cut for a while.
 """
 
 import contextlib
@@ -27,11 +26,11 @@ _NOTIFY_EVERY = 4
 
 
 class TcpValve:
-    """Forwards TCP connections to `target` while it is open; a context manager."""
+    """Forward TCP connections to `target` while the valve is open; a context manager."""
 
     def __init__(self, host: str) -> None:
         self.target = ("", 0)
-        #: Read and not passed on while it is shut.
+        #: Bytes read and not forwarded while the valve is shut.
         self.n_held_bytes = 0
         self._open = threading.Event()
         self._open.set()
@@ -45,15 +44,15 @@ class TcpValve:
         self._thread.start()
 
     def shut(self) -> None:
-        """Hold everything from now on."""
+        """Hold all bytes from now on."""
         self._open.clear()
 
     def open(self) -> None:
-        """Go on, with what was held first."""
+        """Forward again, held bytes first."""
         self._open.set()
 
     def pumps(self) -> set[threading.Thread]:
-        """What forwards one direction of one connection; ends with it."""
+        """Return the threads that forward; each serves one direction of one connection."""
         with self._lock:
             return set(self._pumps)
 
@@ -108,7 +107,7 @@ class TcpValve:
             sink.shutdown(socket.SHUT_WR)
         with self._lock:
             self._pumps.discard(threading.current_thread())
-            # The other direction may still have something to bring.
+            # The other direction may still carry bytes.
             if source in self._sockets:
                 self._sockets.discard(source)
                 if sink not in self._sockets:
@@ -117,24 +116,24 @@ class TcpValve:
 
 
 class TransferSoakResult(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """Result of a soak."""
 
     n_done: int
     n_bytes: int
     n_retries: int
-    #: Transfers that ended in an error, and in which.
+    #: Errors of the transfers that failed.
     errors: tuple[str, ...]
-    #: What was found in memory that must not be there.
+    #: Descriptions of wrong bytes that were found.
     wrong: tuple[str, ...]
-    #: Transfers whose end was reported more than once.
+    #: Number of transfers whose end was reported more than once.
     n_reported_twice: int
-    #: Notifications sent with good transfers, and how many came other than once.
+    #: Notifications sent with successful transfers, and how many did not arrive exactly once.
     n_notified: int
     n_notified_wrong: int
 
 
 class TransferSoak:
-    """Workers on one pair of engines of this process."""
+    """Run workers on one pair of transfer engines of this process."""
 
     def __init__(
         self, here: TransferEngine, there: TransferEngine, *, n_workers: int, seed: int
@@ -156,7 +155,7 @@ class TransferSoak:
         self._got: Counter[bytes] = Counter()
 
     def run(self, n_transfers: int, deadline_s: float) -> TransferSoakResult:
-        """Do so many transfers, shared among the workers; blocks."""
+        """Do so many transfers, shared among the workers; this blocks."""
         done = threading.Event()
         listener = threading.Thread(target=self._listen, args=(done,))
         listener.start()
@@ -184,11 +183,11 @@ class TransferSoak:
         )
 
     def far_bytes(self) -> bytes:
-        """All that the far side holds."""
+        """Return all bytes of the far side."""
         return bytes(self._remote.view)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._here.unregister(self._local.region)
         self._there.unregister(self._remote.region)
         del self._local, self._remote

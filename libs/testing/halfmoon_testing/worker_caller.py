@@ -1,4 +1,4 @@
-"""For tests: a caller that says what it likes, and messages that were bent out of shape."""
+"""Send arbitrary and malformed messages to workers, for tests."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.messages import AnyMessage, Message
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
 
-#: What numbers are replaced by: nothing, one off, powers of two and beyond, and no number at all.
+#: Replacements of numbers: small ones, powers of two and beyond, and values that are no numbers.
 _NUMBERS: tuple[float | int, ...] = (
     0, 1, -1, 2, 3, 15, 16, 17, 31, 997, 4095, 4096, 4097, 2**16, 2**31, 2**32 - 1, 2**32, 2**40,
     2**47, 2**53, 2**63, -(2**31), -(2**63), 0.5, -0.5, 1e-300, 1e9, 1e308,
@@ -24,7 +24,7 @@ _TEXTS = ("", "x", "decode-0", "prefill-0", "kvstore-0", "conductor-0", "\0", "Ã
 
 
 class WorkerCaller:
-    """One connection to a worker, by hand; it reads all that it is told."""
+    """Hold one connection to a worker, and keep all messages that it receives."""
 
     def __init__(self, link: WorkerLink) -> None:
         self.link = link
@@ -34,16 +34,16 @@ class WorkerCaller:
 
     @classmethod
     async def dial(cls, network: Network, commands: str, events: str | None = None) -> Self:
-        """Connect."""
+        """Connect to a worker."""
         return cls(await network.dial(commands, events))
 
     async def send(self, *messages: Message) -> None:
-        """Send these, in order."""
+        """Send messages in order."""
         for message in messages:
             await self.link.send(message)
 
     async def wait_for(self, kind: type[Message], n: int = 1, timeout_s: float = 60.0) -> list[Any]:
-        """The first `n` messages of a kind, once they have come."""
+        """Wait for the first `n` messages of a kind, and return them."""
         async with asyncio.timeout(timeout_s):
             while len(found := [m for m in self.received if isinstance(m, kind)]) < n:
                 self._news.clear()
@@ -51,7 +51,7 @@ class WorkerCaller:
         return found[:n]
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._reader.cancel()
         await self.link.close()
 
@@ -65,7 +65,7 @@ class WorkerCaller:
 
 
 def mutate_message(message: Message, random: Random) -> AnyMessage | None:
-    """A message with one or two of its values replaced; None when no receiver would read it."""
+    """Replace one or two values of a message; return None if no receiver would decode it."""
     fields = msgspec.msgpack.decode(codec.encode(message)[1:])
     for _ in range(random.choice((1, 1, 2))):
         places = [path for path in _places(fields) if path != ("type",)]
@@ -78,7 +78,7 @@ def mutate_message(message: Message, random: Random) -> AnyMessage | None:
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every value in a message, lists and maps included."""
+    """Yield the path of every value in a message, inside lists and maps too."""
     if path:
         yield path
     if isinstance(value, dict):

@@ -1,11 +1,11 @@
-"""Many operations on several live nodes under bad luck, compared with what the nodes owe.
+"""Operate several live kvstore nodes under faults, and compare them with a model.
 
-Clients put, get, copy and drop prompts at random, and some leave without a word (`acts`).
-Meanwhile nodes are killed, stopped and continued, their disks fill up, bytes are overwritten on
-disk and in memory, and the metadata server goes away (`misfortunes`). Beside them listens what
-listens in a conductor (`clients`). Every block that is read is compared byte by byte with what it
-must be; what a node owes (`ledger`) it must serve.
+Clients put, get, copy and drop prompts at random, and some disconnect abruptly (`operations`).
+Meanwhile nodes are killed, stopped and continued, and their disks fill up. Bytes are overwritten on
+disk and in memory, and the metadata server goes away (`faults`). A listener follows the KV events
+as a conductor does (`connections`). Every block read is compared byte by byte with the right bytes;
+a node must serve each block that it owes (`model`).
 
-Choices follow from the seed; which of two operations comes first does not. Processes and files
-are the caller's (`scene.Pool`); tests/kvstore has some. No part of a node.
+Choices follow from the seed; the order of concurrent operations does not. The caller brings
+processes and files (`harness.KvstoreProcesses`), as tests/kvstore does.
 """

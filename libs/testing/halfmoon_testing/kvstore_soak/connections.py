@@ -1,4 +1,4 @@
-"""A soak's clients: links to nodes that come and go, and a listener as conductors have it."""
+"""Connect a soak's clients to nodes that restart, and follow a node's events."""
 
 import asyncio
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _THERE_WITHIN_S = 60.0
 
 
 class SoakConnections:
-    """One client for each visitor and node, made when needed, and again after trouble."""
+    """Keep one connection per client and node, opened when needed and after failures."""
 
     def __init__(self, network: Network, store: MetadataStore) -> None:
         self._network = network
@@ -32,94 +32,94 @@ class SoakConnections:
         self._n_made = 0
 
     async def read_record(self, name: str) -> WorkerInfo:
-        """A node's record.
+        """Read a node's record.
 
         Raises:
-            PeerUnreachable: it has none.
-            MetadataError: the metadata server is away.
+            PeerUnreachable: the node has no record.
+            MetadataError: the metadata server is unreachable.
         """
         value = await asyncio.to_thread(self._store.get, MEMBERS + name)
         if value is None:
             raise PeerUnreachable(f"{name} has no record")
         return msgspec.json.decode(value, type=WorkerInfo)
 
-    async def client_for(self, visitor: str, name: str, *, anew: bool = False) -> BlockClient:
-        """A client of a node; `anew` waits until the node is there, and is connected again.
+    async def client_for(self, client_name: str, name: str, *, anew: bool = False) -> BlockClient:
+        """Return a client of a node; `anew` waits for the node, and reconnects.
 
         Raises:
-            PeerUnreachable: there is no such node now.
-            MetadataError: the metadata server is away.
+            PeerUnreachable: the node is not registered now.
+            MetadataError: the metadata server is unreachable.
         """
         if not anew:
-            client = self._clients.get((visitor, name))
-            return client or await self._dial(visitor, name)
-        await self.hang_up(visitor, name)
+            client = self._clients.get((client_name, name))
+            return client or await self._dial(client_name, name)
+        await self.hang_up(client_name, name)
         async with asyncio.timeout(_THERE_WITHIN_S):
             while True:
                 with suppress(PeerUnreachable, MetadataError, TransferError):
-                    client = await self._dial(visitor, name)
+                    client = await self._dial(client_name, name)
                     await client.stored()
                     return client
-                await self.hang_up(visitor, name)
+                await self.hang_up(client_name, name)
                 await asyncio.sleep(_RETRY_S)
 
-    async def hang_up(self, visitor: str, name: str) -> None:
-        """Hang up, with whatever the client holds."""
-        client = self._clients.pop((visitor, name), None)
+    async def hang_up(self, client_name: str, name: str) -> None:
+        """Disconnect abruptly, with any leases and reservations that the client holds."""
+        client = self._clients.pop((client_name, name), None)
         if client is not None:
             await client.__aexit__(None, None, None)
 
     async def close(self) -> None:
-        """Hang up everywhere."""
-        for visitor, name in list(self._clients):
-            await self.hang_up(visitor, name)
+        """Close all connections."""
+        for client_name, name in list(self._clients):
+            await self.hang_up(client_name, name)
 
-    async def _dial(self, visitor: str, name: str) -> BlockClient:
+    async def _dial(self, client_name: str, name: str) -> BlockClient:
         info = await self.read_record(name)
         self._n_made += 1
         n = self._n_made
-        # Every second one from another host, as far as it knows.
+        # Every second client uses TCP alone, as from another host.
         backends = ("tcp",) if n % 2 else ("shm", "tcp")
         client = await BlockClient.dial(
             self._network, self._store, info, f"soak-client-{n}", backends=backends
         )
-        self._clients[visitor, name] = client
+        self._clients[client_name, name] = client
         return client
 
 
 class KvEventListener:
-    """Follows one node's events, as a conductor does."""
+    """Follow one node's events, as a conductor does."""
 
     def __init__(
-        self, network: Network, store: MetadataStore, name: str, ledger: KvstoreModel
+        self, network: Network, store: MetadataStore, name: str, model: KvstoreModel
     ) -> None:
         self._network = network
         self._store = store
         self._name = WorkerId(name)
-        self._ledger = ledger
+        self._model = model
         self._index = PrefixIndex()
         self._follower = KvEventFollower(self._index)
-        #: Blocks reserved and leased at the node, as it last said.
+        #: Blocks reserved and leased at the node, by its last load message.
         self.n_held = -1
 
     @property
     def n_known(self) -> int:
-        """How many blocks the node has, as far as was heard."""
+        """Number of blocks that the node has, by its events."""
         return len(self._index)
 
     def knows(self, block: BlockHash) -> bool:
-        """Whether the node has a block, as far as was heard."""
+        """Return whether the node has a block, by its events."""
         return bool(self._index.n_holders(block))
 
     async def run(self) -> None:
-        """Listen to one start of the node after the other, until cancelled."""
+        """Follow one start of the node after the other, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             with suppress(PeerUnreachable, MetadataError):
                 value = await asyncio.to_thread(self._store.get, MEMBERS + self._name)
                 if value is not None:
                     info = msgspec.json.decode(value, type=WorkerInfo)
-                    n_kills = self._ledger.n_kills(self._name)
+                    n_kills = self._model.n_kills(self._name)
                     link = await self._network.dial(info.commands, info.events)
                     try:
                         self._follower.on_joined(self._name, loop.time())
@@ -153,16 +153,16 @@ class KvEventListener:
                 await link.send(SnapshotBlocks())
 
     def _on_event(self, event: KvEvent, n_kills: int) -> None:
-        """Keep account of what is on the disk.
+        """Record which blocks are on the disk.
 
-        A block that moves is removed here, then stored there, without tokens; and it is on the
-        disk whichever way it goes.
+        A block that moves between tiers is announced as removed, then as stored, without tokens.
+        It is on the disk whichever way it moves.
         """
         match event:
             case BlockStored(block_hashes=hashes, token_ids=()):
-                self._ledger.on_saved(self._name, _ours(hashes), n_kills)
+                self._model.on_saved(self._name, _ours(hashes), n_kills)
             case BlockRemoved(block_hashes=hashes):
-                self._ledger.on_erased(self._name, _ours(hashes), n_kills)
+                self._model.on_erased(self._name, _ours(hashes), n_kills)
             case _:
                 pass
 

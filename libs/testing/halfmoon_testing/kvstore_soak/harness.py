@@ -1,4 +1,4 @@
-"""What all of a soak share: the pool, what it owes, who visits it, and what happened."""
+"""Share the state of a soak: processes, model, connections, counts and history."""
 
 import asyncio
 from collections import Counter, deque
@@ -17,17 +17,17 @@ from halfmoon_testing.kvstore_soak.connections import SoakConnections
 from halfmoon_testing.kvstore_soak.model import KvstoreModel
 from halfmoon_transfer.interface import TransferError
 
-#: What an operation may end in when a node is killed, or stands still: nothing is known then.
+#: Errors of operations on a node that is killed or stopped; their effect is unknown.
 EXPECTED_ERRORS = (PeerUnreachable, TransferError, KvstoreUnavailable, MetadataError, TimeoutError)
 N_PROMPTS, N_COMMON, N_OWN = 48, 8, 24
-#: A block that is owed and does not come at once may wait for others to be promoted.
+#: Reads of a block that the node owes: it may wait until other blocks are promoted.
 _READ_TRIES = 20
-#: What is to come to rest does so within this many seconds.
+#: Seconds within which the nodes must settle.
 SETTLE_S = 60.0
 
 
 class KvstoreProcesses(Protocol):
-    """The processes of a soak. Calls block."""
+    """Start, stop and disturb the processes of a soak. Calls block."""
 
     names: Sequence[str]
 
@@ -35,59 +35,59 @@ class KvstoreProcesses(Protocol):
         """Start a node, and wait until it is ready."""
 
     def kill(self, name: str) -> None:
-        """`kill -9`, and wait for the end."""
+        """Kill a node with SIGKILL, and wait for its end."""
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
+        """Stop a node with SIGSTOP."""
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
+        """Continue a node with SIGCONT."""
 
     def fill_disk(self, name: str) -> None:
-        """From now on most writes of a running node to its disk fail."""
+        """Make most writes of a running node to its disk fail from now on."""
 
     def free_disk(self, name: str) -> None:
-        """No more."""
+        """Let writes of a node to its disk succeed again."""
 
     def disk_is_off(self, name: str) -> bool:
-        """Whether a node leaves its disk alone because of failures."""
+        """Return whether a node has turned its disk off because of failures."""
 
     def pin(self, name: str, block: BlockHash, kind: str, ttl_s: float) -> bool:
-        """Pin a block at a node, softly or hard; whether it did, and was there."""
+        """Pin a block at a node, softly or hard; return whether the block is pinned."""
 
     def n_pinned(self, name: str) -> int:
-        """Blocks under pins at a node."""
+        """Return the number of pinned blocks at a node."""
 
     def segment(self, name: str) -> Path:
-        """The one file of blocks of a node."""
+        """Return the path of a node's only segment file."""
 
     def stop_metadata(self) -> None:
-        """Kill the metadata server; it forgets everything."""
+        """Kill the metadata server, which loses all records."""
 
     def start_metadata(self) -> None:
-        """Start it again."""
+        """Start the metadata server again."""
 
 
 class PromiseBroken(AssertionError):
-    """The pool broke a promise."""
+    """A node broke a promise: it does not serve a block that it owes."""
 
 
 def prompt(number: int) -> list[BlockHash]:
-    """The blocks of one prompt; eight different beginnings are shared."""
+    """Return the blocks of one prompt, which begins with one of eight shared prefixes."""
     common = [block(number % 8, i) for i in range(N_COMMON)]
     return common + [block(100 + number, i) for i in range(N_OWN)]
 
 
 def block(family: int, index: int) -> BlockHash:
-    """One block, by which prompt or beginning it is of."""
+    """Return a block of a prompt or a shared prefix."""
     return BlockHash(family.to_bytes(8, "big") + index.to_bytes(8, "big"))
 
 
 async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Look again and again until it holds.
+    """Poll a condition until it holds.
 
     Raises:
-        TimeoutError: it does not, for `SETTLE_S`.
+        TimeoutError: the condition does not hold within `SETTLE_S`.
     """
     async with asyncio.timeout(SETTLE_S):
         while True:
@@ -98,7 +98,7 @@ async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @dataclass
 class SoakHarness:
-    """The state of one soak."""
+    """State of one soak, and operations on it."""
 
     pool: KvstoreProcesses
     model: KvstoreModel
@@ -106,11 +106,11 @@ class SoakHarness:
     prompts: list[list[BlockHash]] = field(
         default_factory=lambda: [prompt(number) for number in range(N_PROMPTS)]
     )
-    #: Held by whoever does something with a prompt.
+    #: One lock per prompt, held during an operation on it.
     prompt_locks: list[asyncio.Lock] = field(
         default_factory=lambda: [asyncio.Lock() for _ in range(N_PROMPTS)]
     )
-    #: Operations that succeeded, by kind, and how many there are to be.
+    #: Operations that succeeded, by kind, and their target number.
     done: Counter[str] = field(default_factory=Counter)
     n_operations: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -120,24 +120,24 @@ class SoakHarness:
     n_survived: int = 0
     n_compared: int = 0
     n_pinned: int = 0
-    #: What happened of late, for whoever wants to know why a promise was broken.
+    #: Latest events, to explain a broken promise.
     history: deque[str] = field(default_factory=lambda: deque(maxlen=400))
 
     @property
     def n_done(self) -> int:
-        """Operations that succeeded."""
+        """Number of operations that succeeded."""
         return self.done.total()
 
     def note(self, what: str) -> None:
-        """Keep this for the history."""
+        """Add a line to the history."""
         self.history.append(f"{self.n_done:5} {what}")
 
     def broken_promise(self, what: str) -> PromiseBroken:
-        """A broken promise, with what led to it."""
+        """Return the error of a broken promise, with the history."""
         return PromiseBroken("\n".join([what, *self.history, what]))
 
     async def wait_for_operations(self, n: int) -> None:
-        """Wait until so many more are done, or there are no more to do."""
+        """Wait until `n` more operations are done, or all are."""
         target = min(self.n_done + n, self.n_operations)
         while True:
             if self.n_done >= target:
@@ -146,18 +146,18 @@ class SoakHarness:
 
     @asynccontextmanager
     async def lock_all_prompts(self) -> AsyncIterator[None]:
-        """While no client does anything."""
+        """Hold all prompts, so that no client operates meanwhile."""
         async with AsyncExitStack() as stack:
             for turn in self.prompt_locks:
                 await stack.enter_async_context(turn)
             yield
 
     async def read(self, client: BlockClient, node: str, hashes: list[BlockHash]) -> None:
-        """Read a prefix; it must be at least as long as the one that the node owes.
+        """Read a prefix, which must be at least as long as the one that the node owes.
 
         Raises:
-            Wrong: it is not.
-            WrongBytes: a block is not what was put, and was not damaged on purpose.
+            PromiseBroken: the prefix is shorter.
+            WrongBytes: a block has wrong bytes, and was not damaged on purpose.
         """
         found: list[BlockHash] = []
         n_owed = 0
@@ -174,24 +174,24 @@ class SoakHarness:
                     return
                 continue
             self.n_verified += len(found)
-            # What it did not owe before or does not owe now need not have been there.
+            # Only blocks owed both before and after the read must have been in_snapshot.
             if len(found) >= min(n_owed, self.model.owes_prefix(node, hashes)):
                 return
             await asyncio.sleep(0.05)
         missing = hashes[len(found)]
-        there = "is" if missing in await client.stored() else "is not"
+        in_snapshot = "is" if missing in await client.stored() else "is not"
         raise self.broken_promise(
             f"{node} owes {n_owed} of {len(hashes)} blocks and serves {len(found)};"
-            f" {missing.hex()} {there} in its snapshot"
+            f" {missing.hex()} {in_snapshot} in its snapshot"
         )
 
-    async def read_eventually(self, visitor: str, node: str, hashes: list[BlockHash]) -> None:
-        """Read a prefix from a node that is there; what it takes may have to come back first."""
+    async def read_eventually(self, client_name: str, node: str, hashes: list[BlockHash]) -> None:
+        """Read a prefix from a live node, and retry while its services come back."""
         async with asyncio.timeout(SETTLE_S):
             while True:
                 try:
-                    client = await self.connections.client_for(visitor, node)
+                    client = await self.connections.client_for(client_name, node)
                     return await self.read(client, node, hashes)
                 except EXPECTED_ERRORS:
-                    await self.connections.hang_up(visitor, node)
+                    await self.connections.hang_up(client_name, node)
                     await asyncio.sleep(0.1)

@@ -1,9 +1,8 @@
-"""What a pool of kvstores owes its users: the model that a soak compares live nodes with.
+"""Model which blocks each kvstore node owes, to compare live nodes with.
 
-A node owes a block from the moment it said that the block is served, until something happened
-that may take blocks from it: it was killed (what only memory had is gone), its disk refused
-writes, the block was damaged or dropped on purpose. What it owes it must serve; what it does
-not owe it may serve, with the right bytes. No I/O here, and no time.
+A node owes a block from the moment when it confirmed that the block is served. The debt ends when
+the node is killed, when its disk refuses writes, or when the block is damaged or dropped. A node must serve the blocks that it owes. It may serve others, with the
+right bytes. This module has no I/O and no clock.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,125 +12,125 @@ from halfmoon_protocol.ids import BlockHash
 
 
 @dataclass
-class _Account:
-    """One node's."""
+class _NodeState:
+    """Blocks of one node, and its state."""
 
     owed: set[BlockHash] = field(default_factory=set)
-    #: Whose bytes were overwritten: a reader may not find them.
+    #: Blocks whose bytes were overwritten; reads of them may fail.
     damaged: set[BlockHash] = field(default_factory=set)
-    #: Those of them that were overwritten in memory, where readers read.
+    #: The damaged blocks that were overwritten in memory, where readers read.
     visible: set[BlockHash] = field(default_factory=set)
-    #: What the node said to be on its disk, or was found there.
+    #: Blocks that the node announced to be on its disk, or that were found there.
     saved: set[BlockHash] = field(default_factory=set)
-    #: What it must have when it is back: it owed it when it was killed, and had it on its disk.
+    #: Blocks that it must have after a restart: it owed them when killed, and had them on disk.
     must_return: set[BlockHash] = field(default_factory=set)
-    #: Which stretch of its life this is; what was asked in an earlier one proves nothing.
-    stretch: int = 0
-    #: How often it was killed; what an earlier process announced proves nothing.
+    #: Number of the node's present epoch; answers to requests of an earlier epoch prove nothing.
+    epoch: int = 0
+    #: Number of kills; announcements of an earlier process prove nothing.
     n_kills: int = 0
-    #: Whether it promises anything now: not while it is dead, or its disk refuses writes.
+    #: Whether it owes blocks at all: not while it is dead, or its disk refuses writes.
     is_good: bool = True
 
 
 class KvstoreModel:
-    """Which node owes which blocks."""
+    """Record which node owes which blocks."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._accounts = {name: _Account() for name in names}
+        self._nodes = {name: _NodeState() for name in names}
 
     def epoch(self, name: str) -> int:
-        """To be noted before a question is asked, and given back with its answer."""
-        return self._accounts[name].stretch
+        """Return the epoch, to be read before a request and passed back with its answer."""
+        return self._nodes[name].epoch
 
     def n_kills(self, name: str) -> int:
-        """To be noted before a node's events are listened to, and given back with them."""
-        return self._accounts[name].n_kills
+        """Return the number of kills, to be read before events and passed back with them."""
+        return self._nodes[name].n_kills
 
     def holders(self, block: BlockHash) -> list[str]:
-        """Nodes that owe a block."""
-        return [name for name, account in self._accounts.items() if block in account.owed]
+        """Return the nodes that owe a block."""
+        return [name for name, node in self._nodes.items() if block in node.owed]
 
     def owed(self, name: str) -> frozenset[BlockHash]:
-        """What a node owes."""
-        return frozenset(self._accounts[name].owed)
+        """Return the blocks that a node owes."""
+        return frozenset(self._nodes[name].owed)
 
     def owes_prefix(self, name: str, hashes: Sequence[BlockHash]) -> int:
-        """Of how many of these, from the first, a node owes all."""
-        owed = self._accounts[name].owed
+        """Return the length of the longest prefix that a node owes."""
+        owed = self._nodes[name].owed
         return next((i for i, block in enumerate(hashes) if block not in owed), len(hashes))
 
     def is_good(self, name: str) -> bool:
-        """Whether a node promises anything now."""
-        return self._accounts[name].is_good
+        """Return whether a node owes blocks at all now."""
+        return self._nodes[name].is_good
 
     def may_be_damaged(self, name: str, block: BlockHash) -> bool:
-        """Whether a reader may find this block damaged: it was overwritten in memory.
+        """Return whether a reader may find this block damaged: it was overwritten in memory.
 
-        What was overwritten on the disk the node itself must notice.
+        Damage on the disk must be noticed by the node itself.
         """
-        return block in self._accounts[name].visible
+        return block in self._nodes[name].visible
 
     # -- what happens ------------------------------------------------------------------------
 
-    def on_stored(self, name: str, blocks: Iterable[BlockHash], stretch: int) -> None:
-        """A node said, to a question of that stretch, that it serves these."""
-        account = self._accounts[name]
-        if account.is_good and account.stretch == stretch:
-            account.owed |= {block for block in blocks if block not in account.damaged}
+    def on_stored(self, name: str, blocks: Iterable[BlockHash], epoch: int) -> None:
+        """Record that a node serves these blocks, by its answer to a request of that epoch."""
+        node = self._nodes[name]
+        if node.is_good and node.epoch == epoch:
+            node.owed |= {block for block in blocks if block not in node.damaged}
 
     def on_saved(self, name: str, blocks: Iterable[BlockHash], n_kills: int) -> None:
-        """A node announced, in that life of its, that these are on its disk."""
-        account = self._accounts[name]
-        if account.n_kills == n_kills:
-            account.saved |= {*blocks}
+        """Record that a node, after so many kills, announced these blocks on its disk."""
+        node = self._nodes[name]
+        if node.n_kills == n_kills:
+            node.saved |= {*blocks}
 
     def on_erased(self, name: str, blocks: Iterable[BlockHash], n_kills: int) -> None:
-        """A node announced, in that life of its, that these are not on its disk any more."""
-        account = self._accounts[name]
-        if account.n_kills == n_kills:
-            account.saved -= {*blocks}
+        """Record that a node, after so many kills, announced these blocks as gone from its disk."""
+        node = self._nodes[name]
+        if node.n_kills == n_kills:
+            node.saved -= {*blocks}
 
     def must_return(self, name: str) -> frozenset[BlockHash]:
-        """What a node that was killed must have when it is back."""
-        return frozenset(self._accounts[name].must_return)
+        """Return the blocks that a killed node must have after its restart."""
+        return frozenset(self._nodes[name].must_return)
 
     def on_dropped(self, name: str, blocks: Iterable[BlockHash]) -> None:
-        """These are dropped at a node on purpose, or damaged on its disk."""
-        account = self._accounts[name]
-        account.owed -= {*blocks}
-        account.saved -= {*blocks}
-        account.must_return -= {*blocks}
+        """Record that blocks of a node are dropped on purpose, or damaged on its disk."""
+        node = self._nodes[name]
+        node.owed -= {*blocks}
+        node.saved -= {*blocks}
+        node.must_return -= {*blocks}
 
     def on_damaged(self, name: str, blocks: Iterable[BlockHash], *, in_memory: bool) -> None:
-        """The bytes of these at a node are being overwritten: it may have them or not."""
+        """Record that the bytes of blocks are being overwritten: the node may have them or not."""
         self.on_dropped(name, blocks)
-        self._accounts[name].damaged |= {*blocks}
+        self._nodes[name].damaged |= {*blocks}
         if in_memory:
-            self._accounts[name].visible |= {*blocks}
+            self._nodes[name].visible |= {*blocks}
 
     def on_mended(self, name: str, blocks: Iterable[BlockHash]) -> None:
-        """No bytes of these are damaged there any more; whether it has them is open."""
-        self._accounts[name].damaged -= {*blocks}
-        self._accounts[name].visible -= {*blocks}
+        """Record that blocks of a node are no longer damaged; the node may have them or not."""
+        self._nodes[name].damaged -= {*blocks}
+        self._nodes[name].visible -= {*blocks}
 
     def on_down(self, name: str, *, killed: bool) -> None:
-        """A node is killed, or its disk refuses writes: it promises nothing until `up`."""
-        account = self._accounts[name]
-        account.is_good = False
-        account.n_kills += killed
-        account.must_return = account.owed & account.saved if killed else set()
+        """Record that a node is killed or its disk refuses writes: it owes nothing until `on_up`."""
+        node = self._nodes[name]
+        node.is_good = False
+        node.n_kills += killed
+        node.must_return = node.owed & node.saved if killed else set()
         if killed:
-            account.saved.clear()
-            account.damaged.clear()  # in memory, which is gone
-            account.visible.clear()
-        account.stretch += 1
-        account.owed.clear()
+            node.saved.clear()
+            node.damaged.clear()  # in memory, which is gone
+            node.visible.clear()
+        node.epoch += 1
+        node.owed.clear()
 
     def on_up(self, name: str, found: Iterable[BlockHash], saved: Iterable[BlockHash] = ()) -> None:
-        """It is well again and has these, some of them known to be on its disk."""
-        account = self._accounts[name]
-        account.is_good = True
-        account.stretch += 1
-        account.must_return.clear()
-        account.saved |= {*saved}
-        account.owed = {*found} - account.damaged
+        """Record that a node is healthy again and has these blocks, some of them on its disk."""
+        node = self._nodes[name]
+        node.is_good = True
+        node.epoch += 1
+        node.must_return.clear()
+        node.saved |= {*saved}
+        node.owed = {*found} - node.damaged

@@ -1,4 +1,4 @@
-"""What a soak does to the file of blocks of a node: it reads headers, tears them, turns bits."""
+"""Damage a node's segment file: read its headers, tear them, and flip bits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +10,12 @@ from halfmoon_protocol.ids import BlockHash
 
 
 def read_slot_headers(path: Path) -> dict[BlockHash, SlotEntry]:
-    """What a segment file has, by its headers alone."""
+    """Return the blocks of a segment file, by its headers alone."""
     return {found.record.hash: found for found in scan_blocks(path)}
 
 
 def tear_header(path: Path, slot: int) -> None:
-    """Leave the headers of a slot as a write leaves them that was cut off in the first one."""
+    """Tear the headers of a slot, as a write does that ends in the middle of the first one."""
     shape = read_shape(path)
     assert shape is not None
     first, second = shape.header_offsets(slot)
@@ -27,7 +27,7 @@ def tear_header(path: Path, slot: int) -> None:
 
 
 def flip_bits(path: Path, slots: Sequence[int]) -> None:
-    """Turn one bit of each of these slots' bytes."""
+    """Flip one bit in the bytes of each of these slots."""
     shape = read_shape(path)
     assert shape is not None
     with path.open("r+b") as file:

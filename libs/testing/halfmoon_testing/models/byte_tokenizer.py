@@ -1,7 +1,7 @@
-"""A real tokenizer for models that we make ourselves: byte-level BPE with a chat template.
+"""Train a real tokenizer for test models: byte-level BPE with a chat template.
 
-Nothing is unknown to it (bytes are its alphabet), its training is deterministic, and its
-files are the ones that transformers and `tokenizers` read.
+It has no unknown tokens (bytes are its alphabet), and its training is deterministic. Its files are
+those that transformers and `tokenizers` read.
 """
 
 import json
@@ -17,7 +17,7 @@ END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
-#: Either ends a generation.
+#: Either token ends a generation.
 EOS_TOKEN_IDS = (0, 2)
 
 #: One turn is ``<|im_start|>role\ncontent<|im_end|>\n``.
@@ -44,9 +44,8 @@ CHAT_TEMPLATE = """\
 def train_tokenizer(texts: Iterable[str], vocab_size: int, word: str | None = None) -> "Tokenizer":
     """Learn merges from `texts` until the vocabulary has `vocab_size` tokens.
 
-    Fewer when the texts run out of pairs; at least 259: the bytes and the special tokens.
-    No token reaches over two words: `word` is what counts as one, as a regular expression, and
-    without it GPT-2's.
+    There are fewer tokens if the texts have too few pairs, and at least 259: bytes and special
+    tokens. No token spans two words. `word` is the regular expression of a word; default: GPT-2's.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 

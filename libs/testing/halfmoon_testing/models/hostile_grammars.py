@@ -1,7 +1,7 @@
-"""Grammars that a hostile client might send, at random: for fuzzing whatever compiles them.
+"""Generate random grammars that a hostile client might send, to fuzz grammar compilers.
 
-Most are small and mean; some are large; a few are what honest clients send. Equal seeds give
-equal candidates.
+Most are small and malicious, some are large, and a few are ordinary. Equal seeds give equal
+grammars.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Literal
 _LARGE = (9, 10**3, 10**5, 10**6, 2**31 - 1, 2**31, 2**53, 10**18, 2**63 - 1, 2**64)
 _WORDS = ("a", "moon", "half moon", "é", "半月", "🌗", '"', "\\", "\n", "", "x" * 200)
 _FORMATS = ("date-time", "time", "date", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "x")
-#: Part of the candidates that are variations of the worst known ones.
+#: Share of grammars that vary the worst known ones.
 _MEAN = 0.03
 _ATOMS = ("a", ".", "[a-z]", "[^a]", r"\d", r"\w", r"\s", "é", "(?i:x)", r"\p{L}")
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object", "foo")
@@ -20,7 +20,7 @@ _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object", "
 
 @dataclass(frozen=True)
 class HostileGrammar:
-    """One generated wish."""
+    """One generated grammar."""
 
     kind: Literal["schema", "regex", "grammar"]
     #: A schema as JSON, a regular expression, or a grammar in Lark or GBNF.
@@ -28,7 +28,7 @@ class HostileGrammar:
 
     @property
     def to_lark(self) -> str:
-        """As a grammar for workers, unchecked."""
+        """The unchecked grammar, in the form that workers get."""
         match self.kind:
             case "schema":
                 return f"start: %json {self.text}"
@@ -40,7 +40,7 @@ class HostileGrammar:
 
 
 def random_grammar(dice: random.Random) -> HostileGrammar:
-    """The next one."""
+    """Return the next random grammar."""
     if dice.random() < _MEAN:
         return _mean(dice)
     kind = dice.choice(("schema", "schema", "regex", "grammar"))
@@ -52,7 +52,7 @@ def random_grammar(dice: random.Random) -> HostileGrammar:
 
 
 def _mean(dice: random.Random) -> HostileGrammar:
-    """A variation of what is known to take minutes, gigabytes, or the process."""
+    """Vary a grammar that is known to take minutes or gigabytes, or to kill the process."""
     match dice.randint(0, 4):
         case 0:
             factor = dice.choice((2**31, 2**40, 10**9 + 7, 10**12)) + dice.randrange(1000)

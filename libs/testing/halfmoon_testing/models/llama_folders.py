@@ -1,4 +1,4 @@
-"""Model folders for tests of their inspection, written byte by byte, without torch."""
+"""Write model folders byte by byte, without torch, for tests of their inspection."""
 
 import json
 import struct
@@ -24,7 +24,7 @@ LLAMA_CONFIG: dict[str, Any] = {
 
 
 def llama_tensors() -> dict[str, tuple[str, list[int]]]:
-    """Types and shapes of the tensors of `LLAMA_CONFIG`."""
+    """Return types and shapes of the tensors of `LLAMA_CONFIG`."""
     layer = "model.layers.0"
     square = ("F32", [16, 16])
     return {
@@ -39,7 +39,7 @@ def llama_tensors() -> dict[str, tuple[str, list[int]]]:
 
 
 def safetensors_bytes(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
-    """A file of these tensors, with small numbers in them."""
+    """Return a safetensors file of these tensors, with small numbers in them."""
     header: dict[str, Any] = {}
     data = b""
     for name, (dtype, shape) in tensors.items():
@@ -56,19 +56,19 @@ def safetensors_bytes(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes
 
 
 def safetensors_with_header(header: object, data: bytes) -> bytes:
-    """A file of this header, as an object or as its bytes, and these data."""
+    """Return a safetensors file of this header, an object or bytes, and these data."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
 
 def split_safetensors(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the data of a file."""
+    """Return the header and the data of a safetensors file."""
     n = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + n]), content[8 + n :]
 
 
 def write_files(folder: Path, **files: Any) -> Path:
-    """Write files by name with ``__`` for a dot: text, bytes, or an object as JSON."""
+    """Write files of text, bytes or JSON; a name has ``__`` in place of a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for key, content in files.items():
         path = folder / key.replace("__", ".")
@@ -81,7 +81,7 @@ def write_files(folder: Path, **files: Any) -> Path:
 
 
 def make_llama(folder: Path, **changes: Any) -> Path:
-    """A whole tiny model; `changes` are fields of its config.json."""
+    """Write the folder of a tiny model; `changes` are fields of its config.json."""
     return write_files(
         folder,
         config__json={**LLAMA_CONFIG, **changes},

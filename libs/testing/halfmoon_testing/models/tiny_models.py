@@ -1,8 +1,8 @@
-"""Tiny random models of several architectures, for tests of what runs models.
+"""Make tiny random models of several architectures, for tests of engines.
 
-Each is a folder of standard files, tokenizer included, that transformers loads. Weights are
-spread so that greedy output wanders over the vocabulary and has no near-ties: two correct
-computations in float32 choose the same tokens.
+Each is a folder of standard files, tokenizer included, that transformers loads. Weights are spread
+so that greedy output varies over the vocabulary and has no near-ties. So two correct computations
+in float32 choose the same tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS, train_tokenize
 
 TINY_VOCAB_SIZE = 384
 TINY_MAX_CONTEXT = 8192
-#: The window of the sliding layers, small so that short prompts pass it.
+#: Window of the sliding layers, small enough for short prompts to exceed it.
 TINY_SLIDING_WINDOW = 32
 _COMMON = MappingProxyType(
     {
@@ -41,14 +41,14 @@ _SLIDING = MappingProxyType(
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     }
 )
-#: What the tokenizer learns its merges from.
+#: Texts from which the tokenizer learns its merges.
 _TEXTS = (
     "The moon rises over the harbour, and the tide comes in. ",
     "The moon is half in light and half in shadow, and the harbour is still. ",
     "A request comes in, its prompt is read, and the answer goes out word by word. ",
     "The prompt that was read before is not read again: its answer comes sooner. ",
 )
-#: transformers' config class, and what differs from `_COMMON`.
+#: Config class of transformers, and differences from `_COMMON`.
 _ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "llama": ("LlamaConfig", {}),
@@ -74,14 +74,14 @@ def make_tiny_model(arch: str, folder: Path, seed: int = 0) -> Path:
 
     Args:
         arch: one of `ARCHITECTURES`.
-        folder: is created; files of these names in it are replaced.
+        folder: folder to create; existing files of these names are replaced.
         seed: equal seeds give equal files.
 
     Returns:
         `folder`.
 
     Raises:
-        ValueError: an architecture that is not known here.
+        ValueError: the architecture is unknown.
     """
     limit_spin_waits()
     import torch

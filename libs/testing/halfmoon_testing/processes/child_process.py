@@ -1,6 +1,6 @@
-"""A process of this library's that is ordered about by lines: one in, one out.
+"""Run a module of this library as a process that takes commands: one line in, one line out.
 
-For tests and benchmarks that need a peer which can be killed.
+Tests and benchmarks use it as a peer that can be killed.
 """
 
 import subprocess
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class ChildProcess:
-    """The parent's handle; a context manager that ends the process."""
+    """Control a child process; a context manager that ends it."""
 
     def __init__(self, module: str, name: str, *arguments: str) -> None:
         """Start a module as a program, with its name as the first argument."""
@@ -23,29 +23,29 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """To send it signals."""
+        """Process id, to send signals to."""
         return self._process.pid
 
     def send(self, command: str) -> None:
-        """One command; it is carried out while the caller does something else."""
+        """Send a command without waiting for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> str:
-        """The next line that it prints, without its end."""
+        """Read the next line that the process prints, without its line feed."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"process {self.name} ended with {self._process.wait()}"
         return line.removesuffix("\n")
 
     def ask(self, command: str) -> str:
-        """A command and its answer."""
+        """Send a command and return its answer."""
         self.send(command)
         return self.answer()
 
     def kill(self) -> None:
-        """As abruptly as can be; returns when it is gone."""
+        """Kill the process with SIGKILL, and wait until it is gone."""
         self._process.kill()
         self._process.wait()
 

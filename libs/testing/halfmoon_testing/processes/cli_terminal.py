@@ -1,4 +1,4 @@
-"""A `halfmoon` command on a terminal of its own, which a test types into and reads from."""
+"""Run a `halfmoon` command on a terminal that a test types into and reads from."""
 
 import contextlib
 import os
@@ -12,17 +12,17 @@ from contextlib import contextmanager
 
 
 class CliTerminal:
-    """What a program has shown since the last look, and its keyboard."""
+    """Type into a program's terminal, and read its new output."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._seen = ""
 
     def until(self, words: str, within_s: float = 120) -> str:
-        """What it showed up to these words, and these words.
+        """Wait for these words, and return the output up to and including them.
 
         Raises:
-            AssertionError: they did not come.
+            AssertionError: the words did not come.
         """
         deadline = time.monotonic() + within_s
         while words not in self._seen:
@@ -33,14 +33,14 @@ class CliTerminal:
         return seen
 
     def type(self, keys: str) -> None:
-        """Press these keys."""
+        """Type these keys."""
         os.write(self._fd, keys.encode())
 
     def interrupt(self, words: str, within_s: float = 120) -> str:
-        """Ctrl-C, until these words are shown.
+        """Type Ctrl-C until these words are shown.
 
-        It throws away keys that were not read yet, and one that comes in the moment before
-        readline waits for keys is not seen: what was typed must have been shown before.
+        Ctrl-C discards keys that were not read yet. A Ctrl-C just before readline waits for keys
+        is lost: earlier input must have been shown before.
         """
         deadline = time.monotonic() + within_s
         while words not in self._seen:
@@ -52,7 +52,7 @@ class CliTerminal:
         return self.until(words)
 
     def ask(self, line: str) -> str:
-        """Type a line, and what came before the next prompt."""
+        """Type a line, and return the output up to the next prompt."""
         self.type(line + "\n")
         # The line's own echo ends with a line feed.
         self.until("\n")
@@ -60,11 +60,11 @@ class CliTerminal:
 
     @property
     def unread(self) -> str:
-        """What it showed that no test has looked at."""
+        """Output that no test has read."""
         return self._seen
 
     def drain(self) -> None:
-        """Take what it shows for a moment, if it shows anything still."""
+        """Read the output of the next moment, if there is any."""
         with contextlib.suppress(AssertionError):
             self._read()
 
@@ -85,10 +85,10 @@ def run_on_terminal(
     end: str,
     within_s: float = 120,
 ) -> Iterator[CliTerminal]:
-    """`halfmoon` with these arguments; `end` is typed at last, and must end it with status 0.
+    """Run `halfmoon` with these arguments; `end` is typed last, and must end it with status 0.
 
     Raises:
-        AssertionError: it ended otherwise.
+        AssertionError: the command ended otherwise.
     """
     command = [sys.executable, "-m", "halfmoon_cli", *arguments]
     variables = {**os.environ, "TERM": "xterm", "COLUMNS": "300", **(environment or {})}
@@ -103,7 +103,7 @@ def run_on_terminal(
         deadline = time.monotonic() + within_s
         while status is None:
             assert time.monotonic() < deadline, f"it did not end: {terminal.unread!r}"
-            # What nobody reads would keep it from ending.
+            # Unread output would keep it from ending.
             terminal.drain()
             found, code = os.waitpid(pid, os.WNOHANG)
             status = os.waitstatus_to_exitcode(code) if found else None

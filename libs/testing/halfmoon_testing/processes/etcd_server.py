@@ -1,4 +1,4 @@
-"""A real etcd for tests of any package: started in a folder of its own, gone with it."""
+"""Run a real etcd for tests, in a folder of its own."""
 
 import os
 import platform
@@ -17,14 +17,14 @@ _START_S = 60.0
 
 
 class EtcdServer:
-    """An etcd of one member, with leases as short as it can; a context manager that ends it."""
+    """Run an etcd of one member, with the shortest leases; a context manager that ends it."""
 
     def __init__(self, max_request_bytes: int = 24 * _MIB) -> None:
-        """Start it, and wait until it answers.
+        """Start etcd, and wait until it answers.
 
         Args:
-            max_request_bytes: by default for values as large as a record may be; what etcd
-                itself would choose is 1.5 MiB.
+            max_request_bytes: largest request. The default allows values of the largest record;
+                etcd's own default is 1.5 MiB.
         """
         self.port = free_port()
         self._address = f"http://127.0.0.1:{self.port}"
@@ -44,7 +44,7 @@ class EtcdServer:
         }
         self._process = subprocess.Popen(
             ["etcd", *(f"--{name}={value}" for name, value in options.items())],
-            # On processors that it is not tested on, it starts only when told so.
+            # On processors that etcd does not support, it starts only with this variable.
             env={**os.environ, "ETCD_UNSUPPORTED_ARCH": platform.machine()},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -58,12 +58,12 @@ class EtcdServer:
 
     @staticmethod
     def is_installed() -> bool:
-        """Whether there is an etcd (Debian: etcd-server)."""
+        """Return whether etcd is installed (Debian: etcd-server)."""
         return shutil.which("etcd") is not None
 
     @property
     def url(self) -> str:
-        """For `open_store`."""
+        """URL for `open_store`."""
         return f"etcd://127.0.0.1:{self.port}"
 
     def clear(self) -> None:
@@ -72,7 +72,7 @@ class EtcdServer:
         httpx.post(f"{self._address}/v3/kv/deleterange", json=everything).raise_for_status()
 
     def stop(self) -> None:
-        """End it at once, and remove its folder."""
+        """Kill etcd, and remove its folder."""
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()

@@ -1,11 +1,11 @@
-"""A P2P client in a process of its own, for tests and benchmarks: order it about, kill it.
+"""Run a P2P client as a process that tests and benchmarks command and kill.
 
-Run as a program with a segment name, a metadata URL and backends, it answers each line on its
-standard input with one line of JSON, and ends at the end of its input:
+The program's arguments are a segment name, a metadata URL and backends. It answers each line on
+its standard input with one line of JSON, and exits at the end of its input:
 
-    publish NAME SIZE     one buffer, filled with `testing.pattern`
-    get NAME              fetches it, compares it with the pattern, and serves it
-    list PREFIX
+    publish NAME SIZE     publish one buffer, filled with `segment_process.segment_pattern`
+    get NAME              fetch it, compare it with the pattern, and serve it
+    list PREFIX           list names
 """
 
 import sys
@@ -25,24 +25,24 @@ class GetAnswer(msgspec.Struct, frozen=True):
     """The answer to a get."""
 
     report: GetReport
-    #: Whether the bytes are those of the pattern.
+    #: True if the bytes are those of the pattern.
     right: bool
 
 
 class P2PProcess(ChildProcess):
-    """The parent's handle; a context manager that ends the process."""
+    """Control a P2P client's process; a context manager that ends it."""
 
     def __init__(self, segment: str, metadata_url: str, backends: str = "tcp") -> None:
-        """Start it; it is ready when it has answered something."""
+        """Start the process; it is ready after its first answer."""
         super().__init__(__name__, segment, metadata_url, backends)
 
     def got(self) -> GetAnswer:
-        """The answer to a get."""
+        """Read the answer to a get."""
         return msgspec.json.decode(self.answer(), type=GetAnswer)
 
 
 def run_p2p_client(segment: str, metadata_url: str, backends: str) -> None:
-    """The child's program."""
+    """Run the child's program."""
     metadata = open_store(metadata_url)
     with (
         TransferEngine.open(segment, metadata=metadata, backends=backends.split(",")) as engine,
@@ -62,7 +62,7 @@ def _obey(engine: TransferEngine, store: P2PStore, words: list[str]) -> object:
             (n_bytes,) = store.lookup(name).sizes
             memory = engine.allocate(n_bytes)
             report = store.get_replica(name, [memory])
-            # By checksum: comparing memory views would hold up who reads from us.
+            # By checksum: comparing memory views would block peers that read from us.
             right = checksum(memory.view) == checksum(memoryview(segment_pattern(n_bytes)))
             return GetAnswer(report, right)
         case ["list", *prefix]:

@@ -1,14 +1,14 @@
-"""A segment in a process of its own, for tests of any package: start it, talk to it, kill it.
+"""Run a segment as a process that tests command and kill.
 
-Run as a program, it opens an engine, allocates one region filled with a pattern, prints one
-line of JSON (descriptor and region, so that no metadata server is needed between the two
-processes) and then answers commands on its standard input:
+The program opens a transfer engine, and allocates one region filled with a pattern. It prints one
+line of JSON with descriptor and region, so that the two processes need no metadata server. Then it
+answers commands on its standard input:
 
-    digest            the xxh3-64 of the region's bytes
-    unregister        takes the region back
-    fill <seed>       fills it with other bytes; answers like digest
-    notification      the next message that a peer left, as "sender: text"
-    (end of input)    closes the engine and ends
+    digest            answer the xxh3-64 of the region's bytes
+    unregister        unregister the region
+    fill <seed>       fill it with other bytes; answer as to digest
+    notification      answer the next message that a peer left, as "sender: text"
+    (end of input)    close the engine and exit
 """
 
 import sys
@@ -37,7 +37,7 @@ class SegmentIntroduction(msgspec.Struct, frozen=True):
 
 
 class SegmentProcess(ChildProcess):
-    """The parent's handle; a context manager that ends the process."""
+    """Control a segment's process; a context manager that ends it."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class SegmentProcess(ChildProcess):
         registered: bool = False,
         on_device: bool = False,
     ) -> None:
-        """Start it, and make it known in this process's metadata store.
+        """Start the process, and publish its segment in this process's metadata store.
 
-        With `registered`, its region is in memory that it has made itself; with `on_device`, in
-        memory of an emulated device.
+        With `registered`, its region is in memory that it made itself. With `on_device`, the
+        region is in memory of an emulated device.
         """
         given = msgspec.json.encode(settings or TransferSettings()).decode()
         where = "device" if on_device else "registered" if registered else "allocated"
@@ -65,7 +65,7 @@ class SegmentProcess(ChildProcess):
 
 
 def segment_pattern(n_bytes: int) -> bytes:
-    """What a segment process fills its region with; each 4-byte word differs."""
+    """Return the bytes that fill a segment process's region; each 4-byte word differs."""
     words = np.arange((n_bytes + 3) // 4, dtype="<u4") * np.uint32(2654435761)
     return words.tobytes()[:n_bytes]
 
@@ -76,7 +76,7 @@ def fill_seeded(view: memoryview, seed: int) -> None:
 
 
 def on_device(engine: TransferEngine, n_bytes: int) -> Memory:
-    """Registered memory of an emulated device, with the view that its kernels would have."""
+    """Allocate registered memory of an emulated device, with the view that kernels have."""
     buffer = EmulatedBuffer(n_bytes)
     return Memory(engine.register(buffer.span()), buffer.view)
 
@@ -84,7 +84,7 @@ def on_device(engine: TransferEngine, n_bytes: int) -> Memory:
 def run_segment(
     name: str, generation: str, backends: str, n_bytes: str, settings: str, where: str
 ) -> None:
-    """The child's program."""
+    """Run the child's program."""
     with TransferEngine.open(
         name,
         metadata=MemoryStore(),
