@@ -174,7 +174,7 @@ class SoakHarness:
                     return
                 continue
             self.n_verified += len(found)
-            # Only blocks owed both before and after the read must have been in_snapshot.
+            # Only blocks owed both before and after the read must have been there.
             if len(found) >= min(n_owed, self.model.owes_prefix(node, hashes)):
                 return
             await asyncio.sleep(0.05)

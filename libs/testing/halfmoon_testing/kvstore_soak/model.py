@@ -1,8 +1,9 @@
 """Model which blocks each kvstore node owes, to compare live nodes with.
 
 A node owes a block from the moment when it confirmed that the block is served. The debt ends when
-the node is killed, when its disk refuses writes, or when the block is damaged or dropped. A node must serve the blocks that it owes. It may serve others, with the
-right bytes. This module has no I/O and no clock.
+the node is killed, when its disk refuses writes, or when the block is damaged or dropped. A node
+must serve the blocks that it owes. It may serve others, with the right bytes. This module has no
+I/O and no clock.
 """
 
 from collections.abc import Iterable, Sequence
@@ -114,7 +115,7 @@ class KvstoreModel:
         self._nodes[name].visible -= {*blocks}
 
     def on_down(self, name: str, *, killed: bool) -> None:
-        """Record that a node is killed or its disk refuses writes: it owes nothing until `on_up`."""
+        """Record a kill, or a disk that refuses writes: the node owes nothing until `on_up`."""
         node = self._nodes[name]
         node.is_good = False
         node.n_kills += killed
