@@ -32,7 +32,7 @@ test-fast: $(VENV)/.dev ## what needs no other process and no torch: run it whil
 # Operations of the long soak; SEED repeats one.
 OPERATIONS ?= 4000
 
-test-soak: $(VENV)/.dev ## kvstore nodes under every misfortune, for long: OPERATIONS=4000 SEED=7
+test-soak: $(VENV)/.dev ## kvstore nodes under every fault, for long: OPERATIONS=4000 SEED=7
 	HALFMOON_SOAK_OPERATIONS=$(OPERATIONS) HALFMOON_SOAK_SEED=$(SEED) \
 		$(BIN)/pytest -s --timeout 7200 tests/kvstore/test_soak.py
 
