@@ -1,4 +1,4 @@
-{{/* The pod of a role: one container, as nobody in particular, that can write only where it is told. */}}
+{{/* The pod of a role: one container, as an unprivileged user, that can write only to its volumes. */}}
 
 {{/* {root, role} */}}
 {{- define "halfmoon.pod" -}}
