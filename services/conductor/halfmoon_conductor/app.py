@@ -113,7 +113,7 @@ async def run(settings: ConductorSettings, service: Service) -> None:
         info = ConductorInfo(settings.worker_id, settings.metadata.partition(":")[0])
         mounts: list[tuple[str, ASGIApp]] = [("/debug", debug_app(observer, links, clock, info))]
         if embedded:
-            service.spawn(lease_clock.follow(), name="leases")
+            service.spawn(lease_clock.tick_forever(), name="leases")
             mounts.append(("/metadata", metadata_app(store)))
         app = create_app(
             traced.gateway(gateway),
