@@ -63,7 +63,7 @@ class BlockScrubber:
 
     def _given_up(self, block: BlockHash) -> bool:
         tiers = self._block_store.tiers
-        if tiers is None or not tiers.give_up(block, self._clock.now()):
+        if tiers is None or not tiers.discard_damaged(block, self._clock.now()):
             return False
         log.warning("damaged_block_given_up", block=block.hex())
         return True

@@ -164,7 +164,7 @@ class DrainMigration:
                 busy = busy or error.retry_after_s > 0
                 plan.exclude(order.target)
                 continue
-            plan.copied(order, done.n_blocks)
+            plan.on_copied(order, done.n_blocks)
             # Fewer blocks than ordered: some on our disk may not have been promoted in time.
             busy = busy or done.n_blocks < len(order.hashes)
             self._report(
