@@ -226,7 +226,7 @@ class PipelinePrompt:
         def arrived() -> None:
             if not self.over:
                 to.arrived = max(to.arrived, stop)
-                to.worker.next_pass()
+                to.worker.wake()
 
         n_bytes = n_tokens * self._costs.activation_bytes
         self._wires.start(part.worker.host, to.worker.host, n_bytes, arrived)

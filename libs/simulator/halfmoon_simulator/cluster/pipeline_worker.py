@@ -117,7 +117,7 @@ class PipelineWorker:
                 return
             part.pages = self._worker.pages.allocate(prompt.n_pages)
             prompt.has_pages(part)
-            self._worker.next_pass()
+            self._worker.wake()
 
     def cancel(self, request_id: RequestId) -> None:
         """The conductor gives a prompt up whose first stage is here."""
@@ -132,7 +132,7 @@ class PipelineWorker:
         part.pages = []
         if not self._worker.dead:
             self._worker.pages_freed()
-            self._worker.next_pass()
+            self._worker.wake()
 
     def kvstore_lost(self, kvstore: SimKvstore) -> None:
         """Tell the prompts whose first stage is here."""
@@ -194,4 +194,4 @@ class PipelineWorker:
             if part.stage == 0:
                 self._worker.computed_tokens += part.stop - part.position
             prompt.computed(part, part.stop)
-        self._worker.next_pass()
+        self._worker.wake()

@@ -1,0 +1,147 @@
+"""Commands of the prefill machine: what the shell of a prefill worker is to do.
+
+Each names the event that the shell posts when it is done. `StepFailed` may take the place of any
+of them but `HoldingsReleased`.
+"""
+
+from dataclasses import dataclass
+
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import PrefillFailed, PrefillStopped, PrefillTimes
+from halfmoon_protocol.sampling import Finish
+from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
+from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPrefix:
+    """Use these pages for the request's KV; lease its cached prefix and start to read it.
+
+    Outcome: `PrefixLeased`, at once when `n_blocks` is 0. A leased prefix is followed by
+    `PrefixFetched`.
+    """
+
+    request_id: RequestId
+    #: Pages of the pool, one for each block of the prompt; empty where the KV is computed in
+    #: place.
+    pages: tuple[int, ...]
+    #: Blocks to lease at the most.
+    n_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRoom:
+    """Reserve room at the home kvstore for the prompt's blocks from `first_block` on.
+
+    Outcome: `RoomReserved` or `RoomRefused`.
+    """
+
+    request_id: RequestId
+    first_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeEngine:
+    """Ask for `PrefillMachine.next_pass` if no forward pass is under way. Has no outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPass:
+    """Run one forward pass over these chunks. Given out by `PrefillMachine.next_pass`.
+
+    Outcome: `PassEnded` or `PassFailed`.
+    """
+
+    chunks: tuple[PrefillChunk, ...]
+    #: Requests whose first tokens earlier passes have left to be chosen.
+    delayed: tuple[RequestId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SettleTransfers:
+    """Wait until the landing has acknowledged all KV; verify fetched blocks, end their lease.
+
+    Outcome: `TransfersSettled`.
+    """
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDone:
+    """Send the conductor `PrefillDone`. Outcome: `DoneReported`."""
+
+    request_id: RequestId
+    first_token: int
+    finish: Finish
+    n_cached: int
+    #: Seconds from the request's arrival to its first pass.
+    queue_s: float
+    #: Seconds of the passes that the request was in.
+    compute_s: float
+    #: Seconds from its first token to `TransfersSettled`.
+    drain_s: float
+    times: PrefillTimes
+
+
+@dataclass(frozen=True, slots=True)
+class KeepBlocks:
+    """Commit the new blocks at the home kvstore once they are written. Outcome: `BlocksKept`."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHoldings:
+    """Stop what is done for a request; end its transfers, its lease and its reservation.
+
+    Outcome: `HoldingsReleased`. No other event of the request has to follow.
+    """
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStop:
+    """The ending of a request that was cancelled."""
+
+
+#: How a request ended; None: `PrefillDone` was sent and nothing happened since.
+PrefillEnding = PrefillFailure | PrefillStop | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """Forget a request; tell its conductor of an ending that is no success. Has no outcome."""
+
+    request_id: RequestId
+    ending: PrefillEnding
+
+
+PrefillCommand = (
+    FetchPrefix
+    | ReserveRoom
+    | WakeEngine
+    | SettleTransfers
+    | ReportDone
+    | KeepBlocks
+    | ReleaseHoldings
+    | EndRequest
+)
+
+
+def ending_message(
+    request_id: RequestId, ending: PrefillEnding
+) -> PrefillFailed | PrefillStopped | None:
+    """Return what a conductor is told of an ending; None where `PrefillDone` has said it."""
+    if ending is None:
+        return None
+    if isinstance(ending, PrefillStop):
+        return PrefillStopped(request_id=request_id)
+    return PrefillFailed(
+        request_id=request_id,
+        reason=ending.reason,
+        retryable=ending.retryable,
+        culprit=ending.culprit,
+        invalid=ending.invalid,
+    )

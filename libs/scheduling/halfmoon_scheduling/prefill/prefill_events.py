@@ -1,0 +1,158 @@
+"""Events of a prefill worker: what arrived, and how each performed command ended.
+
+The shell of a prefill worker posts these to `PrefillMachine.handle`. Every command that asks for
+something is answered by exactly one event, failures included, unless its request has begun to
+end: then `HoldingsReleased` is the one event that the machine waits for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailure:
+    """Why a request failed, as its conductor is told."""
+
+    reason: str
+    #: Whether another try may go better.
+    retryable: bool
+    #: The other worker that caused the failure.
+    culprit: WorkerId | None = None
+    #: Whether the request itself is at fault.
+    invalid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelayed:
+    """A first token that is not chosen yet: the set that its grammar allows is being computed."""
+
+
+#: What a pass returns for a prompt whose last chunk it computed.
+FirstToken = int | TokenDelayed | PrefillFailure
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequested:
+    """A valid start of a request arrived whose id is not in use here."""
+
+    start: StartPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCancelled:
+    """The conductor gave a request up, or the connection to it was lost."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixLeased:
+    """`FetchPrefix` has leased its blocks, and reading them has begun."""
+
+    request_id: RequestId
+    #: The kvstore that holds the lease; None: no kvstore had any of the blocks.
+    source: KvstoreAddress | None = None
+    #: Leased blocks; the prompt's first ones.
+    n_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixFetched:
+    """Every layer of the leased blocks is in the request's pages."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RoomReserved:
+    """The home kvstore has reserved room for the request's new blocks."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RoomRefused:
+    """The home kvstore is full, slow or lost: the new blocks will not be kept."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class PassEnded:
+    """The forward pass under way is over."""
+
+    #: For each request whose last chunk was in the pass, and each whose token was delayed.
+    tokens: Mapping[RequestId, FirstToken] = field(default_factory=dict)
+    #: Seconds that the pass took.
+    compute_s: float = 0.0
+    #: Of these, seconds in which it waited for cached layers.
+    layers_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PassFailed:
+    """The forward pass under way raised an error: none of its requests can go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransfersSettled:
+    """The landing has acknowledged all KV, and the fetched blocks are verified and released."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class DoneReported:
+    """The conductor was sent `PrefillDone`."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksKept:
+    """The new blocks are committed at the home kvstore, or were given up."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """Something that the request needs could not be done; the request ends with this failure."""
+
+    request_id: RequestId
+    failure: PrefillFailure
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsReleased:
+    """No transfer, lease or reservation of the request is left: its pages are untouched."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class PagesFreed:
+    """Pages are free that something else than a request of the machine has held."""
+
+
+PrefillEvent = (
+    PrefillRequested
+    | PrefillCancelled
+    | PrefixLeased
+    | PrefixFetched
+    | RoomReserved
+    | RoomRefused
+    | PassEnded
+    | PassFailed
+    | TransfersSettled
+    | DoneReported
+    | BlocksKept
+    | StepFailed
+    | HoldingsReleased
+    | PagesFreed
+)
