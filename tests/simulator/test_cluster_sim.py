@@ -236,7 +236,7 @@ def test_every_request_ends_once_and_nothing_leaks(
         world.agenda.step()
     for prefill in world.prefills.values():
         assert prefill.pages.n_free == 14
-        assert len(prefill.queue) == 0
+        assert len(prefill.machine.queue) == 0
     for decode in world.decodes.values():
         assert decode.pages.n_free == 14
     for kvstore in world.kvstores.values():
