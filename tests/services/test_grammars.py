@@ -18,7 +18,9 @@ from halfmoon_conductor.tools.tool_call_parser import ToolCallParser
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
+from halfmoon_prefill.worker import PrefillWorker
 from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
 from halfmoon_testing.models.byte_tokenizer import EOS_TOKEN_IDS
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
@@ -178,6 +180,11 @@ async def test_tokens_that_are_late_hold_up_no_other_request_and_change_none(
         await cluster.settled()
 
 
+def has_delayed(worker: PrefillWorker) -> bool:
+    phases = [request.phase for request in worker.machine.requests.values()]
+    return PrefillPhase.CHOOSING in phases
+
+
 async def test_a_request_whose_token_is_late_can_be_given_up(
     local_cluster: Callable[..., Any],
 ) -> None:
@@ -191,7 +198,7 @@ async def test_a_request_whose_token_is_late_can_be_given_up(
             if n_tokens == 0:
                 waiting = asyncio.create_task(anext(events))
                 worker = cluster.members["prefill-0"].worker
-                await cluster.until(lambda worker=worker: worker.computing._late)
+                await cluster.until(lambda worker=worker: has_delayed(worker))
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
             await events.aclose()

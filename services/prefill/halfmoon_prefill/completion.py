@@ -1,8 +1,9 @@
-"""The end of a request's bytes: all acknowledged and verified."""
+"""Wait for the end of a request's bytes: all acknowledged and verified."""
 
 from halfmoon_prefill.cache.prefix_cache_client import CorruptBlock, PrefixCacheClient
 from halfmoon_prefill.prefill_job import PrefillJob, PrefillRefused
 from halfmoon_protocol.ids import WorkerId
+from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_transfer.interface import TransferError
 
 
@@ -10,7 +11,7 @@ async def await_completion(job: PrefillJob, caching: PrefixCacheClient) -> None:
     """Wait for the landing's acknowledgements and verify what was fetched.
 
     Raises:
-        Refused: some KV did not arrive, or did not arrive as it was stored.
+        PrefillRefused: some KV did not arrive, or did not arrive as it was stored.
     """
     decode = WorkerId(job.start.landing.region.segment)
     try:
@@ -18,17 +19,20 @@ async def await_completion(job: PrefillJob, caching: PrefixCacheClient) -> None:
             await load
         await caching.verify(job)
     except (TransferError, CorruptBlock) as error:
-        # Read once more: another replica may have taken over.
-        source = job.lease.address.worker_id if job.lease else None
-        raise PrefillRefused(
-            f"cached blocks are of no use: {error}", retryable=True, culprit=source
-        ) from None
+        raise PrefillRefused(fetch_failure(job, error)) from None
     if job.failure is not None:
-        raise PrefillRefused(str(job.failure), retryable=True)
+        raise PrefillRefused(PrefillFailure(str(job.failure), retryable=True))
     try:
         for write in job.landing_writes:
             await write
     except TransferError as error:
-        raise PrefillRefused(
-            f"KV did not reach {decode}: {error}", retryable=True, culprit=decode
-        ) from None
+        reason = f"KV did not reach {decode}: {error}"
+        failure = PrefillFailure(reason, retryable=True, culprit=decode)
+        raise PrefillRefused(failure) from None
+
+
+def fetch_failure(job: PrefillJob, error: Exception) -> PrefillFailure:
+    """Return the failure of a request whose cached blocks did not come, or came damaged."""
+    # The lease of this moment: another replica may have taken over.
+    source = job.lease.address.worker_id if job.lease else None
+    return PrefillFailure(f"cached blocks are of no use: {error}", retryable=True, culprit=source)

@@ -28,6 +28,17 @@ class SubmitTransfer(Protocol):
 
 
 @dataclass(frozen=True)
+class ForwardResult:
+    """What one forward pass of a batch computed."""
+
+    #: One entry a chunk: what was chosen where the chunk is its prompt's last, else None.
+    tokens: Sequence[TokenResult | None] = ()
+    #: Seconds of the pass; of these, seconds of waits for cached layers.
+    compute_s: float = 0.0
+    layers_wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class PrefillForward:
     """Runs batches of chunks on an engine and streams their KV."""
 
@@ -36,10 +47,8 @@ class PrefillForward:
     pool: Region
     clock: Clock
 
-    def __call__(
-        self, batch: Sequence[tuple[PrefillJob, PrefillChunk]]
-    ) -> list[TokenResult | None]:
-        """Compute these chunks; one entry each: what was chosen where the chunk is the last."""
+    def __call__(self, batch: Sequence[tuple[PrefillJob, PrefillChunk]]) -> ForwardResult:
+        """Compute these chunks, and hand on the KV of complete blocks."""
         blocks = [job.complete_blocks(chunk.stop, self.engine.layout) for job, chunk in batch]
         began = self.clock.now()
         waited = 0.0
@@ -73,13 +82,11 @@ class PrefillForward:
         ended = self.clock.now()
         for (job, chunk), complete in zip(batch, blocks, strict=True):
             job.n_streamed = complete.stop
-            job.compute_s += ended - began
-            job.layers_wait_s += waited
             if job.start.trace is not None:
                 job.passes.append(
-                    ForwardPassRecord(began, ended, chunk.start, chunk.stop, len(batch))
+                    ForwardPassRecord(began, ended, waited, chunk.start, chunk.stop, len(batch))
                 )
-        return tokens
+        return ForwardResult(tokens, ended - began, waited)
 
     def _hand_on(self, job: PrefillJob, layer: int, blocks: Sequence[int]) -> None:
         layout = self.engine.layout

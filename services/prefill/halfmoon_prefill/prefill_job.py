@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
-from halfmoon_protocol.messages import KvstoreAddress, Place, PrefillTimes, StartPrefill
+from halfmoon_protocol.messages import KvstoreAddress, Place, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.kvstore_clients import KvstoreClient
+from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_transfer.interface import Piece, Transfer
 
 
@@ -64,34 +65,19 @@ class ForwardPassRecord:
 
     began_s: float
     ended_s: float
+    #: Of these seconds, those in which it waited for cached layers.
+    layers_wait_s: float
     start: int
     stop: int
     n_requests: int
 
 
 class PrefillRefused(Exception):
-    """This worker can't do the request, now or ever."""
+    """A step of a request could not be done; carries what its conductor is told."""
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        retryable: bool,
-        culprit: WorkerId | None = None,
-        invalid: bool = False,
-    ) -> None:
-        """Make one.
-
-        Args:
-            reason: for the client.
-            retryable: whether another try may go better.
-            culprit: which other worker failed this one.
-            invalid: whether the request itself is at fault.
-        """
-        super().__init__(reason)
-        self.retryable = retryable
-        self.culprit = culprit
-        self.invalid = invalid
+    def __init__(self, failure: PrefillFailure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
 
 
 @dataclass
@@ -104,6 +90,9 @@ class PrefillJob:
     arrived_s: float
     write_until_s: float
     pages: list[int] = field(default_factory=list)
+    #: The step of it that is being taken, or was last; and what renews its lease and room.
+    step: "asyncio.Task[None] | None" = None
+    renewal: "asyncio.Task[None] | None" = None
     lease: KvstoreLease | None = None
     put: KvstoreReservation | None = None
     #: Set when one of these two came, until both are let go: what renews them waits for it.
@@ -126,15 +115,10 @@ class PrefillJob:
     prompt_scores: list[TokenScore] = field(default_factory=list)
     #: Why its KV can't be trusted, found in the middle of a forward pass.
     failure: Exception | None = None
-    #: When its first forward began, and the seconds of all of them.
+    #: When its first forward began; 0: not yet.
     computing_since_s: float = 0.0
-    compute_s: float = 0.0
+    #: Seconds from its lease to the last layer of its cached blocks.
     fetch_s: float = 0.0
-    drain_s: float = 0.0
-    #: Seconds that it waited for kvstores' answers, before its first forward.
-    asking_s: float = 0.0
-    #: Of `compute_s`, those in which a forward waited for cached layers, its own or another's.
-    layers_wait_s: float = 0.0
     #: When it asked for cached blocks and when a kvstore held them; when the first of its KV went
     #: to the landing, when all of it was there, and when that was said. 0: not yet.
     fetching_since_s: float = 0.0
@@ -154,22 +138,6 @@ class PrefillJob:
     def n_tokens(self) -> int:
         """Tokens of the whole prompt."""
         return len(self.start.token_ids)
-
-    def max_cached_tokens(self, layout: KvLayout) -> int:
-        """Tokens that may come from a cache: whole blocks, and at least one is computed.
-
-        A score is made of a token's own forward, so where the prompt's are wanted, none may.
-        """
-        if self.start.sampling.prompt_logprobs is not None:
-            return 0
-        return (self.n_tokens - 1) // layout.block_size * layout.block_size
-
-    def times(self, now: float) -> PrefillTimes:
-        """Where the time since its arrival went; what is nothing else is waiting for its turn."""
-        fetch_s = self.asking_s + self.layers_wait_s
-        compute_s = self.compute_s - self.layers_wait_s
-        queue_s = now - self.arrived_s - fetch_s - compute_s - self.drain_s
-        return PrefillTimes(max(0.0, queue_s), fetch_s, compute_s, self.drain_s)
 
     def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
         """One layer of the cached blocks: from the kvstore into this pool."""

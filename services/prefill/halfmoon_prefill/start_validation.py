@@ -5,8 +5,28 @@ model's vocabulary, context and layout. What would fail a forward pass, and with
 of others, is found before it is in one.
 """
 
+from halfmoon_engine.interface import Engine
+from halfmoon_protocol.errors import LayoutMismatch
+from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import StartPrefill
+from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
+
+
+def start_failure(
+    start: StartPrefill, engine: Engine, worker_id: WorkerId
+) -> PrefillFailure | None:
+    """Return why a worker can never do a start; None when it can."""
+    layout = engine.layout
+    try:
+        layout.require_same(start.landing.layout, worker_id, start.landing.region.segment)
+    except LayoutMismatch as error:
+        return PrefillFailure(str(error), retryable=False)
+    if fault := request_fault(start, n_vocab=engine.n_vocab, max_context=engine.max_context):
+        return PrefillFailure(fault, retryable=False, invalid=True)
+    if fault := start_fault(start, layout):
+        return PrefillFailure(fault, retryable=False)
+    return None
 
 
 def request_fault(start: StartPrefill, *, n_vocab: int, max_context: int) -> str:

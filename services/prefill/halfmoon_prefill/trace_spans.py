@@ -76,8 +76,8 @@ def _compute(job: PrefillJob, span: Span) -> None:
     said = {
         "halfmoon.chunks": len(job.passes),
         "halfmoon.tokens": last.stop - first.start,
-        "halfmoon.forward_s": job.compute_s,
-        "halfmoon.layers_wait_s": job.layers_wait_s,
+        "halfmoon.forward_s": sum(each.ended_s - each.began_s for each in job.passes),
+        "halfmoon.layers_wait_s": sum(each.layers_wait_s for each in job.passes),
     }
     stage = span.child("compute", first.began_s, said)
     for each in islice(job.passes, _MAX_CHUNKS):

@@ -356,7 +356,11 @@ class PrefillMachine:
 
     def _end(self, request: PrefillRequest | None, ending: PrefillEnding) -> list[PrefillCommand]:
         """Begin to end a request, unless it has begun to already."""
-        if request is None or request.phase in (PrefillPhase.STOPPING, PrefillPhase.RELEASING):
+        if request is None:
+            return []
+        if request.phase in (PrefillPhase.STOPPING, PrefillPhase.RELEASING):
+            if request.ending is None and isinstance(ending, PrefillStop):
+                request.ending = ending  # it is done, and a cancellation is still answered
             return []
         request.ending = ending
         self.queue.remove(request.request_id)

@@ -5,8 +5,7 @@ fetched is never trusted before `verify`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import structlog
 import xxhash
@@ -51,17 +50,15 @@ class PrefixCacheClient:
         self._clock = clock
         self._patience_s = patience_s
 
-    async def fetch(self, job: PrefillJob, most_tokens: int) -> None:
+    async def fetch(self, job: PrefillJob, n_blocks: int) -> None:
         """Lease the job's cached prefix and start reading it, layer by layer.
 
         Args:
-            job: holds its pages; gets `lease`, `loads` and `n_cached` if there is something.
-            most_tokens: no more than these may come from a cache.
+            job: has pages; gets `lease`, `loads` and `n_cached` if some replica has blocks.
+            n_blocks: blocks to lease at the most.
         """
         cached = job.start.cached
-        if cached is None:
-            return
-        n_blocks = min(cached.n_blocks, most_tokens // self._layout.block_size)
+        assert cached is not None, "nothing is cached of this prompt"
         hashes = job.start.block_hashes[:n_blocks]
         if not hashes:
             return
@@ -118,20 +115,12 @@ class PrefixCacheClient:
         await failed.kvstore.release(failed.ticket)
         return True
 
-    @asynccontextmanager
-    async def holding(self, job: PrefillJob) -> AsyncIterator[None]:
-        """Keep what the job holds at kvstores while the block runs.
+    async def renew_until_cancelled(self, job: PrefillJob) -> None:
+        """Renew the job's lease and its reservation, whenever it has one.
 
-        A long prompt, or a long queue before it, outlasts a lease; and room that has run out may be
-        another's by the time that the job writes to it.
+        A long prompt, or a long queue before it, outlasts a lease. Room that has run out may be
+        another worker's by the time that the job writes to it.
         """
-        renewing = asyncio.create_task(self._renew_until_cancelled(job))
-        try:
-            yield
-        finally:
-            renewing.cancel()
-
-    async def _renew_until_cancelled(self, job: PrefillJob) -> None:
         while True:
             await job.holds.wait()
             holds = [hold for hold in (job.lease, job.put) if hold is not None]
@@ -144,17 +133,15 @@ class PrefixCacheClient:
                 if hold is not None:
                     await hold.kvstore.renew(hold.ticket)
 
-    async def make_room(self, job: PrefillJob) -> None:
-        """Reserve room at the home kvstore for the blocks that it may not have."""
-        start = job.start
-        if start.store_in is None or not start.block_hashes:
-            return
-        size = self._layout.block_size
-        is_home = job.lease is not None and job.lease.address == start.store_in
-        first = job.n_cached // size if is_home else 0
+    async def make_room(self, job: PrefillJob, first: int) -> bool:
+        """Reserve room at the home kvstore for the blocks from `first` on.
+
+        Returns:
+            Whether there is room; the job has `put` then.
+        """
+        start, size = job.start, self._layout.block_size
+        assert start.store_in is not None, "no kvstore is to keep the blocks of this prompt"
         hashes = start.block_hashes[first:]
-        if not hashes:
-            return
         try:
             kvstore = await self._replicas.client(start.store_in)
             reserved = await kvstore.reserve(
@@ -167,13 +154,14 @@ class PrefixCacheClient:
         except KvstoreUnavailable as error:
             self._replicas.on_error(start.store_in, error)
             log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
-            return
+            return False
         index = {block: i for i, block in enumerate(start.block_hashes)}
         offsets = {index[place.hash]: place.offset for place in reserved.places}
         job.put = KvstoreReservation(
             kvstore, start.store_in, reserved.ticket, reserved.region, offsets, reserved.expires_s
         )
         job.holds.set()
+        return True
 
     async def verify(self, job: PrefillJob) -> None:
         """All reads are over: check what came, and end the lease.

@@ -1,0 +1,284 @@
+"""Perform the prefill machine's commands: one task per step of a request.
+
+`PrefillMachine` decides what comes next; here it is done, and its outcome is posted back as an
+event. A request has one step at a time. `ReleaseHoldings` cancels the step under way, waits for
+it, and then gives back what the request holds: so it may come at any moment.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import assert_never
+
+import structlog
+
+from halfmoon_prefill.cache.prefix_cache_client import PrefixCacheClient
+from halfmoon_prefill.cache.prefix_fetch import cancel_and_wait
+from halfmoon_prefill.completion import await_completion, fetch_failure
+from halfmoon_prefill.metrics import PrefillCounts
+from halfmoon_prefill.prefill_job import PrefillJob, PrefillRefused
+from halfmoon_prefill.trace_spans import record_prefill_spans
+from halfmoon_protocol.errors import MessageTooLarge
+from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import PrefillDone
+from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.observability.logs import bind_request
+from halfmoon_runtime.observability.tracing import Tracer
+from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_scheduling.prefill.prefill_commands import (
+    EndRequest,
+    FetchPrefix,
+    KeepBlocks,
+    PrefillCommand,
+    PrefillEnding,
+    PrefillStop,
+    ReleaseHoldings,
+    ReportDone,
+    ReserveRoom,
+    SettleTransfers,
+    WakeEngine,
+    ending_message,
+)
+from halfmoon_scheduling.prefill.prefill_events import (
+    BlocksKept,
+    DoneReported,
+    HoldingsReleased,
+    PrefillCancelled,
+    PrefillEvent,
+    PrefillFailure,
+    PrefillRequested,
+    PrefixFetched,
+    PrefixLeased,
+    RoomRefused,
+    RoomReserved,
+    StepFailed,
+    TransfersSettled,
+)
+from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine
+from halfmoon_transfer.interface import Transfer
+
+log = structlog.get_logger()
+
+
+class PrefillShell:
+    """The requests of one worker, between its machine and the world."""
+
+    def __init__(
+        self,
+        machine: PrefillMachine,
+        caching: PrefixCacheClient,
+        conductors: ConductorConnections,
+        clock: Clock,
+        *,
+        token_bytes: int,
+        wake_engine: Callable[[], None],
+        tracer: Tracer | None,
+    ) -> None:
+        """Create a shell without requests; it performs commands after `open`.
+
+        Args:
+            machine: decides; it gets its events from this shell alone.
+            caching: deals with kvstores.
+            conductors: are answered.
+            clock: of all times.
+            token_bytes: bytes of KV per token.
+            wake_engine: makes the forward loop look for a pass; must not wait.
+            tracer: None: no traces.
+        """
+        self._machine = machine
+        self._caching = caching
+        self._conductors = conductors
+        self._clock = clock
+        self._token_bytes = token_bytes
+        self._wake_engine = wake_engine
+        self._tracer = tracer
+        self.counts = PrefillCounts()
+        #: Requests from their arrival until their ending is about to be answered.
+        self.jobs: dict[RequestId, PrefillJob] = {}
+        #: Set while no request is here.
+        self.idle = asyncio.Event()
+        self.idle.set()
+        #: Parent of all steps; None while the worker does not serve.
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Perform commands from now on, in tasks of this group."""
+        self._tasks = tasks
+
+    def close(self) -> None:
+        """Perform no more commands: the group of tasks is about to be cancelled."""
+        self._tasks = None
+
+    def begin(self, job: PrefillJob, failure: PrefillFailure | None) -> None:
+        """Take a request in.
+
+        Args:
+            job: its id is not in use here.
+            failure: why it can't be prefilled here; None: the machine gets it.
+        """
+        self.jobs[job.request_id] = job
+        self.idle.clear()
+        self._conductors.owners.add(job.request_id, job.owner)
+        if failure is None:
+            self.post(PrefillRequested(job.start))
+        else:
+            self._end(job, failure)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Give a request up; its ending is answered once nothing touches its pages."""
+        self.post(PrefillCancelled(request_id))
+
+    def post(self, event: PrefillEvent) -> None:
+        """Let the machine handle an event, and begin what follows from it."""
+        if self._tasks is not None:
+            for command in self._machine.handle(event, self._clock.now()):
+                self._perform(command)
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def _perform(self, command: PrefillCommand) -> None:
+        match command:
+            case WakeEngine():
+                self._wake_engine()
+            case FetchPrefix(request_id=request_id, pages=pages, n_blocks=n_blocks):
+                job = self.jobs[request_id]
+                job.pages = list(pages)
+                if n_blocks:
+                    self._begin_step(job, lambda: self._fetch(job, n_blocks))
+                else:
+                    self.post(PrefixLeased(request_id))
+            case ReserveRoom(request_id=request_id, first_block=first):
+                job = self.jobs[request_id]
+                self._begin_step(job, lambda: self._reserve(job, first))
+            case SettleTransfers(request_id=request_id):
+                job = self.jobs[request_id]
+                self._begin_step(job, lambda: self._settle(job))
+            case ReportDone(request_id=request_id):
+                job = self.jobs[request_id]
+                self._begin_step(job, lambda: self._report(job, command))
+            case KeepBlocks(request_id=request_id):
+                job = self.jobs[request_id]
+                self._begin_step(job, lambda: self._keep(job))
+            case ReleaseHoldings(request_id=request_id):
+                self._create_task(self._release(self.jobs[request_id]), f"release of {request_id}")
+            case EndRequest(request_id=request_id, ending=ending):
+                self._end(self.jobs[request_id], ending)
+            case _:
+                assert_never(command)
+
+    def _begin_step(self, job: PrefillJob, step: Callable[[], Awaitable[PrefillEvent]]) -> None:
+        with bind_request(job.request_id):  # also on the lines of libraries that the step calls
+            job.step = self._create_task(self._run(job, step), f"prefill {job.request_id}")
+
+    def _create_task(self, work: "asyncio._CoroutineLike[None]", name: str) -> "asyncio.Task[None]":
+        assert self._tasks is not None, "commands are performed while the worker serves"
+        return self._tasks.create_task(work, name=name)
+
+    async def _run(self, job: PrefillJob, step: Callable[[], Awaitable[PrefillEvent]]) -> None:
+        """Take one step of a request and post what came of it, unless it is cancelled."""
+        try:
+            event = await step()
+        except PrefillRefused as refused:
+            event = StepFailed(job.request_id, refused.failure)
+        except MessageTooLarge as error:  # scores of a long prompt: no try could send them
+            event = StepFailed(job.request_id, PrefillFailure(str(error), retryable=False))
+        except Exception as error:
+            log.exception("prefill_failed", request_id=job.request_id)
+            event = StepFailed(job.request_id, PrefillFailure(str(error), retryable=True))
+        self.post(event)
+
+    # -- steps -------------------------------------------------------------------------------
+
+    async def _fetch(self, job: PrefillJob, n_blocks: int) -> PrefillEvent:
+        self._hold(job)
+        await self._caching.fetch(job, n_blocks)
+        if job.lease is None:
+            return PrefixLeased(job.request_id)
+        job.loads[-1].add_done_callback(lambda last: self._on_fetched(job, last))
+        return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places))
+
+    def _on_fetched(self, job: PrefillJob, last_layer: Transfer) -> None:
+        """Post how the reads ended; called in the event loop's thread."""
+        try:
+            last_layer.result()
+        except Exception as error:
+            self.post(StepFailed(job.request_id, fetch_failure(job, error)))
+        else:
+            self.post(PrefixFetched(job.request_id))
+
+    async def _reserve(self, job: PrefillJob, first_block: int) -> PrefillEvent:
+        self._hold(job)
+        if await self._caching.make_room(job, first_block):
+            return RoomReserved(job.request_id)
+        return RoomRefused(job.request_id)
+
+    def _hold(self, job: PrefillJob) -> None:
+        """Renew what the request holds at kvstores, from now until `_release`."""
+        if job.renewal is None:
+            name = f"renewal for {job.request_id}"
+            job.renewal = self._create_task(self._caching.renew_until_cancelled(job), name)
+
+    async def _settle(self, job: PrefillJob) -> PrefillEvent:
+        await await_completion(job, self._caching)
+        job.settled_s = self._clock.now()
+        return TransfersSettled(job.request_id)
+
+    async def _report(self, job: PrefillJob, done: ReportDone) -> PrefillEvent:
+        job.done_s = self._clock.now()
+        message = PrefillDone(
+            request_id=job.request_id,
+            first_token=done.first_token,
+            finish=done.finish,
+            n_cached=done.n_cached,
+            queue_s=done.queue_s,
+            compute_s=done.compute_s,
+            drain_s=done.drain_s,
+            fetched_bytes=done.n_cached * self._token_bytes,
+            fetch_s=job.fetch_s,
+            fetched_from=job.fetched_from,
+            score=job.first_scores[-1] if job.first_scores else None,
+            prompt_scores=tuple(job.prompt_scores),
+            times=done.times,
+        )
+        self.counts.done(message, job.n_tokens)
+        await self._conductors.answer(job.owner, message)
+        return DoneReported(job.request_id)
+
+    async def _keep(self, job: PrefillJob) -> PrefillEvent:
+        await self._caching.keep(job)
+        return BlocksKept(job.request_id)
+
+    async def _release(self, job: PrefillJob) -> None:
+        """Give back all that a request holds but its pages; no forward pass touches those."""
+        if job.step is not None:
+            job.step.cancel()
+            await asyncio.wait([job.step])
+        await cancel_and_wait(job.transfers)
+        await self._caching.give_back(job)
+        if job.renewal is not None:
+            job.renewal.cancel()
+        self.post(HoldingsReleased(job.request_id))
+
+    def _end(self, job: PrefillJob, ending: PrefillEnding) -> None:
+        """Forget a request, and answer an ending that is no success."""
+        del self.jobs[job.request_id]
+        self._conductors.owners.drop(job.request_id)
+        if ending is not None:
+            self.counts.ended("stopped" if isinstance(ending, PrefillStop) else "failed")
+        if not self.jobs:
+            self.idle.set()
+        with bind_request(job.request_id):
+            self._create_task(self._answer_ending(job, ending), f"ending of {job.request_id}")
+
+    async def _answer_ending(self, job: PrefillJob, ending: PrefillEnding) -> None:
+        message = ending_message(job.request_id, ending)
+        if message is not None:
+            await self._conductors.answer(job.owner, message)
+        record_prefill_spans(job, message, self._tracer, self._clock.now())
+
+    def check(self) -> None:
+        """Audit: the machine's requests are jobs here, and each has its pages."""
+        self._machine.check()
+        for request_id, request in self._machine.requests.items():
+            assert self.jobs[request_id].pages == request.pages
+        assert self.jobs.keys() >= self._machine.requests.keys()
+        assert self.jobs.keys() >= self._conductors.owners.all()

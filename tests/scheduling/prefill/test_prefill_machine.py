@@ -1,0 +1,591 @@
+"""The prefill machine: a prompt's way, its other ends, and events in any order."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import (
+    CachedPrefix,
+    KvstoreAddress,
+    PrefillFailed,
+    PrefillStopped,
+    StartPrefill,
+)
+from halfmoon_protocol.regions import Landing, Region
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.prefill_commands import (
+    EndRequest,
+    FetchPrefix,
+    KeepBlocks,
+    PrefillCommand,
+    PrefillPass,
+    PrefillStop,
+    ReleaseHoldings,
+    ReportDone,
+    ReserveRoom,
+    SettleTransfers,
+    WakeEngine,
+    ending_message,
+)
+from halfmoon_scheduling.prefill.prefill_events import (
+    BlocksKept,
+    DoneReported,
+    FirstToken,
+    HoldingsReleased,
+    PagesFreed,
+    PassEnded,
+    PassFailed,
+    PrefillCancelled,
+    PrefillEvent,
+    PrefillFailure,
+    PrefillRequested,
+    PrefixFetched,
+    PrefixLeased,
+    RoomRefused,
+    RoomReserved,
+    StepFailed,
+    TokenDelayed,
+    TransfersSettled,
+)
+from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
+from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
+from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
+
+BLOCK = 16
+HOME = KvstoreAddress(worker_id=WorkerId("kvstore-0"), generation=1, commands="a")
+OTHER = KvstoreAddress(worker_id=WorkerId("kvstore-1"), generation=1, commands="b")
+LAYOUT = KvLayout(
+    model="m", n_layers=2, n_kv_heads=1, head_dim=4, dtype="float32", block_size=BLOCK
+)
+LANDING = Landing(Region("decode-0", 1, bytes(16), 1 << 20), tuple(range(64)), LAYOUT)
+A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
+BROKEN = PrefillFailure("broken", retryable=True)
+
+
+def a_start(request_id: RequestId = A, n_tokens: int = 40, **fields: Any) -> StartPrefill:
+    n_blocks = n_tokens // BLOCK
+    default: dict[str, Any] = {
+        "token_ids": (1,) * n_tokens,
+        "n_prompt": n_tokens,
+        "block_hashes": tuple(BlockHash(bytes([i]) * 32) for i in range(n_blocks)),
+        "landing": LANDING,
+        "landing_expires_s": 10.0,
+        "sampling": Sampling(),
+        "stopping": Stopping(max_new_tokens=10),
+    }
+    return StartPrefill(request_id=request_id, **(default | fields))
+
+
+def cached(n_blocks: int, at: KvstoreAddress = HOME) -> CachedPrefix:
+    return CachedPrefix(kvstore=at, n_blocks=n_blocks)
+
+
+def a_machine(
+    n_pages: int = 8, *, chunk_tokens: int = 128, max_requests: int = 8, **rules: Any
+) -> PrefillMachine:
+    queue = PrefillQueue(chunk_tokens=chunk_tokens, max_requests=max_requests)
+    return PrefillMachine(PrefillRules(BLOCK, **rules), queue, PageAllocator(n_pages))
+
+
+@dataclass
+class Driven:
+    """A machine whose commands are written down, and which is audited after every event."""
+
+    machine: PrefillMachine
+    now: float = 0.0
+
+    def post(self, event: PrefillEvent) -> list[PrefillCommand]:
+        commands = self.machine.handle(event, self.now)
+        self.machine.check()
+        return commands
+
+    def next_pass(self) -> PrefillPass | None:
+        due = self.machine.next_pass(self.now)
+        self.machine.check()
+        return due
+
+    def n_free(self) -> int:
+        assert self.machine.pages is not None
+        return self.machine.pages.n_free
+
+    def computing(self, start: StartPrefill) -> None:
+        """A prompt without cache and store, ready to be computed."""
+        self.post(PrefillRequested(start))
+        assert self.post(PrefixLeased(start.request_id)) == [WakeEngine()]
+
+
+@pytest.fixture
+def driven() -> Driven:
+    return Driven(a_machine())
+
+
+# -- the way of a prompt -------------------------------------------------------------------------
+
+
+def test_a_prompt_goes_from_pages_to_kept_blocks(driven: Driven) -> None:
+    start = a_start(cached=cached(2), store_in=HOME, n_tokens=48)
+    (fetch,) = driven.post(PrefillRequested(start))
+    assert fetch == FetchPrefix(A, (0, 1, 2), 2)
+    assert driven.post(PrefixLeased(A, HOME, 1)) == [ReserveRoom(A, 1)]
+    assert driven.post(RoomReserved(A)) == [WakeEngine()]
+    due = driven.next_pass()
+    assert due is not None
+    assert [(chunk.start, chunk.stop, chunk.last) for chunk in due.chunks] == [(16, 48, True)]
+    assert driven.post(PassEnded({A: 5}, 1.0)) == [SettleTransfers(A), WakeEngine()]
+    (done,) = driven.post(TransfersSettled(A))
+    assert isinstance(done, ReportDone)
+    assert (done.first_token, done.finish, done.n_cached) == (5, "", 16)
+    assert driven.post(DoneReported(A)) == [KeepBlocks(A)]
+    assert driven.post(BlocksKept(A)) == [ReleaseHoldings(A)]
+    assert driven.n_free() == 5
+    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, None)]
+    assert driven.n_free() == 8
+
+
+def test_without_a_home_kvstore_nothing_is_reserved_and_nothing_kept(driven: Driven) -> None:
+    driven.computing(a_start())
+    driven.next_pass()
+    driven.post(PassEnded({A: 5}))
+    driven.post(TransfersSettled(A))
+    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
+
+
+def test_a_full_home_is_done_without(driven: Driven) -> None:
+    driven.post(PrefillRequested(a_start(store_in=HOME)))
+    assert driven.post(PrefixLeased(A)) == [ReserveRoom(A, 0)]
+    assert driven.post(RoomRefused(A)) == [WakeEngine()]
+    driven.next_pass()
+    driven.post(PassEnded({A: 5}))
+    driven.post(TransfersSettled(A))
+    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
+
+
+def test_blocks_leased_elsewhere_are_also_kept_at_home(driven: Driven) -> None:
+    driven.post(PrefillRequested(a_start(cached=cached(2, OTHER), store_in=HOME)))
+    assert driven.post(PrefixLeased(A, OTHER, 2)) == [ReserveRoom(A, 0)]
+
+
+def test_at_least_one_token_is_computed(driven: Driven) -> None:
+    (fetch,) = driven.post(PrefillRequested(a_start(n_tokens=32, cached=cached(2))))
+    assert isinstance(fetch, FetchPrefix)
+    assert fetch.n_blocks == 1
+
+
+def test_a_prompt_whose_scores_are_wanted_is_computed_whole(driven: Driven) -> None:
+    scored = Sampling(prompt_logprobs=1)
+    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), sampling=scored)))
+    assert isinstance(fetch, FetchPrefix)
+    assert fetch.n_blocks == 0
+
+
+def test_a_pass_begins_before_the_prefix_is_here(driven: Driven) -> None:
+    driven.post(PrefillRequested(a_start(cached=cached(2))))
+    assert driven.post(PrefixLeased(A, HOME, 2)) == [WakeEngine()]
+    assert driven.next_pass() is not None
+    assert driven.post(PrefixFetched(A)) == []
+
+
+def test_only_one_pass_is_under_way(driven: Driven) -> None:
+    driven.computing(a_start())
+    assert driven.next_pass() is not None
+    driven.computing(a_start(B))
+    assert driven.next_pass() is None
+    driven.post(PassEnded({A: 5}))
+    due = driven.next_pass()
+    assert due is not None
+    assert [chunk.request_id for chunk in due.chunks] == [B]
+
+
+def test_pages_are_given_in_the_order_of_the_queue() -> None:
+    driven = Driven(a_machine(n_pages=4))
+    assert len(driven.post(PrefillRequested(a_start(A, 48)))) == 1
+    assert driven.post(PrefillRequested(a_start(B, 64))) == []
+    # It would fit, and does not pass the larger one that came before it.
+    assert driven.post(PrefillRequested(a_start(C, 16))) == []
+    driven.post(PrefillCancelled(A))
+    *given, ended = driven.post(HoldingsReleased(A))
+    assert [command.request_id for command in given if isinstance(command, FetchPrefix)] == [B]
+    assert ended == EndRequest(A, PrefillStop())
+
+
+def test_pages_freed_by_others_go_to_prompts_that_wait() -> None:
+    machine = a_machine(n_pages=4)
+    assert machine.pages is not None
+    taken = machine.pages.allocate(2)
+    driven = Driven(machine)
+    assert driven.post(PrefillRequested(a_start(A, 48))) == []
+    machine.pages.release(taken)
+    assert driven.post(PagesFreed()) != []
+
+
+def test_a_delayed_token_is_asked_for_until_it_is_chosen(driven: Driven) -> None:
+    driven.computing(a_start())
+    driven.next_pass()
+    assert driven.post(PassEnded({A: TokenDelayed()})) == [WakeEngine()]
+    for _ in range(2):
+        due = driven.next_pass()
+        assert due == PrefillPass((), (A,))
+        driven.post(PassEnded({A: TokenDelayed()}))
+    driven.next_pass()
+    assert SettleTransfers(A) in driven.post(PassEnded({A: 7}))
+    assert driven.next_pass() is None
+
+
+def test_the_time_is_split_into_turn_kvstores_compute_and_last_bytes(driven: Driven) -> None:
+    driven.post(PrefillRequested(a_start(cached=cached(1))))
+    driven.now = 2.0
+    driven.post(PrefixLeased(A, HOME, 1))
+    driven.now = 5.0
+    driven.next_pass()
+    driven.now = 9.0
+    driven.post(PassEnded({A: 5}, 4.0, layers_wait_s=1.0))
+    driven.now = 9.5
+    (done,) = driven.post(TransfersSettled(A))
+    assert isinstance(done, ReportDone)
+    assert (done.queue_s, done.compute_s, done.drain_s) == (5.0, 4.0, 0.5)
+    times = done.times
+    assert (times.queue_s, times.fetch_s, times.compute_s, times.transfer_s) == (3.0, 3.0, 3.0, 0.5)
+
+
+# -- refusals, failures, cancellations -----------------------------------------------------------
+
+
+def test_a_prompt_over_the_pool_is_refused_for_good(driven: Driven) -> None:
+    (end,) = driven.post(PrefillRequested(a_start(n_tokens=9 * BLOCK)))
+    assert isinstance(end, EndRequest)
+    assert isinstance(end.ending, PrefillFailure)
+    assert not end.ending.retryable
+    assert "9 pages: the pool has 8" in end.ending.reason
+
+
+def test_a_full_queue_refuses_for_now() -> None:
+    driven = Driven(a_machine(max_requests=1))
+    driven.computing(a_start())
+    (end,) = driven.post(PrefillRequested(a_start(B)))
+    assert isinstance(end, EndRequest)
+    assert isinstance(end.ending, PrefillFailure)
+    assert end.ending.retryable
+
+
+def test_a_cancelled_request_keeps_its_pages_until_the_pass_is_over(driven: Driven) -> None:
+    driven.computing(a_start())
+    driven.computing(a_start(B))
+    driven.next_pass()
+    assert driven.post(PrefillCancelled(A)) == []
+    assert driven.n_free() == 2
+    commands = driven.post(PassEnded({A: 5, B: 6}))
+    assert commands == [ReleaseHoldings(A), SettleTransfers(B), WakeEngine()]
+    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, PrefillStop())]
+
+
+def test_a_failure_ends_a_request_and_no_other(driven: Driven) -> None:
+    driven.computing(a_start())
+    driven.computing(a_start(B))
+    assert driven.post(StepFailed(A, BROKEN)) == [ReleaseHoldings(A)]
+    due = driven.next_pass()
+    assert due is not None
+    assert [chunk.request_id for chunk in due.chunks] == [B]
+    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, BROKEN)]
+
+
+def test_a_failed_pass_ends_all_that_it_computed_and_chose(driven: Driven) -> None:
+    driven.computing(a_start())
+    driven.next_pass()
+    driven.post(PassEnded({A: TokenDelayed()}))
+    driven.computing(a_start(B))
+    driven.computing(a_start(C, 16))
+    driven.next_pass()
+    driven.post(PrefillCancelled(C))
+    commands = driven.post(PassFailed("out of memory"))
+    assert commands == [ReleaseHoldings(B), ReleaseHoldings(C), ReleaseHoldings(A), WakeEngine()]
+    (end,) = driven.post(HoldingsReleased(B))
+    assert end == EndRequest(B, PrefillFailure("out of memory", retryable=True))
+    assert driven.post(HoldingsReleased(C)) == [EndRequest(C, PrefillStop())]
+
+
+def test_a_token_that_its_grammar_refuses_ends_the_request(driven: Driven) -> None:
+    driven.computing(a_start())
+    driven.next_pass()
+    invalid = PrefillFailure("no such word", retryable=False, invalid=True)
+    assert driven.post(PassEnded({A: invalid})) == [ReleaseHoldings(A), WakeEngine()]
+    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, invalid)]
+
+
+def test_outcomes_that_come_after_the_end_began_change_nothing(driven: Driven) -> None:
+    driven.post(PrefillRequested(a_start(cached=cached(1))))
+    assert driven.post(PrefillCancelled(A)) == [ReleaseHoldings(A)]
+    assert driven.post(PrefixLeased(A, HOME, 1)) == []
+    assert driven.post(PrefixFetched(A)) == []
+    assert driven.post(StepFailed(A, BROKEN)) == []
+    assert driven.post(PrefillCancelled(A)) == []
+    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, PrefillStop())]
+    assert driven.post(PrefillCancelled(A)) == []
+
+
+def test_a_cancellation_of_a_request_that_is_done_is_answered(driven: Driven) -> None:
+    driven.computing(a_start())
+    driven.next_pass()
+    driven.post(PassEnded({A: 5}))
+    driven.post(TransfersSettled(A))
+    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
+    assert driven.post(PrefillCancelled(A)) == []
+    assert driven.post(HoldingsReleased(A)) == [EndRequest(A, PrefillStop())]
+
+
+def test_endings_are_told_in_the_words_of_the_protocol() -> None:
+    assert ending_message(A, None) is None
+    assert ending_message(A, PrefillStop()) == PrefillStopped(request_id=A)
+    culprit = WorkerId("kvstore-0")
+    failed = PrefillFailed(request_id=A, reason="lost", retryable=True, culprit=culprit)
+    assert ending_message(A, PrefillFailure("lost", retryable=True, culprit=culprit)) == failed
+
+
+# -- prefill at decode ---------------------------------------------------------------------------
+
+
+def at_decode() -> Driven:
+    queue = PrefillQueue(chunk_tokens=10**6, max_requests=8)
+    rules = PrefillRules(BLOCK, overlaps_fetch=False, max_pass_prompts=1)
+    return Driven(PrefillMachine(rules, queue, None))
+
+
+def test_a_prompt_computed_in_its_landing_takes_no_pages() -> None:
+    driven = at_decode()
+    assert driven.post(PrefillRequested(a_start())) == [FetchPrefix(A, (), 0)]
+
+
+def test_at_decode_the_whole_prefix_is_here_before_the_step() -> None:
+    driven = at_decode()
+    driven.post(PrefillRequested(a_start(cached=cached(2))))
+    assert driven.post(PrefixLeased(A, HOME, 2)) == []
+    assert driven.next_pass() is None
+    assert driven.post(PrefixFetched(A)) == [WakeEngine()]
+    assert driven.next_pass() is not None
+
+
+def test_at_decode_a_step_has_one_prompt() -> None:
+    driven = at_decode()
+    driven.computing(a_start())
+    driven.computing(a_start(B))
+    due = driven.next_pass()
+    assert due is not None
+    assert [chunk.request_id for chunk in due.chunks] == [A]
+
+
+# -- any order -----------------------------------------------------------------------------------
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A shell that performs commands late, in any order, and fails as it likes.
+
+    It knows for itself what each request holds, so that it notices a page that is given away
+    while a pass or a transfer may touch it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_pages = 9
+        self.machine = a_machine(self.n_pages, chunk_tokens=40, max_requests=5)
+        self.now = 0.0
+        self.n_begun = 0
+        #: Commands whose outcome is due, by request.
+        self.due: dict[RequestId, PrefillCommand] = {}
+        #: Pages by the request that was given them, until its holdings are released.
+        self.pages: dict[RequestId, tuple[int, ...]] = {}
+        self.reading: set[RequestId] = set()
+        self.under_way: PrefillPass | None = None
+        self.alive: set[RequestId] = set()
+        self.reported: set[RequestId] = set()
+
+    def post(self, event: PrefillEvent) -> None:
+        self.now += 1.0
+        for command in self.machine.handle(event, self.now):
+            match command:
+                case WakeEngine():
+                    pass
+                case EndRequest(request_id=request_id):
+                    assert request_id not in self.pages, "ended with pages"
+                    assert request_id not in self.due
+                    self.alive.remove(request_id)
+                    said = request_id in self.reported
+                    assert command.ending is not None or said, "ended without an answer"
+                case ReleaseHoldings(request_id=request_id):
+                    if self.under_way is not None:
+                        chunks = self.under_way.chunks
+                        assert all(chunk.request_id != request_id for chunk in chunks)
+                    self.due[request_id] = command  # in place of the step that it stops
+                    self.reading.discard(request_id)
+                case _:
+                    assert command.request_id not in self.due, "two steps at once"
+                    self.due[command.request_id] = command
+                    if isinstance(command, FetchPrefix):
+                        others = {page for pages in self.pages.values() for page in pages}
+                        assert others.isdisjoint(command.pages), "a page was given twice"
+                        self.pages[command.request_id] = command.pages
+
+    def some(self, data: st.DataObject, requests: set[RequestId]) -> RequestId:
+        return data.draw(st.sampled_from(sorted(requests)))
+
+    @rule(
+        n_tokens=st.integers(1, 9 * BLOCK),
+        n_cached=st.integers(0, 9),
+        stored=st.booleans(),
+        priority=st.integers(0, 1),
+    )
+    def request(self, n_tokens: int, n_cached: int, stored: bool, priority: int) -> None:
+        request_id = RequestId(f"r{self.n_begun}")
+        self.n_begun += 1
+        self.alive.add(request_id)
+        start = a_start(
+            request_id,
+            n_tokens,
+            cached=cached(n_cached) if n_cached else None,
+            store_in=HOME if stored else None,
+            priority=priority,
+        )
+        self.post(PrefillRequested(start))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request_id = self.some(data, self.alive)
+        self.post(PrefillCancelled(request_id))
+
+    @precondition(lambda self: self.due)
+    @rule(data=st.data(), fails=st.integers(0, 9))
+    def perform(self, data: st.DataObject, fails: int) -> None:
+        request_id = self.some(data, set(self.due))
+        command = self.due.pop(request_id)
+        if fails == 0 and not isinstance(command, ReleaseHoldings):
+            self.post(StepFailed(request_id, BROKEN))
+            return
+        match command:
+            case FetchPrefix():
+                n_found = data.draw(st.integers(0, command.n_blocks))
+                if n_found:
+                    self.reading.add(request_id)
+                    self.post(PrefixLeased(request_id, HOME, n_found))
+                else:
+                    self.post(PrefixLeased(request_id))
+            case ReserveRoom():
+                room = data.draw(st.booleans())
+                self.post(RoomReserved(request_id) if room else RoomRefused(request_id))
+            case SettleTransfers():
+                self.reading.discard(request_id)
+                self.post(TransfersSettled(request_id))
+            case ReportDone():
+                self.reported.add(request_id)
+                self.post(DoneReported(request_id))
+            case KeepBlocks():
+                self.post(BlocksKept(request_id))
+            case ReleaseHoldings():
+                self.pages.pop(request_id, None)
+                self.post(HoldingsReleased(request_id))
+            case _:
+                raise AssertionError(command)
+
+    @precondition(lambda self: self.reading)
+    @rule(data=st.data(), fails=st.booleans())
+    def read(self, data: st.DataObject, fails: bool) -> None:
+        request_id = self.some(data, self.reading)
+        self.reading.remove(request_id)
+        self.post(StepFailed(request_id, BROKEN) if fails else PrefixFetched(request_id))
+
+    @precondition(lambda self: self.under_way is None)
+    @rule()
+    def begin_pass(self) -> None:
+        self.under_way = self.machine.next_pass(self.now)
+
+    @precondition(lambda self: self.under_way is not None)
+    @rule(data=st.data(), fails=st.integers(0, 9))
+    def end_pass(self, data: st.DataObject, fails: int) -> None:
+        assert self.under_way is not None
+        ended, self.under_way = self.under_way, None
+        if fails == 0:
+            self.post(PassFailed("broken"))
+            return
+        outcomes: list[FirstToken] = [5, TokenDelayed(), BROKEN]
+        chosen = [chunk.request_id for chunk in ended.chunks if chunk.last]
+        tokens = {
+            request_id: data.draw(st.sampled_from(outcomes))
+            for request_id in (*chosen, *ended.delayed)
+        }
+        self.post(PassEnded(tokens, 1.0))
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.machine.check()
+        assert self.machine.requests.keys() == self.alive
+        assert self.machine.pages is not None
+        held = sum(len(pages) for pages in self.pages.values())
+        assert held + self.machine.pages.n_free == self.n_pages
+
+    def teardown(self) -> None:
+        """Perform everything: each request then ends, and nothing is left."""
+        for _ in range(400):
+            if self.under_way is None:
+                self.under_way = self.machine.next_pass(self.now)
+            if self.under_way is not None:
+                ended, self.under_way = self.under_way, None
+                last = [chunk.request_id for chunk in ended.chunks if chunk.last]
+                self.post(PassEnded(dict.fromkeys((*last, *ended.delayed), 5)))
+            for request_id, command in list(self.due.items()):
+                del self.due[request_id]
+                if isinstance(command, ReleaseHoldings):
+                    self.pages.pop(request_id, None)
+                    self.post(HoldingsReleased(request_id))
+                else:
+                    if isinstance(command, ReportDone):
+                        self.reported.add(request_id)
+                    self.post(OUTCOMES[type(command)](request_id))
+            self.is_sound()
+            if not self.alive:
+                break
+        assert not self.alive, "a request does not end"
+        assert not self.pages
+        assert len(self.machine.queue) == 0
+
+
+OUTCOMES: dict[type, Any] = {
+    FetchPrefix: PrefixLeased,
+    ReserveRoom: RoomReserved,
+    SettleTransfers: TransfersSettled,
+    ReportDone: DoneReported,
+    KeepBlocks: BlocksKept,
+}
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_phases_are_all_reached_by_some_test_of_a_way(driven: Driven) -> None:
+    """The diagram has no phase without a way to it."""
+    seen = set()
+    start = a_start(cached=cached(1), store_in=HOME)
+    events: list[PrefillEvent] = [
+        PrefillRequested(start),
+        PrefixLeased(A, HOME, 1),
+        RoomReserved(A),
+        PassEnded({A: TokenDelayed()}),
+        PassEnded({A: 5}),
+        TransfersSettled(A),
+        DoneReported(A),
+        BlocksKept(A),
+    ]
+    for event in events:
+        if isinstance(event, PassEnded):
+            driven.next_pass()
+        driven.post(event)
+        seen.add(driven.machine.requests[A].phase)
+    assert seen == set(PrefillPhase) - {
+        PrefillPhase.WAITING,
+        PrefillPhase.FETCHING,
+        PrefillPhase.STOPPING,
+    }
