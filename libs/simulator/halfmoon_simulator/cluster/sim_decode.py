@@ -34,11 +34,12 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
-from halfmoon_simulator.cluster.sim_local_prefill import SimLocalPrefills, SimLocalPrompt
+from halfmoon_simulator.cluster.sim_local_prefill import SimLocalPrefills
 from halfmoon_simulator.cluster.sim_prefill import FIRST_TOKEN_ID, STOP_TOKEN_ID
 from halfmoon_simulator.costs.cost_file import CostFile
 from halfmoon_simulator.results.token_intervals import TokenIntervals
@@ -75,7 +76,7 @@ class _Run:
     n_requests: int
     context_tokens: int
     #: A prompt that is prefilled in it; it has one step then.
-    local: SimLocalPrompt | None = None
+    local: PrefillChunk | None = None
 
     def after_s(self, n_steps: int) -> float:
         """Seconds from its start to the end of its first `n_steps` steps."""
@@ -309,8 +310,8 @@ class SimDecode:
     def _begin(self) -> None:
         """At the border between two steps: who comes, who goes, and what is next."""
         self._border()
-        if (prompt := self.local.take()) is not None:
-            self._begin_with(prompt)
+        if (chunk := self.local.take()) is not None:
+            self._begin_with(chunk)
             return
         n_requests = self.batch.n_running
         if not n_requests:
@@ -340,16 +341,16 @@ class SimDecode:
         )
         self._plan_end(self._run)
 
-    def _begin_with(self, prompt: SimLocalPrompt) -> None:
+    def _begin_with(self, chunk: PrefillChunk) -> None:
         """A step with a prompt in it: one pass, so that its fixed part is taken once."""
         step = self.batch.next_step() if self.batch.n_running else BatchStep((), ())
         for request_id in step.preempted:
             self._preempt(request_id)
         n_requests, context = len(step.rows), self.batch.context_tokens
-        seconds = self._costs.prefill_s(prompt.n_tokens, prompt.n_cached)
+        seconds = self._costs.prefill_s(chunk.stop, chunk.start)
         if n_requests:
             seconds += self._costs.step_s(n_requests, context) - self._costs.pass_s
-        self._run = _Run(self._agenda.now, 1, seconds, 0.0, step, n_requests, context, prompt)
+        self._run = _Run(self._agenda.now, 1, seconds, 0.0, step, n_requests, context, chunk)
         self._plan_end(self._run)
 
     def _border(self) -> None:
@@ -392,7 +393,7 @@ class SimDecode:
         else:
             self._produce(run.step)
         if run.local is not None:
-            self.local.computed(run.local)
+            self.local.computed()
         self._begin()
 
     def _produce(self, step: BatchStep) -> None:
@@ -432,4 +433,5 @@ class SimDecode:
     def check(self) -> None:
         """Audit: the batch, and that all that runs is known."""
         self.batch.check()
+        self.local.check()
         assert len(self._generations) == self.batch.n_running
