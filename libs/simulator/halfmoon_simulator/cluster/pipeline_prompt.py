@@ -11,16 +11,79 @@ from then on it holds the worker, also while it waits for the next chunk.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
-from halfmoon_protocol.messages import PrefillDone, PrefillFailed, PrefillStopped, StartPrefill
+from halfmoon_protocol.ids import RequestId, WorkerId
+from halfmoon_protocol.kv_layout import KvLayout
+from halfmoon_protocol.messages import (
+    PrefillDone,
+    PrefillFailed,
+    PrefillStopped,
+    StartPrefill,
+    ToConductor,
+)
+from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_simulator.cluster.network_model import NetworkModel, SimTransfer
+from halfmoon_simulator.cluster.sim_holdings import SimHoldings
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
 from halfmoon_simulator.costs.cost_file import CostFile
 
-if TYPE_CHECKING:
-    from halfmoon_simulator.cluster.sim_prefill import SimPrefill
+
+class PipelineParts(Protocol):
+    """Hold the parts of one worker; see `PipelineWorker`."""
+
+    def add(self, part: "PipelinePart") -> None:
+        """Take a part of this worker's."""
+        ...
+
+    def drop(self, part: "PipelinePart") -> None:
+        """Let go of a part, at once or after its pass."""
+        ...
+
+    def end_pass(self) -> None:
+        """End the pass under way if its arithmetic and its part's fetch are over."""
+        ...
+
+
+class PipelineMember(Protocol):
+    """Compute one stage of a group's prompts; see `SimPrefill`."""
+
+    worker_id: WorkerId
+    host: str
+    dead: bool
+    layout: KvLayout
+    pages: PageAllocator
+    computed_tokens: int
+    cached_tokens: int
+
+    @property
+    def staging(self) -> PipelineParts:
+        """The parts of this worker."""
+        ...
+
+    def next_number(self) -> int:
+        """Return the place of something that this worker is given."""
+        ...
+
+    def wake(self) -> None:
+        """Begin a pass, if none is under way and one is due."""
+        ...
+
+    def pages_freed(self) -> None:
+        """Give freed pages to prompts that wait for some."""
+        ...
+
+    def staged_pass(self) -> None:
+        """Begin a pass of a staged prompt."""
+        ...
+
+    def staged_pass_over(self) -> None:
+        """End the pass of a staged prompt."""
+        ...
+
+    def say(self, message: ToConductor) -> None:
+        """Send the conductor a message."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -28,7 +91,7 @@ class PipelinePart:
     """One stage's share of one prompt."""
 
     prompt: "PipelinePrompt"
-    worker: "SimPrefill"
+    worker: PipelineMember
     stage: int
     #: Its place among all that this worker was given.
     number: int
@@ -64,7 +127,7 @@ class PipelinePrompt:
     def __init__(
         self,
         start: StartPrefill,
-        workers: "Sequence[SimPrefill]",
+        workers: Sequence[PipelineMember],
         *,
         chunk_tokens: int,
         costs: CostFile,
@@ -98,7 +161,7 @@ class PipelinePrompt:
         self.layout = workers[0].layout
         self._costs = costs
         self._wires = wires
-        self._kvstores = kvstores
+        self._holdings = SimHoldings(workers[0].worker_id, start, kvstores)
         self._host_of = host_of
         self._now = now
         self._ends = ends
@@ -106,9 +169,6 @@ class PipelinePrompt:
         self._computing_since_s = -1.0
         self._computed_s = -1.0
         self._fetch_s = 0.0
-        self._n_put = 0
-        self.source: SimKvstore | None = None
-        self.home: SimKvstore | None = None
         self.answered = False
         #: Over: by the end, a failure or a cancellation.
         self.over = False
@@ -122,7 +182,7 @@ class PipelinePrompt:
         return self.start.request_id
 
     @property
-    def _head(self) -> "SimPrefill":
+    def _head(self) -> PipelineMember:
         return self.parts[0].worker
 
     @property
@@ -156,33 +216,19 @@ class PipelinePrompt:
             part.arrived = self.n_tokens
 
     def _lease(self) -> None:
-        cached, size = self.start.cached, self.layout.block_size
-        kvstore = None if cached is None else self._kvstores(cached.kvstore.worker_id)
-        if cached is None or kvstore is None:
-            return
-        n_blocks = min(cached.n_blocks, (self.n_tokens - 1) // size)
-        hashes = self.start.block_hashes[:n_blocks]
-        n_found = kvstore.lease(self._head.worker_id, self._ticket, hashes) if hashes else 0
-        if n_found:
-            self.source, self.n_cached = kvstore, n_found * size
+        if self.start.cached is not None:
+            size = self.layout.block_size
+            n_blocks = min(self.start.cached.n_blocks, (self.n_tokens - 1) // size)
+            self.n_cached = self._holdings.lease(n_blocks) * size
 
     def _make_room(self) -> None:
-        start, size = self.start, self.layout.block_size
-        if start.store_in is None or not start.block_hashes:
-            return
-        home = self._kvstores(start.store_in.worker_id)
+        start = self.start
         is_source = start.cached is not None and start.cached.kvstore == start.store_in
-        first = self.n_cached // size if is_source else 0
-        hashes = start.block_hashes[first:]
-        parent = start.block_hashes[first - 1] if first else None
-        if home is None or not hashes:
-            return
-        n_put = home.reserve(self._put_owner, self._ticket, hashes, parent)
-        if n_put is not None:
-            self.home, self._n_put = home, n_put
+        self._holdings.reserve(self.n_cached // self.layout.block_size if is_source else 0)
 
     def _fetch(self, part: PipelinePart) -> None:
-        if self.source is None:
+        source = self._holdings.source
+        if source is None:
             return
         began_s = self._now()
 
@@ -190,7 +236,7 @@ class PipelinePrompt:
             self._fetch_s = max(self._fetch_s, self._now() - began_s)
             part.worker.staging.end_pass()
 
-        part.fetch = self._move(self.source.host, part, self.n_cached, fetched)
+        part.fetch = self._move(source.host, part, self.n_cached, fetched)
 
     def begun(self, part: PipelinePart) -> None:
         """A stage computes its first chunk: its KV is on the wire from now on."""
@@ -201,9 +247,10 @@ class PipelinePrompt:
         n_landing = self.layout.blocks_for(self.n_tokens) * size
         decode = self._host_of(self.start.landing.region.segment)
         part.landing = self._move(part.worker.host, part, n_landing, self._settle, to=decode)
-        if self.home is not None and self._n_put:
-            n_put = self._n_put * size
-            part.put = self._move(part.worker.host, part, n_put, self._keep, to=self.home.host)
+        home = self._holdings.home
+        if home is not None and self._holdings.n_put:
+            n_put = self._holdings.n_put * size
+            part.put = self._move(part.worker.host, part, n_put, self._keep, to=home.host)
 
     def _move(
         self, source: str, part: PipelinePart, n_tokens: int, done: Callable[[], None], to: str = ""
@@ -239,7 +286,7 @@ class PipelinePrompt:
             return
         self.answered = True
         self._head.cached_tokens += self.n_cached
-        self._release_source()
+        self._holdings.release_lease()
         ends = self._ends(self.request_id)
         self._head.say(
             PrefillDone(
@@ -262,9 +309,7 @@ class PipelinePrompt:
             return
         if any(part.put is not None and not part.put.over for part in self.parts):
             return
-        if self.home is not None:
-            self.home.commit(self._put_owner, self._ticket, self._n_put)
-            self.home = None
+        self._holdings.commit()
         self._end()
 
     # -- other ends --------------------------------------------------------------------------
@@ -287,16 +332,16 @@ class PipelinePrompt:
 
     def kvstore_lost(self, kvstore: SimKvstore) -> None:
         """Who reads from it fails, who writes to it does without."""
-        if self.home is kvstore:
-            self.home = None
+        if self._holdings.home is kvstore:
+            self._holdings.home = None
             for part in self.parts:
                 if part.put is not None:
                     self._wires.cancel(part.put)
                     part.put = None
             self._keep()
         fetching = any(part.fetch is not None and not part.fetch.over for part in self.parts)
-        if self.source is kvstore and fetching and not self.over:
-            self.source = None
+        if self._holdings.source is kvstore and fetching and not self.over:
+            self._holdings.source = None
             self._end()
             self._head.say(
                 PrefillFailed(
@@ -317,26 +362,10 @@ class PipelinePrompt:
         if self.over:
             return
         self.over = True
-        self._release_source()
-        if self.home is not None:
-            self.home.revoke(self._put_owner, self._ticket)
-            self.home = None
+        self._holdings.release()
         for part in self.parts:
             for transfer in (part.fetch, part.landing, part.put):
                 if transfer is not None:
                     self._wires.cancel(transfer)
             part.worker.staging.drop(part)
             part.worker.staging.end_pass()  # if it only waited for its fetch
-
-    def _release_source(self) -> None:
-        if self.source is not None:
-            self.source.release(self._head.worker_id, self._ticket)
-            self.source = None
-
-    @property
-    def _ticket(self) -> Ticket:
-        return Ticket(self.request_id)
-
-    @property
-    def _put_owner(self) -> str:
-        return f"{self._head.worker_id} put"

@@ -5,19 +5,15 @@ it is, one pass after the other, and pages.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillFailed, StartPrefill
 from halfmoon_simulator.cluster.cluster_spec import ClusterSpec
 from halfmoon_simulator.cluster.event_queue import EventQueue
 from halfmoon_simulator.cluster.network_model import NetworkModel
-from halfmoon_simulator.cluster.pipeline_prompt import PipelinePart, PipelinePrompt
+from halfmoon_simulator.cluster.pipeline_prompt import PipelineMember, PipelinePart, PipelinePrompt
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
 from halfmoon_simulator.costs.cost_file import CostFile
-
-if TYPE_CHECKING:
-    from halfmoon_simulator.cluster.sim_prefill import SimPrefill
 
 
 class PipelineWorker:
@@ -25,14 +21,14 @@ class PipelineWorker:
 
     def __init__(
         self,
-        worker: "SimPrefill",
+        worker: PipelineMember,
         spec: ClusterSpec,
         costs: CostFile,
         agenda: EventQueue,
         wires: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         host_of: Callable[[str], str],
-        peers: "Callable[[WorkerId], SimPrefill | None]",
+        peers: Callable[[WorkerId], PipelineMember | None],
         n_output: Callable[[RequestId], int],
     ) -> None:
         """None yet; arguments as those of `SimPrefill`."""
