@@ -233,7 +233,7 @@ def test_every_request_ends_once_and_nothing_leaks(
     assert len(result.records) == 12
     assert {record.outcome for record in result.records} == {"finished"}
     for _ in range(2000):  # what is on its way after the last token
-        world.agenda.step()
+        world.event_queue.step()
     for prefill in world.prefills.values():
         assert prefill.pages.n_free == 14
         assert len(prefill.machine.queue) == 0

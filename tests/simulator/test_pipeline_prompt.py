@@ -208,7 +208,7 @@ def test_every_request_ends_once_and_nothing_leaks(
     if not losses:
         assert {record.outcome for record in result.records} == {"finished"}
     for _ in range(2000):  # what is on its way after the last token
-        world.agenda.step()
+        world.event_queue.step()
     for prefill in world.prefills.values():
         assert len(prefill.staging) == 0
         assert prefill.pages.n_free == 16

@@ -60,7 +60,7 @@ def a_world(asks: list[TraceRequest], *, costs: Any = None, **more: Any) -> Clus
 
 
 def run_until(world: ClusterSim, at_s: float) -> None:
-    while world.agenda.now < at_s and world.step():
+    while world.event_queue.now < at_s and world.step():
         world.check()
 
 
@@ -103,8 +103,10 @@ class Pair:
     """Two kvstores on hosts of their own; the first one holds four blocks."""
 
     def __init__(self) -> None:
-        self.agenda = EventQueue()
-        self.wires = NetworkModel(self.agenda, network_bytes_per_s=1024.0, local_bytes_per_s=1e9)
+        self.event_queue = EventQueue()
+        self.network = NetworkModel(
+            self.event_queue, network_bytes_per_s=1024.0, local_bytes_per_s=1e9
+        )
         self.answers: list[AnyMessage] = []
         self.stores: dict[WorkerId, SimKvstore] = {}
         for name in (K0, K1):
@@ -113,8 +115,8 @@ class Pair:
                 f"host of {name}",
                 spec(),
                 64,
-                self.agenda,
-                self.wires,
+                self.event_queue,
+                self.network,
                 1024,
                 peers=self.stores.get,
                 publish=lambda worker_id, batch: None,
@@ -130,8 +132,8 @@ class Pair:
         self.target.receive(ReplicateBlocks(Ticket(ticket), address, layout, BLOCKS, None, ()))
 
     def run(self) -> None:
-        while self.agenda.step():
-            self.wires.check()
+        while self.event_queue.step():
+            self.network.check()
             self.source.check()
             self.target.check()
 
@@ -140,11 +142,11 @@ def test_a_copy_takes_its_time_on_the_wires_and_shares_them() -> None:
     pair = Pair()
     pair.order()
     pair.run()
-    assert pair.agenda.now == 4.0
+    assert pair.event_queue.now == 4.0
     assert pair.answers == [BlocksReplicated(ticket=Ticket("t"), n_blocks=4)]
     pair = Pair()
     ended: list[float] = []
-    pair.wires.start(pair.source.host, "decode", 4096, lambda: ended.append(pair.agenda.now))
+    pair.network.start(pair.source.host, "decode", 4096, lambda: ended.append(pair.event_queue.now))
     pair.order()
     pair.run()
     assert ended == [8.0]  # four seconds if nothing were copied
@@ -232,7 +234,7 @@ def test_nothing_leaks_and_the_same_run_gives_the_same_bytes(
     world, text = run()
     assert text == run()[1]
     for _ in range(2000):
-        world.agenda.step()
+        world.event_queue.step()
     for kvstore in world.kvstores.values():
         assert kvstore.cache.n_reserved == kvstore.cache.n_leased == 0
 

@@ -33,7 +33,7 @@ class Bench:
     """The worker, its clock, and what it said."""
 
     def __init__(self, n_output: int = 5, decode: DecodeCost | None = None, **spec: Any) -> None:
-        self.agenda = EventQueue()
+        self.event_queue = EventQueue()
         self.said: list[tuple[WorkerId, AnyMessage]] = []
         self.finished: dict[RequestId, float] = {}
         costs = tiny_costs() if decode is None else tiny_costs(decode=decode)
@@ -42,8 +42,8 @@ class Bench:
             "host-d0",
             ClusterSpec(block_tokens=16, n_pages=N_PAGES, **spec),
             costs,
-            self.agenda,
-            NetworkModel(self.agenda, network_bytes_per_s=1e15, local_bytes_per_s=1e15),
+            self.event_queue,
+            NetworkModel(self.event_queue, network_bytes_per_s=1e15, local_bytes_per_s=1e15),
             kvstores=lambda _: None,
             n_output=lambda _: n_output,
             answer=lambda worker_id, message: self.said.append((worker_id, message)),
@@ -52,10 +52,10 @@ class Bench:
         )
 
     def _finish(self, request_id: RequestId, intervals: TokenIntervals) -> None:
-        self.finished[request_id] = self.agenda.now
+        self.finished[request_id] = self.event_queue.now
 
     def tell(self, at_s: float, message: AnyMessage) -> None:
-        self.agenda.at(at_s, self.worker.receive, message)
+        self.event_queue.at(at_s, self.worker.receive, message)
 
     def reserve(self, request_id: RequestId, at_s: float = 0.0) -> None:
         self.tell(at_s, ReserveDecode(request_id=request_id, n_tokens=20, stopping=STOPPING))
@@ -74,9 +74,9 @@ class Bench:
     def run_until(self, at_s: float) -> None:
         """All that happens up to then, and at that very moment."""
         reached: list[bool] = []
-        self.agenda.at(at_s + 1e-6, reached.append, True)
+        self.event_queue.at(at_s + 1e-6, reached.append, True)
         while not reached:
-            assert self.agenda.step()
+            assert self.event_queue.step()
             self.worker.check()
 
 

@@ -153,11 +153,11 @@ def test_a_decode_worker_lost_while_it_fetches_leaves_no_lease_behind() -> None:
     asks += [a_trace_request(at_s=50.0, n_input=400, n_output=1, prompt=i) for i in (1, 2)]
     asks += [a_trace_request(at_s=50.1, n_input=112, prompt=3, shared=5)]
     world = a_world(*asks, costs=costs, faults=[WorkerFault(51.8, "decode-0", 1.0)])
-    while world.agenda.now < 51.55:
+    while world.event_queue.now < 51.55:
         world.step()
     (kvstore,) = world.kvstores.values()
     assert kvstore.cache.n_leased == 5
-    while world.agenda.now < 51.75:
+    while world.event_queue.now < 51.75:
         world.step()
     assert kvstore.cache.n_leased == 0
     assert kvstore.cache.n_reserved == 2 * 25  # those of the prefill worker
@@ -206,7 +206,7 @@ def test_every_request_ends_once_and_nothing_leaks(
     if not losses:
         assert {record.outcome for record in result.records} == {"finished"}
     for _ in range(2000):  # what is on its way after the last token
-        world.agenda.step()
+        world.event_queue.step()
     for prefill in world.prefills.values():
         assert prefill.pages.n_free == 14
     for decode in world.decodes.values():

@@ -1,4 +1,4 @@
-"""The simulator's small parts: agenda, wires, intervals, the batch's leaps, costs."""
+"""The simulator's small parts: event queue, network, intervals, the batch's leaps, costs."""
 
 from pathlib import Path
 
@@ -21,81 +21,81 @@ from halfmoon_simulator.results.token_intervals import TokenIntervals
 from halfmoon_testing.simulator_inputs import tiny_costs
 
 
-def drain(agenda: EventQueue) -> None:
-    while agenda.step():
+def drain(event_queue: EventQueue) -> None:
+    while event_queue.step():
         pass
 
 
-# -- agenda --------------------------------------------------------------------------------------
+# -- event queue -------------------------------------------------------------------------------
 
 
 def test_calls_come_by_time_and_then_in_the_order_they_were_made_known() -> None:
-    agenda, seen = EventQueue(), list[str]()
-    agenda.at(2.0, seen.append, "late")
-    agenda.at(1.0, seen.append, "first")
-    agenda.at(1.0, seen.append, "second")
-    agenda.at(1.0, lambda: agenda.after(0.0, seen.append, "at once, behind those"))
-    agenda.at(1.0, seen.append, "third")
-    drain(agenda)
+    event_queue, seen = EventQueue(), list[str]()
+    event_queue.at(2.0, seen.append, "late")
+    event_queue.at(1.0, seen.append, "first")
+    event_queue.at(1.0, seen.append, "second")
+    event_queue.at(1.0, lambda: event_queue.after(0.0, seen.append, "at once, behind those"))
+    event_queue.at(1.0, seen.append, "third")
+    drain(event_queue)
     assert seen == ["first", "second", "third", "at once, behind those", "late"]
 
 
 def test_what_is_overdue_comes_now() -> None:
-    agenda, seen = EventQueue(), list[float]()
-    agenda.at(5.0, lambda: agenda.at(1.0, lambda: seen.append(agenda.now)))
-    drain(agenda)
+    event_queue, seen = EventQueue(), list[float]()
+    event_queue.at(5.0, lambda: event_queue.at(1.0, lambda: seen.append(event_queue.now)))
+    drain(event_queue)
     assert seen == [5.0]
 
 
-# -- wires ---------------------------------------------------------------------------------------
+# -- network ---------------------------------------------------------------------------------------
 
 
-def wired(agenda: EventQueue) -> NetworkModel:
-    return NetworkModel(agenda, network_bytes_per_s=100.0, local_bytes_per_s=1000.0)
+def wired(event_queue: EventQueue) -> NetworkModel:
+    return NetworkModel(event_queue, network_bytes_per_s=100.0, local_bytes_per_s=1000.0)
 
 
 def test_a_transfer_alone_has_the_whole_wire() -> None:
-    agenda, ends = EventQueue(), dict[str, float]()
-    wires = wired(agenda)
-    wires.start("a", "b", 500, lambda: ends.update(net=agenda.now))
-    wires.start("c", "c", 500, lambda: ends.update(local=agenda.now))
-    wires.check()
-    drain(agenda)
+    event_queue, ends = EventQueue(), dict[str, float]()
+    network = wired(event_queue)
+    network.start("a", "b", 500, lambda: ends.update(net=event_queue.now))
+    network.start("c", "c", 500, lambda: ends.update(local=event_queue.now))
+    network.check()
+    drain(event_queue)
     assert ends == {"net": 5.0, "local": 0.5}
 
 
 def test_transfers_share_their_sender_and_their_receiver() -> None:
-    agenda, ends = EventQueue(), dict[str, float]()
-    wires = wired(agenda)
+    event_queue, ends = EventQueue(), dict[str, float]()
+    network = wired(event_queue)
     # Both leave a at 50 B/s; after 4 s the second has 100 of its 300 left and 100 B/s.
-    wires.start("a", "b", 200, lambda: ends.update(first=agenda.now))
-    wires.start("a", "c", 300, lambda: ends.update(second=agenda.now))
-    wires.check()
-    drain(agenda)
+    network.start("a", "b", 200, lambda: ends.update(first=event_queue.now))
+    network.start("a", "c", 300, lambda: ends.update(second=event_queue.now))
+    network.check()
+    drain(event_queue)
     assert ends == {"first": 4.0, "second": 5.0}
-    agenda, ends = EventQueue(), {}
-    wires = wired(agenda)
-    wires.start("a", "c", 200, lambda: ends.update(first=agenda.now))
-    wires.start("b", "c", 300, lambda: ends.update(second=agenda.now))
-    drain(agenda)
+    event_queue, ends = EventQueue(), {}
+    network = wired(event_queue)
+    network.start("a", "c", 200, lambda: ends.update(first=event_queue.now))
+    network.start("b", "c", 300, lambda: ends.update(second=event_queue.now))
+    drain(event_queue)
     assert ends == {"first": 4.0, "second": 5.0}
 
 
 def test_a_cancelled_transfer_makes_room_and_says_nothing() -> None:
-    agenda, ends = EventQueue(), dict[str, float]()
-    wires = wired(agenda)
-    doomed = wires.start("a", "b", 1000, lambda: ends.update(doomed=agenda.now))
-    wires.start("a", "c", 300, lambda: ends.update(other=agenda.now))
-    agenda.at(2.0, wires.cancel, doomed)
-    drain(agenda)
-    wires.check()
+    event_queue, ends = EventQueue(), dict[str, float]()
+    network = wired(event_queue)
+    doomed = network.start("a", "b", 1000, lambda: ends.update(doomed=event_queue.now))
+    network.start("a", "c", 300, lambda: ends.update(other=event_queue.now))
+    event_queue.at(2.0, network.cancel, doomed)
+    drain(event_queue)
+    network.check()
     assert ends == {"other": 4.0}
 
 
 def test_no_bytes_take_no_time() -> None:
-    agenda, ends = EventQueue(), list[float]()
-    wired(agenda).start("a", "b", 0, lambda: ends.append(agenda.now))
-    drain(agenda)
+    event_queue, ends = EventQueue(), list[float]()
+    wired(event_queue).start("a", "b", 0, lambda: ends.append(event_queue.now))
+    drain(event_queue)
     assert ends == [0.0]
 
 

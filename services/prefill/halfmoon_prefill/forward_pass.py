@@ -1,4 +1,4 @@
-"""One forward pass of a prefill batch, with KV coming in and going out layer by layer.
+"""Run one forward pass of a prefill batch, with KV coming in and going out layer by layer.
 
 Runs in the forward thread. Before a layer's attention it waits for that layer of the cached
 blocks (the next layers load meanwhile); as soon as a layer's KV is in the pool it is handed to
@@ -20,7 +20,7 @@ from halfmoon_transfer.interface import Op, Piece, Transfer
 
 
 class SubmitTransfer(Protocol):
-    """`TransferEngine.submit`."""
+    """Submit transfers; see `TransferEngine.submit`."""
 
     def __call__(self, op: Op, pieces: Sequence[Piece], deadline_s: float = ...) -> Transfer:
         """Start a transfer; never waits for the network."""
@@ -29,7 +29,7 @@ class SubmitTransfer(Protocol):
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """What one forward pass of a batch computed."""
+    """The results of one forward pass of a batch."""
 
     #: One entry a chunk: what was chosen where the chunk is its prompt's last, else None.
     tokens: Sequence[TokenResult | None] = ()
@@ -112,7 +112,7 @@ class PrefillForward:
 
 
 def _scoring(job: PrefillJob, chunk: PrefillChunk) -> PromptScoring | None:
-    """Of the client's prompt only: tokens of an earlier try were scored when they were new."""
+    """Score the client's prompt only: tokens of an earlier try were scored when they were new."""
     start = job.start
     n_top = start.sampling.prompt_logprobs
     targets = start.token_ids[chunk.start + 1 : min(chunk.stop + 1, start.n_prompt)]

@@ -1,4 +1,4 @@
-"""What a prefill worker's metrics show."""
+"""Count and time what a prefill worker does."""
 
 from halfmoon_protocol.messages import PrefillDone, PrefillTimes
 from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets
@@ -9,7 +9,7 @@ _STAGES = ("queue", "fetch", "compute", "transfer")
 
 
 class PrefillCounts:
-    """What happened since the start."""
+    """Counts and times since the start."""
 
     def __init__(self) -> None:
         self._ended = {"done": 0, "failed": 0, "stopped": 0}
@@ -17,7 +17,7 @@ class PrefillCounts:
         self._stages = {stage: FastHistogram(time_buckets(0.0001, 100.0)) for stage in _STAGES}
 
     def done(self, done: PrefillDone, n_tokens: int) -> None:
-        """A prompt of so many tokens is prefilled."""
+        """Count a prefilled prompt of so many tokens."""
         self.ended("done")
         self._tokens["cached"] += done.n_cached
         self._tokens["computed"] += n_tokens - done.n_cached
@@ -29,11 +29,11 @@ class PrefillCounts:
         self._stages["transfer"].observe(times.transfer_s)
 
     def ended(self, how: str) -> None:
-        """A request is over: done, failed or stopped."""
+        """Count the end of a request: done, failed or stopped."""
         self._ended[how] += 1
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return what the metrics show."""
         return {
             "halfmoon_prefill_requests_ended_total": (
                 "Prefills that ended: done, failed, or stopped by the conductor.",
@@ -52,7 +52,7 @@ class PrefillCounts:
 
 
 def page_metrics(pages: PageAllocator) -> MetricSnapshot:
-    """The pool's."""
+    """Return the metrics of a pool of pages."""
     used = pages.n_pages - pages.n_free
     return {
         "halfmoon_pages": (

@@ -1,8 +1,8 @@
-"""Knowing all members before there are bytes for them, so that an outage need not be asked.
+"""Look up how members are reached before there are bytes for them, in case of an outage.
 
-How a peer is reached stands in the metadata server, and is remembered once it was read. Who is
-first asked for it when the server is away can't be reached, however well it is. Where containers
-come with new names all the time, those that left must be forgotten again.
+The address of a peer is in the metadata server, and is remembered once it was read. A peer whose
+address is first needed during an outage of that server can't be reached, however well it is. Where
+containers come with new names all the time, those that left must be forgotten again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from halfmoon_transfer import TransferEngine, TransferError
 
 log = structlog.get_logger()
 
-#: Seconds between two looks at who is there, if they are few.
+#: Seconds between two looks at the list of members, if they are few.
 REFRESH_S = 2.0
 #: And for each of many: all of them look at all, and their records, of some 2 kB, would be most of
 #: what the metadata server sends.
@@ -31,7 +31,7 @@ FORGET_AFTER_S = 300.0
 
 
 class PeerEndpointCache:
-    """Looks up each start of each other member soon after it has joined; forgets who is gone.
+    """Look up each start of each other member soon after it has joined; forget those that left.
 
     Each look is at all of them, not at those that are new: a member's record may come later than
     its membership, and what could not be read is asked for again.
@@ -69,11 +69,11 @@ class PeerEndpointCache:
             await asyncio.sleep(self.pause_s())
 
     def pause_s(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         return max(self._look_s, REFRESH_S_PER_MEMBER * len(self._seen_s))
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return what the metrics show."""
         return {
             "halfmoon_prefill_member_looks_total": (
                 "Looks at all members: done, or failed to learn of each how it is reached.",
@@ -82,16 +82,16 @@ class PeerEndpointCache:
         }
 
     async def _look(self) -> bool:
-        """Whether all are known now."""
+        """Look up all members; return whether each is known now."""
         try:
             there = await list_members(self._store)
         except MetadataError:
-            return False  # those who write to it say so
+            return False  # membership logs it
         others = [info for worker_id, info in there.items() if worker_id != self._own]
         return await asyncio.to_thread(self._meet_and_forget, others)
 
     def _meet_and_forget(self, others: list[WorkerInfo]) -> bool:
-        """Whether all are known now. Blocks on the store, and on connections that are closed."""
+        """Look up these members; return whether all are known. Blocks on store and connections."""
         now_s = time.monotonic()
         self._seen_s.update((info.worker_id, now_s) for info in others)
         gone = [w for w, at_s in self._seen_s.items() if now_s - at_s > self._forget_after_s]

@@ -1,4 +1,4 @@
-"""One request on a prefill worker: its pages, what comes in and what goes out.
+"""Hold one request of a prefill worker: its pages, what comes in and what goes out.
 
     pages of the request in this worker's pool, one block each:
 
@@ -131,7 +131,7 @@ class PrefillJob:
 
     @property
     def request_id(self) -> RequestId:
-        """Its id."""
+        """The id of this try."""
         return self.start.request_id
 
     @property
@@ -140,7 +140,7 @@ class PrefillJob:
         return len(self.start.token_ids)
 
     def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
-        """One layer of the cached blocks: from the kvstore into this pool."""
+        """List the reads of one layer of the cached blocks, from the kvstore into this pool."""
         assert self.lease is not None
         return [
             Piece(
@@ -154,14 +154,14 @@ class PrefillJob:
         ]
 
     def complete_blocks(self, stop: int, layout: KvLayout) -> range:
-        """Blocks to hand on once the tokens before `stop` have run."""
+        """Return the blocks to hand on once the tokens before `stop` have run."""
         last = layout.blocks_for(stop) if stop == self.n_tokens else stop // layout.block_size
         return range(self.n_streamed, max(self.n_streamed, last))
 
     def landing_pieces(
         self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
     ) -> list[Piece]:
-        """One layer of these blocks: from this pool to the decode's landing."""
+        """List the writes of one layer of these blocks, from this pool to decode's landing."""
         landing = self.start.landing
         shift = layer * layout.layer_bytes
         return [
@@ -178,7 +178,7 @@ class PrefillJob:
     def kvstore_pieces(
         self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
     ) -> list[Piece]:
-        """One layer of those of these blocks that the home kvstore wants."""
+        """List the writes of one layer of those of these blocks that the home kvstore wants."""
         if self.put is None:
             return []
         shift = layer * layout.layer_bytes
@@ -196,5 +196,5 @@ class PrefillJob:
 
     @property
     def transfers(self) -> list[Transfer]:
-        """Everything under way or over."""
+        """All transfers, under way or over."""
         return [*self.loads, *self.landing_writes, *self.put_writes]

@@ -1,4 +1,4 @@
-"""What a `StartPrefill` must be for its request to share forward passes with others.
+"""Check a `StartPrefill` before its request shares forward passes with others.
 
 The wire's own bounds hold already. Here a start is compared with what this worker knows: the
 model's vocabulary, context and layout. What would fail a forward pass, and with it the requests
@@ -30,7 +30,7 @@ def start_failure(
 
 
 def request_fault(start: StartPrefill, *, n_vocab: int, max_context: int) -> str:
-    """What is wrong with what the client asked for; empty when nothing is.
+    """Say what is wrong with what the client asked for; empty when nothing is.
 
     Stop tokens outside of the vocabulary are no fault: they are compared, and never come.
 
@@ -53,7 +53,7 @@ def request_fault(start: StartPrefill, *, n_vocab: int, max_context: int) -> str
 
 
 def start_fault(start: StartPrefill, layout: KvLayout) -> str:
-    """What is wrong with how a conductor put it; empty when nothing is.
+    """Say what is wrong with a conductor's part of a start; empty when nothing is.
 
     Args:
         start: its landing's layout is `layout`.

@@ -1,4 +1,4 @@
-"""The spans of a prefill, made when it is over from the times that its job has kept.
+"""Make the spans of a prefill when it is over, from the times that its job has kept.
 
 prefill ──▶ queue      from the command's arrival to its first forward pass
        ├──▶ fetch      cached blocks: asked for, leased, read; beside queue and compute
@@ -65,7 +65,7 @@ def _fetch(job: PrefillJob, span: Span, now_s: float) -> None:
             "halfmoon.source": job.fetched_from or "",
         }
     )
-    # Nobody may have had what the conductor thought they had: then nothing was read.
+    # Perhaps no kvstore had the blocks that the conductor knew of: then nothing was read.
     stage.end(job.leased_s + job.fetch_s if job.leased_s else now_s, error)
 
 

@@ -4,9 +4,8 @@
 forward passes, settling, keeping). `PrefillShell` performs them, `ForwardLoop` runs the forward
 passes. Here are the messages, the load reports and the metrics.
 
-However a request ends, everything it holds is given back only once no forward pass and no
-transfer touches its pages or its landing any more. That is what `PrefillStopped` and
-`PrefillFailed` promise.
+`PrefillStopped` and `PrefillFailed` promise that nothing writes to the landing any more. So a
+request's pages are free only once no forward pass and no transfer touches them.
 """
 
 import asyncio
@@ -58,7 +57,7 @@ _HOUSEKEEPING_S = 0.1
 
 @dataclass
 class PrefillWorker:
-    """Serves one port with one engine over one pool."""
+    """Serve one port with one engine over one pool."""
 
     port: Port
     forward: PrefillForward
@@ -134,7 +133,7 @@ class PrefillWorker:
                     task.cancel()
 
     async def drain(self, info: WorkerInfo, limit_s: float) -> None:
-        """Say that nothing new is taken, and finish what is here, for so long at the most."""
+        """Announce that nothing new is taken, and finish what is here within a limit."""
         self.info = info
         await self.conductors.broadcast_info(info)
         with suppress(TimeoutError):
@@ -168,7 +167,7 @@ class PrefillWorker:
                 assert_never(message)
 
     def _refusal(self, peer: PeerId, start: StartPrefill) -> PrefillFailed | None:
-        """Why a start is not taken in at all; None when it is, or was already."""
+        """Return the refusal of a start that is not taken in; None when it is, or was already."""
         job = self.jobs.get(start.request_id)
         if job is not None and job.owner != peer:
             reason = f"another connection has a request {start.request_id!r} here"
@@ -198,7 +197,7 @@ class PrefillWorker:
     # -- housekeeping ------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
-        """Say how busy it is."""
+        """Publish the load, and look for conductors that are gone."""
         while True:
             await self.conductors.probe_superseded(self.info, self.clock.now())
             await self.port.publish(
@@ -212,7 +211,7 @@ class PrefillWorker:
             await asyncio.sleep(_HOUSEKEEPING_S)
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return what the metrics show."""
         return {
             "halfmoon_prefill_requests": ("Requests here.", len(self.jobs)),
             "halfmoon_prefill_queued_tokens": (

@@ -14,7 +14,7 @@ from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
 
 @dataclass(frozen=True, slots=True)
 class PrefillFailure:
-    """Why a request failed, as its conductor is told."""
+    """The failure of a request, as its conductor is told."""
 
     reason: str
     #: Whether another try may go better.
@@ -122,7 +122,7 @@ class BlocksKept:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """Something that the request needs could not be done; the request ends with this failure."""
+    """A step of the request failed; the request ends with this failure."""
 
     request_id: RequestId
     failure: PrefillFailure

@@ -82,7 +82,7 @@ from halfmoon_scheduling.prefill.prefill_request import (
 
 @dataclass(frozen=True, slots=True)
 class PrefillRules:
-    """What one kind of prefill worker does differently from another."""
+    """The differences between kinds of prefill workers."""
 
     block_size: int
     #: Whether a pass may begin before the cached prefix is here (layer-wise loading).

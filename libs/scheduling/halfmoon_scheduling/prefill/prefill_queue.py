@@ -1,11 +1,11 @@
-"""What a prefill worker computes next: requests in order, cut into chunks.
+"""Order requests and cut them into chunks: choose what a prefill worker computes next.
 
 Numbers only: the tokens, fetches and forward passes are the worker's. A request that waits
 for cached blocks is pushed with ``ready=False`` and keeps its place while others pass it.
 
-The largest priority goes first, then the earlier arrival; a request that is partly computed
-pauses between two passes for one of a larger priority. Nobody starves: who was overtaken by
-more than so many tokens of later requests goes before all others from then on.
+The largest priority goes first, then the earlier arrival. A request that is partly computed
+pauses between two passes for one of a larger priority. No request starves: once later requests
+have overtaken it by more than so many tokens, it goes before all others.
 """
 
 from bisect import bisect_left, insort
@@ -16,7 +16,7 @@ from halfmoon_protocol.ids import RequestId
 
 #: Passes' worth of tokens that a request lets later ones of larger priority compute before it.
 OVERTAKEN_PASSES = 32
-#: Before every priority: of those who were overtaken for long enough.
+#: Rank before every priority: of requests that were overtaken for long enough.
 _LONG_OVERTAKEN = float("-inf")
 
 
@@ -58,7 +58,7 @@ class PrefillQueue:
     """Requests by priority and arrival, packed into batches of a bounded number of tokens."""
 
     def __init__(self, *, chunk_tokens: int, max_requests: int) -> None:
-        """An empty queue.
+        """Create an empty queue.
 
         Args:
             chunk_tokens: tokens of one batch at the most.
@@ -93,7 +93,7 @@ class PrefillQueue:
         return self._queued_tokens
 
     def in_order(self) -> Iterator[RequestId]:
-        """All requests here, by whose turn it is; nothing may change meanwhile."""
+        """Iterate over all requests in the order of their turns; change nothing meanwhile."""
         return (request_id for _, request_id in self._order)
 
     def push(
@@ -130,14 +130,14 @@ class PrefillQueue:
         self._queued_tokens += n_tokens - n_cached
 
     def ready(self, request_id: RequestId) -> bool:
-        """Its cached blocks are at hand: it may be computed. Whether it is still here."""
+        """Let a request be computed; return whether it is still here."""
         if (entry := self._entries.get(request_id)) is None:
             return False
         entry.ready = True
         return True
 
     def rebase(self, request_id: RequestId, n_cached: int) -> bool:
-        """Another number of its tokens is cached than was thought. Whether it is still here.
+        """Correct how many tokens of a request are cached; return whether it is still here.
 
         Raises:
             ValueError: some of it is computed already, or nothing would be left to compute.
@@ -152,7 +152,7 @@ class PrefillQueue:
         return True
 
     def remove(self, request_id: RequestId) -> bool:
-        """Take a request out, wherever it is; whether it was here."""
+        """Take a request out, wherever it is; return whether it was here."""
         if (entry := self._entries.pop(request_id, None)) is None:
             return False
         self._leave(request_id, entry)
@@ -160,7 +160,7 @@ class PrefillQueue:
         return True
 
     def next_batch(self) -> list[PrefillChunk]:
-        """The chunks to compute next, at most `chunk_tokens` tokens; empty when none may.
+        """Return the chunks to compute next: at most `chunk_tokens` tokens, perhaps none.
 
         The first ready request takes what it can, the following ones what is left. Changes
         nothing: until `advance` or `push`, the same answer comes again.
@@ -180,7 +180,7 @@ class PrefillQueue:
         return chunks
 
     def advance(self, chunks: Sequence[PrefillChunk]) -> None:
-        """These chunks are computed; a request whose last one is leaves the queue.
+        """Take note that chunks are computed; a request leaves the queue with its last one.
 
         Chunks of requests that were removed meanwhile are ignored, as are those that do not
         start where their request stands.

@@ -9,7 +9,7 @@ from halfmoon_scheduling.prefill.prefill_commands import PrefillEnding
 
 
 class PrefillPhase(Enum):
-    """Where a request is on its way; see the diagram in `prefill_machine`."""
+    """The phases of a request; the diagram in `prefill_machine` connects them."""
 
     #: It has a place in the queue and no pages.
     WAITING = "waiting"

@@ -1,4 +1,4 @@
-"""Which replicas of a block are worth asking: a circuit breaker for each, as a reader has it.
+"""Choose the replicas of a block that are worth asking: a circuit breaker for each.
 
     healthy ──failed──▶ left out ──pause over──▶ one probe ──answered──▶ healthy
                            ▲                         │
@@ -7,7 +7,7 @@
 
 One failure is enough: it has cost its reader a timeout, and there are other replicas, or the
 blocks are computed. What is kept is bounded: a healthy replica has no entry, and one that
-nobody has asked for long loses its. No clock and no I/O here.
+has not been asked for long loses its entry. No clock and no I/O here.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class _LeftOut:
 
     pause_s: float
     until_s: float
-    #: Until when nobody else asks because a probe is under way; at most a pause ahead.
+    #: Until when no other request asks because a probe is under way; at most a pause ahead.
     probed_until_s: float = float("-inf")
 
 
@@ -34,7 +34,7 @@ class ReplicaHealth:
     """The replicas that one reader knows; a restarted one, of another generation, is new."""
 
     def __init__(self, *, pause_s: float = PAUSE_S, max_pause_s: float = MAX_PAUSE_S) -> None:
-        """All are healthy.
+        """Take all replicas for healthy.
 
         Args:
             pause_s: seconds that one is left out after a first failure.
@@ -50,35 +50,35 @@ class ReplicaHealth:
         self._left_out: dict[KvstoreAddress, _LeftOut] = {}
 
     def left_out(self, now: float) -> list[KvstoreAddress]:
-        """Those whose pause is not over."""
+        """Return the replicas whose pause is not over."""
         return [replica for replica in self._left_out if self.is_paused(replica, now)]
 
     def is_paused(self, replica: KvstoreAddress, now: float) -> bool:
-        """Whether its pause is not over."""
+        """Return whether a replica's pause is not over."""
         out = self._left_out.get(replica)
         return out is not None and now < out.until_s
 
     def may_ask(self, replica: KvstoreAddress, now: float) -> bool:
-        """Whether it is healthy, or due for a probe that nobody makes yet."""
+        """Return whether a replica is healthy, or due for a probe that has not begun."""
         out = self._left_out.get(replica)
         return out is None or max(out.until_s, out.probed_until_s) <= now
 
     def usable(self, replicas: Sequence[KvstoreAddress], now: float) -> list[KvstoreAddress]:
-        """Those that may be asked now, in their order; healthy ones before any to be probed."""
+        """Return the replicas that may be asked now: in order, those to be probed last."""
         asked = [replica for replica in replicas if self.may_ask(replica, now)]
         return sorted(asked, key=lambda replica: replica in self._left_out)
 
     def asked(self, replica: KvstoreAddress, now: float) -> None:
-        """It is being asked; if that is a probe, nobody else is to ask until it has ended."""
+        """Take note that a replica is being asked; if that is a probe, it is the only one."""
         if (out := self._left_out.get(replica)) is not None:
             out.probed_until_s = now + out.pause_s
 
     def answered(self, replica: KvstoreAddress) -> bool:
-        """It did what was asked, or said in time that it can't; whether it had been left out."""
+        """Take note of an answer in time; return whether the replica had been left out."""
         return self._left_out.pop(replica, None) is not None
 
     def failed(self, replica: KvstoreAddress, now: float) -> float:
-        """It did not answer in time, or what it gave was not right.
+        """Take note that a replica did not answer in time, or gave wrong bytes.
 
         Returns:
             For how many seconds it is left out.

@@ -1,7 +1,7 @@
-"""A cluster in a box: the live `Conductor`, workers whose engines and wires are models.
+"""Simulate a cluster: the live `Conductor`, with modelled engines and a modelled network.
 
-Nothing here decides anything. The world takes the conductor's commands to workers and clients
-and their answers back, each message on its way for `CostFile.message_s`, on one agenda.
+Nothing here decides anything. `ClusterSim` takes the conductor's commands to workers and clients
+and their answers back, each message on its way for `CostFile.message_s`, on one event queue.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,7 +93,7 @@ class ClusterSim:
         faults: Sequence[WorkerFault] = (),
         watcher: Watcher | None = None,
     ) -> None:
-        """A cluster that has just come up, with all arrivals ahead.
+        """Create a cluster that has just started, with all arrivals ahead.
 
         Raises:
             BadScenario: a fault names no worker of the cluster.
@@ -101,10 +101,10 @@ class ClusterSim:
         self.spec = spec
         self.costs = costs
         self.config = config
-        self.agenda = EventQueue()
+        self.event_queue = EventQueue()
         self.conductor = Conductor(config)
-        self.wires = NetworkModel(
-            self.agenda,
+        self.network = NetworkModel(
+            self.event_queue,
             network_bytes_per_s=costs.network_bytes_per_s,
             local_bytes_per_s=costs.local_bytes_per_s,
         )
@@ -139,7 +139,7 @@ class ClusterSim:
             self._join(WorkerId(name))
         self.clients = SimClients(
             workload,
-            self.agenda,
+            self.event_queue,
             self._post,
             block_tokens=spec.block_tokens,
             max_new_tokens=spec.max_new_tokens,
@@ -155,16 +155,18 @@ class ClusterSim:
                     f"the fault of {fault.worker_id} is at {fault.at_s:g} s, its end after"
                     f" {times_s[1]:g} s: seconds are numbers from 0"
                 )
-            self.agenda.at(fault.at_s, self._lose, WorkerId(fault.worker_id), fault.back_after_s)
-        self.agenda.after(spec.report_s, self._report)
-        self.agenda.after(spec.tick_s, self._tick)
-        self.agenda.at(0.0, self._sample)
+            self.event_queue.at(
+                fault.at_s, self._lose, WorkerId(fault.worker_id), fault.back_after_s
+            )
+        self.event_queue.after(spec.report_s, self._report)
+        self.event_queue.after(spec.tick_s, self._tick)
+        self.event_queue.at(0.0, self._sample)
 
     # -- running -----------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Make one thing happen; False once every request has ended."""
-        return not self.clients.all_over and self.agenda.step()
+        return not self.clients.all_over and self.event_queue.step()
 
     def run(self, progress: Progress | None = None) -> RunResult:
         """Go on until every request has ended."""
@@ -172,7 +174,7 @@ class ClusterSim:
         while self.step():
             n += 1
             if progress is not None and n % _PROGRESS_EVERY == 0:
-                progress(self.agenda.now, self.clients.n_over, self.n_requests)
+                progress(self.event_queue.now, self.clients.n_over, self.n_requests)
         return self.result()
 
     @property
@@ -181,7 +183,7 @@ class ClusterSim:
         return self.clients.n_asked
 
     def result(self) -> RunResult:
-        """What has happened so far."""
+        """Return the results so far."""
         return RunResult(
             records=self.clients.records,
             samples=self.samples,
@@ -191,7 +193,7 @@ class ClusterSim:
             decode_busy_s=self._lost_decode_s + sum(d.busy_s for d in self.decodes.values()),
             n_prefill=self.spec.n_prefill,
             n_decode=self.spec.n_decode,
-            n_events=self.agenda.n_processed,
+            n_events=self.event_queue.n_processed,
             n_role_changes=self._n_role_changes,
             copied_bytes=self._lost_copied_bytes
             + sum(kvstore.copier.copied_bytes for kvstore in self.kvstores.values()),
@@ -200,10 +202,10 @@ class ClusterSim:
     # -- conductor ---------------------------------------------------------------------------
 
     def _post(self, event: AnyEvent) -> None:
-        """Let the conductor handle an event; what follows from it comes by the agenda."""
-        commands = self.conductor.handle(event, self.agenda.now)
+        """Let the conductor handle an event; what follows is put on the event queue."""
+        commands = self.conductor.handle(event, self.event_queue.now)
         if self._watcher is not None:
-            self._watcher(self.agenda.now, event, commands)
+            self._watcher(self.event_queue.now, event, commands)
         if self.config.kept_decisions:
             self._explain_decisions()
         for command in commands:
@@ -227,7 +229,7 @@ class ClusterSim:
                     decode = message.landing.region.segment
                     self.clients.placed(message.request_id, worker_id, decode)
                 generation = self._generations[worker_id]
-                self.agenda.after(
+                self.event_queue.after(
                     self.costs.message_s, self._arrive, worker_id, generation, message
                 )
             case Deliver():
@@ -235,7 +237,7 @@ class ClusterSim:
             case Reject():
                 self.clients.reject(command)
             case Resubmit(request_id=request_id):
-                self.agenda.after(0.0, self.clients.resubmit, request_id)
+                self.event_queue.after(0.0, self.clients.resubmit, request_id)
             case Fail(request_id=request_id, reason=reason):
                 self.clients.fail(request_id, reason)
             case RefuseWorker(worker_id=worker_id, reason=reason):
@@ -244,7 +246,7 @@ class ClusterSim:
                 assert_never(command)
 
     def _arrive(self, worker_id: WorkerId, generation: int, message: ToWorker) -> None:
-        """A message reaches its worker, if that start of it still is there."""
+        """Hand a message to its worker, unless that was lost since."""
         if generation != self._generations[worker_id]:
             return
         if isinstance(message, ChangeRole):
@@ -261,8 +263,8 @@ class ClusterSim:
             kvstore.receive(message)
 
     def _answer(self, worker_id: WorkerId, message: ToConductor) -> None:
-        """A worker says something; it arrives even if the worker is gone by then."""
-        self.agenda.after(self.costs.message_s, self._hear, worker_id, message)
+        """Send a worker's message to the conductor, even if the worker is lost meanwhile."""
+        self.event_queue.after(self.costs.message_s, self._hear, worker_id, message)
 
     def _hear(self, worker_id: WorkerId, message: ToConductor) -> None:
         if isinstance(message, PrefillDone):
@@ -270,10 +272,10 @@ class ClusterSim:
         self._post(MessageReceived(worker_id, message))
 
     def _publish(self, worker_id: WorkerId, batch: KvEventBatch) -> None:
-        self.agenda.after(self.costs.message_s, self._post, KvChanged(worker_id, batch))
+        self.event_queue.after(self.costs.message_s, self._post, KvChanged(worker_id, batch))
 
     def _decoded(self, request_id: RequestId, intervals: TokenIntervals) -> None:
-        self.agenda.after(self.costs.message_s, self._all_decoded, request_id, intervals)
+        self.event_queue.after(self.costs.message_s, self._all_decoded, request_id, intervals)
 
     def _all_decoded(self, request_id: RequestId, intervals: TokenIntervals) -> None:
         n_new = self.clients.n_output(request_id)
@@ -293,8 +295,8 @@ class ClusterSim:
                 host,
                 spec,
                 costs,
-                self.agenda,
-                self.wires,
+                self.event_queue,
+                self.network,
                 kvstores=self.kvstores.get,
                 host_of=self._hosts.__getitem__,
                 peers=self.prefills.get,
@@ -307,8 +309,8 @@ class ClusterSim:
                 host,
                 spec,
                 costs,
-                self.agenda,
-                self.wires,
+                self.event_queue,
+                self.network,
                 kvstores=self.kvstores.get,
                 n_output=self.clients_n_output,
                 answer=self._answer,
@@ -321,8 +323,8 @@ class ClusterSim:
                 host,
                 spec,
                 spec.slots(costs),
-                self.agenda,
-                self.wires,
+                self.event_queue,
+                self.network,
                 costs.layout(spec.block_tokens).block_bytes,
                 peers=self.kvstores.get,
                 publish=self._publish,
@@ -362,13 +364,13 @@ class ClusterSim:
         )
 
     def _on_change_role(self, worker_id: WorkerId, role: Role) -> None:
-        """A worker takes nothing new, and goes over once it has finished what it has."""
+        """Drain a worker that is to change its role; it changes once it is idle."""
         if worker_id in self._changing or self._roles[worker_id] == role:
             return
         self._changing[worker_id] = role
         info = self._info(worker_id, self._roles[worker_id], self._generations[worker_id])
         draining = WorkerJoined(msgspec.structs.replace(info, draining=True))
-        self.agenda.after(self.costs.message_s, self._post, draining)
+        self.event_queue.after(self.costs.message_s, self._post, draining)
 
     def _change_roles(self) -> None:
         for worker_id, role in list(self._changing.items()):
@@ -381,7 +383,7 @@ class ClusterSim:
     def _lose(
         self, worker_id: WorkerId, back_after_s: float | None, why: str = "lost by the scenario"
     ) -> None:
-        """A worker is gone; its socket tells the conductor after a message's time."""
+        """Lose a worker; the conductor notices it a message's time later."""
         self._changing.pop(worker_id, None)
         if (prefill := self.prefills.pop(worker_id, None)) is not None:
             prefill.crash()
@@ -407,35 +409,35 @@ class ClusterSim:
         self._generations[worker_id] += 1  # what is under way to it is lost too
         self._last_loads.pop(worker_id, None)
         lost = WorkerLost(worker_id, why)
-        self.agenda.after(self.costs.message_s, self._post, lost)
+        self.event_queue.after(self.costs.message_s, self._post, lost)
         if back_after_s is not None:
-            self.agenda.after(back_after_s + self.costs.message_s, self._join, worker_id)
+            self.event_queue.after(back_after_s + self.costs.message_s, self._join, worker_id)
 
     # -- time --------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Workers say how busy they are; who has nothing new to say is not heard."""
+        """Report the workers' loads, where they have changed."""
         workers: list[SimPrefill | SimDecode] = [*self.prefills.values(), *self.decodes.values()]
         for worker in workers:
             load = worker.load()
             if load != self._last_loads.get(worker.worker_id):
                 self._last_loads[worker.worker_id] = load
                 self._post(MessageReceived(worker.worker_id, load))
-        self.agenda.after(self.spec.report_s, self._report)
+        self.event_queue.after(self.spec.report_s, self._report)
 
     def _tick(self) -> None:
         for decode in self.decodes.values():
             decode.expire()
         self._change_roles()
         self._post(Tick())
-        self.agenda.after(self.spec.tick_s, self._tick)
+        self.event_queue.after(self.spec.tick_s, self._tick)
 
     def _sample(self) -> None:
         backlogs = [worker.backlog_s for worker in self.prefills.values()] or [0.0]
         steps = [worker.step_s for worker in self.decodes.values()] or [0.0]
         self.samples.append(
             ClusterSample(
-                at_s=self.agenda.now,
+                at_s=self.event_queue.now,
                 prefill_backlog_s=sum(backlogs) / len(backlogs),
                 prefill_backlog_max_s=max(backlogs),
                 decode_step_s=sum(steps) / len(steps),
@@ -451,12 +453,12 @@ class ClusterSim:
                 + sum(worker.local.cached_tokens for worker in self.decodes.values()),
             )
         )
-        self.agenda.after(self.spec.sample_s, self._sample)
+        self.event_queue.after(self.spec.sample_s, self._sample)
 
     def check(self) -> None:
         """Audit everything."""
         self.conductor.check()
-        self.wires.check()
+        self.network.check()
         self.clients.check()
         workers: list[SimPrefill | SimDecode | SimKvstore] = [
             *self.prefills.values(),

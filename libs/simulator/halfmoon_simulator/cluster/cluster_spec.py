@@ -1,4 +1,4 @@
-"""What a simulated cluster consists of: one frozen object, every field with its unit."""
+"""Describe a simulated cluster: one frozen object, every field with its unit."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ _AT_LEAST_1 = (
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many workers of which settings.
+    """Numbers of workers, and their settings.
 
     Names and meanings are those of the live services' settings; where the default differs it
     is because a live default suits a laptop, or guards against faults that are not modelled.
@@ -50,7 +50,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     eviction: str = "lru"
     high_watermark: float = 0.95
     low_watermark: float = 0.90
-    #: Seconds; leases are taken to be renewed, and nobody to be slow without being lost.
+    #: Seconds; leases are taken to be renewed, and no worker to be slow without being lost.
     lease_ttl_s: float = 1e9
     reservation_ttl_s: float = 1e9
     landing_ttl_s: float = 1e9
@@ -83,7 +83,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be more than 0")
 
     def stage(self, index: int, costs: CostFile) -> Stage | None:
-        """What the prefill worker of this number does in a group."""
+        """Return the stage of the prefill worker of this number; None: it is in no group."""
         group, stage = divmod(index, self.group_size)
         if self.group_size == 1 or (group + 1) * self.group_size > self.n_prefill:
             return None
@@ -97,13 +97,13 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def pages(self, costs: CostFile) -> int:
-        """Pages of one worker."""
+        """Return the number of pages of one worker."""
         if self.n_pages is not None:
             return self.n_pages
         return max(1, costs.device_kv_bytes // costs.layout(self.block_tokens).block_bytes)
 
     def slots(self, costs: CostFile) -> int:
-        """Slots of one kvstore."""
+        """Return the number of slots of one kvstore."""
         if self.n_slots is not None:
             return self.n_slots
         return max(1, costs.host_kv_bytes // costs.layout(self.block_tokens).block_bytes)

@@ -1,7 +1,7 @@
-"""What happens when: a heap of calls and a number for a clock.
+"""Order calls by time: a heap and a number for a clock.
 
 One rule orders everything: by time, and at equal times in the order in which the calls were
-put on the agenda. So a run is a function of its inputs, byte for byte.
+put on the queue. So a run is a function of its inputs, byte for byte.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class EventQueue:
         self.at(self.now + seconds, call, *arguments)
 
     def step(self) -> bool:
-        """Make the next call; whether there was one."""
+        """Make the next call; return whether there was one."""
         if not self._heap:
             return False
         self.now, _, call, arguments = heappop(self._heap)

@@ -40,9 +40,9 @@ class NetworkModel:
     """All transfers under way."""
 
     def __init__(
-        self, agenda: EventQueue, *, network_bytes_per_s: float, local_bytes_per_s: float
+        self, event_queue: EventQueue, *, network_bytes_per_s: float, local_bytes_per_s: float
     ) -> None:
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._network_bytes_per_s = network_bytes_per_s
         self._local_bytes_per_s = local_bytes_per_s
         self._ports: dict[tuple[str, str], _Port] = {}
@@ -58,7 +58,7 @@ class NetworkModel:
                 self._port("out", source, self._network_bytes_per_s),
                 self._port("in", target, self._network_bytes_per_s),
             )
-        transfer = SimTransfer(ports, float(n_bytes), done, since_s=self._agenda.now)
+        transfer = SimTransfer(ports, float(n_bytes), done, since_s=self._event_queue.now)
         for port in ports:
             port.transfers[transfer] = None
         self._share(ports)
@@ -76,7 +76,7 @@ class NetworkModel:
 
     def _share(self, ports: tuple[_Port, ...]) -> None:
         """Give the transfers at these ports their speeds, which a change has altered."""
-        now = self._agenda.now
+        now = self._event_queue.now
         for transfer in dict.fromkeys(t for port in ports for t in port.transfers):
             speed = min(port.bytes_per_s / len(port.transfers) for port in transfer.ports)
             if speed == transfer.bytes_per_s:
@@ -86,7 +86,7 @@ class NetworkModel:
             transfer.bytes_per_s = speed
             transfer.version += 1
             left_s = max(0.0, transfer.left_bytes) / speed
-            self._agenda.after(left_s, self._on_end, transfer, transfer.version)
+            self._event_queue.after(left_s, self._on_end, transfer, transfer.version)
 
     def _on_end(self, transfer: SimTransfer, version: int) -> None:
         if transfer.version == version and not transfer.over:

@@ -112,12 +112,12 @@ class PipelinePart:
 
     @property
     def all_computed(self) -> bool:
-        """Whether every chunk has left this stage."""
+        """Return whether every chunk has left this stage."""
         return self.position == self.prompt.n_tokens
 
     @property
     def may_run(self) -> bool:
-        """Whether there is a chunk to compute here now."""
+        """Return whether there is a chunk to compute here now."""
         return bool(self.pages) and not self.in_pass and self.arrived > self.position
 
 
@@ -131,20 +131,20 @@ class PipelinePrompt:
         *,
         chunk_tokens: int,
         costs: CostFile,
-        wires: NetworkModel,
+        network: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         host_of: Callable[[str], str],
         now: Callable[[], float],
         ends: Callable[[RequestId], bool],
     ) -> None:
-        """A prompt that has just come; it begins when stage 0 has pages.
+        """Create the parts of a prompt that has just arrived; it begins when stage 0 has pages.
 
         Args:
             start: what the conductor said.
             workers: the members, in order of their stages; all alive.
             chunk_tokens: tokens of a chunk at the most.
             costs: times.
-            wires: moves bytes.
+            network: moves bytes.
             kvstores: a live kvstore by name.
             host_of: the host of a worker.
             now: the clock, seconds.
@@ -160,7 +160,7 @@ class PipelinePrompt:
         ]
         self.layout = workers[0].layout
         self._costs = costs
-        self._wires = wires
+        self._network = network
         self._holdings = SimHoldings(workers[0].worker_id, start, kvstores)
         self._host_of = host_of
         self._now = now
@@ -191,7 +191,7 @@ class PipelinePrompt:
         return -(-self.layout.blocks_for(self.n_tokens) // len(self.parts))
 
     def seconds(self, part: PipelinePart, stop: int) -> float:
-        """Seconds of a stage's next chunk."""
+        """Return the seconds of a stage's next chunk."""
         once_s = self._costs.prefill.c0_s - self._costs.pass_s
         chunk_s = self._costs.chunk_s(part.position, stop, first=False)
         first = part.stage == 0 and not part.begun
@@ -206,7 +206,7 @@ class PipelinePrompt:
     # -- a prompt's way ----------------------------------------------------------------------
 
     def has_pages(self, part: PipelinePart) -> None:
-        """A stage has room. Stage 0 begins; it finds out what is cached for all of them."""
+        """Take note that a stage has pages; stage 0 then leases and reserves for all of them."""
         if part.stage == 0:
             self._lease()
             self._make_room()
@@ -239,7 +239,7 @@ class PipelinePrompt:
         part.fetch = self._move(source.host, part, self.n_cached, fetched)
 
     def begun(self, part: PipelinePart) -> None:
-        """A stage computes its first chunk: its KV is on the wire from now on."""
+        """Begin a stage's first chunk: its KV is on the wire from now on."""
         part.begun = True
         if part.stage == 0:
             self._computing_since_s = self._now()
@@ -255,12 +255,12 @@ class PipelinePrompt:
     def _move(
         self, source: str, part: PipelinePart, n_tokens: int, done: Callable[[], None], to: str = ""
     ) -> SimTransfer:
-        """Bytes of one stage's layers, from a host to another one (or to the stage's own)."""
+        """Move bytes of one stage's layers from a host to another, by default the stage's own."""
         n_bytes = n_tokens * self.layout.token_bytes // len(self.parts)
-        return self._wires.start(source, to or part.worker.host, n_bytes, done)
+        return self._network.start(source, to or part.worker.host, n_bytes, done)
 
     def computed(self, part: PipelinePart, stop: int) -> None:
-        """A chunk has left a stage: its activations go to the next one."""
+        """End a stage's chunk: its activations go to the next stage."""
         n_tokens = stop - part.position
         part.position = stop
         if part.stage + 1 < len(self.parts):
@@ -276,10 +276,10 @@ class PipelinePrompt:
                 to.worker.wake()
 
         n_bytes = n_tokens * self._costs.activation_bytes
-        self._wires.start(part.worker.host, to.worker.host, n_bytes, arrived)
+        self._network.start(part.worker.host, to.worker.host, n_bytes, arrived)
 
     def _settle(self) -> None:
-        """All computed and all landed: say so."""
+        """Answer once all is computed and all has landed."""
         if self.answered or self.over or self._computed_s < 0:
             return
         if any(part.landing is None or not part.landing.over for part in self.parts):
@@ -321,7 +321,7 @@ class PipelinePrompt:
         self.passes_over()
 
     def passes_over(self) -> None:
-        """A stage may have ended its last pass."""
+        """Answer a cancellation if no stage is in a pass of the prompt any more."""
         if self._say_stopped and not any(
             part.in_pass and not part.worker.dead for part in self.parts
         ):
@@ -331,12 +331,12 @@ class PipelinePrompt:
             self._head.say(PrefillStopped(request_id=self.request_id))
 
     def kvstore_lost(self, kvstore: SimKvstore) -> None:
-        """Who reads from it fails, who writes to it does without."""
+        """Fail if the prompt reads from a lost kvstore; do without if it writes to it."""
         if self._holdings.home is kvstore:
             self._holdings.home = None
             for part in self.parts:
                 if part.put is not None:
-                    self._wires.cancel(part.put)
+                    self._network.cancel(part.put)
                     part.put = None
             self._keep()
         fetching = any(part.fetch is not None and not part.fetch.over for part in self.parts)
@@ -353,7 +353,7 @@ class PipelinePrompt:
             )
 
     def member_lost(self) -> None:
-        """A member is gone. The others compute no more; the conductor hears of it by itself."""
+        """Compute no more: a member is lost, which the conductor notices by itself."""
         self._end()
         self.passes_over()
 
@@ -366,6 +366,6 @@ class PipelinePrompt:
         for part in self.parts:
             for transfer in (part.fetch, part.landing, part.put):
                 if transfer is not None:
-                    self._wires.cancel(transfer)
+                    self._network.cancel(transfer)
             part.worker.staging.drop(part)
             part.worker.staging.end_pass()  # if it only waited for its fetch

@@ -24,8 +24,8 @@ class PipelineWorker:
         worker: PipelineMember,
         spec: ClusterSpec,
         costs: CostFile,
-        agenda: EventQueue,
-        wires: NetworkModel,
+        event_queue: EventQueue,
+        network: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         host_of: Callable[[str], str],
         peers: Callable[[WorkerId], PipelineMember | None],
@@ -35,8 +35,8 @@ class PipelineWorker:
         self._worker = worker
         self._spec = spec
         self._costs = costs
-        self._agenda = agenda
-        self._wires = wires
+        self._event_queue = event_queue
+        self._network = network
         self._kvstores = kvstores
         self._host_of = host_of
         self._peers = peers
@@ -49,7 +49,7 @@ class PipelineWorker:
         return len(self._parts)
 
     def __contains__(self, request_id: RequestId) -> bool:
-        """Whether this worker is the first stage of it, and has not said how it ended."""
+        """Return whether this worker is the first stage of it, and has not said how it ended."""
         part = self._parts.get(request_id)
         return part is not None and part.stage == 0 and not part.prompt.over
 
@@ -88,10 +88,10 @@ class PipelineWorker:
             workers,
             chunk_tokens=self._spec.group_chunk_tokens,
             costs=self._costs,
-            wires=self._wires,
+            network=self._network,
             kvstores=self._kvstores,
             host_of=self._host_of,
-            now=lambda: self._agenda.now,
+            now=lambda: self._event_queue.now,
             ends=lambda request_id: self._n_output(request_id) <= 1,
         )
         # Further stages first, so that what stage 0 hands on finds them ready.
@@ -99,7 +99,7 @@ class PipelineWorker:
             part.worker.staging.add(part)
 
     def add(self, part: PipelinePart) -> None:
-        """A part of this worker's."""
+        """Take a part of this worker's."""
         self._parts[part.prompt.request_id] = part
         self.take_pages()
 
@@ -116,11 +116,11 @@ class PipelineWorker:
             self._worker.wake()
 
     def cancel(self, request_id: RequestId) -> None:
-        """The conductor gives a prompt up whose first stage is here."""
+        """Stop a prompt whose first stage is here: the conductor gives it up."""
         self._parts[request_id].prompt.stop()
 
     def drop(self, part: PipelinePart) -> None:
-        """A prompt is over: let go of its part, at once or after its pass."""
+        """Let go of the part of a prompt that is over, at once or after its pass."""
         if part.in_pass and not self._worker.dead:
             return
         del self._parts[part.prompt.request_id]
@@ -137,7 +137,7 @@ class PipelineWorker:
                 part.prompt.kvstore_lost(kvstore)
 
     def crash(self) -> None:
-        """The worker is gone, and nothing more is computed of its prompts."""
+        """Lose the worker: nothing more is computed of its prompts."""
         for part in list(self._parts.values()):
             part.prompt.member_lost()
 
@@ -166,7 +166,7 @@ class PipelineWorker:
             prompt.begun(part)
         self._passing, part.in_pass, part.computed = part, True, False
         self._worker.staged_pass()
-        self._agenda.after(seconds, self._on_computed, part, stop)
+        self._event_queue.after(seconds, self._on_computed, part, stop)
 
     def _on_computed(self, part: PipelinePart, stop: int) -> None:
         if not self._worker.dead:

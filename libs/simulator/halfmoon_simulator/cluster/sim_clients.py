@@ -48,23 +48,23 @@ class SimClients:
     def __init__(
         self,
         workload: Sequence[TraceRequest],
-        agenda: EventQueue,
+        event_queue: EventQueue,
         post: Callable[[RequestArrived], None],
         *,
         block_tokens: int,
         max_new_tokens: int,
     ) -> None:
-        """Put the arrivals on the agenda.
+        """Put the arrivals on the event queue.
 
         Args:
             workload: in order of time; later turns of a session follow their first one.
-            agenda: the clock.
+            event_queue: the clock.
             post: takes an arrival to the conductor.
             block_tokens: tokens per block, which is what the workload's ids stand for.
             max_new_tokens: what each client allows; its answer's length is unknown to it.
         """
         self._workload = workload
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._post = post
         self._block_tokens = block_tokens
         self._max_new_tokens = max_new_tokens
@@ -81,11 +81,11 @@ class SimClients:
             if goes_on is not None:
                 self._turns.setdefault(goes_on, []).insert(0, index)
             else:
-                agenda.at(request.at_s, self._arrive, index)
+                event_queue.at(request.at_s, self._arrive, index)
 
     @property
     def all_over(self) -> bool:
-        """Whether every request of the workload has ended."""
+        """Return whether every request of the workload has ended."""
         return self.n_over == len(self._workload)
 
     @property
@@ -99,7 +99,7 @@ class SimClients:
         return len(self._streams)
 
     def n_output(self, request_id: RequestId) -> int:
-        """Tokens that this try will get in all."""
+        """Return how many tokens this try will get in all."""
         stream = self._streams.get(original_request_id(request_id))
         return 1 if stream is None else stream.record.n_output - stream.n_before
 
@@ -107,7 +107,7 @@ class SimClients:
 
     def _arrive(self, index: int) -> None:
         asked = self._workload[index]
-        record = SimRequestRecord(index, self._agenda.now, asked.n_input, asked.n_output)
+        record = SimRequestRecord(index, self._event_queue.now, asked.n_input, asked.n_output)
         self.records.append(record)
         stream = self._streams[f"r{index}"] = _Stream(asked, record)
         self._try(stream)
@@ -143,7 +143,7 @@ class SimClients:
     # -- what they get -----------------------------------------------------------------------
 
     def placed(self, request_id: RequestId, prefill: str, decode: str) -> None:
-        """A try goes to these workers."""
+        """Take note of the workers that a try goes to."""
         if (stream := self._current(request_id)) is not None:
             stream.record.prefill, stream.record.decode = prefill, decode
 
@@ -153,16 +153,16 @@ class SimClients:
             stream.record.why = why
 
     def prefilled(self, request_id: RequestId) -> None:
-        """A try's prefill was computed."""
+        """Take note that a try's prefill was computed."""
         if (stream := self._current(request_id)) is not None:
             stream.prefilled = True
 
     def deliver(self, command: Deliver) -> None:
-        """A try's first token."""
+        """Take a try's first token."""
         stream = self._current(command.request_id)
         if stream is None:
             return
-        record, now = stream.record, self._agenda.now
+        record, now = stream.record, self._event_queue.now
         if record.first_token_s is None:
             record.first_token_s = now
             record.n_cached = command.n_cached
@@ -180,22 +180,22 @@ class SimClients:
         record = stream.record
         record.n_out = stream.n_before + n_tokens
         record.intervals = TokenIntervals((*record.intervals.runs, *intervals.runs))
-        stream.last_token_s = self._agenda.now
+        stream.last_token_s = self._event_queue.now
         if record.n_out == record.n_output:
             self._end(stream, "finished", "")
 
     def reject(self, command: Reject) -> None:
-        """A refusal: wasteful once the prefill was computed."""
+        """Take a refusal: it wastes the prefill if that was computed."""
         if (stream := self._current(command.request_id)) is not None:
             self._end(stream, "wasted" if stream.prefilled else "rejected", command.kind)
 
     def fail(self, request_id: RequestId, reason: str) -> None:
-        """An error after which no try follows."""
+        """Take an error after which no try follows."""
         if (stream := self._current(request_id)) is not None:
             self._end(stream, "failed", reason)
 
     def resubmit(self, request_id: RequestId) -> None:
-        """The next try."""
+        """Start the next try."""
         if (stream := self._current(request_id)) is not None:
             self._try(stream)
 
@@ -206,17 +206,17 @@ class SimClients:
     def _end(self, stream: _Stream, outcome: str, reason: str) -> None:
         record = stream.record
         assert not record.outcome, "a request ends once"
-        record.outcome, record.reason, record.ended_s = outcome, reason, self._agenda.now
+        record.outcome, record.reason, record.ended_s = outcome, reason, self._event_queue.now
         self.n_over += 1
         self.n_rejected += outcome in ("rejected", "wasted")
         del self._streams[f"r{record.index}"]
         session = stream.asked.session
         if session is not None and (turns := self._turns.get(session)):
             index = turns.pop()
-            self._agenda.after(self._workload[index].at_s, self._arrive, index)
+            self._event_queue.after(self._workload[index].at_s, self._arrive, index)
 
     def check(self) -> None:
-        """Audit: everybody who arrived is under way or has ended."""
+        """Audit: every request that arrived is under way or has ended."""
         assert len(self.records) == self.n_over + len(self._streams)
         assert all(bool(r.outcome) == (r.ended_s is not None) for r in self.records)
         for record in self.records:

@@ -1,7 +1,7 @@
 """Copy blocks between simulated kvstores, in the steps of the live `ReplicaReader`.
 
 One at a time at each target. The blocks are leased at their source, room is made here, and
-their bytes share the wires with everything else; then they are served.
+their bytes share the network with everything else; then they are served.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _RETRY_S = 1.0
 
 
 class CopyPeer(Protocol):
-    """What is asked of the kvstores at both ends: see `SimKvstore`."""
+    """Answer for the kvstore at one end of a copy: see `SimKvstore`."""
 
     worker_id: WorkerId
     host: str
@@ -48,7 +48,7 @@ class CopyPeer(Protocol):
         ...
 
     def commit(self, owner: str, ticket: Ticket, n_places: int) -> None:
-        """The blocks are written."""
+        """Serve the written blocks."""
         ...
 
     def revoke(self, owner: str, ticket: Ticket) -> None:
@@ -56,7 +56,7 @@ class CopyPeer(Protocol):
         ...
 
     def n_first(self, hashes: tuple[BlockHash, ...]) -> int:
-        """How many of these are stored before the first that is not."""
+        """Return how many of these are stored before the first that is not."""
         ...
 
 
@@ -75,7 +75,7 @@ class SimCopier:
     def __init__(
         self,
         target: CopyPeer,
-        wires: NetworkModel,
+        network: NetworkModel,
         peers: Callable[[WorkerId], CopyPeer | None],
         block_bytes: int,
         answer: Callable[[ToConductor], None],
@@ -84,13 +84,13 @@ class SimCopier:
 
         Args:
             target: where copies go.
-            wires: moves bytes.
+            network: moves bytes.
             peers: a live kvstore by name.
             block_bytes: bytes of a block.
             answer: says something to the conductor.
         """
         self._target = target
-        self._wires = wires
+        self._network = network
         self._peers = peers
         self._block_bytes = block_bytes
         self._answer = answer
@@ -116,7 +116,7 @@ class SimCopier:
             return
         copy = self._copy = _Copy(order, source, hashes, n_put)
         n_bytes = n_put * self._block_bytes
-        copy.transfer = self._wires.start(
+        copy.transfer = self._network.start(
             source.host, self._target.host, n_bytes, lambda: self._on_copied(copy)
         )
 
@@ -129,7 +129,7 @@ class SimCopier:
         self._answer(BlocksReplicated(ticket=copy.order.ticket, n_blocks=n_blocks))
 
     def source_lost(self, source: CopyPeer) -> None:
-        """A kvstore is gone: a copy from it is given up."""
+        """Give up copies from a kvstore that is lost."""
         copy = self._copy
         if copy is not None and copy.source is source:
             self._stop(copy)
@@ -137,14 +137,14 @@ class SimCopier:
             self._refuse(copy.order, f"{source.worker_id} is lost")
 
     def crash(self) -> None:
-        """The target is gone: its source need hold nothing for it."""
+        """Release what the sources hold for copies to this kvstore, which is lost."""
         if (copy := self._copy) is not None:
             self._stop(copy)
             copy.source.release(_COPIES, copy.order.ticket)
 
     def _stop(self, copy: _Copy) -> None:
         assert copy.transfer is not None
-        self._wires.cancel(copy.transfer)
+        self._network.cancel(copy.transfer)
         self._copy = None
 
     def _refuse(self, order: ReplicateBlocks, why: str, retry_after_s: float = 0.0) -> None:

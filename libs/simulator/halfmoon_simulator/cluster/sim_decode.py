@@ -1,7 +1,7 @@
 """A decode worker of the simulated world: the live one's `DecodeBatch`, a modelled engine.
 
-No event per token: as long as no request finishes, needs a page or joins, steps differ only in
-how much context they read, so a run of them is advanced at once. Step i (from 0) of a run over
+No event per token. Steps in which no request finishes, needs a page or joins differ only in how
+much context they read. So a run of them is advanced at once. Step i (from 0) of a run over
 b requests with c tokens of context takes
 
     a + i·g        with a = d0 + d1·b + d2·c, g = d2·b
@@ -70,7 +70,7 @@ class _Run:
     n_steps: int
     first_step_s: float
     growth_s: float
-    #: The one step of a run in which somebody finishes or needs a page; None: nobody does.
+    #: The one step of a run in which a request finishes or needs a page; None: none does.
     step: BatchStep | None
     #: Requests in it, and tokens of context at its start.
     n_requests: int
@@ -79,7 +79,7 @@ class _Run:
     local: PrefillChunk | None = None
 
     def after_s(self, n_steps: int) -> float:
-        """Seconds from its start to the end of its first `n_steps` steps."""
+        """Return the seconds from its start to the end of its first `n_steps` steps."""
         return n_steps * self.first_step_s + self.growth_s * n_steps * (n_steps - 1) / 2
 
     def steps_over(self, seconds: float) -> int:
@@ -103,23 +103,23 @@ class SimDecode:
         host: str,
         spec: ClusterSpec,
         costs: CostFile,
-        agenda: EventQueue,
-        wires: NetworkModel,
+        event_queue: EventQueue,
+        network: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         n_output: Callable[[RequestId], int],
         answer: Callable[[WorkerId, ToConductor], None],
         finished: Callable[[RequestId, TokenIntervals], None],
         interrupted: Callable[[RequestId, int, TokenIntervals], None],
     ) -> None:
-        """An idle worker.
+        """Create an idle worker.
 
         Args:
             worker_id: its name.
             host: where it runs.
             spec: sizes.
             costs: times.
-            agenda: the clock.
-            wires: moves bytes.
+            event_queue: the clock.
+            network: moves bytes.
             kvstores: a live kvstore by name.
             n_output: tokens that this try of a request will get in all.
             answer: says something to the conductor.
@@ -140,7 +140,7 @@ class SimDecode:
         )
         self._spec = spec
         self._costs = costs
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._n_output = n_output
         self._answer = answer
         self._finished = finished
@@ -150,7 +150,15 @@ class SimDecode:
         self._generations: dict[RequestId, _Generation] = {}
         #: What it prefills by itself.
         self.local = SimLocalPrefills(
-            worker_id, host, self.layout, agenda, wires, kvstores, n_output, answer, self._cut
+            worker_id,
+            host,
+            self.layout,
+            event_queue,
+            network,
+            kvstores,
+            n_output,
+            answer,
+            self._cut,
         )
         self._run: _Run | None = None
         #: Counts runs; an end that was foreseen for an earlier plan is void.
@@ -177,29 +185,29 @@ class SimDecode:
         run, context = self._run, self.batch.context_tokens
         if run is None or run.step is not None:
             return context
-        return context + run.n_requests * run.steps_over(self._agenda.now - run.began_s)
+        return context + run.n_requests * run.steps_over(self._event_queue.now - run.began_s)
 
     @property
     def _smoothed_step_s(self) -> float:
-        """What a worker has measured so far, the steps of a run that goes on included."""
+        """The mean step so far, the steps of a run that goes on included."""
         run = self._run
         if run is None:
             return self._step_s
-        n_steps = run.steps_over(self._agenda.now - run.began_s)
+        n_steps = run.steps_over(self._event_queue.now - run.began_s)
         return self._smoothed(run.after_s(n_steps) / n_steps, n_steps) if n_steps else self._step_s
 
     def _smoothed(self, mean_s: float, n_steps: int) -> float:
-        """The running mean after so many further steps of such a length."""
+        """Return the running mean after so many further steps of such a length."""
         weight = 1 - (1 - _STEP_WEIGHT) ** n_steps if self._step_s else 1.0
         return self._step_s + (mean_s - self._step_s) * weight
 
     @property
     def idle(self) -> bool:
-        """Whether no request is here, nor pages kept for one."""
+        """Return whether no request is here, nor pages kept for one."""
         return not (self.batch.n_running or self.batch.n_reserved or self._starts)
 
     def load(self) -> DecodeLoad:
-        """What it reports."""
+        """Return the load report of this moment."""
         return DecodeLoad(
             n_running=self.batch.n_running,
             n_reserved=self.batch.n_reserved,
@@ -210,7 +218,7 @@ class SimDecode:
         )
 
     def receive(self, message: ToDecode) -> None:
-        """A conductor's message."""
+        """Take a conductor's message."""
         match message:
             case ReserveDecode():
                 self._on_reserve(message)
@@ -226,21 +234,21 @@ class SimDecode:
                 assert_never(message)
 
     def crash(self) -> None:
-        """The process is gone; its clients keep what they have."""
+        """Lose the process; its clients keep what they have."""
         self.dead = True
         self.local.crash()
         run = self._run
         over = 0
         if run is not None and run.step is None:
-            over = run.steps_over(self._agenda.now - run.began_s)
+            over = run.steps_over(self._event_queue.now - run.began_s)
             self._log_run(run, over)
         for request_id, generation in self._generations.items():
             generation.n_new += over
             self._interrupted(request_id, generation.n_new, self._intervals(generation))
 
     def expire(self) -> None:
-        """Give back what rested long enough, and landings that nobody started."""
-        for request_id in self.batch.expire(self._agenda.now):
+        """Free pages that were aside for long enough, and landings that were never started."""
+        for request_id in self.batch.expire(self._event_queue.now):
             self.local.cancel(request_id)
             failed = DecodeFailed(
                 request_id=request_id,
@@ -255,7 +263,7 @@ class SimDecode:
         request_id = wanted.request_id
         try:
             pages = self.batch.reserve(
-                request_id, wanted.n_tokens, wanted.stopping, self._agenda.now
+                request_id, wanted.n_tokens, wanted.stopping, self._event_queue.now
             )
         except ReservationRefused as refusal:
             refused = DecodeRefused(
@@ -271,7 +279,7 @@ class SimDecode:
         self._answer(self.worker_id, reserved)
 
     def _on_start(self, start: StartDecode) -> None:
-        self._starts.append((start, self._agenda.now))
+        self._starts.append((start, self._event_queue.now))
         self._cut()
 
     def _on_cancel(self, cancel: Cancel) -> None:
@@ -283,7 +291,9 @@ class SimDecode:
             return
         self._starts = [entry for entry in self._starts if entry[0].request_id != request_id]
         self.local.cancel(request_id)
-        aside_s = self._agenda.now + self._spec.quarantine_s if cancel.landing_in_doubt else None
+        aside_s = (
+            self._event_queue.now + self._spec.quarantine_s if cancel.landing_in_doubt else None
+        )
         self.batch.cancel(request_id, aside_until_s=aside_s)
 
     # -- steps -------------------------------------------------------------------------------
@@ -294,7 +304,7 @@ class SimDecode:
         if run is None:
             self._begin()
             return
-        elapsed_s = self._agenda.now - run.began_s
+        elapsed_s = self._event_queue.now - run.began_s
         n_steps = run.steps_over(elapsed_s)
         if run.after_s(n_steps) < elapsed_s or n_steps == 0:
             n_steps += 1
@@ -305,10 +315,10 @@ class SimDecode:
     def _plan_end(self, run: _Run) -> None:
         self._version += 1
         end_s = run.began_s + run.after_s(run.n_steps)
-        self._agenda.at(end_s, self._on_run_end, self._version)
+        self._event_queue.at(end_s, self._on_run_end, self._version)
 
     def _begin(self) -> None:
-        """At the border between two steps: who comes, who goes, and what is next."""
+        """Take arrivals and cancellations between two steps, and begin the next run."""
         self._border()
         if (chunk := self.local.take()) is not None:
             self._begin_with(chunk)
@@ -326,12 +336,12 @@ class SimDecode:
                 self._preempt(request_id)
             if not step.rows:
                 self._version += 1
-                self._agenda.after(_RETRY_S, self._on_retry, self._version)
+                self._event_queue.after(_RETRY_S, self._on_retry, self._version)
                 return
             n_requests = len(step.rows)
         context = self.batch.context_tokens
         self._run = _Run(
-            self._agenda.now,
+            self._event_queue.now,
             n_steps,
             self._costs.step_s(n_requests, context),
             self._costs.context_step_s(n_requests) * n_requests,
@@ -342,7 +352,7 @@ class SimDecode:
         self._plan_end(self._run)
 
     def _begin_with(self, chunk: PrefillChunk) -> None:
-        """A step with a prompt in it: one pass, so that its fixed part is taken once."""
+        """Begin a step with a prompt in it: one pass, so that its fixed part is taken once."""
         step = self.batch.next_step() if self.batch.n_running else BatchStep((), ())
         for request_id in step.preempted:
             self._preempt(request_id)
@@ -350,7 +360,7 @@ class SimDecode:
         seconds = self._costs.prefill_s(chunk.stop, chunk.start)
         if n_requests:
             seconds += self._costs.step_s(n_requests, context) - self._costs.pass_s
-        self._run = _Run(self._agenda.now, 1, seconds, 0.0, step, n_requests, context, chunk)
+        self._run = _Run(self._event_queue.now, 1, seconds, 0.0, step, n_requests, context, chunk)
         self._plan_end(self._run)
 
     def _border(self) -> None:
@@ -363,14 +373,14 @@ class SimDecode:
         for start, since_s in starts:
             request_id = start.request_id
             try:
-                self.batch.start(request_id, start.first_token, self._agenda.now)
+                self.batch.start(request_id, start.first_token, self._event_queue.now)
             except KeyError as error:
                 failed = DecodeFailed(
                     request_id=request_id, reason=str(error.args[0]), retryable=True
                 )
                 self._answer(self.worker_id, failed)
                 continue
-            gap_s = self._agenda.now - since_s + 2 * self._costs.message_s  # there and back
+            gap_s = self._event_queue.now - since_s + 2 * self._costs.message_s  # there and back
             self._generations[request_id] = _Generation(
                 self._n_output(request_id), 1, len(self._log), gap_s
             )
@@ -397,7 +407,7 @@ class SimDecode:
         self._begin()
 
     def _produce(self, step: BatchStep) -> None:
-        """One token for each request of the step; the engine's model ends those that are over."""
+        """Give each request of the step a token; end those that have all of theirs."""
         for row in step.rows:
             generation = self._generations[row.request_id]
             generation.n_new += 1
@@ -427,7 +437,7 @@ class SimDecode:
         self.n_steps += n_steps
 
     def _intervals(self, generation: _Generation) -> TokenIntervals:
-        """What a request's client saw between its tokens."""
+        """Return the seconds that a client saw between its tokens."""
         return TokenIntervals.after_gap(generation.gap_s, self._log[generation.log_start :])
 
     def check(self) -> None:

@@ -39,8 +39,8 @@ class SimKvstore:
         host: str,
         spec: ClusterSpec,
         n_slots: int,
-        agenda: EventQueue,
-        wires: NetworkModel,
+        event_queue: EventQueue,
+        network: NetworkModel,
         block_bytes: int,
         peers: "Callable[[WorkerId], SimKvstore | None]",
         publish: Callable[[WorkerId, KvEventBatch], None],
@@ -49,12 +49,12 @@ class SimKvstore:
         self.worker_id = worker_id
         self.host = host
         self.dead = False
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._publish = publish
         self._answer = answer
         self._sequence = -1
         self.copier = SimCopier(
-            self, wires, peers, block_bytes, lambda message: answer(worker_id, message)
+            self, network, peers, block_bytes, lambda message: answer(worker_id, message)
         )
         self.cache = BlockCache(
             n_slots,
@@ -66,7 +66,7 @@ class SimKvstore:
         )
 
     def receive(self, message: ToKvstore) -> None:
-        """A conductor's message."""
+        """Take a conductor's message."""
         match message:
             case SnapshotBlocks():
                 hashes = tuple(self.cache.hashes())
@@ -92,13 +92,13 @@ class SimKvstore:
                 assert_never(message)
 
     def n_first(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of these are stored before the first that is not."""
+        """Return how many of these are stored before the first that is not."""
         missing = (i for i, block in enumerate(hashes) if block not in self.cache)
         return next(missing, len(hashes))
 
     def lease(self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash]) -> int:
-        """Pin the longest stored prefix; how many blocks that is."""
-        return len(self.cache.lease(owner, ticket, hashes, self._agenda.now))
+        """Pin the longest stored prefix; return how many blocks that is."""
+        return len(self.cache.lease(owner, ticket, hashes, self._event_queue.now))
 
     def release(self, owner: str, ticket: Ticket) -> None:
         """End a lease."""
@@ -107,17 +107,17 @@ class SimKvstore:
     def reserve(
         self, owner: str, ticket: Ticket, hashes: Sequence[BlockHash], parent: BlockHash | None
     ) -> int | None:
-        """Room for new blocks: how many are to be written, or None when nothing is reserved."""
+        """Reserve room for new blocks; return how many are to be written, None: no room."""
         try:
-            reserved = self.cache.reserve(owner, ticket, hashes, parent, self._agenda.now)
+            reserved = self.cache.reserve(owner, ticket, hashes, parent, self._event_queue.now)
         except CacheFull:
             return None
         self._say_removed(reserved.evicted)
         return len(reserved.places)
 
     def commit(self, owner: str, ticket: Ticket, n_places: int) -> None:
-        """The blocks are written: serve them, and make room ahead of demand."""
-        now = self._agenda.now
+        """Serve the written blocks, and make room ahead of demand."""
+        now = self._event_queue.now
         try:
             stored = self.cache.commit(owner, ticket, [0] * n_places, now)
         except UnknownTicket:
@@ -139,7 +139,7 @@ class SimKvstore:
 
     def _say(self, event: KvEvent) -> None:
         self._sequence += 1
-        self._publish(self.worker_id, KvEventBatch(self._sequence, self._agenda.now, (event,)))
+        self._publish(self.worker_id, KvEventBatch(self._sequence, self._event_queue.now, (event,)))
 
     def check(self) -> None:
         """Audit the cache."""

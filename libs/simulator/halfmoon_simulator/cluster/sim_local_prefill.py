@@ -30,8 +30,8 @@ class SimLocalPrefills:
         worker_id: WorkerId,
         host: str,
         layout: KvLayout,
-        agenda: EventQueue,
-        wires: NetworkModel,
+        event_queue: EventQueue,
+        network: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         n_output: Callable[[RequestId], int],
         say: Callable[[WorkerId, ToConductor], None],
@@ -43,15 +43,15 @@ class SimLocalPrefills:
             worker_id: the decode worker.
             host: where it runs.
             layout: of its KV.
-            agenda: the clock.
-            wires: moves bytes.
+            event_queue: the clock.
+            network: moves bytes.
             kvstores: returns a live kvstore by name.
             n_output: returns how many tokens this try of a request will get in all.
             say: sends the conductor a message.
             ready: called when a prompt waits for a step.
         """
         self._worker_id = worker_id
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._n_output = n_output
         self._say = say
         self._ready = ready
@@ -66,8 +66,8 @@ class SimLocalPrefills:
             layout,
             self.machine,
             self,
-            agenda,
-            wires,
+            event_queue,
+            network,
             kvstores,
             say,
             puts_after_answer=True,
@@ -82,7 +82,7 @@ class SimLocalPrefills:
         self.n_done = 0
 
     def __contains__(self, request_id: RequestId) -> bool:
-        """Whether a prompt is being prefilled, or waits to be."""
+        """Return whether a prompt is being prefilled, or waits to be."""
         prompt = self._shell.prompts.get(request_id)
         return prompt is not None and not prompt.computed
 
@@ -92,10 +92,10 @@ class SimLocalPrefills:
 
     def take(self) -> PrefillChunk | None:
         """Return the prompt to compute in the next step, which begins now, as one chunk."""
-        due = self.machine.next_pass(self._agenda.now)
+        due = self.machine.next_pass(self._event_queue.now)
         if due is None:
             return None
-        self._began_s = self._agenda.now
+        self._began_s = self._event_queue.now
         (self._chunk,) = due.chunks
         return self._chunk
 
@@ -105,7 +105,9 @@ class SimLocalPrefills:
         assert chunk is not None, "a step ended that had no prompt"
         token: FirstToken = int(self._n_output(chunk.request_id) <= 1)
         self._between_steps = True
-        self._shell.post(PassEnded({chunk.request_id: token}, self._agenda.now - self._began_s))
+        self._shell.post(
+            PassEnded({chunk.request_id: token}, self._event_queue.now - self._began_s)
+        )
         self._between_steps = False
 
     def cancel(self, request_id: RequestId) -> None:

@@ -48,8 +48,8 @@ class SimPrefill:
         host: str,
         spec: ClusterSpec,
         costs: CostFile,
-        agenda: EventQueue,
-        wires: NetworkModel,
+        event_queue: EventQueue,
+        network: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         host_of: Callable[[str], str],
         peers: "Callable[[WorkerId], SimPrefill | None]",
@@ -63,8 +63,8 @@ class SimPrefill:
             host: where it runs; its home kvstore, if any, is on the same.
             spec: sizes.
             costs: times.
-            agenda: the clock.
-            wires: moves bytes.
+            event_queue: the clock.
+            network: moves bytes.
             kvstores: returns a live kvstore by name.
             host_of: returns the host of a worker.
             peers: returns a live prefill worker by name.
@@ -82,12 +82,12 @@ class SimPrefill:
             self.pages,
         )
         self._costs = costs
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._host_of = host_of
         self._n_output = n_output
         self._answer = answer
         self._shell = SimPromptShell(
-            worker_id, host, self.layout, self.machine, self, agenda, wires, kvstores, answer
+            worker_id, host, self.layout, self.machine, self, event_queue, network, kvstores, answer
         )
         #: Places of its prompts among all that it was given, and their predicted seconds.
         self._numbers: dict[RequestId, int] = {}
@@ -95,7 +95,7 @@ class SimPrefill:
         self._n_given = 0
         #: Its parts of prompts that a group computes.
         self.staging = PipelineWorker(
-            self, spec, costs, agenda, wires, kvstores, host_of, peers, n_output
+            self, spec, costs, event_queue, network, kvstores, host_of, peers, n_output
         )
         self._pass = PrefillPass(())
         self._passing = False
@@ -113,12 +113,12 @@ class SimPrefill:
     @property
     def backlog_s(self) -> float:
         """Predicted seconds until all that is here has its first token."""
-        running_s = self._agenda.now - self._pass_began_s if self._passing else 0.0
+        running_s = self._event_queue.now - self._pass_began_s if self._passing else 0.0
         return max(0.0, self._backlog_s + self.staging.backlog_s - running_s)
 
     @property
     def idle(self) -> bool:
-        """Whether no request is here."""
+        """Return whether no request is here."""
         return not self.machine.requests
 
     def load(self) -> PrefillLoad:
@@ -184,7 +184,7 @@ class SimPrefill:
         batch = self.machine.queue.next_batch()
         if self.staging.try_start_pass(self._numbers[batch[0].request_id] if batch else None):
             return
-        now = self._agenda.now
+        now = self._event_queue.now
         due = self.machine.next_pass(now)
         if due is None:
             return
@@ -198,7 +198,7 @@ class SimPrefill:
                 prompt.begun = True
                 decode = prompt.start.landing.region.segment
                 self._shell.begin_writing(prompt, self._host_of(decode))
-        self._agenda.after(seconds, self._on_arithmetic_over)
+        self._event_queue.after(seconds, self._on_arithmetic_over)
 
     def _on_arithmetic_over(self) -> None:
         if not self.dead:
@@ -213,7 +213,7 @@ class SimPrefill:
         prompts = [self._shell.prompts[chunk.request_id] for chunk in ended.chunks]
         if any(prompt.is_fetching for prompt in prompts):
             return
-        took_s = self._agenda.now - self._pass_began_s
+        took_s = self._event_queue.now - self._pass_began_s
         self.busy_s += took_s
         self._passing = False
         self.computed_tokens += sum(chunk.n_tokens for chunk in ended.chunks)
@@ -229,11 +229,11 @@ class SimPrefill:
     def staged_pass(self) -> None:
         """Begin a pass of a staged prompt: none other begins until `staged_pass_over`."""
         self._passing, self._pass_computed = True, False
-        self._pass_began_s = self._agenda.now
+        self._pass_began_s = self._event_queue.now
 
     def staged_pass_over(self) -> None:
         """End the pass of a staged prompt."""
-        self.busy_s += self._agenda.now - self._pass_began_s
+        self.busy_s += self._event_queue.now - self._pass_began_s
         self._passing = False
 
     # -- what the shell tells ----------------------------------------------------------------

@@ -47,7 +47,7 @@ from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
 
 @dataclass(eq=False, slots=True)
 class SimPrompt:
-    """What the modelled world holds for one request of a prefill machine."""
+    """One request of a prefill machine: its holdings and transfers in the modelled cluster."""
 
     start: StartPrefill
     holdings: SimHoldings
@@ -69,12 +69,12 @@ class SimPrompt:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether cached blocks are on their way."""
+        """Return whether cached blocks are on their way."""
         return self.fetch is not None and not self.fetch.over
 
 
 class SimPrefillEngine(Protocol):
-    """What a shell asks of the worker whose engine computes the prompts."""
+    """Compute a shell's prompts; see `SimPrefill` and `SimLocalPrefills`."""
 
     def wake(self) -> None:
         """Begin a pass if none is under way and one is due."""
@@ -107,8 +107,8 @@ class SimPromptShell:
         layout: KvLayout,
         machine: PrefillMachine,
         engine: SimPrefillEngine,
-        agenda: EventQueue,
-        wires: NetworkModel,
+        event_queue: EventQueue,
+        network: NetworkModel,
         kvstores: Callable[[WorkerId], SimKvstore | None],
         answer: Callable[[WorkerId, ToConductor], None],
         *,
@@ -122,8 +122,8 @@ class SimPromptShell:
             layout: of its KV.
             machine: decides; it belongs to this shell from now on.
             engine: computes.
-            agenda: the clock.
-            wires: moves bytes.
+            event_queue: the clock.
+            network: moves bytes.
             kvstores: returns a live kvstore by name.
             answer: sends the conductor a message.
             puts_after_answer: whether new blocks are sent to the kvstore only after
@@ -134,8 +134,8 @@ class SimPromptShell:
         self._layout = layout
         self._machine = machine
         self._engine = engine
-        self._agenda = agenda
-        self._wires = wires
+        self._event_queue = event_queue
+        self._network = network
         self._kvstores = kvstores
         self._answer = answer
         self._puts_after_answer = puts_after_answer
@@ -169,7 +169,7 @@ class SimPromptShell:
             if holdings.home is kvstore:
                 holdings.home = None
                 if prompt.put is not None:
-                    self._wires.cancel(prompt.put)
+                    self._network.cancel(prompt.put)
                     prompt.put = None
             if holdings.source is kvstore:
                 if prompt.is_fetching:
@@ -181,7 +181,7 @@ class SimPromptShell:
 
     def _fail(self, prompt: SimPrompt, lost: SimKvstore) -> None:
         assert prompt.fetch is not None
-        self._wires.cancel(prompt.fetch)
+        self._network.cancel(prompt.fetch)
         prompt.fetch = prompt.holdings.source = None
         reason = f"{lost.worker_id} is lost"
         failure = PrefillFailure(reason, retryable=True, culprit=lost.worker_id)
@@ -198,7 +198,7 @@ class SimPromptShell:
 
     def post(self, event: PrefillEvent) -> None:
         """Let the machine handle an event, and perform what follows from it."""
-        for command in self._machine.handle(event, self._agenda.now):
+        for command in self._machine.handle(event, self._event_queue.now):
             self._perform(command)
 
     def _perform(self, command: PrefillCommand) -> None:
@@ -238,15 +238,15 @@ class SimPromptShell:
         if source is None:
             self.post(PrefixLeased(prompt.request_id))
             return
-        began_s = self._agenda.now
+        began_s = self._event_queue.now
 
         def fetched() -> None:
-            prompt.fetch_s = self._agenda.now - began_s
+            prompt.fetch_s = self._event_queue.now - began_s
             self.post(PrefixFetched(prompt.request_id))
             self._engine.try_end_pass()
 
         n_bytes = n_found * self._layout.block_bytes
-        prompt.fetch = self._wires.start(source.host, self._host, n_bytes, fetched)
+        prompt.fetch = self._network.start(source.host, self._host, n_bytes, fetched)
         cached = prompt.start.cached
         assert cached is not None, "a lease without a cached prefix"
         self.post(PrefixLeased(prompt.request_id, cached.kvstore, n_found))
@@ -281,7 +281,7 @@ class SimPromptShell:
             prompt.put = self._send(holdings.n_put, holdings.home.host, lambda: self._keep(prompt))
 
     def _send(self, n_blocks: int, host: str, done: Callable[[], None]) -> SimTransfer:
-        return self._wires.start(self._host, host, n_blocks * self._layout.block_bytes, done)
+        return self._network.start(self._host, host, n_blocks * self._layout.block_bytes, done)
 
     def _keep(self, prompt: SimPrompt) -> None:
         """Commit a prompt's new blocks once they are written."""
@@ -294,6 +294,6 @@ class SimPromptShell:
     def _release(self, prompt: SimPrompt) -> None:
         for transfer in (prompt.fetch, prompt.landing, prompt.put):
             if transfer is not None:
-                self._wires.cancel(transfer)
+                self._network.cancel(transfer)
         prompt.settling = prompt.keeping = False
         prompt.holdings.release()

@@ -116,11 +116,11 @@ class ColocatedInstance:
     """One engine that does both."""
 
     def __init__(
-        self, spec: ColocatedSpec, costs: CostFile, agenda: EventQueue, world: "ColocatedSim"
+        self, spec: ColocatedSpec, costs: CostFile, event_queue: EventQueue, world: "ColocatedSim"
     ) -> None:
         self._spec = spec
         self._costs = costs
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._world = world
         self.pool = PrefixCachingPool(spec.pages(costs), caching=spec.prefix_caching)
         self._waiting: deque[_Sequence] = deque()
@@ -179,7 +179,7 @@ class ColocatedInstance:
         """Let a run of steps end with the one under way."""
         run = self._run
         assert run is not None
-        elapsed_s = self._agenda.now - run.began_s
+        elapsed_s = self._event_queue.now - run.began_s
         n = max(1, min(run.n_steps, int(elapsed_s / run.first_step_s)))
         while n > 1 and run.after_s(n - 1) >= elapsed_s:
             n -= 1
@@ -191,7 +191,7 @@ class ColocatedInstance:
 
     def _plan_end(self, run: _Run) -> None:
         self._version += 1
-        self._agenda.at(run.began_s + run.after_s(run.n_steps), self._on_end, self._version)
+        self._event_queue.at(run.began_s + run.after_s(run.n_steps), self._on_end, self._version)
 
     def _begin(self) -> None:
         if self._spec.chunk_tokens is None:
@@ -219,7 +219,7 @@ class ColocatedInstance:
             start = sequence.n_computed
             first = start == sequence.n_found
             seconds += self._costs.chunk_s(start, start + n_chunk, first=first)
-        self._run = _Run(self._agenda.now, n_steps, seconds, growth_s, members, prompts)
+        self._run = _Run(self._event_queue.now, n_steps, seconds, growth_s, members, prompts)
         self._plan_end(self._run)
 
     def _quiet_steps(self, sequence: _Sequence) -> int:
@@ -233,7 +233,7 @@ class ColocatedInstance:
         run = self._run
         assert run is not None
         self._run = None
-        now = self._agenda.now
+        now = self._event_queue.now
         self.busy_s += now - run.began_s
         if run.members:
             self._stepped(run)
@@ -244,7 +244,7 @@ class ColocatedInstance:
         self._begin()
 
     def _stepped(self, run: _Run) -> None:
-        now, n = self._agenda.now, run.n_steps
+        now, n = self._event_queue.now, run.n_steps
         first_end_s = run.began_s + run.first_step_s
         entry = len(self._log)
         self._log.append((1, first_end_s - self._last_step_s))
@@ -273,7 +273,7 @@ class ColocatedInstance:
         if sequence.n_computed < sequence.n_tokens:
             return
         self._filling.remove(sequence)
-        record, now = sequence.record, self._agenda.now
+        record, now = sequence.record, self._event_queue.now
         full = record.n_input // self._spec.block_tokens
         self.pool.learn(sequence.asked.blocks[:full], sequence.pages[:full])
         if record.first_token_s is None:
@@ -395,9 +395,9 @@ class ColocatedSim:
     ) -> None:
         """Idle instances, with all arrivals ahead; the SLOs are only reported against."""
         self.spec = spec
-        self.agenda = EventQueue()
+        self.event_queue = EventQueue()
         self.instances = [
-            ColocatedInstance(spec, costs, self.agenda, self) for _ in range(spec.n_instances)
+            ColocatedInstance(spec, costs, self.event_queue, self) for _ in range(spec.n_instances)
         ]
         self._workload = workload
         self._slos = (ttft_slo_s, tbt_slo_s)
@@ -409,12 +409,14 @@ class ColocatedSim:
             if goes_on is not None:
                 self._turns.setdefault(goes_on, []).insert(0, index)
             else:
-                self.agenda.at(asked.at_s, self._arrive, index)
-        self.agenda.at(0.0, self._sample)
+                self.event_queue.at(asked.at_s, self._arrive, index)
+        self.event_queue.at(0.0, self._sample)
 
     def _arrive(self, index: int) -> None:
         asked = self._workload[index]
-        record = SimRequestRecord(index, self.agenda.now, asked.n_input, asked.n_output, attempts=1)
+        record = SimRequestRecord(
+            index, self.event_queue.now, asked.n_input, asked.n_output, attempts=1
+        )
         self.records.append(record)
         chosen = min(range(len(self.instances)), key=lambda i: (self.instances[i].n_requests, i))
         record.prefill = record.decode = f"instance-{chosen}"
@@ -427,19 +429,19 @@ class ColocatedSim:
     def end(self, record: SimRequestRecord, outcome: str = "finished") -> None:
         """End a request."""
         assert not record.outcome, "a request ends once"
-        record.outcome, record.ended_s = outcome, self.agenda.now
+        record.outcome, record.ended_s = outcome, self.event_queue.now
         self.n_over += 1
         session = self._workload[record.index].session
         if session is not None and (turns := self._turns.get(session)):
             index = turns.pop()
-            self.agenda.after(self._workload[index].at_s, self._arrive, index)
+            self.event_queue.after(self._workload[index].at_s, self._arrive, index)
 
     def _sample(self) -> None:
         backlogs = [instance.backlog_s for instance in self.instances]
         steps = [instance.step_s for instance in self.instances]
         self.samples.append(
             ClusterSample(
-                at_s=self.agenda.now,
+                at_s=self.event_queue.now,
                 prefill_backlog_s=sum(backlogs) / len(backlogs),
                 prefill_backlog_max_s=max(backlogs),
                 decode_step_s=sum(steps) / len(steps),
@@ -451,11 +453,11 @@ class ColocatedSim:
                 cached_tokens=sum(i.cached_tokens for i in self.instances),
             )
         )
-        self.agenda.after(self.spec.sample_s, self._sample)
+        self.event_queue.after(self.spec.sample_s, self._sample)
 
     def step(self) -> bool:
         """Make one thing happen; False once every request has ended."""
-        return self.n_over < len(self._workload) and self.agenda.step()
+        return self.n_over < len(self._workload) and self.event_queue.step()
 
     def run(self, progress: Progress | None = None) -> RunResult:
         """Go on until every request has ended."""
@@ -463,7 +465,7 @@ class ColocatedSim:
         while self.step():
             n += 1
             if progress is not None and n % 20_000 == 0:
-                progress(self.agenda.now, self.n_over, len(self._workload))
+                progress(self.event_queue.now, self.n_over, len(self._workload))
         ttft_slo_s, tbt_slo_s = self._slos
         return RunResult(
             records=self.records,
@@ -474,7 +476,7 @@ class ColocatedSim:
             decode_busy_s=sum(i.busy_s - i.prefill_s for i in self.instances),
             n_prefill=self.spec.n_instances,
             n_decode=self.spec.n_instances,
-            n_events=self.agenda.n_processed,
+            n_events=self.event_queue.n_processed,
         )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The times between a request's tokens, as runs of equal ones: thousands in a few numbers."""
+"""Store the times between a request's tokens as runs of equal ones."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ class TokenIntervals:
 
     @property
     def mean_s(self) -> float:
-        """Their mean; 0 when there are none."""
+        """Mean interval; 0 when there are none."""
         n = self.n
         return sum(n * seconds for n, seconds in self.runs) / n if n else 0.0
 
     @property
     def max_s(self) -> float:
-        """The longest; 0 when there are none."""
+        """Longest interval; 0 when there are none."""
         return max((seconds for _, seconds in self.runs), default=0.0)
 
     def longest_tenth_s(self) -> float:
-        """Mean of the longest 10 % (at least one): the TBT of Mooncake's FAST'25 paper."""
+        """Average the longest 10 % (at least one): the TBT of Mooncake's FAST'25 paper."""
         left = wanted = -(-self.n // 10)
         total_s = 0.0
         for n, seconds in sorted(self.runs, key=lambda run: -run[1]):

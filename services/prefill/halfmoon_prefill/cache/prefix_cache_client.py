@@ -1,4 +1,4 @@
-"""A request's dealings with kvstores: blocks fetched under a lease, new ones kept for reuse.
+"""Fetch a request's cached blocks under a lease, and keep its new ones for reuse.
 
 All of it is optional: without a kvstore everything is computed and nothing is kept. What is
 fetched is never trusted before `verify`.
@@ -89,7 +89,7 @@ class PrefixCacheClient:
         )
 
     async def _take_over(self, job: PrefillJob, error: TransferError, n_here: int) -> bool:
-        """Another replica of the blocks that are being read is leased instead."""
+        """Lease the blocks that are being read at another replica; return whether one has them."""
         failed, cached = job.lease, job.start.cached
         assert failed is not None and cached is not None, "blocks are read without a lease"
         self._replicas.failed(failed.address, error)
@@ -164,10 +164,10 @@ class PrefixCacheClient:
         return True
 
     async def verify(self, job: PrefillJob) -> None:
-        """All reads are over: check what came, and end the lease.
+        """Check the fetched blocks, and end their lease; all reads are over.
 
         Raises:
-            BadBlock: some block is not what was stored.
+            CorruptBlock: some block is not what was stored.
         """
         if job.lease is None:
             return

@@ -1,4 +1,4 @@
-"""A cached prefix on its way, layer by layer: from one replica, or from the next if it fails.
+"""Read a cached prefix layer by layer: from one replica, or from the next if it fails.
 
     leased ──▶ all layers asked for ──▶ layer 0 here ──▶ … ──▶ all here
       ▲                │
@@ -19,12 +19,12 @@ from contextlib import suppress
 from halfmoon_transfer.interface import Cancelled, Report, TimedOut, Transfer, TransferError
 from halfmoon_transfer.threads.future_await import await_future
 
-#: Has another replica take over after an error, with so many layers here; False: nobody can.
+#: Lets another replica take over after an error, with so many layers here; False: none can.
 ReplicaFailover = Callable[[TransferError, int], Awaitable[bool]]
 
 
 class PrefixFetch:
-    """The layers of one prefix. Belongs to an event loop; its layers may be awaited anywhere."""
+    """Read the layers of one prefix, in an event loop; they may be awaited in any thread."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class PrefixFetch:
 
 
 class LayerFetch(Transfer):
-    """One layer, wherever it comes from: what the forward pass waits for."""
+    """One layer from any replica: what the forward pass waits for."""
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel

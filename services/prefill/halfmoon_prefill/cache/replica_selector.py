@@ -1,8 +1,8 @@
-"""The kvstores as a prefill worker uses them: those that fail are left out for a while.
+"""Choose the kvstores to ask: those that fail are left out for a while.
 
-`ReplicaHealth` decides who may be asked; here they are asked, and what came of it is told to it,
-to the log and to the metrics. A kvstore is well again only after bytes have come from it or
-gone to it: one that answers and does not deliver is of no use.
+`ReplicaHealth` decides which may be asked. Here they are asked, and the outcome goes to it, to the
+log and to the metrics. A kvstore is well again only after bytes have come from it or gone to it:
+one that answers and does not deliver is of no use.
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ log = structlog.get_logger()
 
 
 class KvstoreExcluded(KvstoreUnavailable):
-    """It was not asked: it failed of late, or somebody else is probing it."""
+    """A kvstore that is not asked: it failed of late, or another request is probing it."""
 
 
 class ReplicaSelector:
-    """All kvstores of one prefill worker."""
+    """Choose among all kvstores that one prefill worker uses."""
 
     def __init__(self, kvstores: KvstoreClients, layout: KvLayout, clock: Clock) -> None:
         self._kvstores = kvstores
@@ -46,7 +46,7 @@ class ReplicaSelector:
         self.blocks: Counter[str] = Counter(memory=0, disk=0)
 
     async def client(self, address: KvstoreAddress) -> KvstoreClient:
-        """A kvstore, connected; if it had been left out, this is the probe.
+        """Connect to a kvstore; if it had been left out, this is the probe.
 
         Raises:
             KvstoreUnavailable: it is left out, or can't be reached.
@@ -63,9 +63,9 @@ class ReplicaSelector:
         hashes: tuple[BlockHash, ...],
         trace: TraceContext | None = None,
     ) -> KvstoreLease | None:
-        """The longest prefix of these blocks that one of the sources has, held there.
+        """Lease the longest prefix of these blocks that one of the sources has.
 
-        They are asked in their order until one has all. None if nobody has any.
+        The sources are asked in order until one has all. None: no source has any.
         """
         best: KvstoreLease | None = None
         for address in self.health.usable(sources, self._clock.now()):
@@ -107,12 +107,12 @@ class ReplicaSelector:
         )
 
     def answered(self, address: KvstoreAddress) -> None:
-        """It gave or took what was asked, or said in time why not."""
+        """Take note that a kvstore did what was asked, or said in time why not."""
         if self.health.answered(address):
             log.info("kvstore_well_again", kvstore=address.worker_id)
 
     def failed(self, address: KvstoreAddress, reason: Exception) -> None:
-        """It did not answer, did not deliver, or gave wrong bytes."""
+        """Take note that a kvstore did not answer, did not deliver, or gave wrong bytes."""
         now = self._clock.now()
         was_out = self.health.is_paused(address, now)
         for_s = self.health.failed(address, now)
@@ -122,14 +122,14 @@ class ReplicaSelector:
             )
 
     def on_error(self, address: KvstoreAddress, error: Exception) -> None:
-        """An exchange ended in this error: it declined, or failed."""
+        """Take note that an exchange ended in this error: the kvstore declined, or failed."""
         if isinstance(error, KvstoreDeclined):
             self.answered(address)
         elif not isinstance(error, KvstoreExcluded):
             self.failed(address, error)
 
     def metrics(self) -> MetricSnapshot:
-        """What the metrics show."""
+        """Return what the metrics show."""
         return {
             "halfmoon_prefill_kvstores_left_out": (
                 "KvstoreClients that failed of late and are not asked for now.",
