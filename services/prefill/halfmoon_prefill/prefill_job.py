@@ -12,7 +12,7 @@ the prompt is over. It is never written again, so it may be read while later tok
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from halfmoon_protocol.ids import RequestId, Ticket, WorkerId
@@ -22,7 +22,7 @@ from halfmoon_protocol.messages import KvstoreAddress, Place, StartPrefill
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.channels.network import PeerId
 from halfmoon_runtime.kvstore_clients import KvstoreClient
-from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
+from halfmoon_scheduling.prefill.prefill_events import PrefillEvent, PrefillFailure
 from halfmoon_transfer.interface import Piece, Transfer
 
 
@@ -90,8 +90,11 @@ class PrefillJob:
     arrived_s: float
     write_until_s: float
     pages: list[int] = field(default_factory=list)
-    #: The step of it that is being taken, or was last; and what renews its lease and room.
-    step: "asyncio.Task[None] | None" = None
+    #: Takes its steps, one after another; the step to take next; whether it is between two.
+    steps: "asyncio.Task[None] | None" = None
+    next_step: "Callable[[PrefillJob], Awaitable[PrefillEvent]] | None" = None
+    between_steps: bool = False
+    #: Renews its lease and its reservation.
     renewal: "asyncio.Task[None] | None" = None
     lease: KvstoreLease | None = None
     put: KvstoreReservation | None = None

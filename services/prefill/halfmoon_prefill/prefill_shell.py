@@ -1,13 +1,14 @@
-"""Perform the prefill machine's commands: one task per step of a request.
+"""Perform the prefill machine's commands: the steps of each request, one at a time.
 
 `PrefillMachine` decides what comes next; here it is done, and its outcome is posted back as an
-event. A request has one step at a time. `ReleaseHoldings` cancels the step under way, waits for
-it, and then gives back what the request holds: so it may come at any moment.
+event. A task takes the steps of a request that follow at once upon each other. `ReleaseHoldings`
+may come at any moment: then the step under way is cancelled and waited for, before what the
+request holds is given back.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, assert_never
 
 import structlog
 
@@ -57,6 +58,9 @@ from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine
 from halfmoon_transfer.interface import Transfer
 
 log = structlog.get_logger()
+
+#: Does one thing for a request, and returns what came of it.
+Step = Callable[[PrefillJob], Awaitable[PrefillEvent]]
 
 
 class PrefillShell:
@@ -143,56 +147,66 @@ class PrefillShell:
                 job = self.jobs[request_id]
                 job.pages = list(pages)
                 if n_blocks:
-                    self._begin_step(job, lambda: self._fetch(job, n_blocks))
+                    self._begin_step(job, lambda job: self._fetch(job, n_blocks))
                 else:
                     self.post(PrefixLeased(request_id))
             case ReserveRoom(request_id=request_id, first_block=first):
-                job = self.jobs[request_id]
-                self._begin_step(job, lambda: self._reserve(job, first))
+                self._begin_step(self.jobs[request_id], lambda job: self._reserve(job, first))
             case SettleTransfers(request_id=request_id):
-                job = self.jobs[request_id]
-                self._begin_step(job, lambda: self._settle(job))
+                self._begin_step(self.jobs[request_id], self._settle)
             case ReportDone(request_id=request_id):
-                job = self.jobs[request_id]
-                self._begin_step(job, lambda: self._report(job, command))
+                self._begin_step(self.jobs[request_id], lambda job: self._report(job, command))
             case KeepBlocks(request_id=request_id):
-                job = self.jobs[request_id]
-                self._begin_step(job, lambda: self._keep(job))
+                self._begin_step(self.jobs[request_id], self._keep)
             case ReleaseHoldings(request_id=request_id):
-                self._create_task(self._release(self.jobs[request_id]), f"release of {request_id}")
+                job = self.jobs[request_id]
+                if job.between_steps:
+                    self._begin_step(job, self._release)
+                else:
+                    self._create_task(self._stop(job), f"stop of {request_id}")
             case EndRequest(request_id=request_id, ending=ending):
                 self._end(self.jobs[request_id], ending)
             case _:
                 assert_never(command)
 
-    def _begin_step(self, job: PrefillJob, step: Callable[[], Awaitable[PrefillEvent]]) -> None:
-        with bind_request(job.request_id):  # also on the lines of libraries that the step calls
-            job.step = self._create_task(self._run(job, step), f"prefill {job.request_id}")
+    def _begin_step(self, job: PrefillJob, step: Step) -> None:
+        job.next_step = step
+        if not job.between_steps:
+            with bind_request(job.request_id):  # also on the lines of libraries that steps call
+                job.steps = self._create_task(self._run(job), f"prefill {job.request_id}")
 
-    def _create_task(self, work: "asyncio._CoroutineLike[None]", name: str) -> "asyncio.Task[None]":
+    def _create_task(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         assert self._tasks is not None, "commands are performed while the worker serves"
         return self._tasks.create_task(work, name=name)
 
-    async def _run(self, job: PrefillJob, step: Callable[[], Awaitable[PrefillEvent]]) -> None:
-        """Take one step of a request and post what came of it, unless it is cancelled."""
+    async def _run(self, job: PrefillJob) -> None:
+        """Take the steps of a request and post what came of each, until none follows at once."""
+        while (step := job.next_step) is not None:
+            job.next_step = None
+            event = await self._outcome(job, step)
+            job.between_steps = True
+            self.post(event)
+            job.between_steps = False
+
+    async def _outcome(self, job: PrefillJob, step: Step) -> PrefillEvent:
+        """Take a step; an error is an outcome as well."""
         try:
-            event = await step()
+            return await step(job)
         except PrefillRefused as refused:
-            event = StepFailed(job.request_id, refused.failure)
+            return StepFailed(job.request_id, refused.failure)
         except MessageTooLarge as error:  # scores of a long prompt: no try could send them
-            event = StepFailed(job.request_id, PrefillFailure(str(error), retryable=False))
+            return StepFailed(job.request_id, PrefillFailure(str(error), retryable=False))
         except Exception as error:
             log.exception("prefill_failed", request_id=job.request_id)
-            event = StepFailed(job.request_id, PrefillFailure(str(error), retryable=True))
-        self.post(event)
+            return StepFailed(job.request_id, PrefillFailure(str(error), retryable=True))
 
     # -- steps -------------------------------------------------------------------------------
 
     async def _fetch(self, job: PrefillJob, n_blocks: int) -> PrefillEvent:
-        self._hold(job)
         await self._caching.fetch(job, n_blocks)
         if job.lease is None:
             return PrefixLeased(job.request_id)
+        self._hold(job)
         job.loads[-1].add_done_callback(lambda last: self._on_fetched(job, last))
         return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places))
 
@@ -206,10 +220,10 @@ class PrefillShell:
             self.post(PrefixFetched(job.request_id))
 
     async def _reserve(self, job: PrefillJob, first_block: int) -> PrefillEvent:
+        if not await self._caching.make_room(job, first_block):
+            return RoomRefused(job.request_id)
         self._hold(job)
-        if await self._caching.make_room(job, first_block):
-            return RoomReserved(job.request_id)
-        return RoomRefused(job.request_id)
+        return RoomReserved(job.request_id)
 
     def _hold(self, job: PrefillJob) -> None:
         """Renew what the request holds at kvstores, from now until `_release`."""
@@ -247,16 +261,23 @@ class PrefillShell:
         await self._caching.keep(job)
         return BlocksKept(job.request_id)
 
-    async def _release(self, job: PrefillJob) -> None:
+    async def _stop(self, job: PrefillJob) -> None:
+        """End a request in the middle of a step, or while it waits for one."""
+        if job.steps is not None:
+            job.steps.cancel()
+            await asyncio.wait([job.steps])
+        self.post(await self._release(job))
+
+    async def _release(self, job: PrefillJob) -> PrefillEvent:
         """Give back all that a request holds but its pages; no forward pass touches those."""
-        if job.step is not None:
-            job.step.cancel()
-            await asyncio.wait([job.step])
         await cancel_and_wait(job.transfers)
-        await self._caching.give_back(job)
+        try:
+            await self._caching.give_back(job)
+        except Exception:  # its pages are untouched all the same, and what it holds expires
+            log.exception("holdings_not_released", request_id=job.request_id)
         if job.renewal is not None:
             job.renewal.cancel()
-        self.post(HoldingsReleased(job.request_id))
+        return HoldingsReleased(job.request_id)
 
     def _end(self, job: PrefillJob, ending: PrefillEnding) -> None:
         """Forget a request, and answer an ending that is no success."""
@@ -266,13 +287,10 @@ class PrefillShell:
             self.counts.ended("stopped" if isinstance(ending, PrefillStop) else "failed")
         if not self.jobs:
             self.idle.set()
-        with bind_request(job.request_id):
-            self._create_task(self._answer_ending(job, ending), f"ending of {job.request_id}")
-
-    async def _answer_ending(self, job: PrefillJob, ending: PrefillEnding) -> None:
         message = ending_message(job.request_id, ending)
         if message is not None:
-            await self._conductors.answer(job.owner, message)
+            answer = self._conductors.answer(job.owner, message)
+            self._create_task(answer, f"ending of {job.request_id}")
         record_prefill_spans(job, message, self._tracer, self._clock.now())
 
     def check(self) -> None:
