@@ -56,7 +56,7 @@ from halfmoon_scheduling.prefill.prefill_events import (
 )
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
-from halfmoon_scheduling.prefill.prefill_request import PrefillPhase
+from halfmoon_scheduling.prefill.prefill_request import WHOLE_PROMPT, PrefillPhase, PromptShare
 
 BLOCK = 16
 HOME = KvstoreAddress(worker_id=WorkerId("kvstore-0"), generation=1, commands="a")
@@ -377,6 +377,19 @@ def test_at_decode_a_step_has_one_prompt() -> None:
     due = driven.next_pass()
     assert due is not None
     assert [chunk.request_id for chunk in due.chunks] == [A]
+
+
+def test_a_stage_holds_its_layers_of_every_block() -> None:
+    first, *_, last = (PromptShare(stage, 4) for stage in range(4))
+    assert first.n_pages(9) == last.n_pages(9) == 3
+    assert (first.is_first, first.is_last, last.is_first, last.is_last) == (
+        True,
+        False,
+        False,
+        True,
+    )
+    assert WHOLE_PROMPT.n_pages(9) == 9
+    assert WHOLE_PROMPT.is_first and WHOLE_PROMPT.is_last
 
 
 # -- any order -----------------------------------------------------------------------------------

@@ -27,7 +27,10 @@ shells exist: `services/prefill`, and the simulator's workers.
 
 What differs from worker to worker is in `PrefillRules`. A worker with a pool of its own begins a
 pass while cached blocks are still on their way, layer by layer. A decode worker computes in the
-landing itself (no pages), with the whole prefix there, one prompt a step.
+landing itself (no pages), with the whole prefix there, one prompt a step. What differs from
+request to request is in its `PromptShare`. Requests of this machine are whole prompts so far. A
+stage of a group will wait for activations in `COMPUTING`, and leave all after it to the first
+stage.
 """
 
 from collections.abc import Iterable
@@ -215,7 +218,7 @@ class PrefillMachine:
         return commands
 
     def _pages_for(self, request: PrefillRequest) -> int:
-        return -(-request.n_tokens // self._rules.block_size)
+        return request.share.n_pages(-(-request.n_tokens // self._rules.block_size))
 
     def _on_leased(self, event: PrefixLeased, now: float) -> list[PrefillCommand]:
         request = self._in(event.request_id, PrefillPhase.LEASING)

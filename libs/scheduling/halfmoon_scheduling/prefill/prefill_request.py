@@ -47,6 +47,36 @@ QUEUED_PHASES = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PromptShare:
+    """The layers of a prompt that one worker computes: all, or those of one pipeline stage.
+
+    A stage holds pages for its layers alone, in every block of the prompt. Stage 0 answers for
+    all of them.
+    """
+
+    stage: int = 0
+    n_stages: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker begins the prompt, and answers its conductor."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this worker chooses the first token."""
+        return self.stage + 1 == self.n_stages
+
+    def n_pages(self, n_blocks: int) -> int:
+        """Return how many pages of all layers hold this share of so many blocks."""
+        return -(-n_blocks // self.n_stages)
+
+
+#: The share of a worker that computes a prompt by itself.
+WHOLE_PROMPT = PromptShare()
+
+
 @dataclass(eq=False, slots=True)
 class PrefillRequest:
     """One prompt to prefill."""
@@ -54,6 +84,7 @@ class PrefillRequest:
     start: StartPrefill
     n_tokens: int
     arrived_s: float
+    share: PromptShare = WHOLE_PROMPT
     phase: PrefillPhase = PrefillPhase.WAITING
     #: Pages of the pool from `LEASING` to the end; in no other request's.
     pages: list[int] = field(default_factory=list)

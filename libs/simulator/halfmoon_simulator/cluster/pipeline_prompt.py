@@ -23,6 +23,7 @@ from halfmoon_protocol.messages import (
     ToConductor,
 )
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.prefill_request import PromptShare
 from halfmoon_simulator.cluster.network_model import NetworkModel, SimTransfer
 from halfmoon_simulator.cluster.sim_holdings import SimHoldings
 from halfmoon_simulator.cluster.sim_kvstore import SimKvstore
@@ -92,7 +93,7 @@ class PipelinePart:
 
     prompt: "PipelinePrompt"
     worker: PipelineMember
-    stage: int
+    share: PromptShare
     #: Its place among all that this worker was given.
     number: int
     #: Tokens computed here, and those whose activations have come.
@@ -155,7 +156,7 @@ class PipelinePrompt:
         self.n_cached = 0
         self.chunk_tokens = chunk_tokens
         self.parts = [
-            PipelinePart(self, worker, stage, worker.next_number())
+            PipelinePart(self, worker, PromptShare(stage, len(workers)), worker.next_number())
             for stage, worker in enumerate(workers)
         ]
         self.layout = workers[0].layout
@@ -188,13 +189,13 @@ class PipelinePrompt:
     @property
     def n_pages(self) -> int:
         """Pages of one stage: they hold its layers alone."""
-        return -(-self.layout.blocks_for(self.n_tokens) // len(self.parts))
+        return self.parts[0].share.n_pages(self.layout.blocks_for(self.n_tokens))
 
     def seconds(self, part: PipelinePart, stop: int) -> float:
         """Return the seconds of a stage's next chunk."""
         once_s = self._costs.prefill.c0_s - self._costs.pass_s
         chunk_s = self._costs.chunk_s(part.position, stop, first=False)
-        first = part.stage == 0 and not part.begun
+        first = part.share.is_first and not part.begun
         return (self._costs.pass_s + chunk_s) / len(self.parts) + (once_s if first else 0.0)
 
     def left_s(self, part: PipelinePart) -> float:
@@ -207,7 +208,7 @@ class PipelinePrompt:
 
     def has_pages(self, part: PipelinePart) -> None:
         """Take note that a stage has pages; stage 0 then leases and reserves for all of them."""
-        if part.stage == 0:
+        if part.share.is_first:
             self._lease()
             self._make_room()
             for each in self.parts:
@@ -241,7 +242,7 @@ class PipelinePrompt:
     def begun(self, part: PipelinePart) -> None:
         """Begin a stage's first chunk: its KV is on the wire from now on."""
         part.begun = True
-        if part.stage == 0:
+        if part.share.is_first:
             self._computing_since_s = self._now()
         size = self.layout.block_size
         n_landing = self.layout.blocks_for(self.n_tokens) * size
@@ -263,8 +264,8 @@ class PipelinePrompt:
         """End a stage's chunk: its activations go to the next stage."""
         n_tokens = stop - part.position
         part.position = stop
-        if part.stage + 1 < len(self.parts):
-            self._hand_on(part, self.parts[part.stage + 1], stop, n_tokens)
+        if not part.share.is_last:
+            self._hand_on(part, self.parts[part.share.stage + 1], stop, n_tokens)
         elif part.all_computed:
             self._computed_s = self._now()
         self._settle()

@@ -51,7 +51,7 @@ class PipelineWorker:
     def __contains__(self, request_id: RequestId) -> bool:
         """Return whether this worker is the first stage of it, and has not said how it ended."""
         part = self._parts.get(request_id)
-        return part is not None and part.stage == 0 and not part.prompt.over
+        return part is not None and part.share.is_first and not part.prompt.over
 
     @property
     def queued_tokens(self) -> int:
@@ -133,7 +133,7 @@ class PipelineWorker:
     def kvstore_lost(self, kvstore: SimKvstore) -> None:
         """Tell the prompts whose first stage is here."""
         for part in list(self._parts.values()):
-            if part.stage == 0 and not part.prompt.over:
+            if part.share.is_first and not part.prompt.over:
                 part.prompt.kvstore_lost(kvstore)
 
     def crash(self) -> None:
@@ -187,7 +187,7 @@ class PipelineWorker:
             self.drop(part)
             prompt.passes_over()
         else:
-            if part.stage == 0:
+            if part.share.is_first:
                 self._worker.computed_tokens += part.stop - part.position
             prompt.computed(part, part.stop)
         self._worker.wake()
