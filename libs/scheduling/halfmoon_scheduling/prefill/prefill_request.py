@@ -60,12 +60,12 @@ class PromptShare:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker begins the prompt, and answers its conductor."""
+        """Return whether this worker begins the prompt, and answers its conductor."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this worker chooses the first token."""
+        """Return whether this worker chooses the first token."""
         return self.stage + 1 == self.n_stages
 
     def n_pages(self, n_blocks: int) -> int:
