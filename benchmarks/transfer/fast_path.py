@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
-from halfmoon_testing.segment_process import SegmentProcess
+from halfmoon_testing.processes.segment_process import SegmentProcess
 from halfmoon_transfer import Piece, TransferEngine, TransferSettings
 from halfmoon_transfer.transfers.fast_path import FastPath
 

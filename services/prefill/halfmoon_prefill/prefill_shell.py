@@ -282,7 +282,7 @@ class PrefillShell:
     def _end(self, job: PrefillJob, ending: PrefillEnding) -> None:
         """Forget a request, and answer an ending that is no success."""
         del self.jobs[job.request_id]
-        self._conductors.owners.drop(job.request_id)
+        self._conductors.owners.remove(job.request_id)
         if ending is not None:
             self.counts.ended("stopped" if isinstance(ending, PrefillStop) else "failed")
         if not self.jobs:
@@ -299,4 +299,4 @@ class PrefillShell:
         for request_id, request in self._machine.requests.items():
             assert self.jobs[request_id].pages == request.pages
         assert self.jobs.keys() >= self._machine.requests.keys()
-        assert self.jobs.keys() >= self._conductors.owners.all()
+        assert self.jobs.keys() >= self._conductors.owners.request_ids()
