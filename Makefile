@@ -105,7 +105,7 @@ check: $(VENV)/.dev ## format, lint, types, import layers, names, circles, prose
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tools.checks names
+	$(BIN)/python -m tools.checks
 	$(BIN)/python -m halfmoon_protocol.schema --check
 
 schema: $(VENV)/.installed ## write libs/protocol/{schema,golden} anew

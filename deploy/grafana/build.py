@@ -80,8 +80,8 @@ ROWS: dict[str, list[Panel]] = {
             "reqps",
             rates("halfmoon_rejections_total", "reason")
             | {
-                "at the door: {{reason}}": (
-                    f"sum by (reason) (rate(halfmoon_requests_turned_away_total[{_WINDOW}]))"
+                "before parsing: {{reason}}": (
+                    f"sum by (reason) (rate(halfmoon_http_rejections_total[{_WINDOW}]))"
                 )
             },
         ),
@@ -91,7 +91,7 @@ ROWS: dict[str, list[Panel]] = {
             "reqps",
             rates("halfmoon_request_success_total", "finished_reason")
             | {
-                "placed again": f"sum(rate(halfmoon_requests_placed_again_total[{_WINDOW}]))",
+                "placed again": f"sum(rate(halfmoon_request_retries_total[{_WINDOW}]))",
                 "failed": f"sum(rate(halfmoon_requests_failed_total[{_WINDOW}]))",
             },
         ),
@@ -157,7 +157,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Decode: given up, by reason",
             "reqps",
-            rates("halfmoon_decode_given_up_total", "reason"),
+            rates("halfmoon_decode_failures_total", "reason"),
         ),
         Panel("Decode: requests", "none", sums("halfmoon_decode_requests", "state")),
         Panel("Pages", "none", sums("halfmoon_pages", "job", "state"), stacked=True),
@@ -215,7 +215,7 @@ ROWS: dict[str, list[Panel]] = {
                     f"sum(rate(halfmoon_kvstore_disk_write_failures_total[{_WINDOW}]))"
                 ),
                 "disks off": "sum(halfmoon_kvstore_disk_off)",
-                "kvstores left out": "sum(halfmoon_prefill_kvstores_left_out)",
+                "kvstores left out": "sum(halfmoon_prefill_kvstores_paused)",
             },
         ),
     ],

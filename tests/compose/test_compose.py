@@ -222,7 +222,7 @@ def test_a_decode_worker_cut_off_the_network_costs_no_token(
 
 def looks_at_members(prefill: Any) -> float:
     """How often this worker has made sure that it knows all others."""
-    return float(prefill.metric("halfmoon_prefill_member_looks_total", result="done"))
+    return float(prefill.metric("halfmoon_prefill_member_refreshes_total", result="done"))
 
 
 def test_requests_are_served_while_redis_is_cut_off(

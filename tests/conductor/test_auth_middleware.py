@@ -187,6 +187,6 @@ async def test_who_was_turned_away_is_counted_by_reason(open_front: Open) -> Non
     for headers in ({}, LAB, LAB, LAB):
         await front.post(COMPLETIONS, json=PROMPT, headers=headers)
     lines = (await front.get("/metrics")).text.splitlines()
-    assert 'halfmoon_requests_turned_away_total{reason="invalid_key"} 1.0' in lines
-    assert 'halfmoon_requests_turned_away_total{reason="tenant_limit"} 2.0' in lines
-    assert 'halfmoon_requests_turned_away_total{reason="concurrency"} 0.0' in lines
+    assert 'halfmoon_http_rejections_total{reason="invalid_key"} 1.0' in lines
+    assert 'halfmoon_http_rejections_total{reason="tenant_limit"} 2.0' in lines
+    assert 'halfmoon_http_rejections_total{reason="concurrency"} 0.0' in lines

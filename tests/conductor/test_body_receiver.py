@@ -214,4 +214,4 @@ async def test_what_is_held_of_bodies_is_given_back_whatever_happens() -> None:
 def test_refusals_of_bodies_have_a_reason_of_their_own() -> None:
     metrics = HttpMetrics(CollectorRegistry())
     metrics.on_rejected("body")
-    assert "halfmoon_requests_turned_away_total" in metrics.metrics()
+    assert "halfmoon_http_rejections_total" in metrics.metrics()

@@ -135,7 +135,7 @@ def test_cached_tokens_are_counted_by_where_their_kvstore_is(
 def test_tries_that_came_to_nothing_are_counted(bench: Bench) -> None:
     rid = RequestId("r")
     bench.metrics.record(0.0, Tick(), [Resubmit(rid, "lost"), Fail(rid, "no"), Resubmit(rid, "x")])
-    assert bench.value("halfmoon_requests_placed_again_total") == 2
+    assert bench.value("halfmoon_request_retries_total") == 2
     assert bench.value("halfmoon_requests_failed_total") == 1
 
 

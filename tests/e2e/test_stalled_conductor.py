@@ -86,4 +86,4 @@ def test_no_worker_is_lost_while_the_conductor_stands_still(
     told = log.read_text()
     assert "worker_joined" in told
     assert "worker_lost" not in told
-    assert "request_placed_again" not in told
+    assert "request_retried" not in told

@@ -132,7 +132,7 @@ async def test_one_that_is_dead_costs_nothing_but_the_next_one_and_is_then_left_
         left_out = [line for line in logs if line["event"] == "kvstore_left_out"]
         assert [line["kvstore"] for line in left_out] == ["kvstore-0"]
         readings = cluster.worker("prefill-0").metrics()
-        assert readings["halfmoon_prefill_kvstores_left_out"][1] == 1
+        assert readings["halfmoon_prefill_kvstores_paused"][1] == 1
         assert readings["halfmoon_prefill_cached_reads_total"][1].values["another",] == 2
 
 

@@ -141,7 +141,7 @@ async def test_a_full_pool_preempts_and_every_token_still_comes(
         answers = await asyncio.gather(*(cluster.generate(p, 44) for p in prompts))
         assert answers == [ORACLE.expected(p, 44) for p in prompts]
         await cluster.settled()
-        given_up = cluster.worker("decode-0").metrics()["halfmoon_decode_given_up_total"][1]
+        given_up = cluster.worker("decode-0").metrics()["halfmoon_decode_failures_total"][1]
         assert given_up.values["preempted",]
 
 

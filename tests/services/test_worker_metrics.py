@@ -26,7 +26,7 @@ def test_what_workers_did_is_counted_by_what_it_was() -> None:
     assert isinstance(rows, FastHistogram)
     assert (step_s.sum, rows.sum) == (0.5, 3)
     assert told["halfmoon_decode_tokens_total"][1] == 3
-    given_up = told["halfmoon_decode_given_up_total"][1]
+    given_up = told["halfmoon_decode_failures_total"][1]
     assert isinstance(given_up, LabelledValues)
     assert {why for (why,), n in given_up.values.items() if n} == {"preempted"}
 

@@ -89,7 +89,7 @@ def test_a_full_queue_refuses_and_says_so(world: World) -> None:
     here, there, piece = pair(world, settings=TransferSettings(max_notifications=2))
     for message in (b"1", b"2"):
         here.submit("write", [piece], PATIENCE_S, notify=message).result(PATIENCE_S)
-    with pytest.raises(Rejected, match="there has 2 notifications that nobody took, the limit"):
+    with pytest.raises(Rejected, match="there has 2 unread notifications, the limit"):
         here.submit("write", [piece], PATIENCE_S, notify=b"3").result(PATIENCE_S)
     assert [there.notifications(), there.notifications(), there.notifications()] == [
         Notification("here", b"1"),

@@ -40,7 +40,7 @@ class EngineSettings(TracedSettings):
         " and exits to be started again",
     )
     drain_s: Annotated[float, Field(ge=0)] = Field(
-        30.0, description="Seconds to finish requests after being told to stop"
+        30.0, description="Seconds to finish requests after the signal to stop"
     )
 
     def pages_of(self, block_bytes: int) -> int:

@@ -237,7 +237,7 @@ class KvstoreClient:
         try:
             await self._link.send(message)
         except PeerUnreachable as error:
-            log.info("kvstore_not_told", kvstore=self.name, reason=str(error))
+            log.info("kvstore_not_notified", kvstore=self.name, reason=str(error))
 
     async def _read(self) -> None:
         try:

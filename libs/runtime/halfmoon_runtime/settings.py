@@ -191,7 +191,7 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
         flag = f"--{name.replace('_', '-')}"
         if any(each.partition("=")[0] == flag for each in argv):
             raise SettingsError(
-                f"{flag} is no flag, as everybody on this machine could read it: set "
+                f"{flag} is no flag, as all users of this machine could read it: set "
                 f"{ENVIRONMENT_PREFIX}{name.upper()}"
             )
 

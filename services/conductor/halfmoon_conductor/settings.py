@@ -49,7 +49,7 @@ class ConductorSettings(TracedSettings):
         4096, description="Requests being answered at once, streams included"
     )
     tenants: str = Field(
-        "", description="File of tenants and hashes of their API keys; empty: anybody may ask"
+        "", description="File of tenants and hashes of their API keys; empty: no key is needed"
     )
     cors_origins: str = Field(
         "", description="Origins, separated by commas, whose pages may call from a browser"
@@ -127,7 +127,7 @@ class ConductorSettings(TracedSettings):
         1024, description="MiB at which the journal ends; it holds prompts' token ids"
     )
     drain_s: Annotated[float, Field(ge=0)] = Field(
-        30.0, description="Seconds to finish requests after being told to stop"
+        30.0, description="Seconds to finish requests after the signal to stop"
     )
 
     @property

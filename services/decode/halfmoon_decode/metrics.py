@@ -44,7 +44,7 @@ class DecodeCounts:
                 "Tokens generated here; a request's first one is prefill's.",
                 self._n_tokens,
             ),
-            "halfmoon_decode_given_up_total": (
+            "halfmoon_decode_failures_total": (
                 "Requests that were refused pages, whose KV did not land in time, that had to"
                 " make room, or whose step failed.",
                 by_label("reason", self._given_up),

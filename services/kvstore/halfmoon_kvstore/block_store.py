@@ -255,7 +255,7 @@ class BlockStore:
                 case Erase():
                     self._start(self.tiers, command, memoryview(b""))
                 case _:
-                    raise AssertionError(f"a command that nobody does: {command}")
+                    raise AssertionError(f"an unknown command: {command}")
 
     def answer_lease(
         self, peer: PeerId, ticket: Ticket, places: tuple[Place, ...] = (), n_from_disk: int = 0

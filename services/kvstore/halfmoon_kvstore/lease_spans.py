@@ -46,4 +46,4 @@ class LeaseSpans:
     def on_peer_lost(self, peer: PeerId, now_s: float) -> None:
         """End the spans of a caller that is gone."""
         for key in [key for key in self._waiting if key[0] == peer]:
-            self._waiting.pop(key).end(now_s, "who asked is gone")
+            self._waiting.pop(key).end(now_s, "the client is gone")

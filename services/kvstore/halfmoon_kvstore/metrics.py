@@ -43,7 +43,7 @@ def kvstore_metrics(tiers: TieredCache, block_bytes: int, n_batches: int) -> Met
             by_label("tier", {tier: n * block_bytes for tier, n in capacity.items()}),
         ),
         "halfmoon_kvstore_leased_blocks": (
-            "Blocks in memory that somebody reads.",
+            "Blocks in memory that are being read.",
             memory.n_leased,
         ),
         "halfmoon_kvstore_promoting_blocks": (

@@ -65,5 +65,5 @@ class BlockScrubber:
         tiers = self._block_store.tiers
         if tiers is None or not tiers.discard_damaged(block, self._clock.now()):
             return False
-        log.warning("damaged_block_given_up", block=block.hex())
+        log.warning("damaged_block_evicted", block=block.hex())
         return True

@@ -60,7 +60,7 @@ class KvstoreSettings(TracedSettings):
     drain_s: Annotated[float, Field(ge=0)] = Field(
         30.0,
         description="Seconds to write what only memory has to the disk, or without one to move it"
-        " to other kvstores, after being told to stop",
+        " to other kvstores, after the signal to stop",
     )
     drain_mib_per_s: Annotated[float, Field(gt=0)] = Field(
         1024.0, description="No more than so many MiB a second are moved to other kvstores"
@@ -99,7 +99,7 @@ def _quotas_bytes(text: str) -> dict[str, int]:
         name, equals, mib = part.partition("=")
         name = name.strip()
         if not equals or not name or name in quotas:
-            raise ValueError(f"{part!r} is not NAME=MIB, or names somebody twice")
+            raise ValueError(f"{part!r} is not NAME=MIB, or names a tenant twice")
         try:
             n_bytes = float(mib) * 1024 * 1024
         except ValueError:

@@ -75,7 +75,7 @@ class PeerEndpointCache:
     def metrics(self) -> MetricSnapshot:
         """Return what the metrics show."""
         return {
-            "halfmoon_prefill_member_looks_total": (
+            "halfmoon_prefill_member_refreshes_total": (
                 "Looks at all members: done, or failed to learn of each how it is reached.",
                 by_label("result", self._n_looks),
             )

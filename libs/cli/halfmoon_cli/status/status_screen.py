@@ -158,7 +158,7 @@ def _hot_prefixes(cluster: StatusCluster) -> Iterator[RenderableType]:
     yield Text()
     table = _table("hot prefix", "tokens", "uses", "held by", right=2)
     for hot in cluster.hot_prefixes[:_HOT_SHOWN]:
-        holders = ", ".join(hot.holders) or "nobody any more"
+        holders = ", ".join(hot.holders) or "no holder"
         table.add_row(
             printable(hot.prefix[:12]), f"{hot.n_tokens:,}", f"{hot.uses:.1f}", printable(holders)
         )

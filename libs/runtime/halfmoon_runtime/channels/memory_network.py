@@ -51,7 +51,7 @@ class MemoryNetwork:
         port = self._reachable(commands)
         publisher = self._reachable(events) if events is not None else None
         if port is None or (events is not None and publisher is None):
-            link.break_off(f"nobody answers at {commands if port is None else events}")
+            link.break_off(f"no answer at {commands if port is None else events}")
         else:
             link.join(port, publisher)
         return link

@@ -54,7 +54,7 @@ class ConductorConnections:
         await self._try_namesakes(info)
         others = [p for p, name in self.owners.conductors.items() if name == conductor]
         if len(others) > 1:
-            log.warning("conductors_of_one_name", conductor=conductor, n_connections=len(others))
+            log.warning("duplicate_conductor_name", conductor=conductor, n_connections=len(others))
 
     async def broadcast_info(self, info: WorkerInfo) -> None:
         """Send the worker's changed record to all conductors."""

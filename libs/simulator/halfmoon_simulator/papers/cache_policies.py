@@ -73,7 +73,7 @@ def cache_policies(bench: ExperimentRunner) -> PaperReport:
         differences=(
             "The paper's trace is not at hand unless the setup says so; a stand-in has its"
             " families and proportions, not its requests.",
-            "Users who have the file report the same constant offset of 4 to 6 points above the"
+            "Users of the file report the same constant offset of 4 to 6 points above the"
             " table (kvcache-ai/Mooncake issue 4020); it was replaced after the paper.",
             "'LengthAware' is described in half a sentence; both readings are shown.",
         ),

@@ -46,7 +46,7 @@ def goodput(bench: ExperimentRunner) -> PaperReport:
             *bench.cut_short,
             *(f"{source}: {bench.load(source).description}" for source in sources),
             f"TTFT within {TTFT_SLO_S:g} s, TBT within {TBT_SLO_S:g} s where nothing else is said;"
-            " a request's TBT is the mean of its longest tenth of intervals; nobody is rejected",
+            " a request's TBT is the mean of its longest tenth of intervals; no rejections",
             "coupled instances batch as vLLM does, behind a balancer by number of requests",
         ),
         tables=(*first, *second),

@@ -236,5 +236,5 @@ _DIFFERENCES = (
     " much load prefill's queue is full, or still filling, in every mode. A Poisson run lasts four"
     " and a half minutes, much of which the queue takes to fill, and that is most of its swing.",
     "lookahead is level with predicted where prefill's queue leaves no time to wait, and ahead"
-    " of it where decode is what is short: it refuses nobody who can wait for a place.",
+    " of it where decode is what is short: it rejects no request that can wait for a place.",
 )

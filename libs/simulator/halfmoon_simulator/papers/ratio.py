@@ -76,8 +76,8 @@ def ratio(bench: ExperimentRunner) -> PaperReport:
         setup=(
             *bench.cut_short,
             *(f"{source}: {bench.load(source).description}" for source in sources),
-            f"16 nodes, limits {TTFT_SLO_S:g} s and {TBT_SLO_S:g} s, kvcache_centric, nobody"
-            " rejected; costs llama3-70b-a800x8",
+            f"16 nodes, limits {TTFT_SLO_S:g} s and {TBT_SLO_S:g} s, kvcache_centric, no"
+            " rejections; costs llama3-70b-a800x8",
             "columns of ms: shares of the same runs' requests within 10 s and that limit for the"
             " mean of their longest tenth of intervals; step: the longest over what ran anywhere",
         ),

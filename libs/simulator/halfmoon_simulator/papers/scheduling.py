@@ -66,7 +66,7 @@ def scheduling(bench: ExperimentRunner) -> PaperReport:
         setup=(
             *bench.cut_short,
             *setup,
-            "8P+8D, a kvstore of 1 TB on each prefill host, threshold 1.5, nobody rejected;"
+            "8P+8D, a kvstore of 1 TB on each prefill host, threshold 1.5, no rejections;"
             " replayed as stamped, in steps of 3 s",
             "waited: TTFT less what the prefill takes on an idle worker with what it found cached;"
             " slowdown: TTFT over what the prompt takes on an idle worker with nothing cached",

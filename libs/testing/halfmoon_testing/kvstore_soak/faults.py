@@ -91,7 +91,7 @@ class NodeFaultInjector:
                 )
             if strange := stored - {block for each in self._harness.prompts for block in each}:
                 raise self._harness.broken_promise(
-                    f"{name} has {len(strange)} blocks that nobody put"
+                    f"{name} has {len(strange)} blocks that no client put"
                 )
             self._harness.model.on_up(name, stored, saved=stored & (whole.keys() - torn))
 

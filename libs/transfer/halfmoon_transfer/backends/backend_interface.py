@@ -219,8 +219,8 @@ def refusal_outcome(batch: Batch, each: Slice, status: AccessStatus, detail: int
             )
         case AccessStatus.NO_ROOM:
             reason = (
-                f"{where}: segment {batch.peer.segment} has {detail} notifications that nobody "
-                "took, the limit; it must take them with `notifications`"
+                f"{where}: segment {batch.peer.segment} has {detail} unread notifications, "
+                "the limit; it must read them with `notifications`"
             )
             return SliceOutcome(OutcomeKind.REJECTED, reason)
         case AccessStatus.NOT_SHAREABLE:

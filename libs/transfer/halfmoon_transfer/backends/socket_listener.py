@@ -121,7 +121,7 @@ class SocketListener:
 
     def _turn_away(self, sock: socket.socket, reason: str) -> None:
         """Refuse a connection; a message so short needs no thread of its own."""
-        _log.warning("%s: a peer was turned away: %s", self._label, reason)
+        _log.warning("%s: a peer was rejected: %s", self._label, reason)
         with sock, contextlib.suppress(OSError):
             if self._farewell is not None:
                 sock.send(self._farewell(reason), socket.MSG_DONTWAIT)

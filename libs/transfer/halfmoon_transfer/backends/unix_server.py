@@ -123,7 +123,7 @@ class UnixServer(ABC):
             return
         unwanted = self._why_unwanted(connection)
         if unwanted:
-            _log.warning("a peer was turned away: %s", unwanted)
+            _log.warning("a peer was rejected: %s", unwanted)
             connection.close()
             return
         connection.setblocking(False)

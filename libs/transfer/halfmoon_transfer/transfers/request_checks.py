@@ -27,7 +27,7 @@ def make_notification(pieces: Sequence[Piece], message: bytes, sender: str) -> O
     if len(message) > MAX_NOTIFICATION_BYTES or not pieces:
         raise ValueError(
             f"a notification of {len(message)} bytes about {len(pieces)} pieces: at most "
-            f"{MAX_NOTIFICATION_BYTES} bytes, and at least one piece to say for whom"
+            f"{MAX_NOTIFICATION_BYTES} bytes, and at least one piece, which names the receiver"
         )
     return OutgoingNotification(secrets.token_bytes(KEY_BYTES), sender, bytes(message))
 

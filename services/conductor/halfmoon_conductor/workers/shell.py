@@ -123,7 +123,7 @@ class Shell:
             case Reject():
                 self._clients.reject(command)
             case Resubmit(request_id=request_id, reason=reason):
-                log.info("request_placed_again", request_id=request_id, reason=reason)
+                log.info("request_retried", request_id=request_id, reason=reason)
                 self._clients.resubmit(command)
             case Fail(request_id=request_id, reason=reason):
                 log.warning("request_failed", request_id=request_id, reason=reason)

@@ -129,7 +129,7 @@ class DrainMigration:
         try:
             members = await self._members()
         except MetadataError as error:
-            return plan, clients, f"the metadata server does not say who else is there: {error}"
+            return plan, clients, f"the metadata server does not list the other kvstores: {error}"
         for info in members:
             fits = info.layout is None or info.layout == layout
             if info.worker_id == self._own.worker_id or info.role != "kvstore" or not fits:
@@ -160,7 +160,7 @@ class DrainMigration:
             try:
                 done = await clients[order.target].replicate(self._message(order, layout), _ORDER_S)
             except KvstoreUnavailable as error:
-                log.info("blocks_not_taken", by=order.target, reason=str(error))
+                log.info("blocks_not_accepted", by=order.target, reason=str(error))
                 busy = busy or error.retry_after_s > 0
                 plan.exclude(order.target)
                 continue

@@ -153,7 +153,7 @@ class PrefixCacheClient:
             )
         except KvstoreUnavailable as error:
             self._replicas.on_error(start.store_in, error)
-            log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
+            log.info("blocks_not_stored", request_id=job.request_id, reason=str(error))
             return False
         index = {block: i for i, block in enumerate(start.block_hashes)}
         offsets = {index[place.hash]: place.offset for place in reserved.places}
@@ -203,7 +203,7 @@ class PrefixCacheClient:
             self._replicas.answered(put.address)
         except (TransferError, KvstoreUnavailable) as error:
             self._replicas.on_error(put.address, error)
-            log.info("blocks_not_kept", request_id=job.request_id, reason=str(error))
+            log.info("blocks_not_stored", request_id=job.request_id, reason=str(error))
 
     async def give_back(self, job: PrefillJob) -> None:
         """Let go of what is still held; no transfer of the job may be under way."""

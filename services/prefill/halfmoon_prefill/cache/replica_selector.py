@@ -109,7 +109,7 @@ class ReplicaSelector:
     def answered(self, address: KvstoreAddress) -> None:
         """Take note that a kvstore did what was asked, or said in time why not."""
         if self.health.answered(address):
-            log.info("kvstore_well_again", kvstore=address.worker_id)
+            log.info("kvstore_recovered", kvstore=address.worker_id)
 
     def failed(self, address: KvstoreAddress, reason: Exception) -> None:
         """Take note that a kvstore did not answer, did not deliver, or gave wrong bytes."""
@@ -131,7 +131,7 @@ class ReplicaSelector:
     def metrics(self) -> MetricSnapshot:
         """Return what the metrics show."""
         return {
-            "halfmoon_prefill_kvstores_left_out": (
+            "halfmoon_prefill_kvstores_paused": (
                 "KvstoreClients that failed of late and are not asked for now.",
                 len(self.health.left_out(self._clock.now())),
             ),

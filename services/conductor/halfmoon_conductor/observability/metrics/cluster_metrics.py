@@ -102,7 +102,7 @@ class ClusterMetrics:
                 "Requests refused by admission or placement, by what was lacking.",
                 by_label("reason", dict.fromkeys(_REJECTION_REASONS, 0) | core.refusals),
             ),
-            "halfmoon_requests_placed_again_total": (
+            "halfmoon_request_retries_total": (
                 "Tries that came to nothing, through a worker's fault or end, and were followed"
                 " by another.",
                 self._n_resubmitted,
@@ -151,7 +151,7 @@ class ClusterMetrics:
                 by_label("role", {role: roles[role] for role in ("prefill", "decode", "kvstore")}),
             ),
             "halfmoon_cluster_pages": (
-                "Pages of all live workers, as they told last.",
+                "Pages of all live workers, by their last reports.",
                 LabelledValues(
                     ("role", "state"),
                     {(role, "free"): free[role] for role in pages}

@@ -209,10 +209,9 @@ class HttpMetrics:
                 "Generations that ended: stop, length, abort (by the client) or error.",
                 by_label("finished_reason", self._outcomes),
             ),
-            "halfmoon_requests_turned_away_total": (
-                "Requests that got no further than the door: no valid key, more than their"
-                " tenant may, more at once than are taken, a body that is too long, too slow or one"
-                " too many.",
+            "halfmoon_http_rejections_total": (
+                "Requests rejected before parsing, by reason: key, tenant's limits, requests at"
+                " once, length or speed of the body.",
                 by_label("reason", self._rejections),
             ),
         }

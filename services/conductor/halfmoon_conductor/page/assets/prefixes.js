@@ -23,7 +23,7 @@ export class HotPrefixes {
       say(element.querySelector(".size"), plural(prefix.n_tokens, "token"));
       say(element.querySelector(".value"), `${prefix.uses >= 10 ? count(prefix.uses) : prefix.uses.toFixed(1)}×`);
       element.querySelector(".fill").style.width = `${(100 * prefix.uses) / most}%`;
-      const holders = prefix.holders.length ? prefix.holders : ["nobody any more"];
+      const holders = prefix.holders.length ? prefix.holders : ["no holder"];
       keyed(element.querySelector(".holders"), holders, (h) => h, (h) => el("span", { class: prefix.holders.length ? "chip kvstore" : "note" }, h), () => {});
     });
   }
