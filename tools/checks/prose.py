@@ -53,7 +53,7 @@ def faults(root: Path) -> list[str]:
     for path in sorted([*root.glob("docs/**/*.md"), *root.glob("*.md")]):
         if path.name != "CHANGELOG.md":
             where = path.relative_to(root)
-            text = path.read_text()
+            text = flat_lists(path.read_text())
             found += [f"{where}: {fault}" for fault in [*text_faults(text), *cell_faults(text)]]
     return found
 
@@ -90,6 +90,18 @@ def docstring_faults(kind: str, text: str) -> Iterator[str]:
         yield f"begin with a verb: {first!r}"
     prose = re.split(r"\n\s*(?:Args|Returns|Raises|Yields|Attributes):\n", text)[0]
     yield from text_faults(prose)
+
+
+def flat_lists(text: str) -> str:
+    """Return Markdown without the indentation of list items; other indented lines are code."""
+    lines, in_list = [], False
+    for line in text.splitlines():
+        if re.match(r"\s*(?:[-*]|\d+\.) ", line):
+            in_list = True
+        elif line and not line.startswith(" "):
+            in_list = False
+        lines.append(line.strip() if in_list else line)
+    return "\n".join(lines)
 
 
 def text_faults(text: str) -> Iterator[str]:
