@@ -27,6 +27,11 @@ settings.register_profile(
 )
 settings.load_profile("halfmoon")
 
+# GNU readline, which pytest imports, writes the terminal's size into the environment. Consoles
+# that are made later would keep it, whatever a test sets.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 #: Equal in all workers of one run, so that they draw the same tests.
 RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex(8)
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):

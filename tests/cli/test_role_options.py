@@ -36,6 +36,10 @@ VALUES = {
     "host": "127.0.0.2",
     "transfer_host": "127.0.0.2",
     "tenant_quotas_mib": "lab=4096,*=256",
+    "placement": "load_balance",
+    "admission": "early",
+    "eviction": "lfu",
+    "transfer_backends": "tcp",
 }
 EVERY = [(role, name) for role in START_ORDER for name in SETTINGS[role].model_fields]
 

@@ -111,11 +111,17 @@ def open_page(browser: Browser) -> OpenPage:
     return opened
 
 
+SIZE: dict[str, Any] = {
+    "n_prefill": 2,
+    "n_decode": 2,
+    "n_kvstore": 2,
+    "extra": {"conductor": LIMITS},
+}
+
+
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> Iterator[Any]:
-    with start_cluster(
-        FAKE, n_prefill=2, n_decode=2, n_kvstore=2, extra={"conductor": LIMITS}
-    ) as live:
+    with start_cluster(FAKE, **SIZE) as live:
         yield live
 
 
@@ -137,9 +143,9 @@ def overflow(page: Page) -> int:
 
 
 def test_the_map_has_every_worker_and_says_what_to_do_where_nothing_has_happened_yet(
-    cluster: Any, open_page: OpenPage
+    start_cluster: StartCluster, open_page: OpenPage
 ) -> None:
-    with open_page(cluster.url) as page:
+    with start_cluster(FAKE, **SIZE) as cluster, open_page(cluster.url) as page:
         expect(page.locator("#map .card")).to_have_count(6)
         for worker in cluster.live():
             expect(card(page, worker)).to_have_attribute("data-state", "live")

@@ -124,7 +124,7 @@ async def connect(
     address = KvstoreAddress(
         worker_id=info.worker_id, generation=info.generation, commands=info.commands
     )
-    return Client(way, await stores.at(address), transfer, size)
+    return Client(way, await stores.client_for(address), transfer, size)
 
 
 def main() -> None:
