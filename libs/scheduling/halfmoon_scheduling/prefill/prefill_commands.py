@@ -4,7 +4,7 @@ Each names the event that the shell posts when it is done. `StepFailed` may take
 of them but `HoldingsReleased`.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import PrefillFailed, PrefillStopped, PrefillTimes
@@ -13,8 +13,7 @@ from halfmoon_scheduling.prefill.prefill_events import PrefillFailure
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPrefix:
+class FetchPrefix(msgspec.Struct, frozen=True):
     """Use these pages for the request's KV; lease its cached prefix and start to read it.
 
     Outcome: `PrefixLeased`, at once when `n_blocks` is 0. A leased prefix is followed by
@@ -29,8 +28,7 @@ class FetchPrefix:
     n_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveRoom:
+class ReserveRoom(msgspec.Struct, frozen=True):
     """Reserve room at the home kvstore for the prompt's blocks from `first_block` on.
 
     Outcome: `RoomReserved` or `RoomRefused`.
@@ -40,13 +38,11 @@ class ReserveRoom:
     first_block: int
 
 
-@dataclass(frozen=True, slots=True)
-class WakeEngine:
+class WakeEngine(msgspec.Struct, frozen=True):
     """Ask for `PrefillMachine.next_pass` if no forward pass is under way. Has no outcome."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillPass:
+class PrefillPass(msgspec.Struct, frozen=True):
     """Run one forward pass over these chunks. Given out by `PrefillMachine.next_pass`.
 
     Outcome: `PassEnded` or `PassFailed`.
@@ -57,8 +53,7 @@ class PrefillPass:
     delayed: tuple[RequestId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SettleTransfers:
+class SettleTransfers(msgspec.Struct, frozen=True):
     """Wait until the landing has acknowledged all KV; verify fetched blocks, end their lease.
 
     Outcome: `TransfersSettled`.
@@ -67,8 +62,7 @@ class SettleTransfers:
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDone:
+class ReportDone(msgspec.Struct, frozen=True):
     """Send the conductor `PrefillDone`. Outcome: `DoneReported`."""
 
     request_id: RequestId
@@ -84,15 +78,13 @@ class ReportDone:
     times: PrefillTimes
 
 
-@dataclass(frozen=True, slots=True)
-class KeepBlocks:
+class KeepBlocks(msgspec.Struct, frozen=True):
     """Commit the new blocks at the home kvstore once they are written. Outcome: `BlocksKept`."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseHoldings:
+class ReleaseHoldings(msgspec.Struct, frozen=True):
     """Stop what is done for a request; end its transfers, its lease and its reservation.
 
     Outcome: `HoldingsReleased`. No other event of the request has to follow.
@@ -101,8 +93,7 @@ class ReleaseHoldings:
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillStop:
+class PrefillStop(msgspec.Struct, frozen=True):
     """The ending of a request that was cancelled."""
 
 
@@ -110,8 +101,7 @@ class PrefillStop:
 PrefillEnding = PrefillFailure | PrefillStop | None
 
 
-@dataclass(frozen=True, slots=True)
-class EndRequest:
+class EndRequest(msgspec.Struct, frozen=True):
     """Forget a request; tell its conductor of an ending that is no success. Has no outcome."""
 
     request_id: RequestId

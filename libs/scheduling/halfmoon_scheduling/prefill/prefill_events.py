@@ -6,14 +6,14 @@ end: then `HoldingsReleased` is the one event that the machine waits for.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import KvstoreAddress, StartPrefill
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillFailure:
+class PrefillFailure(msgspec.Struct, frozen=True):
     """The failure of a request, as its conductor is told."""
 
     reason: str
@@ -25,8 +25,7 @@ class PrefillFailure:
     invalid: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelayed:
+class TokenDelayed(msgspec.Struct, frozen=True):
     """A first token that is not chosen yet: the set that its grammar allows is being computed."""
 
 
@@ -34,22 +33,19 @@ class TokenDelayed:
 FirstToken = int | TokenDelayed | PrefillFailure
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillRequested:
+class PrefillRequested(msgspec.Struct, frozen=True):
     """A valid start of a request arrived whose id is not in use here."""
 
     start: StartPrefill
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillCancelled:
+class PrefillCancelled(msgspec.Struct, frozen=True):
     """The conductor gave a request up, or the connection to it was lost."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixLeased:
+class PrefixLeased(msgspec.Struct, frozen=True):
     """`FetchPrefix` has leased its blocks, and reading them has begun."""
 
     request_id: RequestId
@@ -59,84 +55,73 @@ class PrefixLeased:
     n_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixFetched:
+class PrefixFetched(msgspec.Struct, frozen=True):
     """Every layer of the leased blocks is in the request's pages."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class RoomReserved:
+class RoomReserved(msgspec.Struct, frozen=True):
     """The home kvstore has reserved room for the request's new blocks."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class RoomRefused:
+class RoomRefused(msgspec.Struct, frozen=True):
     """The home kvstore is full, slow or lost: the new blocks will not be kept."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class PassEnded:
+class PassEnded(msgspec.Struct, frozen=True):
     """The forward pass under way is over."""
 
     #: For each request whose last chunk was in the pass, and each whose token was delayed.
-    tokens: Mapping[RequestId, FirstToken] = field(default_factory=dict)
+    tokens: Mapping[RequestId, FirstToken] = msgspec.field(default_factory=dict)
     #: Seconds that the pass took.
     compute_s: float = 0.0
     #: Of these, seconds in which it waited for cached layers.
     layers_wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PassFailed:
+class PassFailed(msgspec.Struct, frozen=True):
     """The forward pass under way raised an error: none of its requests can go on."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TransfersSettled:
+class TransfersSettled(msgspec.Struct, frozen=True):
     """The landing has acknowledged all KV, and the fetched blocks are verified and released."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class DoneReported:
+class DoneReported(msgspec.Struct, frozen=True):
     """The conductor was sent `PrefillDone`."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksKept:
+class BlocksKept(msgspec.Struct, frozen=True):
     """The new blocks are committed at the home kvstore, or were given up."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class StepFailed:
+class StepFailed(msgspec.Struct, frozen=True):
     """A step of the request failed; the request ends with this failure."""
 
     request_id: RequestId
     failure: PrefillFailure
 
 
-@dataclass(frozen=True, slots=True)
-class HoldingsReleased:
+class HoldingsReleased(msgspec.Struct, frozen=True):
     """No transfer, lease or reservation of the request is left: its pages are untouched."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class PagesFreed:
+class PagesFreed(msgspec.Struct, frozen=True):
     """Pages are free that something else than a request of the machine has held."""
 
 

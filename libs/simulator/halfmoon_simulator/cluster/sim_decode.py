@@ -320,7 +320,7 @@ class SimDecode:
     def _begin(self) -> None:
         """Take arrivals and cancellations between two steps, and begin the next run."""
         self._border()
-        if (chunk := self.local.take()) is not None:
+        if self.local.machine.requests and (chunk := self.local.take()) is not None:
             self._begin_with(chunk)
             return
         n_requests = self.batch.n_running

@@ -181,9 +181,10 @@ class SimPrefill:
         """Begin a pass, if none is under way and one is due."""
         if self._passing or self.dead:
             return
-        batch = self.machine.queue.next_batch()
-        if self.staging.try_start_pass(self._numbers[batch[0].request_id] if batch else None):
-            return
+        if len(self.staging):
+            batch = self.machine.queue.next_batch()
+            if self.staging.try_start_pass(self._numbers[batch[0].request_id] if batch else None):
+                return
         now = self._event_queue.now
         due = self.machine.next_pass(now)
         if due is None:
