@@ -136,10 +136,10 @@ KEY = "sixteen characters, or more"
 
 def routes() -> list[tuple[str, str]]:
     """All that a node adds for operators."""
-    nobody: Any = None
-    http = OperatorHttp(nobody, nobody)
-    AdminApi(nobody, nobody).register(http)
-    DrainController(nobody, nobody, nobody, nobody).register(http)
+    unused: Any = None
+    http = OperatorHttp(unused, unused)
+    AdminApi(unused, unused).register(http)
+    DrainController(unused, unused, unused, unused).register(http)
     return http.routes
 
 

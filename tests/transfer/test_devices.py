@@ -510,7 +510,7 @@ def test_only_what_arrived_is_copied_into_the_device(make_bench: Any) -> None:
 
 def test_a_path_that_loses_everything_is_left(make_bench: Any) -> None:
     bench = make_bench(100_000)
-    lost = SliceOutcome(OutcomeKind.LOST, "nobody there")
+    lost = SliceOutcome(OutcomeKind.LOST, "no peer there")
     bench.fates = lambda number: lost
     assert bench.move("write") == [lost] * 20
     assert bench.n_carried == 2
@@ -625,7 +625,7 @@ def test_the_location_of_device_memory_is_the_device(make_world: Any) -> None:
     here = make_world("tcp").open("here")
     _, region = device_memory(here, 1000, 1)
     assert here._regions.index.location(region.key) == "emulated:0"
-    # The pinned memory that there is now is nobody's business.
+    # The pinned memory that there is now is not looked at.
     assert here.stats().n_regions == 1
     assert here._regions.index.entries() == []
 

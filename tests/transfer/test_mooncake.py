@@ -424,7 +424,7 @@ def test_a_bound_connection_ends_once_any_region_was_taken_back(owner: Owner) ->
 
 def handshake_record(owner: Owner) -> SegmentRecord:
     with owner.dial("mooncake") as sock:
-        return mooncake_handshake.exchange_records(sock, SegmentRecord("nobody", "tcp", 1))
+        return mooncake_handshake.exchange_records(sock, SegmentRecord("absent", "tcp", 1))
 
 
 def test_keys_are_not_in_the_record(owner: Owner) -> None:
@@ -770,8 +770,8 @@ def test_segments_of_one_server_open_each_other_by_name(make_world: Any) -> None
     here.mooncake.notify("there", "here", "read")
     assert there.mooncake.notifications() == [MooncakeNotification("here", "read")]
     here.mooncake.probe("there")
-    with pytest.raises(Lost, match="no record mooncake/ram/nobody"):
-        here.mooncake.open("nobody")
+    with pytest.raises(Lost, match="no record mooncake/ram/absent"):
+        here.mooncake.open("absent")
     open_store(url).put("mooncake/ram/broken", b"{}")
     with pytest.raises(Lost, match="not a Mooncake segment record"):
         here.mooncake.open("broken")

@@ -359,7 +359,7 @@ def test_who_has_nothing_to_move_is_told_all_the_same() -> None:
 def test_a_path_that_does_not_reach_the_peer_is_left_for_all_slices_at_once() -> None:
     plan, cut = started(piece(2700))
     assert len(cut) == 3
-    outcome = SliceOutcome(OutcomeKind.UNREACHABLE, "nobody there")
+    outcome = SliceOutcome(OutcomeKind.UNREACHABLE, "no peer there")
     moved = batches(plan.on_carried(cut[0].number, [outcome] * len(cut[0].slices)))
     assert {batch.path for batch in moved} == {"tcp"}
     for batch in cut[1:]:

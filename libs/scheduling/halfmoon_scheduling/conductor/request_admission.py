@@ -12,6 +12,7 @@ from halfmoon_scheduling.admission import admission_policy
 from halfmoon_scheduling.admission.admission_policy import AdmissionCase, AdmissionVerdict
 from halfmoon_scheduling.admission.page_queue import PageShortage
 from halfmoon_scheduling.admission.slos import Slos
+from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.cluster.send_if_live import send_if_live
 from halfmoon_scheduling.commands import AnyCommand
@@ -46,6 +47,7 @@ class RequestAdmission:
         log: DecisionLog,
     ) -> None:
         self._config = config
+        self._mode = ADMISSION_MODES[config.admission]
         self._cluster = cluster
         self._slos = slos
         self._placer = placer
@@ -106,7 +108,7 @@ class RequestAdmission:
         """Place deferred requests whose turn has come."""
         self._cluster.decodes.on_tick(now)
         self._ticked_s = now
-        if self._config.admission != "none":
+        if self._mode.checks_limits:
             self._table.waiting.reconsider()  # its first token may be late by now
         return self._place_deferred(now, max_failed=MAX_FAILED_RETRIES)
 
@@ -275,7 +277,7 @@ class RequestAdmission:
     def _max_wait_s(self, state: RequestState) -> float:
         """Return the seconds from its arrival that a request may wait for pages."""
         slo_s = self._slos.ttft_s(state.request)
-        if self._config.admission == "none" or state.is_retry or slo_s is None:
+        if not self._mode.checks_limits or state.is_retry or slo_s is None:
             return self._config.request_timeout_s
         return min(slo_s, self._config.request_timeout_s)
 
