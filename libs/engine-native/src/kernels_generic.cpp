@@ -1,0 +1,9 @@
+// Any processor: vectors of four floats, which every 64-bit one has.
+#include "isa.h"
+#define HALFMOON_ISA generic
+#define HALFMOON_LANES 4
+#include "simd.inl"
+#include "elementwise.inl"
+#include "attention.inl"
+#include "linear.inl"
+#include "table.inl"
