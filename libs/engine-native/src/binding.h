@@ -71,6 +71,6 @@ struct BatchObject {
   int64_t n_tokens;
 };
 
-extern PyTypeObject LinearType, PoolType, BatchType, ProgramType;
+extern PyTypeObject LinearType, PoolType, BatchType, DecoderType;
 
 } // namespace halfmoon

@@ -118,6 +118,9 @@ struct Kernels {
   void (*layer_norm)(const float *x, int64_t x_stride, float *out, int64_t out_stride,
                      const float *weight, const float *bias, int64_t n, float epsilon,
                      int64_t n_rows);
+  // Turn a token's heads by the angles of its position; see rotary.inl.
+  void (*rotate)(float *heads, int64_t n_heads, int64_t head_dim, const float *cosines,
+                 const float *sines, int64_t n_pairs, bool interleaved);
   // Convert n numbers.
   void (*to_float)(const void *from, DType dtype, float *to, int64_t n);
   void (*from_float)(const float *from, void *to, DType dtype, int64_t n);

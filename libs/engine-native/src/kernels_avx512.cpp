@@ -6,6 +6,7 @@
 #define HALFMOON_LANES 16
 #include "simd.inl"
 #include "elementwise.inl"
+#include "rotary.inl"
 #include "attention.inl"
 #include "linear.inl"
 #include "table.inl"

@@ -7,6 +7,7 @@
 #define HALFMOON_BF16_DOT 1
 #include "simd.inl"
 #include "elementwise.inl"
+#include "rotary.inl"
 #include "attention.inl"
 #include "linear.inl"
 #include "table.inl"

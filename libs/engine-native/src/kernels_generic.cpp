@@ -4,6 +4,7 @@
 #define HALFMOON_LANES 4
 #include "simd.inl"
 #include "elementwise.inl"
+#include "rotary.inl"
 #include "attention.inl"
 #include "linear.inl"
 #include "table.inl"

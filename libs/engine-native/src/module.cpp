@@ -1,5 +1,5 @@
 // The Python module: linears, pools, batches and attention, for tests and for models that run as
-// transformers wrote them; programs are in program.cpp.
+// transformers wrote them; whole decoders are in decoder_type.cpp.
 #include "binding.h"
 #include "parallel.h"
 
@@ -496,7 +496,7 @@ PyTypeObject BatchType =
 PyMODINIT_FUNC PyInit__native() {
   using namespace halfmoon;
   kernels = choose_kernels(nullptr);
-  PyTypeObject *types[] = {&LinearType, &PoolType, &BatchType};
+  PyTypeObject *types[] = {&LinearType, &PoolType, &BatchType, &DecoderType};
   PyObject *module = PyModule_Create(&definition);
   if (!module)
     return nullptr;
