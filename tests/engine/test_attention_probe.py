@@ -98,7 +98,7 @@ def model(tmp_path: Path) -> Any:
 
 
 def test_a_small_random_model_whose_attention_adds_little_passes(model: Any) -> None:
-    assert probe_attention(model).n_layers == 2
+    assert probe_attention(model).shape.n_layers == 2
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_weights_that_are_no_numbers_are_refused(model: Any) -> None:
 
 def test_half_precision_passes_too(model: Any) -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        assert probe_attention(model.to(dtype)).head_dim == 8
+        assert probe_attention(model.to(dtype)).shape.head_dim == 8
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.2])

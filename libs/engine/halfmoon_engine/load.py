@@ -7,6 +7,7 @@ import msgspec
 from halfmoon_engine.checkpoints.model_folder import open_model_folder
 from halfmoon_engine.fake_engine import FakeEngine, parse_fake_spec
 from halfmoon_engine.interface import Device, Engine
+from halfmoon_engine.native.extension import NativeMode
 from halfmoon_engine.torch_threads import limit_spin_waits
 from halfmoon_protocol.kv_layout import DType
 
@@ -22,6 +23,7 @@ def open_engine(
     device: Device = "auto",
     threads: int | None = None,
     served_name: str | None = None,
+    native: NativeMode = "auto",
 ) -> Engine:
     """Open the engine that `spec` names.
 
@@ -32,6 +34,8 @@ def open_engine(
         device: where a model computes; "auto" is CUDA if there is a device.
         threads: CPU threads of a model; None or 0 is one per core.
         served_name: the model's name in requests, rather than its own.
+        native: whether halfmoon-engine-native computes on the CPU; "auto" where it is installed
+            and `HALFMOON_ENGINE_NATIVE` is not 0.
 
     Raises:
         BadEngineSpec: a spec of a fake engine that can't be read.
@@ -39,6 +43,7 @@ def open_engine(
         BrokenCheckpoint: files that are damaged, contradict each other or hold absurd values.
         UnsupportedModel: a kind of model, or a format, that is not served.
         ProtocolError: a block size out of range.
+        NativeUnavailable: the extension is asked for and not installed.
     """
     if spec.startswith("fake://"):
         model = parse_fake_spec(spec)
@@ -52,6 +57,7 @@ def open_engine(
         device=device,
         threads=threads,
         served_name=served_name,
+        native=native,
     )
 
 
@@ -63,6 +69,7 @@ def load_engine(
     device: Device = "auto",
     threads: int | None = None,
     served_name: str | None = None,
+    native: NativeMode = "auto",
 ) -> "TorchEngine":
     """Load a causal language model and prepare it for a paged pool; see `open_engine`.
 
@@ -80,4 +87,5 @@ def load_engine(
         device=device,
         threads=threads,
         served_name=served_name,
+        native=native,
     )

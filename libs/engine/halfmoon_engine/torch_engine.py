@@ -1,27 +1,21 @@
-"""Run a transformers model whose attention goes over a paged pool.
+"""Draw tokens from a model that a runner computes over a paged pool.
 
-The batch is one row of tokens, runs side by side; positions and the attention's plan separate
-them. Only rows that draw a token go through the model's head.
+Only rows that draw a token, or whose scores are wanted, go through the model's head.
 """
 
-import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from halfmoon_engine.attention.attention_probe import KvShape
-from halfmoon_engine.attention.device_pool import DeviceKvPool
-from halfmoon_engine.attention.forward_plan import plan_forward
-from halfmoon_engine.attention.kv_pool import TORCH_DTYPES, HostKvPool, KvPool
-from halfmoon_engine.attention.paged_attention import use_forward_plan
 from halfmoon_engine.batch_checks import check_batch
 from halfmoon_engine.cost_fit import measure_costs
 from halfmoon_engine.errors import PoolNotAttached
 from halfmoon_engine.interface import Draw, GrammarFailed, LayerHook, PendingToken, Run, TokenResult
+from halfmoon_engine.model_runner import ModelRunner
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks, TokenMask
 from halfmoon_engine.sampling.sampler import choose_tokens
 from halfmoon_engine.sampling.token_logprobs import (
@@ -29,8 +23,7 @@ from halfmoon_engine.sampling.token_logprobs import (
     report_drawn_logprob,
     report_prompt_logprobs,
 )
-from halfmoon_protocol.blocks import check_block_size
-from halfmoon_protocol.kv_layout import DType, KvLayout
+from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import DecodeCost, PrefillCost
 
 log = logging.getLogger(__name__)
@@ -41,58 +34,46 @@ _GRACE_S = 0.005
 _ALONE_S = 0.02
 _NO_GRAMMARS = GrammarFailed("this model's tokenizer is none that grammars need", invalid=False)
 
-DTYPE_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-
 
 class TorchEngine:
     """An `Engine` around a model that `torch_loader.load_torch_engine` loaded and probed."""
 
     def __init__(
         self,
-        model: Any,
-        shape: KvShape,
+        runner: ModelRunner,
+        layout: KvLayout,
         *,
         name: str,
-        fingerprint: str,
-        block_size: int,
+        n_vocab: int,
         max_context: int,
         eos_token_ids: tuple[int, ...],
         grammars: GrammarMasks | None = None,
-        mirror: bool = False,
     ) -> None:
-        """Wrap a model that has our attention.
+        """Wrap a probed model.
 
         Args:
-            model: in evaluation mode, on its device.
-            shape: of its KV.
+            runner: computes the model.
+            layout: of a page's bytes.
             name: as clients write it.
-            fingerprint: of its checkpoint.
-            block_size: tokens per page.
+            n_vocab: tokens with both an embedding and a logit.
             max_context: tokens of the longest sequence.
             eos_token_ids: tokens that end a generation.
             grammars: compiles and follows them; None: requests with one get no token.
-            mirror: keep a pool on the device beside the attached memory even where the
-                device could read that memory.
         """
-        self._model = model
-        self._device: torch.device = model.device
-        self._dtype: torch.dtype = model.dtype
-        self._mirror = mirror or self._device.type != "cpu"
+        self._runner = runner
         self._name = name
-        self._layout = KvLayout(
-            model=fingerprint,
-            n_layers=shape.n_layers,
-            n_kv_heads=shape.n_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=DTYPE_NAMES[self._dtype],
-            block_size=check_block_size(block_size),
-        )
+        self._layout = layout
         self._max_context = max_context
         self._eos_token_ids = eos_token_ids
-        self._n_vocab = _n_vocab(model)
+        self._n_vocab = n_vocab
         self._grammars = grammars
-        self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._pool: KvPool | None = None
+        #: Pages of the attached pool; 0 before `attach`.
+        self._n_pages = 0
+
+    @property
+    def description(self) -> str:
+        """What computes: torch, or the native extension with its instruction set."""
+        return self._runner.description
 
     @property
     def name(self) -> str:
@@ -125,15 +106,12 @@ class TorchEngine:
         Raises:
             ValueError: it holds no page, or is read-only.
         """
-        self._pool = (
-            DeviceKvPool(pool, self._layout, self._device)
-            if self._mirror
-            else HostKvPool(pool, self._layout)
-        )
+        self._n_pages = self._runner.attach(pool)
 
     def detach(self) -> None:
         """Release the attached memory, so that it can be closed."""
-        self._pool = None
+        self._n_pages = 0
+        self._runner.detach()
 
     @torch.inference_mode()
     def forward(
@@ -150,27 +128,21 @@ class TorchEngine:
             ValueError: a run that does not fit its pages, the pool or the context, or a
                 token that is not in the vocabulary.
         """
-        if self._pool is None:
+        if not self._n_pages:
             raise PoolNotAttached("this engine has no pool yet; call attach(memory) first")
-        check_batch(runs, self._layout, self._pool.n_pages, self._max_context)
+        check_batch(runs, self._layout, self._n_pages, self._max_context)
         if not runs:
             return []
-        plan = plan_forward(runs, self._layout, self._pool, self._device, self._dtype)
-        plan.before_layer, plan.after_layer = before_layer, after_layer
         asked = self._request_masks(runs)  # child processes compute these during the forward
         tokens = np.concatenate([np.asarray(run.token_ids, dtype=np.int64) for run in runs])
-        lengths = [len(run.token_ids) for run in runs]
-        positions = np.concatenate(
-            [np.arange(run.start, run.start + n) for run, n in zip(runs, lengths, strict=True)]
-        )
-        last_rows = np.cumsum(lengths) - 1
+        self._check_tokens(tokens)
+        last_rows = np.cumsum([len(run.token_ids) for run in runs]) - 1
         drawing = [i for i, run in enumerate(runs) if run.draw is not None]
         rows = np.concatenate([last_rows[drawing], *logprob_rows(runs)])
-        with use_forward_plan(plan):
-            logits = self._logits(tokens, positions, rows)
+        logits = self._runner.logits(runs, tokens, rows, before_layer, after_layer)
         result: list[TokenResult | None] = [None] * len(runs)
         if drawing:
-            ends = [runs[i].start + lengths[i] for i in drawing]
+            ends = [runs[i].start + len(runs[i].token_ids) for i in drawing]
             draws = [draw for run in runs if (draw := run.draw) is not None]
             masks = [asked.get(i) for i in drawing]
             chosen = self._choose(logits[: len(drawing)], draws, ends, masks)
@@ -190,9 +162,9 @@ class TorchEngine:
 
     def measure(self) -> tuple[PrefillCost, DecodeCost]:
         """Time a few forwards on scratch pages of the attached pool and fit the cost models."""
-        if self._pool is None:
+        if not self._n_pages:
             raise PoolNotAttached("measuring needs scratch pages; call attach(memory) first")
-        costs = measure_costs(self, self._pool.n_pages)
+        costs = measure_costs(self, self._n_pages)
         if self._grammars is not None:
             # The worker serves soon: the first grammar does not wait for the template then.
             self._grammars.start()
@@ -254,25 +226,12 @@ class TorchEngine:
         report_drawn_logprob(late.logits, late.draw, token)
         return token
 
-    def _logits(
-        self, tokens: "np.typing.NDArray[np.int64]", positions: Any, rows: Any
-    ) -> torch.Tensor:
-        """Compute the logits of the chosen rows, [n_rows, vocab], with the model's own head."""
+    def _check_tokens(self, tokens: NDArray[np.int64]) -> None:
         if tokens.min() < 0 or tokens.max() >= self._n_vocab:
             raise ValueError(
                 f"token {tokens.max() if tokens.min() >= 0 else tokens.min()} is not in the "
                 f"vocabulary of {self._n_vocab}"
             )
-        kept = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._device)
-        options = {"logits_to_keep": kept} if self._selects_logits else {}
-        out = self._model(
-            input_ids=torch.from_numpy(tokens)[None].to(self._device),
-            position_ids=torch.from_numpy(positions)[None].to(self._device),
-            use_cache=False,
-            **options,
-        )
-        logits: torch.Tensor = out.logits[0]
-        return logits if self._selects_logits else logits[kept]
 
 
 @dataclass(frozen=True)
@@ -283,10 +242,3 @@ class _LateToken(PendingToken):
     draw: Draw
     position: int
     mask: TokenMask
-
-
-def _n_vocab(model: Any) -> int:
-    """Return the number of tokens with both an embedding and a logit."""
-    n_embedded = int(model.get_input_embeddings().num_embeddings)
-    head = model.get_output_embeddings()
-    return n_embedded if head is None else min(n_embedded, int(head.weight.shape[0]))

@@ -20,7 +20,12 @@ from typing import Any
 import torch
 
 from halfmoon_engine.attention.device_pool import DeviceKvPool
-from halfmoon_engine.attention.forward_plan import ForwardPlan, plan_forward, plan_probe
+from halfmoon_engine.attention.forward_plan import (
+    ForwardPlan,
+    SeenAttention,
+    plan_forward,
+    plan_probe,
+)
 from halfmoon_engine.attention.kv_pool import TORCH_DTYPES, HostKvPool, KvPool
 from halfmoon_engine.attention.paged_attention import ATTENTION_NAME, use_forward_plan
 from halfmoon_engine.interface import Run
@@ -55,6 +60,18 @@ class KvShape:
 
 
 @dataclass(frozen=True)
+class ProbedModel:
+    """What a probe found out, and what another way to compute the model must give."""
+
+    shape: KvShape
+    #: How each layer calls attention.
+    seen: dict[int, SeenAttention]
+    prompts: list[torch.Tensor]
+    #: [tokens of all prompts, vocabulary]
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True)
 class _Call:
     """One call of a layer's module by the model."""
 
@@ -64,7 +81,7 @@ class _Call:
 
 
 @torch.inference_mode()
-def probe_attention(model: Any) -> KvShape:
+def probe_attention(model: Any) -> ProbedModel:
     """Run a model through our attention and its own, and compare.
 
     Leaves the model with our attention.
@@ -99,7 +116,18 @@ def probe_attention(model: Any) -> KvShape:
     off = "from kept keys and values than from all tokens"
     whole = logits[: len(prompts[0])]
     _compare(kind, chunked, whole, off, _CHUNKED.get(model.dtype, _TOLERANCE_HALF))
-    return shape
+    return ProbedModel(shape, plan.seen, prompts, logits)
+
+
+def logits_error(logits: torch.Tensor, probed: ProbedModel) -> float:
+    """Return the root mean square error of a probe's logits, over their spread."""
+    expected = probed.logits.float()
+    return _rms(logits.float() - expected) / float(expected.std())
+
+
+def allowed_error(dtype: torch.dtype) -> float:
+    """Return the largest `logits_error` of the same sums in another order."""
+    return _CHUNKED.get(dtype, _TOLERANCE_HALF)
 
 
 def _own_logits(
@@ -288,7 +316,7 @@ def _shape(kind: str, plan: ForwardPlan) -> KvShape:
             f"a model of type {kind!r} attends {plan.n_calls} times in {len(seen)} layers, each "
             "time with other keys and values; a KV block has room for one time"
         )
-    shapes = {shape for keys, values, _ in seen.values() for shape in (keys, values)}
+    shapes = {shape for call in seen.values() for shape in (call.key_shape, call.value_shape)}
     if len(shapes) != 1:
         listed = ", ".join(f"{heads} heads of {dim}" for _, heads, _, dim in sorted(shapes))
         raise UnsupportedModel(
@@ -299,16 +327,16 @@ def _shape(kind: str, plan: ForwardPlan) -> KvShape:
     return KvShape(len(seen), n_kv_heads, head_dim)
 
 
-def _check_windows(kind: str, text: Any, seen: dict[int, tuple[Any, Any, int | None]]) -> None:
+def _check_windows(kind: str, text: Any, seen: dict[int, SeenAttention]) -> None:
     """Refuse a sliding window that only a mask would carry, which we never see."""
     window = getattr(text, "sliding_window", None)
     if not window or not getattr(text, "use_sliding_window", True):
         return
     types = getattr(text, "layer_types", None) or ["sliding_attention"] * len(seen)
-    for layer, (_, _, seen_window) in seen.items():
+    for layer, call in seen.items():
         wanted = window if types[layer] == "sliding_attention" else None
-        if seen_window != wanted:
+        if call.window != wanted:
             raise UnsupportedModel(
-                f"a model of type {kind!r} asks for a window of {seen_window} in layer {layer}, "
+                f"a model of type {kind!r} asks for a window of {call.window} in layer {layer}, "
                 f"its config says {wanted}"
             )

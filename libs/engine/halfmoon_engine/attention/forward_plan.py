@@ -7,6 +7,7 @@ length and attend together, padded; longer runs (prefill chunks) attend one by o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -84,6 +85,50 @@ class DecodeGroup:
         return GroupKeys(rows, n_keys, mask)
 
 
+class NativeAttention(Protocol):
+    """Attention of one batch over the pool, by the native extension."""
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values, each [n_tokens, n_kv_heads, head_dim]."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend with queries of shape [n_tokens, n_heads, head_dim]; the result is like them."""
+        ...
+
+
+@dataclass(frozen=True)
+class SeenAttention:
+    """Shapes and options of one layer's call of attention."""
+
+    #: [1, n_kv_heads, n_tokens, head_dim]
+    key_shape: tuple[int, ...]
+    value_shape: tuple[int, ...]
+    window: int | None
+    scale: float
+    softcap: float | None
+    #: [n_heads]
+    sinks: torch.Tensor | None
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Heads of keys."""
+        return self.key_shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.key_shape[3]
+
+
 @dataclass
 class ForwardPlan:
     """Plan of one forward: the rows to read and write, and the hooks to call."""
@@ -98,10 +143,10 @@ class ForwardPlan:
     fetched_pages: torch.Tensor | None
     before_layer: LayerHook | None = None
     after_layer: LayerHook | None = None
-    #: Shapes of keys and values, and the window of attention, by layer.
-    seen: dict[int, tuple[tuple[int, ...], tuple[int, ...], int | None]] = field(
-        default_factory=dict
-    )
+    #: Attends and stores KV in place of torch; None: torch does.
+    native: NativeAttention | None = None
+    #: How each layer called attention.
+    seen: dict[int, SeenAttention] = field(default_factory=dict)
     #: Calls of attention over all layers.
     n_calls: int = 0
 
@@ -111,6 +156,11 @@ def plan_probe(lengths: Sequence[int]) -> ForwardPlan:
     starts = np.cumsum([0, *lengths])
     segments = [PrefillRun(int(a), n, 0, None) for a, n in zip(starts, lengths, strict=False)]
     return ForwardPlan(None, segments, [], None, None)
+
+
+def plan_native(pool: KvPool) -> ForwardPlan:
+    """Plan a forward whose attention is native: the extension holds the batch."""
+    return ForwardPlan(pool, [], [], None, None)
 
 
 def plan_forward(

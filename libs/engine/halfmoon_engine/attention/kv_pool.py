@@ -21,6 +21,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+DTYPE_NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def base_rows(layout: KvLayout, pages: NDArray[np.int64], end: int) -> NDArray[np.int64]:

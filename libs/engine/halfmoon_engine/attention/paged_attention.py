@@ -19,7 +19,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from halfmoon_engine.attention.forward_plan import DecodeGroup, ForwardPlan, PrefillRun
+from halfmoon_engine.attention.forward_plan import (
+    DecodeGroup,
+    ForwardPlan,
+    PrefillRun,
+    SeenAttention,
+)
 from halfmoon_engine.attention.kv_pool import KvPool
 
 ATTENTION_NAME = "halfmoon_paged"
@@ -98,10 +103,17 @@ def paged_attention(
     index: Any = module.layer_idx
     layer = _Layer(int(index), scaling, sliding_window, softcap, s_aux)
     plan.n_calls += 1
-    plan.seen[layer.index] = (tuple(key.shape), tuple(value.shape), sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    plan.seen[layer.index] = SeenAttention(
+        tuple(key.shape), tuple(value.shape), sliding_window, scale, softcap, s_aux
+    )
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     if plan.pool is not None:
         _exchange(plan, plan.pool, layer.index, keys, values)
+    if plan.native is not None:
+        return plan.native.attend(layer.index, queries, scale, sliding_window, softcap, s_aux)[
+            None
+        ], None
     out = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for segment in plan.segments:
         rows = slice(segment.row_start, segment.row_start + segment.n_tokens)
@@ -123,12 +135,15 @@ def _exchange(
     plan: ForwardPlan, pool: KvPool, layer: int, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
     """Fetch old KV, store new KV, and call the hooks around it."""
-    assert plan.write_rows is not None
     if plan.before_layer is not None:
         plan.before_layer(layer)
     if plan.fetched_pages is not None:
         pool.fetch(layer, plan.fetched_pages)
-    pool.write(layer, plan.write_rows, keys.flatten(1), values.flatten(1))
+    if plan.native is not None:
+        plan.native.write(layer, keys, values)
+    else:
+        assert plan.write_rows is not None
+        pool.write(layer, plan.write_rows, keys.flatten(1), values.flatten(1))
     if plan.after_layer is not None:
         plan.after_layer(layer)
 

@@ -14,17 +14,20 @@ import torch
 import transformers as _transformers
 
 from halfmoon_engine.attention.attention_probe import probe_attention
-from halfmoon_engine.attention.kv_pool import TORCH_DTYPES
+from halfmoon_engine.attention.kv_pool import DTYPE_NAMES, TORCH_DTYPES
+from halfmoon_engine.attention.paged_attention import ATTENTION_NAME
 from halfmoon_engine.checkpoints.architecture import check_architecture, max_context
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.interface import Device
+from halfmoon_engine.native.extension import NativeMode
+from halfmoon_engine.native.runner_choice import choose_runner
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
-from halfmoon_engine.torch_engine import DTYPE_NAMES, TorchEngine
+from halfmoon_engine.torch_engine import TorchEngine
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
 from halfmoon_models.folder_inspection import InspectedModel
 from halfmoon_protocol.blocks import check_block_size
-from halfmoon_protocol.kv_layout import DType
+from halfmoon_protocol.kv_layout import DType, KvLayout
 
 log = logging.getLogger(__name__)
 transformers: Any = _transformers
@@ -39,6 +42,7 @@ def load_torch_engine(
     device: Device,
     threads: int | None,
     served_name: str | None,
+    native: NativeMode = "auto",
 ) -> TorchEngine:
     """Load, check and probe a model; arguments and errors are those of `load.open_engine`."""
     check_block_size(block_size)
@@ -54,18 +58,30 @@ def load_torch_engine(
         model = _load(inspected, dtype)
         model = model.eval().requires_grad_(False).to(_device(device))
     with _library_errors(f"a model of type {str(config.model_type)!r} can't be run"):
-        shape = probe_attention(model)
+        probed = probe_attention(model)
         eos_token_ids = _eos_token_ids(model)
     with _library_errors(f"{folder}: its tokenizer can't be used"):
         grammars = GrammarMasks.for_model(
             folder, model.get_output_embeddings().weight.shape[0], eos_token_ids
         )
-    return TorchEngine(
-        model,
-        shape,
-        name=served_name or _own_name(path_or_hub_id, folder),
-        fingerprint=fingerprint(folder),
+    n_vocab = _n_vocab(model)
+    layout = KvLayout(
+        model=fingerprint(folder),
+        n_layers=probed.shape.n_layers,
+        n_kv_heads=probed.shape.n_kv_heads,
+        head_dim=probed.shape.head_dim,
+        dtype=DTYPE_NAMES[model.dtype],
         block_size=block_size,
+    )
+    runner = choose_runner(
+        model, probed, layout, lambda: _load_for_attention(inspected, dtype), native
+    )
+    log.info("computing with %s", runner.description)
+    return TorchEngine(
+        runner,
+        layout,
+        name=served_name or _own_name(path_or_hub_id, folder),
+        n_vocab=n_vocab,
         max_context=max_context(config),
         eos_token_ids=eos_token_ids,
         grammars=grammars,
@@ -132,6 +148,13 @@ def _load(inspected: InspectedModel, dtype: DType | Literal["auto"]) -> Any:
     return model
 
 
+def _load_for_attention(inspected: InspectedModel, dtype: DType | Literal["auto"]) -> Any:
+    """Load a probed model once more, for the CPU."""
+    model = _load(inspected, dtype).eval().requires_grad_(False)
+    model.set_attn_implementation(ATTENTION_NAME)
+    return model
+
+
 def _device(device: Device) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -150,3 +173,10 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     if ids is None:
         return ()
     return (int(ids),) if isinstance(ids, int) else tuple(int(token) for token in ids)
+
+
+def _n_vocab(model: Any) -> int:
+    """Return the number of tokens with both an embedding and a logit."""
+    n_embedded = int(model.get_input_embeddings().num_embeddings)
+    head = model.get_output_embeddings()
+    return n_embedded if head is None else min(n_embedded, int(head.weight.shape[0]))

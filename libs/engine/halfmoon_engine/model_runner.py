@@ -1,0 +1,53 @@
+"""Define how a torch engine has its model computed: by transformers, or natively."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halfmoon_engine.interface import LayerHook, Run
+
+
+class ModelRunner(Protocol):
+    """A model's arithmetic over an attached pool."""
+
+    @property
+    def description(self) -> str:
+        """What computes, for the log and for operators."""
+        ...
+
+    def attach(self, memory: memoryview) -> int:
+        """Use this memory as the pool; return its pages.
+
+        Raises:
+            ValueError: it holds no page, or is read-only.
+        """
+        ...
+
+    def detach(self) -> None:
+        """Release the attached memory."""
+        ...
+
+    def logits(
+        self,
+        runs: Sequence[Run],
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        before_layer: LayerHook | None,
+        after_layer: LayerHook | None,
+    ) -> torch.Tensor:
+        """Run a checked batch over the attached pool.
+
+        Args:
+            runs: the batch.
+            tokens: of all runs, one run after the other; in the vocabulary.
+            rows: tokens whose logits are wanted, by their places in `tokens`.
+            before_layer: see `Engine.forward`.
+            after_layer: see `Engine.forward`.
+
+        Returns:
+            [n_rows, vocab]
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Compute with halfmoon-engine-native, the optional extension in C++."""

@@ -1,0 +1,139 @@
+"""Pack a decoder's parts for the native extension, and run batches through it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halfmoon_engine.attention.kv_pool import DTYPE_NAMES
+from halfmoon_engine.interface import LayerHook
+from halfmoon_engine.native.decoder_parts import DecoderParts, LayerParts, LinearPart, NormPart
+
+#: Positions whose angles are computed at first; doubled whenever a run exceeds them.
+_FIRST_POSITIONS = 4096
+
+
+class NativeDecoder:
+    """All layers of a model, packed; one forward at a time."""
+
+    def __init__(self, native: Any, parts: DecoderParts, *, release: bool) -> None:
+        """Pack the parts.
+
+        Args:
+            native: the extension's module.
+            parts: of the model.
+            release: free the model's own weights, each as soon as it is packed.
+        """
+        self._native = native
+        self._parts = parts
+        self._rotates = any(layer.rotates for layer in parts.layers)
+        n_pairs = parts.angles(2)[0].shape[-1]
+        tied = _memory(parts.embedding) if parts.tied else None
+        head = self._pack(parts.head, release=release) if tied is None else tied
+        self._decoder = native.Decoder(
+            hidden=parts.hidden,
+            n_heads=parts.n_heads,
+            n_kv_heads=parts.n_kv_heads,
+            head_dim=parts.head_dim,
+            n_pairs=n_pairs,
+            embedding=_memory(parts.embedding),
+            n_vocab=parts.embedding.shape[0],
+            embedding_dtype=DTYPE_NAMES[parts.embedding.dtype],
+            head=head,
+            n_logits=parts.head.n_out,
+            head_dtype=DTYPE_NAMES[parts.embedding.dtype],
+            final_norm=_norm(parts.final_norm),
+            interleaved=parts.interleaved,
+            parallel=parts.parallel,
+            residual_multiplier=parts.residual_multiplier,
+            embedding_scale=parts.embedding_scale,
+        )
+        for layer in parts.layers:
+            self._add_layer(layer, release)
+        self._n_positions = 0
+        self._n_logits = parts.head.n_out
+
+    def logits(
+        self,
+        batch: Any,
+        end: int,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        before_layer: LayerHook | None,
+        after_layer: LayerHook | None,
+    ) -> torch.Tensor:
+        """Run a batch and return the logits of some rows: float32, [n_rows, n_logits].
+
+        Args:
+            batch: of the extension.
+            end: one more than the highest position in the batch.
+            tokens: [n_tokens]
+            rows: rising.
+            before_layer: see `Engine.forward`.
+            after_layer: see `Engine.forward`.
+        """
+        if end > self._n_positions and self._rotates:
+            self._compute_angles(end)
+        logits = np.empty((len(rows), self._n_logits), dtype=np.float32)
+        self._decoder.forward(batch, tokens, rows, len(rows), logits, before_layer, after_layer)
+        result = torch.from_numpy(logits)
+        if self._parts.logit_scale != 1.0:
+            result *= self._parts.logit_scale
+        if self._parts.logit_softcap is not None:
+            cap = self._parts.logit_softcap
+            result = torch.tanh(result / cap) * cap
+        return result
+
+    def _compute_angles(self, end: int) -> None:
+        n = max(_FIRST_POSITIONS, 1 << (end - 1).bit_length())
+        cosines, sines = self._parts.angles(n)
+        self._decoder.set_rope(0, cosines.numpy(), sines.numpy())
+        self._n_positions = n
+
+    def _add_layer(self, layer: LayerParts, release: bool) -> None:
+        self._decoder.add_layer(
+            norm=_norm(layer.norm),
+            qkv=self._pack(layer.qkv, release=release),
+            q_norm=_norm(layer.q_norm),
+            k_norm=_norm(layer.k_norm),
+            rope=0 if layer.rotates else -1,
+            scale=layer.scale,
+            window=layer.window or 0,
+            softcap=layer.softcap or 0.0,
+            sinks=None if layer.sinks is None else layer.sinks.float().contiguous().numpy(),
+            out=self._pack(layer.out, release=release),
+            out_norm=_norm(layer.out_norm),
+            mlp_norm=_norm(layer.mlp_norm),
+            up=self._pack(layer.up, release=release),
+            activation=layer.activation,
+            down=self._pack(layer.down, release=release),
+            mlp_out_norm=_norm(layer.mlp_out_norm),
+        )
+
+    def _pack(self, part: LinearPart, *, release: bool) -> Any:
+        weights = part.weights().detach().contiguous()
+        packed = self._native.Linear(
+            _memory(weights),
+            DTYPE_NAMES[weights.dtype],
+            part.n_out,
+            part.n_in,
+            None if part.bias is None else part.bias.numpy(),
+            part.gated,
+        )
+        if release:
+            part.release()
+        return packed
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """View a tensor's memory; numpy has no bfloat16."""
+    tensor = tensor.detach()
+    return tensor.numpy() if tensor.dtype == torch.float32 else tensor.view(torch.int16).numpy()
+
+
+def _norm(part: NormPart | None) -> Any:
+    if part is None:
+        return None
+    bias = None if part.bias is None else part.bias.numpy()
+    return (part.kind, part.weight.numpy(), bias, part.epsilon)

@@ -1,0 +1,100 @@
+"""Run a model's layers natively over an attached pool."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halfmoon_engine.attention.attention_probe import ProbedModel, allowed_error, logits_error
+from halfmoon_engine.batch_checks import check_pool
+from halfmoon_engine.interface import LayerHook, Run
+from halfmoon_engine.native.decoder_parts import DecoderParts
+from halfmoon_engine.native.decoder_reader import NotNative
+from halfmoon_engine.native.native_batch import native_batch, open_native_pool
+from halfmoon_engine.native.native_decoder import NativeDecoder
+from halfmoon_protocol.kv_layout import KvLayout
+
+log = logging.getLogger(__name__)
+
+#: Tokens of a probe's first prompt that run before the rest of it.
+_FIRST_CHUNK = 7
+
+
+class NativeRunner:
+    """A packed decoder over a pool of pages."""
+
+    def __init__(self, native: Any, parts: DecoderParts, layout: KvLayout) -> None:
+        """Pack the parts; the model's own weights are freed meanwhile."""
+        self._native = native
+        self._decoder = NativeDecoder(native, parts, release=True)
+        self._layout = layout
+        self._pool: Any = None
+
+    @property
+    def description(self) -> str:
+        """What computes."""
+        return f"{self._native.instruction_set()} kernels on {self._native.threads()} threads"
+
+    def attach(self, memory: memoryview) -> int:
+        """Use this memory as the pool."""
+        check_pool(memory, self._layout)
+        self._pool = open_native_pool(self._native, memory, self._layout)
+        n_pages: int = self._pool.n_pages
+        return n_pages
+
+    def detach(self) -> None:
+        """Release the attached memory."""
+        self._pool = None
+
+    def logits(
+        self,
+        runs: Sequence[Run],
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        before_layer: LayerHook | None,
+        after_layer: LayerHook | None,
+    ) -> torch.Tensor:
+        """Run a batch; rows may come in any order and more than once."""
+        batch = native_batch(self._native, self._pool, runs)
+        end = max(run.start + len(run.token_ids) for run in runs)
+        rises = bool((rows[1:] > rows[:-1]).all())
+        wanted, places = (rows, None) if rises else np.unique(rows, return_inverse=True)
+        logits = self._decoder.logits(batch, end, tokens, wanted, before_layer, after_layer)
+        return logits if places is None else logits[torch.from_numpy(places)]
+
+    def check(self, probed: ProbedModel, dtype: torch.dtype) -> None:
+        """Compare with what the model's probe gave: in chunks, and side by side.
+
+        Raises:
+            NotNative: this computes something else.
+        """
+        layout = self._layout
+        first, *others = probed.prompts
+        n_pages = [layout.blocks_for(len(prompt)) for prompt in probed.prompts]
+        total = sum(n_pages)
+        self.attach(memoryview(bytearray(total * layout.block_bytes)))
+        # In reverse: memory that is read in order would not go unnoticed.
+        pages = list(range(total))[::-1]
+        own = [pages[sum(n_pages[:i]) : sum(n_pages[: i + 1])] for i in range(len(n_pages))]
+        begun = [Run(first[:_FIRST_CHUNK].tolist(), 0, own[0], None)]
+        rest = [
+            Run(first[_FIRST_CHUNK:].tolist(), _FIRST_CHUNK, own[0], None),
+            *(Run(prompt.tolist(), 0, own[i + 1], None) for i, prompt in enumerate(others)),
+        ]
+        try:
+            logits = torch.cat([self._all_logits(begun), self._all_logits(rest)])
+        finally:
+            self.detach()
+        error = logits_error(logits, probed)
+        if not error <= allowed_error(dtype):
+            raise NotNative(
+                f"their native form computes something else: logits differ by {error:.3g} of "
+                f"their spread, allowed is {allowed_error(dtype)}"
+            )
+
+    def _all_logits(self, runs: Sequence[Run]) -> torch.Tensor:
+        tokens = np.concatenate([np.asarray(run.token_ids, dtype=np.int64) for run in runs])
+        return self.logits(runs, tokens, np.arange(len(tokens)), None, None)

@@ -1,0 +1,56 @@
+"""Choose what computes a loaded model: whole layers natively, attention natively, or torch."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from halfmoon_engine.attention.attention_probe import ProbedModel
+from halfmoon_engine.attention.transformers_runner import TransformersRunner
+from halfmoon_engine.model_runner import ModelRunner
+from halfmoon_engine.native.decoder_reader import NotNative, read_decoder
+from halfmoon_engine.native.extension import NativeMode, native_extension
+from halfmoon_engine.native.native_runner import NativeRunner
+from halfmoon_protocol.kv_layout import KvLayout
+
+log = logging.getLogger(__name__)
+
+
+def choose_runner(
+    model: Any,
+    probed: ProbedModel,
+    layout: KvLayout,
+    reload: Callable[[], Any],
+    mode: NativeMode,
+) -> ModelRunner:
+    """Return the fastest runner that computes this model right.
+
+    Args:
+        model: of transformers, with our attention; a native runner takes its weights.
+        probed: what the model's probe gave.
+        layout: of the pool.
+        reload: loads the model once more, when a native runner turns out wrong.
+        mode: whether the extension may be used.
+
+    Raises:
+        NativeUnavailable: the extension is asked for and not installed.
+    """
+    native = native_extension(mode) if model.device.type == "cpu" else None
+    if native is None:
+        return TransformersRunner(model, layout)
+    native.set_threads(torch.get_num_threads())
+    try:
+        parts = read_decoder(model, probed.seen)
+    except NotNative as reason:
+        log.info("layers are computed by torch: %s", reason)
+        return TransformersRunner(model, layout, native=native)
+    dtype = model.dtype
+    try:
+        runner = NativeRunner(native, parts, layout)
+        runner.check(probed, dtype)
+    except NotNative as reason:
+        log.warning("layers are computed by torch: %s", reason)
+        del parts, model
+        return TransformersRunner(reload(), layout, native=native)
+    return runner
