@@ -16,5 +16,6 @@
 #include <arm_neon.h>
 #endif
 
+#include "buffers.h"
 #include "kernels.h"
 #include "parallel.h"

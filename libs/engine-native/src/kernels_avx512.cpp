@@ -8,6 +8,9 @@
 #include "elementwise.inl"
 #include "rotary.inl"
 #include "attention.inl"
+#include "linear_pack.inl"
+#include "linear_kernel.inl"
+#include "linear_finish.inl"
 #include "linear.inl"
 #include "table.inl"
 #else

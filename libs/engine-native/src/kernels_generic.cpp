@@ -6,5 +6,8 @@
 #include "elementwise.inl"
 #include "rotary.inl"
 #include "attention.inl"
+#include "linear_pack.inl"
+#include "linear_kernel.inl"
+#include "linear_finish.inl"
 #include "linear.inl"
 #include "table.inl"

@@ -1,89 +1,189 @@
-// Packed linears.
+// Packed linears: cut a call into tasks, and run the kernels of linear_kernel.inl in them.
+//
+// Few rows: a task takes some panels, each one stream from memory, and all rows; x is prepared once.
+// Many rows: a task takes a block of rows and a group of panels. Block by block of inputs it prepares
+// its rows (in the second-level cache), takes each panel's part (in the first-level cache) over all
+// rows, and keeps sums until the last block.
 namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
-struct Packed {
-  float *weights; // [n_out, n_in]
-  float *bias;
-  int64_t n_out, n_in;
-  bool gated;
+constexpr int64_t kSharedRows = 256; // x is prepared once for all tasks up to here
+constexpr int64_t kTaskRows = 8 * kBlockRows;
+constexpr int64_t kFusedRows = 2 * kBlockRows; // from here on 16-bit weights are widened first
+
+struct LinearJob {
+  const LinearCall *call;
+  const Packed *w;
+  const BlockKernel *kernels;
+  int64_t block_inputs; // inputs of a block
+  int64_t step_inputs;  // inputs that a kernel's step takes
+  int64_t step_bytes;
+  bool rounds;           // x to bfloat16
+  bool widens;           // a panel's part to float32
+  const uint32_t *ready; // x prepared for all tasks: [n_blocks][n_rows][kRowWords]; or nullptr
+  int64_t n_blocks() const { return (w->n_in + block_inputs - 1) / block_inputs; }
 };
 
-Packed *of(PackedLinear *packed) { return reinterpret_cast<Packed *>(packed); }
-const Packed *of(const PackedLinear *packed) { return reinterpret_cast<const Packed *>(packed); }
-
-PackedLinear *pack_linear(const void *weights, DType dtype, int64_t n_out, int64_t n_in,
-                          int64_t row_stride, const float *bias, bool gated) {
-  Packed *packed = static_cast<Packed *>(malloc(sizeof(Packed)));
-  if (!packed)
-    return nullptr;
-  *packed = {static_cast<float *>(malloc(static_cast<size_t>(n_out * n_in) * 4)), nullptr, n_out,
-             n_in, gated};
-  if (bias) {
-    packed->bias = static_cast<float *>(malloc(static_cast<size_t>(n_out) * 4));
-    memcpy(packed->bias, bias, static_cast<size_t>(n_out) * 4);
+LinearJob plan_job(const LinearCall &call) {
+  const Packed &w = *of(call.weights);
+  LinearJob job{&call, &w, nullptr, kBlockWords, 1, kPanel * 4, false, false, nullptr};
+  switch (w.dtype) {
+  case DType::float32:
+    job.kernels = kernels_of<Float32Weights>();
+    return job;
+  case DType::bfloat16:
+    job.step_inputs = 2;
+#ifdef HALFMOON_BF16_DOT
+    job.kernels = kernels_of<DotWeights>();
+    job.block_inputs = 2 * kBlockWords;
+    job.rounds = true;
+    return job;
+#else
+    job.kernels = kernels_of<PairWeights>();
+    break;
+#endif
+  case DType::float16:
+    job.kernels = kernels_of<HalfWeights>();
+    job.step_bytes = kPanel * 2;
+    break;
   }
-  for (int64_t o = 0; o < n_out; ++o)
-    to_float(static_cast<const char *>(weights) + o * row_stride * static_cast<int64_t>(size_of(dtype)),
-             dtype, packed->weights + o * n_in, n_in);
-  return reinterpret_cast<PackedLinear *>(packed);
+  job.widens = call.n_rows > kFusedRows;
+  if (job.widens)
+    job.kernels = kernels_of<Float32Weights>();
+  return job;
 }
 
-void free_linear(PackedLinear *packed) {
-  if (!packed)
+// Prepare one block of inputs of some rows.
+void prepare_rows(const LinearJob &job, int64_t row, int64_t n_rows, int64_t block, uint32_t *to) {
+  const LinearCall &call = *job.call;
+  int64_t from = block * job.block_inputs;
+  int64_t end = from + job.block_inputs < job.w->n_in ? from + job.block_inputs : job.w->n_in;
+  const float *x = call.x + row * call.x_stride;
+#ifdef HALFMOON_BF16_DOT
+  if (job.rounds) {
+    for (int64_t r = 0; r < n_rows; ++r)
+      round_row(x + r * call.x_stride + from, end - from, to + r * kRowWords);
     return;
-  free(of(packed)->weights);
-  free(of(packed)->bias);
-  free(packed);
-}
-
-size_t linear_bytes(const PackedLinear *packed) {
-  return static_cast<size_t>(of(packed)->n_out * of(packed)->n_in) * 4;
-}
-
-float activate(float x, Activation activation) {
-  switch (activation) {
-  case Activation::none:
-    return x;
-  case Activation::silu:
-    return x / (1.0f + __builtin_expf(-x));
-  case Activation::gelu_tanh:
-    return 0.5f * x * (1.0f + __builtin_tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
-  case Activation::gelu:
-    return 0.5f * x * (1.0f + __builtin_erff(x * 0.70710678f));
-  case Activation::relu:
-    return x > 0 ? x : 0;
-  case Activation::relu2:
-    return x > 0 ? x * x : 0;
   }
-  return x;
+#endif
+  copy_rows(x, call.x_stride, n_rows, from, end, job.step_inputs == 2,
+            reinterpret_cast<float *>(to));
 }
 
-float row_product(const Packed &w, const float *x, int64_t o) {
-  float total = w.bias ? w.bias[o] : 0.0f;
-  for (int64_t i = 0; i < w.n_in; ++i)
-    total += x[i] * w.weights[o * w.n_in + i];
-  return total;
+// Compute panels `panel` … `end`-1 of y for some rows.
+void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, int64_t end) {
+  const LinearCall &call = *job.call;
+  const Packed &w = *job.w;
+  int64_t n_blocks = job.n_blocks(), n_groups = (n_rows + kBlockRows - 1) / kBlockRows;
+  int64_t kept = n_blocks == 1 ? kBlockRows : (end - panel) * n_rows;
+  float *sums = static_cast<float *>(scratch(Scratch::sums, static_cast<size_t>(kept * kPanel) * 4));
+  for (int64_t block = 0; block < n_blocks; ++block) {
+    int64_t from = block * job.block_inputs;
+    int64_t n_inputs = w.n_in - from < job.block_inputs ? w.n_in - from : job.block_inputs;
+    int64_t steps = job.widens ? n_inputs : (n_inputs + job.step_inputs - 1) / job.step_inputs;
+    const uint32_t *x;
+    if (job.ready) {
+      x = job.ready + (block * call.n_rows + row) * kRowWords;
+    } else {
+      uint32_t *rows = static_cast<uint32_t *>(
+          scratch(Scratch::rows, static_cast<size_t>(n_rows * kRowWords) * 4));
+      prepare_rows(job, row, n_rows, block, rows);
+      x = rows;
+    }
+    for (int64_t p = panel; p < end; ++p) {
+      const char *part = w.weights + p * w.panel_bytes + from / job.step_inputs * job.step_bytes;
+      if (job.widens) {
+        float *wide = static_cast<float *>(scratch(Scratch::panel, (kBlockWords + 1) * kPanel * 4));
+        widen_panel(part, w.dtype, n_inputs, wide);
+        part = reinterpret_cast<const char *>(wide);
+      }
+      for (int64_t group = 0; group < n_groups; ++group) {
+        int64_t first = n_rows * group / n_groups, last = n_rows * (group + 1) / n_groups;
+        float *to = n_blocks == 1 ? sums : sums + ((p - panel) * n_rows + first) * kPanel;
+        job.kernels[last - first](x + first * kRowWords, part, steps, to, block == 0);
+        if (block == n_blocks - 1)
+          finish(call, w, p, row + first, last - first, to);
+      }
+    }
+  }
+}
+
+// A call of so little work that waking another thread takes longer.
+bool is_tiny(const LinearJob &job) {
+  int64_t n_bytes = static_cast<int64_t>(job.w->n_bytes());
+  return n_bytes * (1 + job.call->n_rows / 8) < 128 << 10;
+}
+
+void prepare_all_rows(LinearJob &job) {
+  const LinearCall &call = *job.call;
+  int64_t n_blocks = job.n_blocks();
+  uint32_t *ready = static_cast<uint32_t *>(
+      scratch(Scratch::call_rows, static_cast<size_t>(n_blocks * call.n_rows * kRowWords) * 4));
+  constexpr int64_t kPart = 16;
+  int64_t n_parts = call.n_rows < 2 * kPart ? 1 : call.n_rows / kPart;
+  auto prepare = [&](int64_t task, int) {
+    int64_t block = task / n_parts, part = task % n_parts;
+    int64_t first = call.n_rows * part / n_parts, last = call.n_rows * (part + 1) / n_parts;
+    prepare_rows(job, first, last - first, block, ready + (block * call.n_rows + first) * kRowWords);
+  };
+  if (call.n_rows * job.w->n_in < 64 << 10) {
+    for (int64_t task = 0; task < n_blocks * n_parts; ++task)
+      prepare(task, 0);
+  } else {
+    parallel_for(n_blocks * n_parts, [&](int64_t task, int thread) { prepare(task, thread); });
+  }
+  job.ready = ready;
+}
+
+// Few rows: tasks of about 64 KiB of weights, or of one panel over all rows.
+void multiply_few(const LinearJob &job) {
+  int64_t n_panels = job.w->n_panels, n_rows = job.call->n_rows;
+  int64_t group = (64 << 10) / (job.w->panel_bytes * (1 + n_rows / 16));
+  group = group < 1 ? 1 : group;
+  auto task = [&](int64_t i, int) {
+    int64_t end = (i + 1) * group < n_panels ? (i + 1) * group : n_panels;
+    for (int64_t panel = i * group; panel < end; ++panel)
+      multiply(job, 0, n_rows, panel, panel + 1);
+  };
+  int64_t n_tasks = (n_panels + group - 1) / group;
+  if (is_tiny(job)) {
+    for (int64_t i = 0; i < n_tasks; ++i)
+      task(i, 0);
+  } else {
+    parallel_for(n_tasks, [&](int64_t i, int thread) { task(i, thread); });
+  }
+}
+
+void multiply_many(const LinearJob &job) {
+  int64_t n_panels = job.w->n_panels, n_rows = job.call->n_rows;
+  int64_t n_parts = (n_rows + kTaskRows - 1) / kTaskRows;
+  // Enough tasks that the last ones keep all threads busy.
+  int64_t group = 16;
+  while (group > 4 && n_parts * ((n_panels + group - 1) / group) < 16 * threads())
+    group /= 2;
+  int64_t n_groups = (n_panels + group - 1) / group;
+  parallel_for(n_parts * n_groups, [&](int64_t i, int) {
+    int64_t part = i % n_parts, g = i / n_parts;
+    int64_t first = n_rows * part / n_parts, last = n_rows * (part + 1) / n_parts;
+    multiply(job, first, last - first, n_panels * g / n_groups, n_panels * (g + 1) / n_groups);
+  });
 }
 
 void linear(const LinearCall &call) {
-  const Packed &w = *of(call.weights);
-  int64_t half = w.n_out / 2, n_out = w.gated ? half : w.n_out;
-  parallel_for(n_out, [&](int64_t o, int) {
-    for (int64_t r = 0; r < call.n_rows; ++r) {
-      const float *x = call.x + r * call.x_stride;
-      float result = activate(row_product(w, x, o), call.activation);
-      if (w.gated)
-        result *= row_product(w, x, half + o);
-      float *y = call.y + r * call.y_stride + o;
-      *y = call.multiplier * result + (call.accumulate ? *y : 0.0f);
-    }
-  });
+  LinearJob job = plan_job(call);
+  if (call.n_rows > kSharedRows) {
+    multiply_many(job);
+    return;
+  }
+  prepare_all_rows(job);
+  multiply_few(job);
 }
+
+// ---- weights that stay row-major
 
 void linear_unpacked(const void *weights, DType dtype, int64_t n_out, int64_t n_in, const float *x,
                      int64_t x_stride, int64_t n_rows, float *y, int64_t y_stride) {
   parallel_for(n_out, [&](int64_t o, int) {
-    float *row = static_cast<float *>(malloc(static_cast<size_t>(n_in) * 4));
+    float *row = static_cast<float *>(scratch(Scratch::rows, static_cast<size_t>(n_in) * 4));
     to_float(static_cast<const char *>(weights) + o * n_in * static_cast<int64_t>(size_of(dtype)),
              dtype, row, n_in);
     for (int64_t r = 0; r < n_rows; ++r) {
@@ -92,7 +192,6 @@ void linear_unpacked(const void *weights, DType dtype, int64_t n_out, int64_t n_
         total += x[r * x_stride + i] * row[i];
       y[r * y_stride + o] = total;
     }
-    free(row);
   });
 }
 
