@@ -2,22 +2,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# `make native` installs the one that needs a compiler.
-NATIVE := libs/transfer-native
-PACKAGES := $(filter-out $(NATIVE)/pyproject.toml,$(wildcard libs/*/pyproject.toml)) $(wildcard services/*/pyproject.toml)
+# `make native` installs those that need a compiler.
+NATIVE := libs/transfer-native libs/engine-native
+PACKAGES := $(filter-out $(NATIVE:=/pyproject.toml),$(wildcard libs/*/pyproject.toml)) $(wildcard services/*/pyproject.toml)
 EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 
 # What `make up` takes from the command line or the environment.
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma dist clean
+.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings of make up: MODEL=<folder or hub id> PREFILL=2 DECODE=2 KVSTORE=2 PORT=8000"
 
 up: $(VENV)/.installed ## an embedded cluster on this machine, until Ctrl-C
+	@$(MAKE) --no-print-directory native-if-possible
 	@$(BIN)/halfmoon up
 
 # One more than cores: many tests wait for a process or a peer.
@@ -52,11 +53,22 @@ SHAKEN ?= tests/runtime tests/services
 test-shaken: $(VENV)/.dev ## tests on a machine that keeps standing still: SHAKEN="tests/kvstore -x"
 	$(BIN)/python tests/shaken.py $(if $(SEED),--seed $(SEED)) $(BIN)/pytest --timeout 1800 $(SHAKEN)
 
-# What it is for: docs/transfer/native.md.
-native: $(VENV)/.installed ## build the optional extension in C (needs gcc, python3-dev, libxxhash-dev)
-	@$(BIN)/python $(NATIVE)/requirements.py
+# What they are for: docs/transfer/native.md, docs/models.md.
+native: $(VENV)/.installed ## build the optional extensions (need g++, python3-dev, libxxhash-dev)
+	@for package in $(NATIVE); do $(BIN)/python tools/native_requirements.py $$(basename $$package) || exit 1; done
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e $(NATIVE)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt $(NATIVE:%=-e %)
+
+# For `make up`: builds the engine's kernels once, and goes on without where that can't be.
+ENGINE_KERNELS := $(VENV)/.engine-native
+native-if-possible: $(VENV)/.installed
+	@if [ ! -e $(ENGINE_KERNELS) ] && $(BIN)/python tools/native_requirements.py engine-native >/dev/null 2>&1; then \
+		echo "compiling the engine's kernels (once, about a minute) …"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e libs/engine-native \
+		&& touch $(ENGINE_KERNELS) || echo "they can't be compiled here: torch computes, more slowly"; \
+	elif [ ! -e $(ENGINE_KERNELS) ]; then \
+		echo "no C++ compiler or Python.h here: torch computes, more slowly (see make native)"; fi
 
 # A virtual machine with software RDMA devices; not part of this repository.
 RDMA_VM ?= ../shared/tools/rdma-vm
@@ -127,13 +139,13 @@ bench-transfer: $(VENV)/.installed ## the transfer library beside its peers (ins
 bench-kvpool: $(VENV)/.installed ## a kvstore beside other stores and the bare disk (installs them aside)
 	$(BIN)/python -m benchmarks.blocks
 
-dist: $(VENV)/.dev ## sdist and wheel of every package into dist/, checked (the one in C: if it can be compiled)
+dist: $(VENV)/.dev ## sdist and wheel of every package into dist/, checked (those in C and C++: if they can be compiled)
 	@rm -rf dist
 	@for package in $(PACKAGES:/pyproject.toml=); do \
 		$(BIN)/python -m build --no-isolation --outdir dist $$package >/dev/null || exit 1; done
-	@if $(BIN)/python $(NATIVE)/requirements.py; then \
+	@for package in $(NATIVE); do if $(BIN)/python tools/native_requirements.py $$(basename $$package); then \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" && \
-		$(BIN)/python -m build --no-isolation --outdir dist $(NATIVE) >/dev/null; fi
+		$(BIN)/python -m build --no-isolation --outdir dist $$package >/dev/null || exit 1; fi; done
 	$(BIN)/twine check --strict dist/*
 
 clean: ## remove the environment and what runs leave behind

@@ -15,8 +15,11 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "services/Dockerfile"
 SERVICES = ("conductor", "prefill", "decode", "kvstore")
-#: What comes with a package beside what it requires: the transfer library's loops in C.
-ADDED = {"halfmoon-transfer": {"halfmoon-transfer-native"}}
+#: What comes with a package beside what it requires: loops in C, kernels in C++.
+ADDED = {
+    "halfmoon-transfer": {"halfmoon-transfer-native"},
+    "halfmoon-engine": {"halfmoon-engine-native"},
+}
 HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
     "hadolint"
 )

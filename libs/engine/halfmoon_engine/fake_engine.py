@@ -150,6 +150,11 @@ class FakeEngine:
         return self.model.vocab
 
     @property
+    def description(self) -> str:
+        """Name of what computes."""
+        return "a fake engine"
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The end token of the spec, if it has one."""
         return () if self.model.eos < 0 else (self.model.eos,)

@@ -123,6 +123,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def description(self) -> str:
+        """Name of what computes the model, for the log and for operators."""
+        ...
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a generation, from the model's generation config."""
         ...

@@ -15,7 +15,7 @@ class ModelRunner(Protocol):
 
     @property
     def description(self) -> str:
-        """What computes, for the log and for operators."""
+        """Name of what computes, for the log and for operators."""
         ...
 
     def attach(self, memory: memoryview) -> int:

@@ -72,7 +72,7 @@ class TorchEngine:
 
     @property
     def description(self) -> str:
-        """What computes: torch, or the native extension with its instruction set."""
+        """Name of what computes: torch, or the native extension with its instruction set."""
         return self._runner.description
 
     @property

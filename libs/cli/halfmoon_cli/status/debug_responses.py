@@ -62,6 +62,8 @@ class StatusWorker(msgspec.Struct, frozen=True):
     heard_s_ago: float | None = None
     home: str | None = None
     load: StatusLoad = StatusLoad()
+    #: What computes its model; empty where it has none.
+    computes_with: str = ""
 
 
 class StatusDepartedWorker(msgspec.Struct, frozen=True):

@@ -55,9 +55,22 @@ def _head(cluster: StatusCluster) -> Text:
             f"reused: {reuse.n_cached / reuse.n_tokens:.1%} of {reuse.n_tokens:,} tokens in"
             f" {reuse.n_prompts:,} prompts, {reuse.n_transferred:,} of them from another kvstore"
         )
+    if computes := _computes_with(cluster):
+        lines.append(f"computes with: {computes}")
     text = Text(printable(cluster.model or "no model yet"), "bold")
     text.append(printable("".join(f" · {fact}" for fact in facts)), "dim not bold")
     return text.append(printable("".join(f"\n{line}" for line in lines)), "not bold")
+
+
+def _computes_with(cluster: StatusCluster) -> str:
+    """Say what computes the model, and on which workers where they differ."""
+    by_engine: dict[str, list[str]] = {}
+    for worker in cluster.workers:
+        if worker.computes_with:
+            by_engine.setdefault(worker.computes_with, []).append(worker.worker_id)
+    if len(by_engine) < 2:
+        return "".join(by_engine)
+    return "; ".join(f"{what} ({', '.join(ids)})" for what, ids in by_engine.items())
 
 
 def _workers(cluster: StatusCluster) -> Iterator[RenderableType]:

@@ -48,7 +48,7 @@ class TransformersRunner:
 
     @property
     def description(self) -> str:
-        """What computes."""
+        """Name of what computes."""
         if self._native is None:
             return "torch"
         return f"torch, attention by {self._native.instruction_set()} kernels"

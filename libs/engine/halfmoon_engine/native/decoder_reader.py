@@ -1,8 +1,8 @@
 """Read a transformers model into the parts of a native decoder.
 
-Each family says where its parts lie and what is odd about them. `native_runner` compares what the
-parts compute with the model itself before they serve, so a family that changes falls back to torch
-and never gives wrong tokens.
+Each family says where its parts lie and what is odd about them. `native_runner` compares the parts
+with the model itself before they serve. So a family that changes falls back to torch and never
+gives wrong tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ class NotNative(Exception):
 
 @dataclass(frozen=True)
 class _Family:
-    """Where a model type keeps its parts; None where it has no such part."""
+    """Places of a model type's parts; None where it has no such part."""
 
     norm: str | None = "input_layernorm"
     out_norm: str | None = None

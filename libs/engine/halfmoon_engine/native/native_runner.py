@@ -35,7 +35,7 @@ class NativeRunner:
 
     @property
     def description(self) -> str:
-        """What computes."""
+        """Name of what computes."""
         return f"{self._native.instruction_set()} kernels on {self._native.threads()} threads"
 
     def attach(self, memory: memoryview) -> int:

@@ -96,6 +96,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     local_prefill_tokens: Count = 0
     #: URL of this worker's HTTP interface for operators; empty: it has none.
     http: Address = ""
+    #: What computes its model, for operators: a library and its instruction set; empty: not said.
+    computes_with: Name = ""
 
 
 class Hello(Message, frozen=True, tag="hello"):

@@ -36,6 +36,11 @@ class LoadedModel(Protocol):
         """Tokens of the longest sequence that the model allows."""
         ...
 
+    @property
+    def description(self) -> str:
+        """Name of what computes the model."""
+        ...
+
     def attach(self, pool: memoryview) -> None:
         """Use this memory as the pool of pages."""
         ...
@@ -159,4 +164,5 @@ def model_info(
         model=settings.served_model_name or model.name,
         max_context=model.max_context,
         n_blocks=n_pages,
+        computes_with=model.description,
     )

@@ -75,6 +75,7 @@ def _record(info: WorkerInfo, refused: str = "") -> dict[str, Any]:
         "host": info.host,
         "n_blocks": info.n_blocks,
         "max_context": info.max_context,
+        "computes_with": info.computes_with,
         "draining": info.draining,
         "refused": refused,
     }
