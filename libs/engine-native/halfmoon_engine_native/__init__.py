@@ -4,6 +4,32 @@ The kernels take the widest instructions that the processor has. Optional: `make
 them, and halfmoon-engine computes with torch where they are missing.
 """
 
-from halfmoon_engine_native import _native as native
+from halfmoon_engine_native._native import (
+    Batch,
+    Decoder,
+    Linear,
+    Pool,
+    attend,
+    instruction_set,
+    instruction_sets,
+    linear_unpacked,
+    set_threads,
+    threads,
+    use_instruction_set,
+    write_kv,
+)
 
-__all__ = ["native"]
+__all__ = [
+    "Batch",
+    "Decoder",
+    "Linear",
+    "Pool",
+    "attend",
+    "instruction_set",
+    "instruction_sets",
+    "linear_unpacked",
+    "set_threads",
+    "threads",
+    "use_instruction_set",
+    "write_kv",
+]

@@ -15,7 +15,7 @@ from halfmoon_engine.batch_checks import check_batch
 from halfmoon_engine.cost_fit import measure_costs
 from halfmoon_engine.errors import PoolNotAttached
 from halfmoon_engine.interface import Draw, GrammarFailed, LayerHook, PendingToken, Run, TokenResult
-from halfmoon_engine.model_runner import ModelRunner
+from halfmoon_engine.runners.model_runner import ModelRunner
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks, TokenMask
 from halfmoon_engine.sampling.sampler import choose_tokens
 from halfmoon_engine.sampling.token_logprobs import (

@@ -61,7 +61,7 @@ class KvShape:
 
 @dataclass(frozen=True)
 class ProbedModel:
-    """What a probe found out, and what another way to compute the model must give."""
+    """Result of a probe: shapes, and logits that another way to compute the model must give."""
 
     shape: KvShape
     #: How each layer calls attention.

@@ -21,7 +21,7 @@ from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode
-from halfmoon_engine.native.runner_choice import choose_runner
+from halfmoon_engine.runners.runner_choice import choose_runner
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_engine.torch_engine import TorchEngine
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line

@@ -31,7 +31,7 @@ def native_extension(mode: NativeMode = "auto") -> Any | None:
     if mode == "off":
         return None
     try:
-        from halfmoon_engine_native import native
+        import halfmoon_engine_native as native
     except ImportError as error:
         if mode == "on":
             raise NativeUnavailable(

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from halfmoon_engine.attention.attention_probe import ProbedModel
-from halfmoon_engine.attention.transformers_runner import TransformersRunner
-from halfmoon_engine.model_runner import ModelRunner
 from halfmoon_engine.native.decoder_reader import NotNative, read_decoder
 from halfmoon_engine.native.extension import NativeMode, native_extension
-from halfmoon_engine.native.native_runner import NativeRunner
+from halfmoon_engine.runners.model_runner import ModelRunner
+from halfmoon_engine.runners.native_runner import NativeRunner
+from halfmoon_engine.runners.transformers_runner import TransformersRunner
 from halfmoon_protocol.kv_layout import KvLayout
 
 log = logging.getLogger(__name__)

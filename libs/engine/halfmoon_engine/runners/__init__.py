@@ -1,0 +1,1 @@
+"""Run a model over pages: by transformers, or natively."""
