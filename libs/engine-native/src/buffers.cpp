@@ -32,11 +32,11 @@ void *map_huge(size_t n_bytes) {
 }
 
 struct ThreadScratch {
-  void *data[static_cast<int>(Scratch::count)] = {};
-  size_t n_bytes[static_cast<int>(Scratch::count)] = {};
+  void *data[static_cast<int>(ScratchSlot::count)] = {};
+  size_t n_bytes[static_cast<int>(ScratchSlot::count)] = {};
 
   ~ThreadScratch() {
-    for (int i = 0; i < static_cast<int>(Scratch::count); ++i)
+    for (int i = 0; i < static_cast<int>(ScratchSlot::count); ++i)
       free_buffer(data[i], n_bytes[i]);
   }
 };
@@ -62,7 +62,7 @@ void free_buffer(void *buffer, size_t n_bytes) {
     free(buffer);
 }
 
-void *scratch(Scratch slot, size_t n_bytes) {
+void *scratch(ScratchSlot slot, size_t n_bytes) {
   int i = static_cast<int>(slot);
   if (own.n_bytes[i] >= n_bytes && own.data[i])
     return own.data[i];

@@ -7,8 +7,8 @@
 namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
 constexpr int64_t kSharedRows = 256; // x is prepared once for all tasks up to here
-constexpr int64_t kTaskRows = 8 * kBlockRows;
-constexpr int64_t kFusedRows = 2 * kBlockRows; // from here on 16-bit weights are widened first
+constexpr int64_t kTaskRows = 8 * kGroupRows;
+constexpr int64_t kFusedRows = 2 * kGroupRows; // from here on 16-bit weights are widened first
 
 struct LinearJob {
   const LinearCall *call;
@@ -25,7 +25,7 @@ struct LinearJob {
 
 LinearJob plan_job(const LinearCall &call) {
   const Packed &w = *of(call.weights);
-  LinearJob job{&call, &w, nullptr, kBlockWords, 1, kPanel * 4, false, false, nullptr};
+  LinearJob job{&call, &w, nullptr, kBlockWords, 1, kPanelOutputs * 4, false, false, nullptr};
   switch (w.dtype) {
   case DType::float32:
     job.kernels = kernels_of<Float32Weights>();
@@ -43,7 +43,7 @@ LinearJob plan_job(const LinearCall &call) {
 #endif
   case DType::float16:
     job.kernels = kernels_of<HalfWeights>();
-    job.step_bytes = kPanel * 2;
+    job.step_bytes = kPanelOutputs * 2;
     break;
   }
   job.widens = call.n_rows > kFusedRows;
@@ -73,9 +73,9 @@ void prepare_rows(const LinearJob &job, int64_t row, int64_t n_rows, int64_t blo
 void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, int64_t end) {
   const LinearCall &call = *job.call;
   const Packed &w = *job.w;
-  int64_t n_blocks = job.n_blocks(), n_groups = (n_rows + kBlockRows - 1) / kBlockRows;
-  int64_t kept = n_blocks == 1 ? kBlockRows : (end - panel) * n_rows;
-  float *sums = static_cast<float *>(scratch(Scratch::sums, static_cast<size_t>(kept * kPanel) * 4));
+  int64_t n_blocks = job.n_blocks(), n_groups = (n_rows + kGroupRows - 1) / kGroupRows;
+  int64_t kept = n_blocks == 1 ? kGroupRows : (end - panel) * n_rows;
+  float *sums = static_cast<float *>(scratch(ScratchSlot::sums, static_cast<size_t>(kept * kPanelOutputs) * 4));
   for (int64_t block = 0; block < n_blocks; ++block) {
     int64_t from = block * job.block_inputs;
     int64_t n_inputs = w.n_in - from < job.block_inputs ? w.n_in - from : job.block_inputs;
@@ -85,21 +85,27 @@ void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, 
       x = job.ready + (block * call.n_rows + row) * kRowWords;
     } else {
       uint32_t *rows = static_cast<uint32_t *>(
-          scratch(Scratch::rows, static_cast<size_t>(n_rows * kRowWords) * 4));
+          scratch(ScratchSlot::rows, static_cast<size_t>(n_rows * kRowWords) * 4));
       prepare_rows(job, row, n_rows, block, rows);
       x = rows;
     }
     for (int64_t p = panel; p < end; ++p) {
       const char *part = w.weights + p * w.panel_bytes + from / job.step_inputs * job.step_bytes;
       if (job.widens) {
-        float *wide = static_cast<float *>(scratch(Scratch::panel, (kBlockWords + 1) * kPanel * 4));
+        float *wide = static_cast<float *>(scratch(ScratchSlot::panel, (kBlockWords + 1) * kPanelOutputs * 4));
         widen_panel(part, w.dtype, n_inputs, wide);
         part = reinterpret_cast<const char *>(wide);
       }
       for (int64_t group = 0; group < n_groups; ++group) {
         int64_t first = n_rows * group / n_groups, last = n_rows * (group + 1) / n_groups;
-        float *to = n_blocks == 1 ? sums : sums + ((p - panel) * n_rows + first) * kPanel;
-        job.kernels[last - first](x + first * kRowWords, part, steps, to, block == 0);
+        float *to = n_blocks == 1 ? sums : sums + ((p - panel) * n_rows + first) * kPanelOutputs;
+        const char *ahead = part + kPrefetchBytes;
+        int64_t ahead_bytes = job.step_bytes;
+        if (n_groups > 1) {
+          ahead_bytes = job.step_bytes / n_groups;
+          ahead = part + (steps + steps * group / n_groups) * job.step_bytes;
+        }
+        job.kernels[last - first](x + first * kRowWords, part, steps, to, block == 0, ahead, ahead_bytes);
         if (block == n_blocks - 1)
           finish(call, w, p, row + first, last - first, to);
       }
@@ -117,7 +123,7 @@ void prepare_all_rows(LinearJob &job) {
   const LinearCall &call = *job.call;
   int64_t n_blocks = job.n_blocks();
   uint32_t *ready = static_cast<uint32_t *>(
-      scratch(Scratch::call_rows, static_cast<size_t>(n_blocks * call.n_rows * kRowWords) * 4));
+      scratch(ScratchSlot::call_rows, static_cast<size_t>(n_blocks * call.n_rows * kRowWords) * 4));
   constexpr int64_t kPart = 16;
   int64_t n_parts = call.n_rows < 2 * kPart ? 1 : call.n_rows / kPart;
   auto prepare = [&](int64_t task, int) {
@@ -183,7 +189,7 @@ void linear(const LinearCall &call) {
 void linear_unpacked(const void *weights, DType dtype, int64_t n_out, int64_t n_in, const float *x,
                      int64_t x_stride, int64_t n_rows, float *y, int64_t y_stride) {
   parallel_for(n_out, [&](int64_t o, int) {
-    float *row = static_cast<float *>(scratch(Scratch::rows, static_cast<size_t>(n_in) * 4));
+    float *row = static_cast<float *>(scratch(ScratchSlot::rows, static_cast<size_t>(n_in) * 4));
     to_float(static_cast<const char *>(weights) + o * n_in * static_cast<int64_t>(size_of(dtype)),
              dtype, row, n_in);
     for (int64_t r = 0; r < n_rows; ++r) {

@@ -42,19 +42,19 @@ inline void put(const LinearCall &call, float *y, Floats result, int64_t n_colum
     y[i] = call.accumulate ? y[i] + result[i] : result[i];
 }
 
-// Store the sums [n_rows][kPanel] of a panel as columns of y from `row` on.
+// Store the sums [n_rows][kPanelOutputs] of a panel as columns of y from `row` on.
 void finish(const LinearCall &call, const Packed &w, int64_t panel, int64_t row, int64_t n_rows,
             const float *sums) {
   int64_t column = panel * w.columns(), n_columns = w.n_columns() - column;
   Floats left_bias{}, right_bias{};
   if (w.bias) {
-    left_bias = load(w.bias + panel * kPanel);
-    right_bias = load(w.bias + panel * kPanel + kLanes);
+    left_bias = load(w.bias + panel * kPanelOutputs);
+    right_bias = load(w.bias + panel * kPanelOutputs + kLanes);
   }
   for (int64_t r = 0; r < n_rows; ++r) {
     float *y = call.y + (row + r) * call.y_stride + column;
-    Floats left = load(sums + r * kPanel) + left_bias;
-    Floats right = load(sums + r * kPanel + kLanes) + right_bias;
+    Floats left = load(sums + r * kPanelOutputs) + left_bias;
+    Floats right = load(sums + r * kPanelOutputs + kLanes) + right_bias;
     left = activate(left, call.activation);
     if (w.gated) {
       put(call, y, left * right, n_columns);

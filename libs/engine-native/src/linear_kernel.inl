@@ -2,26 +2,30 @@
 //
 // Rows come as `prepare_rows` leaves them: kRowWords 32-bit words from one row to the next, which is
 // no multiple of a cache's ways, and zeros behind an odd last input. Each kernel adds to `sums`
-// [R][kPanel] the products of one block of inputs, one input after the other. So a row's result does
+// [R][kPanelOutputs] the products of one block of inputs, one input after the other. So a row's result does
 // not depend on the rows beside it, nor on how inputs are cut into blocks.
 namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
 // Rows of a block: as many as leave registers for a panel's two vectors and one number of x.
 #if HALFMOON_LANES == 16
-constexpr int kBlockRows = 14;
+constexpr int kGroupRows = 14;
 #elif defined(__aarch64__)
-constexpr int kBlockRows = 12;
+constexpr int kGroupRows = 12;
 #else
-constexpr int kBlockRows = 6;
+constexpr int kGroupRows = 6;
 #endif
 
 constexpr int64_t kBlockWords = 256;            // words of x of a block of inputs: 32 KiB of a panel
 constexpr int64_t kRowWords = kBlockWords + 16; // from one prepared row to the next
 
+// How far ahead a lone group of rows fetches weights.
+constexpr int64_t kPrefetchBytes = 4096;
+constexpr int kPrefetchHint = 3;
+
 // How a kernel reads weights and x.
 struct Float32Weights {
   using Word = float;
-  static constexpr int64_t kStepBytes = kPanel * 4;
+  static constexpr int64_t kStepBytes = kPanelOutputs * 4;
   static constexpr int kStepWords = 1;
   template <int R> static inline void step(const float *x, const char *w, Floats (&sums)[R][2]) {
     const float *weights = reinterpret_cast<const float *>(w);
@@ -48,7 +52,7 @@ inline Words load_words(const void *p) { return *static_cast<const Words *>(p); 
 
 struct PairWeights {
   using Word = float;
-  static constexpr int64_t kStepBytes = kPanel * 4;
+  static constexpr int64_t kStepBytes = kPanelOutputs * 4;
   static constexpr int kStepWords = 2;
   template <int R> static inline void step(const float *x, const char *w, Floats (&sums)[R][2]) {
     Words left = load_words(w), right = load_words(w + kLanes * 4);
@@ -87,7 +91,7 @@ inline Floats load_f16(const void *p) {
 
 struct HalfWeights {
   using Word = float;
-  static constexpr int64_t kStepBytes = kPanel * 2;
+  static constexpr int64_t kStepBytes = kPanelOutputs * 2;
   static constexpr int kStepWords = 1;
   template <int R> static inline void step(const float *x, const char *w, Floats (&sums)[R][2]) {
     Floats left = load_f16(w), right = load_f16(w + kLanes * 2);
@@ -104,7 +108,7 @@ struct HalfWeights {
 // x is rounded to bfloat16 too, in pairs.
 struct DotWeights {
   using Word = uint32_t;
-  static constexpr int64_t kStepBytes = kPanel * 4;
+  static constexpr int64_t kStepBytes = kPanelOutputs * 4;
   static constexpr int kStepWords = 1;
   template <int R> static inline void step(const uint32_t *x, const char *w, Floats (&sums)[R][2]) {
     __m512bh left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w));
@@ -122,30 +126,37 @@ struct DotWeights {
 };
 #endif
 
-using BlockKernel = void (*)(const void *x, const char *w, int64_t steps, float *sums, bool begin);
+// `ahead`: memory to fetch meanwhile, `ahead_bytes` further at each step.
+using BlockKernel = void (*)(const void *x, const char *w, int64_t steps, float *sums, bool begin,
+                             const char *ahead, int64_t ahead_bytes);
 
 template <typename Weights, int R>
-void block_kernel(const void *rows, const char *w, int64_t steps, float *sums, bool begin) {
+void block_kernel(const void *rows, const char *w, int64_t steps, float *sums, bool begin,
+                  const char *ahead, int64_t ahead_bytes) {
   const typename Weights::Word *x = static_cast<const typename Weights::Word *>(rows);
   Floats block[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    block[r][0] = begin ? Floats{} : load(sums + r * kPanel);
-    block[r][1] = begin ? Floats{} : load(sums + r * kPanel + kLanes);
+    block[r][0] = begin ? Floats{} : load(sums + r * kPanelOutputs);
+    block[r][1] = begin ? Floats{} : load(sums + r * kPanelOutputs + kLanes);
   }
   for (int64_t i = 0; i < steps; ++i) {
+    __builtin_prefetch(ahead, 0, kPrefetchHint);
+    if (Weights::kStepBytes > 64)
+      __builtin_prefetch(ahead + 64, 0, kPrefetchHint);
+    ahead += ahead_bytes;
     Weights::template step<R>(x, w, block);
     x += Weights::kStepWords;
     w += Weights::kStepBytes;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    store(sums + r * kPanel, block[r][0]);
-    store(sums + r * kPanel + kLanes, block[r][1]);
+    store(sums + r * kPanelOutputs, block[r][0]);
+    store(sums + r * kPanelOutputs + kLanes, block[r][1]);
   }
 }
 
-// Kernels for 1 … kBlockRows rows.
+// Kernels for 1 … kGroupRows rows.
 template <typename Weights, int R> struct FillKernels {
   static void fill(BlockKernel *table) {
     table[R] = block_kernel<Weights, R>;
@@ -156,8 +167,8 @@ template <typename Weights> struct FillKernels<Weights, 0> {
   static void fill(BlockKernel *) {}
 };
 template <typename Weights> struct BlockKernels {
-  BlockKernel of_rows[kBlockRows + 1] = {};
-  BlockKernels() { FillKernels<Weights, kBlockRows>::fill(of_rows); }
+  BlockKernel of_rows[kGroupRows + 1] = {};
+  BlockKernels() { FillKernels<Weights, kGroupRows>::fill(of_rows); }
 };
 template <typename Weights> const BlockKernel *kernels_of() {
   static const BlockKernels<Weights> kernels;
@@ -167,7 +178,7 @@ template <typename Weights> const BlockKernel *kernels_of() {
 // Widen one block of a panel to float32: rows of many blocks read it again and again.
 void widen_panel(const char *w, DType dtype, int64_t n_inputs, float *out) {
   if (dtype == DType::float16) {
-    for (int64_t i = 0; i < n_inputs * kPanel; i += kLanes)
+    for (int64_t i = 0; i < n_inputs * kPanelOutputs; i += kLanes)
       store(out + i, load_f16(w + i * 2));
     return;
   }
@@ -175,10 +186,10 @@ void widen_panel(const char *w, DType dtype, int64_t n_inputs, float *out) {
     Words left = load_words(w), right = load_words(w + kLanes * 4);
     store(out, even_of(left));
     store(out + kLanes, even_of(right));
-    store(out + kPanel, odd_of(left));
-    store(out + kPanel + kLanes, odd_of(right));
-    w += kPanel * 4;
-    out += 2 * kPanel;
+    store(out + kPanelOutputs, odd_of(left));
+    store(out + kPanelOutputs + kLanes, odd_of(right));
+    w += kPanelOutputs * 4;
+    out += 2 * kPanelOutputs;
   }
 }
 
