@@ -15,7 +15,8 @@ inline void prefetch_row(const char *row, int64_t n_bytes) {
 // vectors of a head, where the compiler shall know them, or 0. `ahead`: rows to be read next.
 template <DType dtype, int R, int n_vectors>
 void score_keys(const float *queries, int64_t dims, int64_t head_dim, const char *const *keys,
-                int64_t offset, int64_t n, const char *const *ahead, float *scores) {
+                int64_t offset, int64_t n, const char *const *ahead, int64_t ahead_offset,
+                float *scores) {
   constexpr int n_together = kLanes / R;
   constexpr int64_t size = kNumberBytes<dtype>;
   int64_t whole = n_vectors > 0 ? n_vectors * kLanes : head_dim / kLanes * kLanes;
@@ -26,7 +27,7 @@ void score_keys(const float *queries, int64_t dims, int64_t head_dim, const char
       int64_t index = i + t < n ? i + t : n - 1;
       const char *key = keys[index] + offset;
       if (ahead)
-        prefetch_row(ahead[index] + offset, head_dim * size);
+        prefetch_row(ahead[index] + ahead_offset, head_dim * size);
       Floats sums[R] = {};
 #pragma GCC unroll 8
       for (int64_t d = 0; d < whole; d += kLanes) {
@@ -56,7 +57,8 @@ void score_keys(const float *queries, int64_t dims, int64_t head_dim, const char
 // one has `n_last` numbers.
 template <DType dtype, int R, int V, bool partly>
 void add_values(float *sums, int64_t dims, const float *keep, const float *weights,
-                const char *const *values, int64_t offset, int64_t n, int64_t n_last) {
+                const char *const *values, int64_t offset, int64_t n, int64_t n_last,
+                const char *const *ahead, int64_t ahead_offset, int64_t ahead_bytes) {
   constexpr int64_t size = kNumberBytes<dtype>;
   Floats totals[R][V];
 #pragma GCC unroll 4
@@ -66,6 +68,8 @@ void add_values(float *sums, int64_t dims, const float *keep, const float *weigh
       totals[r][v] = load(sums + r * dims + v * kLanes) * keep[r];
   for (int64_t i = 0; i < n; ++i) {
     const char *value = values[i] + offset;
+    if (ahead)
+      prefetch_row(ahead[i] + ahead_offset, ahead_bytes);
     Floats numbers[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
@@ -89,7 +93,7 @@ void add_values(float *sums, int64_t dims, const float *keep, const float *weigh
 // What a step of a task computes with: one tile of one head.
 struct TileStep {
   const char *const *keys, *const *values, *const *keys_ahead, *const *values_ahead;
-  int64_t offset; // of the head in a row of the pool
+  int64_t offset, ahead_offset; // of the heads in rows of the pool
   int64_t n;
   int64_t dims, head_dim;
 };
@@ -100,23 +104,24 @@ void score_rows(const TileStep &step, const float *queries, bool prefetch, float
                  : step.head_dim == 8 * kLanes  ? score_keys<dtype, R, 8>
                                                 : score_keys<dtype, R, 0>;
   compute(queries, step.dims, step.head_dim, step.keys, step.offset, step.n,
-          prefetch ? step.keys_ahead : nullptr, scores);
+          prefetch ? step.keys_ahead : nullptr, step.ahead_offset, scores);
 }
 
 template <DType dtype, int R>
-void add_rows(const TileStep &step, float *sums, const float *keep, const float *weights) {
+void add_rows(const TileStep &step, float *sums, const float *keep, const float *weights,
+              bool prefetch) {
   constexpr int V = kLanes == 16 ? (R == 1 ? 8 : 4) : (R == 4 ? 2 : 4);
   constexpr int64_t size = kNumberBytes<dtype>;
-  int64_t d = 0;
-  for (; d + V * kLanes <= step.head_dim; d += V * kLanes)
-    add_values<dtype, R, V, false>(sums + d, step.dims, keep, weights, step.values,
-                                   step.offset + d * size, step.n, 0);
-  for (; d + kLanes <= step.head_dim; d += kLanes)
-    add_values<dtype, R, 1, false>(sums + d, step.dims, keep, weights, step.values,
-                                   step.offset + d * size, step.n, 0);
-  if (d < step.head_dim)
-    add_values<dtype, R, 1, true>(sums + d, step.dims, keep, weights, step.values,
-                                  step.offset + d * size, step.n, step.head_dim - d);
+  for (int64_t d = 0; d < step.head_dim;) {
+    int64_t left = step.head_dim - d;
+    auto compute = left >= V * kLanes ? add_values<dtype, R, V, false>
+                   : left >= kLanes   ? add_values<dtype, R, 1, false>
+                                      : add_values<dtype, R, 1, true>;
+    compute(sums + d, step.dims, keep, weights, step.values, step.offset + d * size, step.n, left,
+            prefetch && d == 0 ? step.values_ahead : nullptr, step.ahead_offset,
+            step.head_dim * size);
+    d += left >= V * kLanes ? V * kLanes : kLanes;
+  }
 }
 
 // Take keys that a row does not see out of its scores.
@@ -162,13 +167,19 @@ void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
     bool more = at + kTile < task.to;
     if (more)
       find(at + kTile, 1 - now);
-    TileStep step{rows[2 * now], rows[2 * now + 1], more ? rows[2 - 2 * now] : nullptr,
-                  more ? rows[3 - 2 * now] : nullptr, 0, at_most(kTile, task.to - at), dims,
-                  pool.head_dim};
+    TileStep step{rows[2 * now], rows[2 * now + 1], rows[2 * now], rows[2 * now + 1], 0, 0,
+                  at_most(kTile, task.to - at), dims, pool.head_dim};
     int64_t n_scores = whole_vectors(step.n);
     bool masked = at + step.n > run.start + 1 || first_key(call, last_token) > at;
     for (int64_t h = 0; h < task.n_heads; ++h) {
       step.offset = (task.first_head + h) * head_bytes;
+      // The next head's rows are fetched meanwhile; after the last head, those of the next keys.
+      step.ahead_offset = step.offset + head_bytes;
+      if (h + 1 == task.n_heads) {
+        step.ahead_offset = task.first_head * head_bytes;
+        step.keys_ahead = more ? rows[2 - 2 * now] : nullptr;
+        step.values_ahead = more ? rows[3 - 2 * now] : nullptr;
+      }
       const float *q = queries + h * n_rows * dims;
       int64_t r = 0;
       for (; r + 4 <= n_rows; r += 4)
@@ -188,17 +199,14 @@ void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
         fill(row + step.n, n_scores - step.n, -__builtin_inff());
         keep[r] = weigh_scores<false>(row, n_scores, most[h * n_rows + r], total[h * n_rows + r]);
       }
-      if (step.values_ahead)
-        for (int64_t i = 0; i < kTile; ++i)
-          prefetch_row(step.values_ahead[i] + step.offset, head_bytes);
       float *to = sums + h * n_rows * dims;
       r = 0;
       for (; r + 4 <= n_rows; r += 4)
-        add_rows<dtype, 4>(step, to + r * dims, keep + r, scores + r * kTile);
+        add_rows<dtype, 4>(step, to + r * dims, keep + r, scores + r * kTile, r == 0);
       for (; r + 2 <= n_rows; r += 2)
-        add_rows<dtype, 2>(step, to + r * dims, keep + r, scores + r * kTile);
+        add_rows<dtype, 2>(step, to + r * dims, keep + r, scores + r * kTile, r == 0);
       for (; r < n_rows; ++r)
-        add_rows<dtype, 1>(step, to + r * dims, keep + r, scores + r * kTile);
+        add_rows<dtype, 1>(step, to + r * dims, keep + r, scores + r * kTile, r == 0);
     }
   }
   end_task(plan, task, sums, most, total);

@@ -22,19 +22,34 @@ inline void fill(float *to, int64_t n, float value) {
     to[i] = value;
 }
 
-// Replace n scores (whole vectors) by 2^(score - most), where `most` and `total` of the row are
-// brought up to date; return what earlier sums are multiplied by.
-template <bool rough>
+// Replace n scores by their weights 2^(score - most), where `most` and `total` of the row are
+// brought up to date; return what earlier sums are multiplied by. n is a multiple of the vector;
+// with `pairs` of two vectors: then the weights are bfloat16, from the row's begin on.
+template <bool pairs>
 inline float weigh_scores(float *scores, int64_t n, float &most, float &total) {
   Floats highest = spread(most);
   for (int64_t i = 0; i < n; i += kLanes)
     highest = larger(load(scores + i), highest);
   float higher = largest(highest);
   Floats weights{};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Floats weight = power_of_two<rough>(load(scores + i) - higher);
-    weights += weight;
-    store(scores + i, weight);
+#if HALFMOON_PAIRS
+  if constexpr (pairs) {
+    for (int64_t i = 0; i < n; i += 2 * kLanes) {
+      Floats low = power_of_two<true>(load(scores + i) - higher);
+      Floats high = power_of_two<true>(load(scores + i + kLanes) - higher);
+      weights += low + high;
+      __m512bh rounded =
+          _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
+      memcpy(scores + i / 2, &rounded, sizeof rounded);
+    }
+  }
+#endif
+  if constexpr (!pairs) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      Floats weight = power_of_two<false>(load(scores + i) - higher);
+      weights += weight;
+      store(scores + i, weight);
+    }
   }
   float keep = higher > most ? power_of_two(most - higher) : 1.0f;
   total = total * keep + sum_all(weights);

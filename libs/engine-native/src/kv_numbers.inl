@@ -2,10 +2,22 @@
 // sums of many at once, powers of two. Nothing here reads or writes beyond `n` numbers.
 namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
-#if HALFMOON_LANES == 16 && defined(__AVX512F__)
+// The compiler's own macros are those of its command line, not of the target that a pragma sets.
+#if HALFMOON_LANES == 16
 #define HALFMOON_AVX512 1
 #else
 #define HALFMOON_AVX512 0
+#endif
+// Whether products of two pairs of bfloat16 numbers are added to a float at once.
+#if defined(HALFMOON_BF16_DOT) && HALFMOON_AVX512
+#define HALFMOON_PAIRS 1
+#else
+#define HALFMOON_PAIRS 0
+#endif
+
+#if HALFMOON_AVX512
+// For masked forms of intrinsics: the plain ones make GCC 12 warn of uninitialised vectors.
+constexpr __mmask16 kAllLanes = 0xffff;
 #endif
 
 // Round up to whole vectors.
@@ -18,7 +30,7 @@ inline Words floats_to_bits(Floats x) { return reinterpret_cast<Words &>(x); }
 inline Floats larger(Floats a, Floats b) {
 #if HALFMOON_AVX512
   return reinterpret_cast<Floats>(
-      _mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+      _mm512_maskz_max_ps(kAllLanes, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 #else
   return a > b ? a : b;
 #endif
@@ -26,7 +38,8 @@ inline Floats larger(Floats a, Floats b) {
 
 inline Floats round_to_integers(Floats x) {
 #if HALFMOON_AVX512
-  return reinterpret_cast<Floats>(_mm512_roundscale_ps(reinterpret_cast<__m512>(x), 8));
+  return reinterpret_cast<Floats>(
+      _mm512_maskz_roundscale_ps(kAllLanes, reinterpret_cast<__m512>(x), 8));
 #else
   return (x + 12582912.0f) - 12582912.0f;
 #endif
@@ -73,9 +86,9 @@ inline float power_of_two(float x) {
 
 inline Floats load_f16(const uint16_t *p) {
 #if HALFMOON_AVX512
-  return reinterpret_cast<Floats>(
-      _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
-#elif HALFMOON_LANES == 8 && defined(__F16C__)
+  return reinterpret_cast<Floats>(_mm512_maskz_cvtph_ps(
+      kAllLanes, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))));
+#elif HALFMOON_LANES == 8
   return reinterpret_cast<Floats>(
       _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 #elif defined(__aarch64__)
