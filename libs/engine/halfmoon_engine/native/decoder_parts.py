@@ -43,8 +43,8 @@ class LayerParts:
     qkv: LinearPart
     q_norm: NormPart | None
     k_norm: NormPart | None
-    #: False: positions are not encoded in this layer.
-    rotates: bool
+    #: Index into `DecoderParts.angles`; None: positions are not encoded in this layer.
+    rope: int | None
     scale: float
     window: int | None
     softcap: float | None
@@ -81,5 +81,5 @@ class DecoderParts:
     residual_multiplier: float
     logit_scale: float
     logit_softcap: float | None
-    #: Cosines and sines, each [n, n_pairs], of the first n positions.
-    angles: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+    #: Each gives the cosines and sines, both [n, n_pairs], of the first n positions.
+    angles: tuple[Callable[[int], tuple[torch.Tensor, torch.Tensor]], ...]

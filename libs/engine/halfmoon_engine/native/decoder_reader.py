@@ -5,6 +5,7 @@ with the model itself before they serve. So a family that changes falls back to 
 gives wrong tokens.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -57,6 +58,7 @@ FAMILIES: Mapping[str, _Family] = MappingProxyType(
         "smollm3": _LLAMA,
         "gemma": _Family(norm_offset=1.0),
         "gemma2": _GEMMA2,
+        "gemma3_text": _GEMMA2,
         "olmo2": _Family(
             norm=None,
             out_norm="post_attention_layernorm",
@@ -106,7 +108,8 @@ def read_decoder(model: Any, seen: Mapping[int, SeenAttention]) -> DecoderParts:
     head = model.get_output_embeddings()
     try:
         layers = tuple(
-            _read_layer(config, family, layer, seen[i]) for i, layer in enumerate(base.layers)
+            _read_layer(config, family, layer, seen[i], _rope_of(config, base, i))
+            for i, layer in enumerate(base.layers)
         )
         return DecoderParts(
             hidden=int(config.hidden_size),
@@ -124,13 +127,15 @@ def read_decoder(model: Any, seen: Mapping[int, SeenAttention]) -> DecoderParts:
             residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
             logit_scale=_logit_scale(config),
             logit_softcap=getattr(config, "final_logit_softcapping", None),
-            angles=_angles(base.rotary_emb),
+            angles=tuple(_angles(base.rotary_emb, kind) for kind in _rope_kinds(config, base)),
         )
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise NotNative(f"its parts are not where they are looked for: {error}") from error
 
 
-def _read_layer(config: Any, family: _Family, layer: Any, seen: SeenAttention) -> LayerParts:
+def _read_layer(
+    config: Any, family: _Family, layer: Any, seen: SeenAttention, rope: int
+) -> LayerParts:
     attention = _first(layer, "self_attn", "attention")
     mlp = layer.mlp
     return LayerParts(
@@ -138,7 +143,7 @@ def _read_layer(config: Any, family: _Family, layer: Any, seen: SeenAttention) -
         qkv=_read_qkv(attention, seen),
         q_norm=_norm_of(attention, "q_norm", family, optional=True),
         k_norm=_norm_of(attention, "k_norm", family, optional=True),
-        rotates=_rotates(config, attention, seen),
+        rope=rope if _rotates(config, attention, seen) else None,
         scale=seen.scale,
         window=seen.window,
         softcap=seen.softcap,
@@ -289,11 +294,25 @@ def _read_qkv(attention: Any, seen: SeenAttention) -> LinearPart:
 # Positions
 
 
-def _angles(rotary: Any) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+def _rope_kinds(config: Any, base: Any) -> tuple[str | None, ...]:
+    """Return the types of layers that have angles of their own; (None,) where all share them."""
+    if "layer_type" not in inspect.signature(base.rotary_emb.forward).parameters:
+        return (None,)
+    return tuple(sorted(set(config.layer_types)))
+
+
+def _rope_of(config: Any, base: Any, layer: int) -> int:
+    kinds = _rope_kinds(config, base)
+    return 0 if kinds == (None,) else kinds.index(config.layer_types[layer])
+
+
+def _angles(rotary: Any, kind: str | None) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     """Return a function that gives the cosines and sines of the first n positions."""
+    options = {} if kind is None else {"layer_type": kind}
 
     def angles(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        cosines, sines = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(n)[None])
+        positions = torch.arange(n)[None]
+        cosines, sines = rotary(torch.zeros(1, dtype=torch.float32), positions, **options)
         # Each angle stands twice: side by side where pairs are neighbours, else in both halves.
         half = cosines.shape[-1] // 2
         doubled = n > 1 and half > 1 and bool((cosines[0, :, 0::2] == cosines[0, :, 1::2]).all())

@@ -27,8 +27,8 @@ class NativeDecoder:
         """
         self._native = native
         self._parts = parts
-        self._rotates = any(layer.rotates for layer in parts.layers)
-        n_pairs = parts.angles(2)[0].shape[-1]
+        self._rotates = any(layer.rope is not None for layer in parts.layers)
+        n_pairs = parts.angles[0](2)[0].shape[-1]
         tied = _memory(parts.embedding) if parts.tied else None
         head = self._pack(parts.head, release=release) if tied is None else tied
         self._decoder = native.Decoder(
@@ -87,8 +87,9 @@ class NativeDecoder:
 
     def _compute_angles(self, end: int) -> None:
         n = max(_FIRST_POSITIONS, 1 << (end - 1).bit_length())
-        cosines, sines = self._parts.angles(n)
-        self._decoder.set_rope(0, cosines.numpy(), sines.numpy())
+        for table, angles in enumerate(self._parts.angles):
+            cosines, sines = angles(n)
+            self._decoder.set_rope(table, cosines.numpy(), sines.numpy())
         self._n_positions = n
 
     def _add_layer(self, layer: LayerParts, release: bool) -> None:
@@ -97,7 +98,7 @@ class NativeDecoder:
             qkv=self._pack(layer.qkv, release=release),
             q_norm=_norm(layer.q_norm),
             k_norm=_norm(layer.k_norm),
-            rope=0 if layer.rotates else -1,
+            rope=-1 if layer.rope is None else layer.rope,
             scale=layer.scale,
             window=layer.window or 0,
             softcap=layer.softcap or 0.0,
