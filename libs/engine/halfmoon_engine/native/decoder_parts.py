@@ -32,7 +32,7 @@ class LinearPart:
     #: The first half of the rows are gates of the second half.
     gated: bool = False
     #: Frees the model's own weights.
-    release: Callable[[], None] = lambda: None
+    release: Callable[[], None]
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,6 @@ def _linear(modules: Sequence[Any], gated: bool = False) -> LinearPart:
     for module in modules:
         if type(module) is not torch.nn.Linear:
             raise NotNative(f"a linear is a {type(module).__name__}")
-    weights = [module.weight for module in modules]
     biases = [module.bias for module in modules]
     bias: torch.Tensor | None = None
     if any(each is not None for each in biases):
@@ -245,6 +244,8 @@ def _linear(modules: Sequence[Any], gated: bool = False) -> LinearPart:
         )
 
     def stacked() -> torch.Tensor:
+        # Read when it is packed: nothing here may keep a model's weights in memory.
+        weights: list[torch.Tensor] = [module.weight for module in modules]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     return LinearPart(

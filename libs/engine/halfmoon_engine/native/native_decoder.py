@@ -17,32 +17,29 @@ _FIRST_POSITIONS = 4096
 class NativeDecoder:
     """All layers of a model, packed; one forward at a time."""
 
-    def __init__(self, native: Any, parts: DecoderParts, *, release: bool) -> None:
-        """Pack the parts.
-
-        Args:
-            native: the extension's module.
-            parts: of the model.
-            release: free the model's own weights, each as soon as it is packed.
-        """
+    def __init__(self, native: Any, parts: DecoderParts) -> None:
+        """Pack the parts; the model's own weights are freed, each as soon as it is packed."""
         self._native = native
-        self._parts = parts
+        # Copied, so that nothing keeps the checkpoint's mapped files in memory.
+        embedding = parts.embedding.detach().clone()
+        self._angles = parts.angles
+        self._logit_scale, self._logit_softcap = parts.logit_scale, parts.logit_softcap
         self._rotates = any(layer.rope is not None for layer in parts.layers)
         n_pairs = parts.angles[0](2)[0].shape[-1]
-        tied = _memory(parts.embedding) if parts.tied else None
-        head = self._pack(parts.head, release=release) if tied is None else tied
+        tied = _memory(embedding) if parts.tied else None
+        head = self._pack(parts.head) if tied is None else tied
         self._decoder = native.Decoder(
             hidden=parts.hidden,
             n_heads=parts.n_heads,
             n_kv_heads=parts.n_kv_heads,
             head_dim=parts.head_dim,
             n_pairs=n_pairs,
-            embedding=_memory(parts.embedding),
-            n_vocab=parts.embedding.shape[0],
-            embedding_dtype=DTYPE_NAMES[parts.embedding.dtype],
+            embedding=_memory(embedding),
+            n_vocab=embedding.shape[0],
+            embedding_dtype=DTYPE_NAMES[embedding.dtype],
             head=head,
             n_logits=parts.head.n_out,
-            head_dtype=DTYPE_NAMES[parts.embedding.dtype],
+            head_dtype=DTYPE_NAMES[embedding.dtype],
             final_norm=_norm(parts.final_norm),
             interleaved=parts.interleaved,
             parallel=parts.parallel,
@@ -50,7 +47,7 @@ class NativeDecoder:
             embedding_scale=parts.embedding_scale,
         )
         for layer in parts.layers:
-            self._add_layer(layer, release)
+            self._add_layer(layer)
         self._n_positions = 0
         self._n_logits = parts.head.n_out
 
@@ -78,24 +75,23 @@ class NativeDecoder:
         logits = np.empty((len(rows), self._n_logits), dtype=np.float32)
         self._decoder.forward(batch, tokens, rows, len(rows), logits, before_layer, after_layer)
         result = torch.from_numpy(logits)
-        if self._parts.logit_scale != 1.0:
-            result *= self._parts.logit_scale
-        if self._parts.logit_softcap is not None:
-            cap = self._parts.logit_softcap
+        if self._logit_scale != 1.0:
+            result *= self._logit_scale
+        if (cap := self._logit_softcap) is not None:
             result = torch.tanh(result / cap) * cap
         return result
 
     def _compute_angles(self, end: int) -> None:
         n = max(_FIRST_POSITIONS, 1 << (end - 1).bit_length())
-        for table, angles in enumerate(self._parts.angles):
+        for table, angles in enumerate(self._angles):
             cosines, sines = angles(n)
             self._decoder.set_rope(table, cosines.numpy(), sines.numpy())
         self._n_positions = n
 
-    def _add_layer(self, layer: LayerParts, release: bool) -> None:
+    def _add_layer(self, layer: LayerParts) -> None:
         self._decoder.add_layer(
             norm=_norm(layer.norm),
-            qkv=self._pack(layer.qkv, release=release),
+            qkv=self._pack(layer.qkv),
             q_norm=_norm(layer.q_norm),
             k_norm=_norm(layer.k_norm),
             rope=-1 if layer.rope is None else layer.rope,
@@ -103,16 +99,16 @@ class NativeDecoder:
             window=layer.window or 0,
             softcap=layer.softcap or 0.0,
             sinks=None if layer.sinks is None else layer.sinks.float().contiguous().numpy(),
-            out=self._pack(layer.out, release=release),
+            out=self._pack(layer.out),
             out_norm=_norm(layer.out_norm),
             mlp_norm=_norm(layer.mlp_norm),
-            up=self._pack(layer.up, release=release),
+            up=self._pack(layer.up),
             activation=layer.activation,
-            down=self._pack(layer.down, release=release),
+            down=self._pack(layer.down),
             mlp_out_norm=_norm(layer.mlp_out_norm),
         )
 
-    def _pack(self, part: LinearPart, *, release: bool) -> Any:
+    def _pack(self, part: LinearPart) -> Any:
         weights = part.weights().detach().contiguous()
         packed = self._native.Linear(
             _memory(weights),
@@ -122,8 +118,7 @@ class NativeDecoder:
             None if part.bias is None else part.bias.numpy(),
             part.gated,
         )
-        if release:
-            part.release()
+        part.release()
         return packed
 
 

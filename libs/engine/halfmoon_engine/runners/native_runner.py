@@ -29,7 +29,7 @@ class NativeRunner:
     def __init__(self, native: Any, parts: DecoderParts, layout: KvLayout) -> None:
         """Pack the parts; the model's own weights are freed meanwhile."""
         self._native = native
-        self._decoder = NativeDecoder(native, parts, release=True)
+        self._decoder = NativeDecoder(native, parts)
         self._layout = layout
         self._pool: Any = None
 
