@@ -29,10 +29,10 @@ class LinearPart:
     bias: torch.Tensor | None
     n_out: int
     n_in: int
-    #: The first half of the rows are gates of the second half.
-    gated: bool = False
     #: Frees the model's own weights.
     release: Callable[[], None]
+    #: The first half of the rows are gates of the second half.
+    gated: bool = False
 
 
 @dataclass(frozen=True)
