@@ -26,9 +26,14 @@ def engine(
     if request.param == "torch in bfloat16":
         return engine_of("gemma2", dtype="bfloat16")
     loaded: Any = open_engine(
-        str(tiny("mistral")), block_size=16, dtype="float32", device="cpu", threads=1
+        str(tiny("mistral")),
+        block_size=16,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        native="off",
     )
-    loaded._mirror = True
+    loaded._runner._mirror = True
     engine: Engine = loaded
     return engine
 
