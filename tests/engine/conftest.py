@@ -1,5 +1,6 @@
 """Tiny models, made once, and a driver that runs an engine as prefill and decode do."""
 
+import inspect
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,9 @@ from halfmoon_engine.interface import Draw, Engine, Run
 from halfmoon_engine.load import open_engine
 from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.tiny_models import make_tiny_model
+
+#: Choices of `open_engine`'s option `native` that each test of an engine's arithmetic runs with.
+NATIVE_CHOICES = ("off",)
 
 
 class Driver:
@@ -114,16 +118,25 @@ def reference(tiny: Callable[[str], Path]) -> Callable[[str, Sequence[int], int]
     return generate
 
 
+@pytest.fixture(scope="session", params=NATIVE_CHOICES)
+def native(request: pytest.FixtureRequest) -> str:
+    """Whether engines use the native extension."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def engine_of(tiny: Callable[[str], Path]) -> Callable[..., Engine]:
+def engine_of(tiny: Callable[[str], Path], native: str) -> Callable[..., Engine]:
     """An engine on a tiny model, remembered by its arguments."""
     engines: dict[tuple[Any, ...], Engine] = {}
+    options: dict[str, Any] = {"device": "cpu", "threads": 1}
+    if "native" in inspect.signature(open_engine).parameters:
+        options["native"] = native
 
     def load(arch: str, block_size: int = 16, dtype: Any = "float32") -> Engine:
         key = (arch, block_size, dtype)
         if key not in engines:
             engines[key] = open_engine(
-                str(tiny(arch)), block_size=block_size, dtype=dtype, device="cpu", threads=1
+                str(tiny(arch)), block_size=block_size, dtype=dtype, **options
             )
         return engines[key]
 

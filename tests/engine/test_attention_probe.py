@@ -167,3 +167,44 @@ def test_a_model_that_attends_twice_in_a_layer_is_refused(
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="times in 2 layers"):
         open_engine(str(tmp_path), block_size=16, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["falcon", "bloom", "mpt", "gptj", "codegen"])
+def test_a_model_whose_attention_is_code_of_its_own_is_refused(kind: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        rotary_dim=8,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="attends in code of its own"):
+        open_engine(str(tmp_path), block_size=16, device="cpu")
+
+
+def test_a_model_whose_layers_have_heads_of_different_sizes_is_refused(tmp_path: Path) -> None:
+    config = transformers.Gemma4TextConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=16,
+        vocab_size_per_layer_input=64,
+        hidden_size_per_layer_input=8,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="keys and values of several shapes"):
+        open_engine(str(tmp_path), block_size=16, device="cpu")

@@ -15,11 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from halfmoon_engine.interface import Engine
 from halfmoon_engine.load import open_engine
-from halfmoon_testing.models.tiny_models import ARCHITECTURES, make_tiny_model
+from halfmoon_testing.models.tiny_models import make_tiny_model
 
 LocalCluster = Callable[..., Any]
 Oracle = Callable[[list[int], int], list[int]]
 N_NEW = 12
+#: One of each way in which KV differs: full, windows, both in turn. Arithmetic is tests/engine's.
+ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma2", "gemma3")
 
 
 def prompt_of(n: int, salt: int = 0) -> list[int]:

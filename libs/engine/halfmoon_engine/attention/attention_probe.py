@@ -305,7 +305,8 @@ def _shape(kind: str, plan: ForwardPlan) -> KvShape:
     seen = plan.seen
     if not seen:
         raise UnsupportedModel(
-            f"a model of type {kind!r} attends in code of its own, which can't be put over pages"
+            f"a model of type {kind!r} attends in code of its own, which can't be put over pages; "
+            "choose one whose class in transformers leaves attention to a function"
         )
     if sorted(seen) != list(range(len(seen))):
         raise UnsupportedModel(
