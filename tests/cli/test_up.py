@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -17,7 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
+from halfmoon_cli.up import up_command
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
+from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port
 
 FAKE = "fake://tiny?step_s=0.001"
@@ -140,3 +144,46 @@ def test_flags_for_a_role_reach_its_processes_and_no_others() -> None:
     plan = ClusterPlan(model="m", http_port=1, extra={"decode": ["--max-running", "3"]})
     with_flag = [s.name for s in plan_processes(plan) if "--max-running" in s.arguments]
     assert with_flag == ["decode-0"]
+
+
+@pytest.mark.parametrize(
+    ("n_cores", "n_workers", "threads"),
+    [(1, 1, 1), (2, 2, 2), (2, 4, 1), (2, 9, 1), (8, 2, 8), (8, 3, 5), (8, 4, 4), (64, 1, 64)],
+)
+def test_workers_share_the_cores_of_a_machine(n_cores: int, n_workers: int, threads: int) -> None:
+    assert worker_threads(n_cores, n_workers) == threads
+
+
+def test_threads_reach_the_workers_that_compute_unless_a_role_has_its_own() -> None:
+    def threads(**changes: Any) -> dict[str, str]:
+        plan = ClusterPlan(model="m", http_port=1, **changes)
+        return {
+            spec.name: argument
+            for spec in plan_processes(plan)
+            for flag, argument in pairwise(spec.arguments)
+            if flag == "--threads"
+        }
+
+    assert threads() == {}
+    assert threads(threads=2, n_decode=2) == {"prefill-0": "2", "decode-0": "2", "decode-1": "2"}
+    assert threads(threads=2, extra={"decode": ["--threads=1"]}) == {"prefill-0": "2"}
+
+
+@pytest.mark.parametrize("chosen", ["", "3"])
+def test_up_counts_the_cores_unless_the_environment_sets_threads(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[ClusterPlan] = []
+
+    def run(plan: ClusterPlan, *_: object) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(up_command, "run_up", run)
+    monkeypatch.setattr(up_command, "machine_cores", lambda: 8)
+    monkeypatch.setenv("HALFMOON_THREADS", chosen)
+    if not chosen:
+        monkeypatch.delenv("HALFMOON_THREADS")
+    result = CliRunner().invoke(app, ["up", "--model", FAKE, "--prefill", "2", "--decode", "2"])
+    assert result.exit_code == 0
+    assert plans[0].threads == (0 if chosen else 4)

@@ -30,9 +30,9 @@ def open_engine(
     Args:
         spec: ``fake://…`` (see `fake_engine.parse_fake_spec`), or a model's folder or hub id.
         block_size: tokens per page, 16 to 512.
-        dtype: of weights and KV; "auto" is what the checkpoint was saved in.
+        dtype: of weights and KV; "auto" is what `choose_dtype` chooses.
         device: where a model computes; "auto" is CUDA if there is a device.
-        threads: CPU threads of a model; None or 0 is one per core.
+        threads: CPU threads of a model; None or 0 is one per core of the process's quota.
         served_name: the model's name in requests, rather than its own.
         native: whether halfmoon-engine-native computes on the CPU; "auto" where it is installed
             and `HALFMOON_ENGINE_NATIVE` is not 0.

@@ -17,7 +17,9 @@ class EngineSettings(TracedSettings):
         "", description="Name of the model as clients write it; empty: the model's own"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Precision of weights and KV; auto: what the checkpoint says"
+        "auto",
+        description="Precision of weights and KV; auto: the checkpoint's, or float32 on a processor"
+        " without its instructions",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model computes; auto: CUDA if there is a device"
@@ -29,7 +31,7 @@ class EngineSettings(TracedSettings):
         1024, description="Memory for KV pages, in MiB, taken at the start"
     )
     threads: Annotated[int, Field(ge=0)] = Field(
-        0, description="Threads for the model's arithmetic; 0: one per core"
+        0, description="Threads for the model's arithmetic; 0: one per core of this process's quota"
     )
     measure: bool = Field(
         True, description="Time a few forward passes at the start, for the cost model"

@@ -37,6 +37,8 @@ class ClusterPlan:
     served_model_name: str = ""
     #: Metadata server; empty: the conductor's own.
     metadata: str = ""
+    #: Threads of each prefill and decode worker; 0: their own setting decides.
+    threads: int = 0
     #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens=64"]}.
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -79,11 +81,16 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
     add("conductor", 0, "--metadata", own, "--http-port", str(plan.http_port), *model)
     for i in range(plan.n_kvstore):
         add("kvstore", i, "--metadata", metadata)
+
+    def threads(role: str) -> list[str]:
+        chosen = any(flag.partition("=")[0] == "--threads" for flag in plan.extra.get(role, ()))
+        return ["--threads", str(plan.threads)] if plan.threads and not chosen else []
+
     for i in range(plan.n_prefill):
         home = ["--home-kvstore", f"kvstore-{i % plan.n_kvstore}"] if plan.n_kvstore else []
-        add("prefill", i, "--metadata", metadata, *model, *home)
+        add("prefill", i, "--metadata", metadata, *model, *home, *threads("prefill"))
     for i in range(plan.n_decode):
-        add("decode", i, "--metadata", metadata, *model)
+        add("decode", i, "--metadata", metadata, *model, *threads("decode"))
     return specs
 
 

@@ -1,5 +1,6 @@
 """Define `halfmoon up`: check its flags, choose model and port, and run the cluster."""
 
+import os
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -11,12 +12,16 @@ from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, de
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
 from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
+from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_engine.checkpoints.model_folder import check_model
 from halfmoon_metadata.tcp_ports import free_port, is_free
 from halfmoon_models.errors import ModelError
+from halfmoon_models.machine_cores import machine_cores
+from halfmoon_runtime.settings import ENVIRONMENT_PREFIX
 
 #: Port of the REST API where it is free.
 DEFAULT_PORT = 8000
+_THREADS_VARIABLE = f"{ENVIRONMENT_PREFIX}THREADS"
 
 console = Console()
 
@@ -80,6 +85,10 @@ def up(
         n_kvstore=kvstore,
         served_model_name=name,
         metadata=metadata,
+        # What the environment sets, the processes read themselves.
+        threads=0
+        if _THREADS_VARIABLE in os.environ
+        else worker_threads(machine_cores(), prefill + decode),
         extra=extra,
     )
     try:

@@ -17,6 +17,7 @@ from halfmoon_engine.attention.attention_probe import probe_attention
 from halfmoon_engine.attention.kv_pool import DTYPE_NAMES, TORCH_DTYPES
 from halfmoon_engine.attention.paged_attention import ATTENTION_NAME
 from halfmoon_engine.checkpoints.architecture import check_architecture, max_context
+from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.interface import Device
@@ -26,6 +27,7 @@ from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_engine.torch_engine import TorchEngine
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
 from halfmoon_models.folder_inspection import InspectedModel
+from halfmoon_models.machine_cores import machine_cores
 from halfmoon_protocol.blocks import check_block_size
 from halfmoon_protocol.kv_layout import DType, KvLayout
 
@@ -46,9 +48,10 @@ def load_torch_engine(
 ) -> TorchEngine:
     """Load, check and probe a model; arguments and errors are those of `load.open_engine`."""
     check_block_size(block_size)
-    if threads:
-        torch.set_num_threads(threads)
-    folder = inspected.folder
+    # Torch's own number knows no quota; it does know OMP_NUM_THREADS.
+    torch.set_num_threads(threads or min(torch.get_num_threads(), machine_cores()))
+    folder, target = inspected.folder, _device(device)
+    dtype = compute_dtype(inspected, dtype, on_cpu=target.type == "cpu", native=False)
     with _library_errors(f"{folder}/config.json is not one that can be used"):
         config = _read_config(inspected)
         check_architecture(config)
@@ -56,7 +59,7 @@ def load_torch_engine(
         check_config_matches_files(transformers.AutoModelForCausalLM, config, inspected)
     with _library_errors(f"{folder} can't be loaded"):
         model = _load(inspected, dtype)
-        model = model.eval().requires_grad_(False).to(_device(device))
+        model = model.eval().requires_grad_(False).to(target)
     with _library_errors(f"a model of type {str(config.model_type)!r} can't be run"):
         probed = probe_attention(model)
         eos_token_ids = _eos_token_ids(model)

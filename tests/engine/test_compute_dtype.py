@@ -1,0 +1,131 @@
+"""The precision that "auto" stands for follows from checkpoint, processor, extension and memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers as untyped_transformers
+
+from halfmoon_engine.checkpoints import compute_dtype
+from halfmoon_engine.checkpoints.compute_dtype import FLOAT32_SHARE, choose_dtype, saved_dtype
+from halfmoon_engine.checkpoints.model_folder import open_model_folder
+from halfmoon_engine.load import load_engine
+from halfmoon_engine.processor_features import parse_cpuinfo, processor_features
+from halfmoon_protocol.kv_layout import DType
+from halfmoon_testing.models.llama_folders import make_llama
+
+transformers: Any = untyped_transformers
+GIB = 1 << 30
+AVX2 = frozenset({"sse2", "avx2", "fma"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}
+BILLION = 10**9
+
+
+@pytest.mark.parametrize(
+    ("saved", "features", "native", "n_elements", "memory_gib", "wanted"),
+    [
+        ("float32", AVX2, False, BILLION, 4, "float32"),
+        ("bfloat16", AVX2, False, BILLION, 64, "float32"),
+        ("bfloat16", AVX512, False, BILLION, 64, "float32"),
+        ("bfloat16", AVX512 | {"avx512_bf16"}, False, BILLION, 64, "bfloat16"),
+        ("bfloat16", AVX512 | {"amx_bf16"}, False, BILLION, 64, "bfloat16"),
+        ("bfloat16", AVX2 | {"avx_ne_convert"}, False, BILLION, 64, "bfloat16"),
+        ("bfloat16", frozenset({"asimd", "bf16"}), False, BILLION, 64, "bfloat16"),
+        ("bfloat16", frozenset({"asimd"}), False, BILLION, 64, "float32"),
+        ("bfloat16", AVX2, True, BILLION, 64, "bfloat16"),
+        ("bfloat16", AVX2, False, BILLION, 8, "bfloat16"),
+        ("bfloat16", AVX2, False, BILLION, None, "float32"),
+        ("bfloat16", None, False, BILLION, 64, "bfloat16"),
+        ("float16", AVX512 | {"avx512_bf16"}, False, BILLION, 64, "float32"),
+        ("float16", AVX512 | {"avx512_fp16"}, False, BILLION, 64, "float16"),
+        ("float16", frozenset({"asimd", "asimdhp"}), False, BILLION, 64, "float16"),
+        ("float16", AVX2, True, BILLION, 64, "float16"),
+    ],
+)
+def test_half_precision_needs_its_instructions_or_the_extension(
+    saved: DType,
+    features: frozenset[str] | None,
+    native: bool,
+    n_elements: int,
+    memory_gib: int | None,
+    wanted: DType,
+) -> None:
+    memory = None if memory_gib is None else memory_gib * GIB
+    choice = choose_dtype(
+        saved, features=features, native=native, n_elements=n_elements, memory_bytes=memory
+    )
+    assert choice.dtype == wanted
+    slow = features is not None and memory_gib == 8
+    assert bool(choice.reason) == (wanted != saved or slow)
+
+
+def test_float32_weights_may_take_a_share_of_the_memory_and_no_more() -> None:
+    def chosen(n_elements: int) -> DType:
+        return choose_dtype(
+            "bfloat16", features=AVX2, native=False, n_elements=n_elements, memory_bytes=16 * GIB
+        ).dtype
+
+    most = int(FLOAT32_SHARE * 16 * GIB) // 4
+    assert (chosen(most), chosen(most + 1)) == ("float32", "bfloat16")
+
+
+def test_a_choice_says_why_and_how_to_override_it() -> None:
+    for memory in (64 * GIB, 8 * GIB):
+        reason = choose_dtype(
+            "bfloat16", features=AVX2, native=False, n_elements=BILLION, memory_bytes=memory
+        ).reason
+        assert "no bfloat16 instructions" in reason and "set --dtype" in reason
+
+
+def test_features_are_those_that_all_processors_have() -> None:
+    text = "processor : 0\nflags\t\t: sse2 avx2 amx_bf16\n\nprocessor : 1\nflags : sse2 avx2\n"
+    assert parse_cpuinfo(text) == frozenset({"sse2", "avx2"})
+    assert parse_cpuinfo("processor : 0\nFeatures : asimd bf16\n") == frozenset({"asimd", "bf16"})
+    assert parse_cpuinfo("") is None
+    assert parse_cpuinfo("flags") is None
+    assert processor_features()
+
+
+@pytest.fixture
+def half(tiny: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A checkpoint in bfloat16."""
+    source = tiny("llama")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="bfloat16")
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("features", "asked", "wanted"),
+    [
+        (AVX2, "auto", "float32"),
+        (AVX2, "bfloat16", "bfloat16"),
+        (AVX512 | {"avx512_bf16"}, "auto", "bfloat16"),
+        (AVX512 | {"avx512_bf16"}, "float32", "float32"),
+    ],
+)
+def test_a_checkpoint_is_loaded_in_the_precision_that_was_chosen(
+    features: frozenset[str],
+    asked: Any,
+    wanted: DType,
+    half: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(compute_dtype, "processor_features", lambda: features)
+    engine = load_engine(str(half), block_size=16, dtype=asked, device="cpu", threads=1)
+    assert engine.layout.dtype == wanted
+    said = "computing in float32" in caplog.text and "--dtype bfloat16" in caplog.text
+    assert said == (asked == "auto" and wanted == "float32")
+
+
+def test_the_precision_of_a_checkpoint_is_its_configs_or_that_of_all_tensors(
+    tmp_path: Path,
+) -> None:
+    def saved(name: str, **changes: Any) -> DType | None:
+        return saved_dtype(open_model_folder(str(make_llama(tmp_path / name, **changes))))
+
+    assert saved("torch", torch_dtype="bfloat16", dtype=None) == "bfloat16"
+    assert saved("new", dtype="float16") == "float16"
+    assert saved("none", torch_dtype=None, dtype=None) == "float32"
