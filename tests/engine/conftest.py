@@ -1,8 +1,8 @@
 """Tiny models, made once, and a driver that runs an engine as prefill and decode do."""
 
-import inspect
 import random
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,16 @@ from halfmoon_protocol.sampling import Sampling
 from halfmoon_testing.models.tiny_models import make_tiny_model
 
 #: Choices of `open_engine`'s option `native` that each test of an engine's arithmetic runs with.
-NATIVE_CHOICES = ("off",)
+NATIVE_CHOICES = (
+    "off",
+    pytest.param(
+        "on",
+        marks=pytest.mark.skipif(
+            find_spec("halfmoon_engine_native") is None,
+            reason="the engine's native extension is not built: make native",
+        ),
+    ),
+)
 
 
 class Driver:
@@ -128,9 +137,7 @@ def native(request: pytest.FixtureRequest) -> str:
 def engine_of(tiny: Callable[[str], Path], native: str) -> Callable[..., Engine]:
     """An engine on a tiny model, remembered by its arguments."""
     engines: dict[tuple[Any, ...], Engine] = {}
-    options: dict[str, Any] = {"device": "cpu", "threads": 1}
-    if "native" in inspect.signature(open_engine).parameters:
-        options["native"] = native
+    options: dict[str, Any] = {"device": "cpu", "threads": 1, "native": native}
 
     def load(arch: str, block_size: int = 16, dtype: Any = "float32") -> Engine:
         key = (arch, block_size, dtype)

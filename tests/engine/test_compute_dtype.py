@@ -110,14 +110,18 @@ def test_a_checkpoint_is_loaded_in_the_precision_that_was_chosen(
     asked: Any,
     wanted: DType,
     half: Path,
+    native: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(compute_dtype, "processor_features", lambda: features)
-    engine = load_engine(str(half), block_size=16, dtype=asked, device="cpu", threads=1)
-    assert engine.layout.dtype == wanted
+    engine = load_engine(
+        str(half), block_size=16, dtype=asked, device="cpu", threads=1, native=native
+    )
+    slow = asked == "auto" and wanted == "float32" and native == "off"
+    assert engine.layout.dtype == (wanted if native == "off" or asked != "auto" else "bfloat16")
     said = "computing in float32" in caplog.text and "--dtype bfloat16" in caplog.text
-    assert said == (asked == "auto" and wanted == "float32")
+    assert said == slow
 
 
 def test_the_precision_of_a_checkpoint_is_its_configs_or_that_of_all_tensors(

@@ -48,7 +48,8 @@ def choose_dtype(
     Args:
         saved: the checkpoint's precision.
         features: of the processor, as /proc/cpuinfo names them; None if unknown.
-        native: whether the native extension computes, with half-precision storage at full speed.
+        native: whether the native extension computes all layers. It reads weights in half
+            precision and sums in float32, without a loss of speed.
         n_elements: of all weights.
         memory_bytes: the machine's memory or this process's limit; None if unknown.
     """
@@ -79,7 +80,7 @@ def compute_dtype(
         inspected: the model's folder.
         dtype: what the user asked for; anything but "auto" is returned.
         on_cpu: whether the CPU computes; other devices keep the checkpoint's precision.
-        native: whether the native extension computes.
+        native: whether the native extension computes all layers.
 
     Returns:
         "auto" when the checkpoint does not say in one word what it was saved in.

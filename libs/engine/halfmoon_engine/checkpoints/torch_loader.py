@@ -22,7 +22,7 @@ from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.interface import Device
 from halfmoon_engine.native.extension import NativeMode
-from halfmoon_engine.runners.runner_choice import choose_runner
+from halfmoon_engine.runners.runner_choice import choose_runner, has_native_form
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_engine.torch_engine import TorchEngine
 from halfmoon_models.errors import ModelError, UnsupportedModel, one_line
@@ -51,7 +51,12 @@ def load_torch_engine(
     # Torch's own number knows no quota; it does know OMP_NUM_THREADS.
     torch.set_num_threads(threads or min(torch.get_num_threads(), machine_cores()))
     folder, target = inspected.folder, _device(device)
-    dtype = compute_dtype(inspected, dtype, on_cpu=target.type == "cpu", native=False)
+    dtype = compute_dtype(
+        inspected,
+        dtype,
+        on_cpu=target.type == "cpu",
+        native=has_native_form(inspected.config["model_type"], native),
+    )
     with _library_errors(f"{folder}/config.json is not one that can be used"):
         config = _read_config(inspected)
         check_architecture(config)

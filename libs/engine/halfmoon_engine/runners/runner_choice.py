@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from halfmoon_engine.attention.attention_probe import ProbedModel
-from halfmoon_engine.native.decoder_reader import NotNative, read_decoder
+from halfmoon_engine.native.decoder_reader import FAMILIES, NotNative, read_decoder
 from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.runners.model_runner import ModelRunner
 from halfmoon_engine.runners.native_runner import NativeRunner
@@ -15,6 +15,15 @@ from halfmoon_engine.runners.transformers_runner import TransformersRunner
 from halfmoon_protocol.kv_layout import KvLayout
 
 log = logging.getLogger(__name__)
+
+
+def has_native_form(kind: str, mode: NativeMode) -> bool:
+    """Return whether the extension is there, and computes whole layers of a model type.
+
+    Raises:
+        NativeUnavailable: the extension is asked for and not installed.
+    """
+    return native_extension(mode) is not None and kind in FAMILIES
 
 
 def choose_runner(

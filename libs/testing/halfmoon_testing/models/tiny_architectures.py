@@ -1,8 +1,8 @@
 """List the architectures of the tiny models: what each adds to a plain Llama, in small numbers.
 
 Together they have head sizes that no vector width divides, and one to eight query heads for a KV
-head. Rotary embeddings turn whole heads, parts, or none. Some have sliding windows, soft caps, sinks,
-biases, experts, parallel layers, or tied heads.
+head. Rotary embeddings turn whole heads, parts, or none. Some have sliding windows, soft caps,
+sinks, biases, experts, parallel layers, or tied heads.
 """
 
 from collections.abc import Mapping
