@@ -127,11 +127,15 @@ def test_penalties_look_at_prompt_and_output_as_they_should(
 ) -> None:
     from halfmoon_engine.sampling.sampler import apply_penalties
 
-    scores = torch.tensor([2.0, 1.9, -1.0, -1.1])
+    logits = torch.tensor([[2.0, 1.9, -1.0, -1.1]])
+    scores = logits[0].numpy().copy()
     draw = Draw(sampling, (0, 2, 2), 1)
-    assert apply_penalties(scores, draw).tolist() == pytest.approx(expected)
+    apply_penalties(scores, draw)
+    assert scores.tolist() == pytest.approx(expected)
     best = expected.index(max(expected))
-    assert choose_tokens(scores[None], [draw], [3]) == [best]
+    kept = logits.clone()
+    assert choose_tokens(logits, [draw], [3]) == [best]
+    assert logits.equal(kept)
 
 
 def test_a_request_that_is_placed_again_goes_on_with_the_same_tokens(
