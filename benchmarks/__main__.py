@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from benchmarks import overhead, reservation, scheduling, simulator, ttft
+from benchmarks import overhead, reservation, scheduling, simulator, step_overhead, ttft
 
 BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "ttft": ttft.run,
@@ -14,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "scheduling": scheduling.run,
     "simulator": simulator.run_speed,
     "simulated": simulator.run_comparison,
+    "step": step_overhead.run,
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfmoon_engine.interface import Draw
-from halfmoon_engine.sampling.weighted_draw import Scores, draw_tokens
+from halfmoon_engine.sampling.weighted_draw import Scores, draw_token
 
 #: True for each token that is allowed: [vocab].
 AllowedTokens = NDArray[np.bool_]
@@ -43,19 +43,16 @@ def choose_tokens(
     scores: Scores = logits.float().cpu().numpy()
     if all(greedy) and not any(changed):
         return [int(token) for token in scores.argmax(axis=1)]
-    rows = [
-        adjust_scores(row.copy(), draw, allowed.get(i)) if changed[i] else row
-        for i, (row, draw) in enumerate(zip(scores, draws, strict=True))
-    ]
-    tokens = [int(row.argmax()) if greedy[i] else 0 for i, row in enumerate(rows)]
-    drawn = [i for i, is_greedy in enumerate(greedy) if not is_greedy]
-    if drawn:
-        samplings = [draws[i].sampling for i in drawn]
-        dice = [uniform_draw(draws[i].sampling.seed, positions[i]) for i in drawn]
-        for i, token in zip(
-            drawn, draw_tokens([rows[i] for i in drawn], samplings, dice), strict=True
-        ):
-            tokens[i] = token
+    tokens: list[int] = []
+    for i, (draw, position) in enumerate(zip(draws, positions, strict=True)):
+        row = scores[i]
+        if changed[i]:
+            row = adjust_scores(row.copy(), draw, allowed.get(i))
+        if greedy[i]:
+            tokens.append(int(row.argmax()))
+        else:
+            die = uniform_draw(draw.sampling.seed, position)
+            tokens.append(draw_token(row, draw.sampling, die))
     return tokens
 
 

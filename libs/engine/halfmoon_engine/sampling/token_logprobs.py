@@ -4,6 +4,7 @@ A forward's logits have a row for each run that draws a token, then the rows of 
 known tokens. The draws are not changed.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from halfmoon_engine.interface import Draw, OnLogprobs, Run, TokenResult
+from halfmoon_engine.sampling.weighted_draw import Scores
 from halfmoon_protocol.logprobs import TokenScore
 
 #: Logits that are turned into probabilities at once; float32, so 64 MiB.
 _LOGITS_AT_ONCE = 16 * 1024 * 1024
+#: Distances from the highest logit within which the likeliest tokens are looked for, in turn.
+_GAPS = (5.0, 10.0, 20.0, math.inf)
 
 
 def logprob_rows(runs: Sequence[Run]) -> Iterator[NDArray[np.int64]]:
@@ -74,14 +78,27 @@ def compute_logprobs(logits: torch.Tensor, tokens: Sequence[int], n_top: int) ->
         tokens: the scored token of each row.
         n_top: likeliest tokens to name.
     """
-    logprobs = logits.float().log_softmax(dim=-1)
-    targets = torch.as_tensor(tokens, device=logits.device)[:, None]
-    own = logprobs.gather(1, targets)
-    ranks = (logprobs > own).sum(dim=-1) + 1
-    values, ids = logprobs.topk(min(n_top, logits.shape[1]), dim=-1)
-    return [
-        TokenScore(logprob, rank, tuple(zip(top_ids, top_values, strict=True)))
-        for logprob, rank, top_ids, top_values in zip(
-            own[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), strict=True
-        )
-    ]
+    rows = logits.float().cpu().numpy()
+    return [_score(row, token, n_top) for row, token in zip(rows, tokens, strict=True)]
+
+
+def _score(logits: Scores, token: int, n_top: int) -> TokenScore:
+    """Compute the score of one token; logits are [vocab]."""
+    highest = logits.max()
+    sum_log = float(highest) + math.log(float(np.exp(logits - highest).sum()))
+    rank = int(np.count_nonzero(logits > logits[token])) + 1
+    best = _highest(logits, float(highest), n_top)
+    logprobs = logits[best].astype(np.float64) - sum_log
+    top = tuple(zip(best.tolist(), logprobs.tolist(), strict=True))
+    return TokenScore(float(logits[token]) - sum_log, rank, top)
+
+
+def _highest(logits: Scores, highest: float, n: int) -> NDArray[np.intp]:
+    """Return the tokens of the `n` highest logits, highest first; of equal ones the lower token."""
+    if n == 0:
+        return np.empty(0, dtype=np.intp)
+    for gap in _GAPS:
+        tokens = np.flatnonzero(logits >= highest - gap)
+        if len(tokens) >= min(n, len(logits)):
+            break
+    return tokens[np.argsort(-logits[tokens], kind="stable")[:n]]

@@ -1,13 +1,11 @@
-"""Draw tokens by their scores, after min-p, top-k and top-p.
+"""Draw a token by its scores, after temperature, min-p, top-k and top-p.
 
-A row of scores becomes weights, exp((score - highest) / temperature), in float32. Only tokens that
-may survive top-k or top-p are sorted: a nucleus is a few hundred of a vocabulary of 150,000. A row
-without them is drawn by sums of blocks, then within one block.
-
-Each row is computed alike whatever stands beside it, so its draw is the same in any batch.
+Min-p and top-k are read off the scores; then a score's weight is exp((score - highest) /
+temperature), in float32. Only tokens that may survive are gathered and sorted: a nucleus is a few
+hundred of a vocabulary of 150,000. A row is drawn alone, so its draw is the same in any batch.
 """
 
-from collections.abc import Sequence
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,133 +13,113 @@ from numpy.typing import NDArray
 from halfmoon_protocol.sampling import Sampling
 
 Scores = NDArray[np.float32]
+Tokens = NDArray[np.intp]
 
-#: Weights of a group of rows: they should stay in the processor's cache.
-_GROUP_ELEMENTS = 1 << 18
-_BLOCK = 512
-#: Least weights of the tokens that are sorted; the next one is tried when there are too few.
+#: Weights that are cumulated at once; more are drawn by the sums of blocks first.
+_BLOCK = 4096
+#: Least weights, the highest being 1, of the tokens that are looked at. The next one is tried when
+#: there are too few.
 _FLOORS = (1e-2, 1e-3, 1e-4, 1e-6)
 #: The least normal float32; smaller temperatures would be zero.
 _LEAST_TEMPERATURE = 1.2e-38
 
 
-def draw_tokens(
-    rows: Sequence[Scores], samplings: Sequence[Sampling], dice: Sequence[float]
-) -> list[int]:
-    """Draw one token of each row.
+def draw_token(scores: Scores, sampling: Sampling, die: float) -> int:
+    """Draw a token.
 
     Args:
-        rows: scores of each, [vocab]; -inf for tokens that must not come.
-        samplings: temperatures above 0, and what is left out.
-        dice: a number in [0, 1) for each row.
+        scores: [vocab], -inf for tokens that must not come. Of a row without a highest finite
+            score, any token may come.
+        sampling: a temperature above 0, and what is left out.
+        die: a number in [0, 1).
     """
-    at_once = max(1, _GROUP_ELEMENTS // rows[0].shape[0])
-    tokens: list[int] = []
-    for start in range(0, len(rows), at_once):
-        part = slice(start, start + at_once)
-        tokens += _draw_group(rows[part], samplings[part], dice[part])
-    return tokens
+    if not math.isfinite(scores.max()):
+        return int(die * scores.shape[0])
+    tokens, weights = likely_tokens(scores, sampling)
+    place = pick_weighted(weights, die)
+    return place if tokens is None else int(tokens[place])
 
 
-def _draw_group(
-    rows: Sequence[Scores], samplings: Sequence[Sampling], dice: Sequence[float]
-) -> list[int]:
-    n_vocab = rows[0].shape[0]
-    weights = _weights(rows, samplings)
-    blocks = weights.reshape(len(rows), -1, _BLOCK)
-    tokens = [0] * len(rows)
-    whole: list[int] = []
-    for j, sampling in enumerate(samplings):
-        if 0 < sampling.top_k < n_vocab or sampling.top_p < 1:
-            tokens[j] = _draw_likely(weights[j], sampling, dice[j])
-        else:
-            whole.append(j)
-    if whole:
-        sums = (blocks if len(whole) == len(rows) else blocks[whole]).sum(axis=2)
-        for j, edges in zip(whole, np.cumsum(sums, axis=1, dtype=np.float64), strict=True):
-            tokens[j] = _draw_any(blocks[j], edges, dice[j])
-    return tokens
+def likely_tokens(scores: Scores, sampling: Sampling) -> tuple[Tokens | None, Scores]:
+    """Return the tokens that min-p, top-k and top-p leave, rising, and their weights.
 
-
-def _weights(rows: Sequence[Scores], samplings: Sequence[Sampling]) -> Scores:
-    """Return weights in whole blocks, [n_rows, n_blocks * _BLOCK]; 0 beyond the vocabulary."""
-    n_vocab = rows[0].shape[0]
-    weights = np.zeros((len(rows), -(-n_vocab // _BLOCK) * _BLOCK), dtype=np.float32)
-    live = weights[:, :n_vocab]
-    for j, row in enumerate(rows):
-        live[j] = row
-    temperatures = np.array([each.temperature for each in samplings])
-    temperatures = np.maximum(temperatures, _LEAST_TEMPERATURE).astype(np.float32)
-    peaks = live.max(axis=1, keepdims=True)
-    if not np.isfinite(peaks).all():
-        # Scores of a broken model. A row of them draws any token.
-        broken = ~np.isfinite(peaks[:, 0])
-        live[broken], peaks[broken] = 0.0, 0.0
-    with np.errstate(all="ignore"):  # losers become -inf at a tiny temperature, and 0
-        # Shifted first: the winner stays 0, whatever the temperature.
-        live -= peaks
-        live /= temperatures[:, None]
-        np.exp(live, out=live)
-    if any(each.min_p > 0 for each in samplings):
-        floors = np.array([each.min_p for each in samplings], dtype=np.float32)
-        np.copyto(live, 0.0, where=live < floors[:, None])
-    return weights
-
-
-def _draw_any(blocks: Scores, edges: NDArray[np.float64], die: float) -> int:
-    """Draw by weights in blocks, [n_blocks, _BLOCK], whose sums cumulate to `edges`."""
-    aim = die * edges[-1]
-    block = int(edges.searchsorted(aim, side="right"))
-    if block == len(edges):  # by rounding
-        return int(np.flatnonzero(blocks)[-1])
-    inner = np.cumsum(blocks[block], dtype=np.float64)
-    if block:
-        aim -= edges[block - 1]
-    place = int(inner.searchsorted(aim, side="right"))
-    if place == _BLOCK:
-        place = int(np.flatnonzero(blocks[block])[-1])
-    return block * _BLOCK + place
-
-
-def _draw_likely(weights: Scores, sampling: Sampling, die: float) -> int:
-    """Draw among the tokens that top-k and top-p leave."""
-    tokens = likely_tokens(weights, sampling.top_k, sampling.top_p)
-    mass = np.cumsum(weights[tokens], dtype=np.float64)
-    place = int(mass.searchsorted(die * mass[-1], side="right"))
-    return int(tokens[min(place, len(tokens) - 1)])
-
-
-def likely_tokens(weights: Scores, top_k: int, top_p: float) -> NDArray[np.intp]:
-    """Return the tokens that top-k, and then top-p of their mass, leave; rising.
-
-    Of equal weights the lower token is the likelier. At least one of the two leaves tokens out.
-
-    Args:
-        weights: of all tokens, not normalised; the highest is 1.
-        top_k: 0 keeps all.
-        top_p: the smallest set whose mass reaches this share is left.
+    Of equal scores the lower token is the likelier. Tokens are None when all are left.
     """
-    total = 0.0 if top_k else float(weights.sum())
-    tokens = _candidates(weights, top_k, top_p * total)
-    values = weights[tokens]
-    if 0 < top_k < len(tokens):
-        least = np.partition(values, len(values) - top_k)[len(values) - top_k]
-        tokens = tokens[values >= least]
-        values = weights[tokens]
-    order = np.argsort(-values, kind="stable")[: top_k or None]
-    if top_p < 1:
-        ordered = values[order].astype(np.float64)
-        # A token stays if those before it don't reach the share.
-        before = np.cumsum(ordered) - ordered
-        n_left = int(before.searchsorted(top_p * (total or float(ordered.sum()))))
-        order = order[: max(1, n_left)]
-    return np.sort(tokens[order])
+    highest = scores.max()
+    temperature = max(sampling.temperature, _LEAST_TEMPERATURE)
+    tokens: Tokens | None = None
+    if sampling.min_p > 0:
+        tokens = np.flatnonzero(scores >= highest + temperature * math.log(sampling.min_p))
+        scores = scores[tokens]
+    if 0 < sampling.top_k < scores.shape[0]:
+        left = _best(scores, highest, temperature, sampling.top_k)
+        tokens, scores = left if tokens is None else tokens[left], scores[left]
+    weights = scores - highest
+    with np.errstate(over="ignore", under="ignore"):  # losers: -inf at a tiny temperature, then 0
+        if temperature != 1:
+            weights /= np.float32(temperature)
+        np.exp(weights, out=weights)
+    if sampling.top_p < 1:
+        left = _nucleus(weights, sampling.top_p)
+        tokens, weights = left if tokens is None else tokens[left], weights[left]
+    return tokens, weights
 
 
-def _candidates(weights: Scores, top_k: int, mass: float) -> NDArray[np.intp]:
-    """Return the likeliest tokens: at least `top_k`, or if that is 0 of at least this mass."""
+def _best(scores: Scores, highest: np.float32, temperature: float, n: int) -> Tokens:
+    """Return the places of the `n` highest scores, rising."""
     for floor in _FLOORS:
-        tokens = np.flatnonzero(weights >= floor)
-        if len(tokens) >= top_k > 0 or (not top_k and float(weights[tokens].sum()) >= mass):
-            return tokens
-    return np.flatnonzero(weights)
+        places = np.flatnonzero(scores >= highest + temperature * math.log(floor))
+        if len(places) >= n:
+            break
+    else:
+        places = np.flatnonzero(scores > -np.inf)
+    if len(places) <= n:
+        return places
+    values = scores[places]
+    least = np.partition(values, len(values) - n)[len(values) - n]
+    above = values > least
+    above[np.flatnonzero(values == least)[: n - np.count_nonzero(above)]] = True
+    best: Tokens = places[above]
+    return best
+
+
+def _nucleus(weights: Scores, share: float) -> Tokens:
+    """Return the places of the fewest weights whose sum reaches a share of all, rising."""
+    wanted = share * float(weights.sum())
+    for floor in _FLOORS:
+        places = np.flatnonzero(weights >= floor)
+        if float(weights[places].sum()) >= wanted:
+            break
+    else:
+        places = np.flatnonzero(weights)
+    values = weights[places]
+    order = np.argsort(-values, kind="stable")
+    ordered = values[order].astype(np.float64)
+    # A token stays if those before it don't reach the share.
+    before = np.cumsum(ordered) - ordered
+    return np.sort(places[order[: max(1, int(before.searchsorted(wanted)))]])
+
+
+def pick_weighted(weights: Scores, die: float) -> int:
+    """Return the place at which the cumulated weights pass a share of their sum.
+
+    Args:
+        weights: at least one is above 0.
+        die: the share, in [0, 1).
+    """
+    first = 0
+    if len(weights) > _BLOCK:
+        whole = len(weights) // _BLOCK * _BLOCK
+        sums = weights[:whole].reshape(-1, _BLOCK).sum(axis=1)
+        edges = np.cumsum([*sums, weights[whole:].sum()], dtype=np.float64)
+        # By rounding, a share may be the whole; then the last block with a weight has it.
+        last = edges.searchsorted(edges[-1])
+        block = int(min(edges.searchsorted(die * edges[-1], side="right"), last))
+        before, after = (edges[block - 1] if block else 0.0), edges[block]
+        first, die = block * _BLOCK, (die * edges[-1] - before) / (after - before)
+        weights = weights[first : first + _BLOCK]
+    mass = np.cumsum(weights, dtype=np.float64)
+    place = int(mass.searchsorted(die * mass[-1], side="right"))
+    if place == len(weights):  # by rounding
+        place = int(np.flatnonzero(weights)[-1])
+    return first + place
