@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 8, 16)
 CONTEXT, BLOCK_SIZE = 2048, 64
-#: Of Qwen 3; logits are spread so that some twenty tokens have nearly all of the mass.
-N_VOCAB = 151_936
+#: Of Llama 2 and Qwen 3. Some twenty tokens have nearly all of the mass.
+VOCABULARIES = (32_000, 151_936)
 KINDS = {
     "greedy": Sampling(temperature=0.0),
     "temperature 1": Sampling(seed=1),
@@ -41,33 +41,36 @@ KINDS = {
 def run(console: Console, repeats: int = 30) -> None:
     """Measure by way of sampling, size of the batch, and what computes the model."""
     table = Table(
-        title=f"Python's part of a decode step, µs: contexts of {CONTEXT}, {N_VOCAB} tokens",
+        title=f"Python's part of a decode step, µs, contexts of {CONTEXT} tokens",
         box=None,
     )
     table.add_column("computed by")
+    table.add_column("vocabulary", justify="right")
     table.add_column("sampling")
     for n in BATCHES:
         table.add_column(f"batch {n}", justify="right")
     modes: list[NativeMode] = ["off"] if native_extension() is None else ["off", "on"]
     for mode in modes:
-        with _engine(mode) as (engine, call):
-            for kind, sampling in KINDS.items():
-                steps = [_steps(n, sampling) for n in BATCHES]
-                cells = [f"{_overhead_us(engine, call, step, repeats):.0f}" for step in steps]
-                table.add_row("torch" if mode == "off" else "the extension", kind, *cells)
+        name = "torch" if mode == "off" else "the extension"
+        for n_vocab in VOCABULARIES:
+            with _engine(mode, n_vocab) as (engine, call):
+                for kind, sampling in KINDS.items():
+                    steps = [_steps(n, sampling) for n in BATCHES]
+                    cells = [f"{_overhead_us(engine, call, step, repeats):.0f}" for step in steps]
+                    table.add_row(name, f"{n_vocab:,}", kind, *cells)
     console.print(table)
 
 
 class _Call:
     """Stands for the model's arithmetic, and keeps its own time."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_vocab: int) -> None:
         import numpy as np
 
         dice = np.random.default_rng(1)
         self.seconds = 0.0
-        self.logits = 2 * dice.standard_normal((max(BATCHES), N_VOCAB), dtype=np.float32)
-        self.logits[:, dice.integers(N_VOCAB, size=20)] += 12.0
+        self.logits = 2 * dice.standard_normal((max(BATCHES), n_vocab), dtype=np.float32)
+        self.logits[:, dice.integers(n_vocab, size=20)] += 12.0
 
     def by_torch(self, **options: Any) -> SimpleNamespace:
         """Return logits as a model of transformers does."""
@@ -86,7 +89,7 @@ class _Call:
 
 
 @contextmanager
-def _engine(mode: NativeMode) -> Iterator[tuple["TorchEngine", _Call]]:
+def _engine(mode: NativeMode, n_vocab: int) -> Iterator[tuple["TorchEngine", _Call]]:
     """Open a tiny model's engine whose model call is replaced."""
     from halfmoon_testing.models.tiny_models import make_tiny_model
 
@@ -98,7 +101,7 @@ def _engine(mode: NativeMode) -> Iterator[tuple["TorchEngine", _Call]]:
             threads=1,
             native=mode,
         )
-    call = _Call()
+    call = _Call(n_vocab)
     runner = engine._runner
     if mode == "off":
         runner._model.forward = call.by_torch
@@ -106,7 +109,7 @@ def _engine(mode: NativeMode) -> Iterator[tuple["TorchEngine", _Call]]:
         runner._decoder._decoder = SimpleNamespace(
             forward=call.natively, set_rope=runner._decoder._decoder.set_rope
         )
-        runner._decoder._n_logits = N_VOCAB
+        runner._decoder._n_logits = n_vocab
     n_pages = max(BATCHES) * _pages_each()
     engine.attach(memoryview(bytearray(n_pages * engine.layout.block_bytes)))
     yield engine, call

@@ -52,13 +52,13 @@ def test_likely_tokens_are_those_of_a_full_sort(
     kept, weights = likely_tokens(scores, Sampling(top_k=top_k, top_p=top_p))
     found = list(range(n_vocab)) if kept is None else kept.tolist()
     assert len(weights) == len(found)
+    assert found == sorted(found)
     weights = np.exp(scores - scores.max())
     expected = likely_by_sort(weights, top_k, top_p)
-    # Sums in float32 may place the edge of the mass one token further or nearer.
-    assert found == sorted(found)
-    different = set(found) ^ set(expected)
-    assert len(different) <= 1
-    assert top_p < 1 or not different
+    different = {token for token in found if weights[token] > 0} ^ set(expected)
+    # Sums in float32 may place the edge of the mass a little further or nearer.
+    allowed = 1e-5 * float(weights.sum()) if top_p < 1 else 0.0
+    assert sum(float(weights[token]) for token in different) <= allowed
 
 
 @settings(max_examples=100, deadline=None)
