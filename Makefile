@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma dist clean
+.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
