@@ -4,6 +4,7 @@ Saved in bfloat16; either engine reads them in the precision that is measured. W
 so that greedy answers vary.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,19 @@ def _make(shape: ModelShape, folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     write_tokenizer(train_tokenizer([], shape.n_vocab), folder, max_context=shape.max_context)
+    _name_all_tokens(folder / "tokenizer.json", shape.n_vocab)
     (folder / "complete").touch()
+
+
+def _name_all_tokens(path: Path, n_vocab: int) -> None:
+    """Give each id a text, so that every drawn token is one that servers send.
+
+    No merge leads to the added ones: a text is split into its bytes.
+    """
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {f"Ġw{i}": i for i in range(len(vocabulary), n_vocab)}
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
 if __name__ == "__main__":

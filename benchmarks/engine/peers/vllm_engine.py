@@ -23,7 +23,7 @@ Fill = decode_bench_connector.DecodeBenchConnectorScheduler
 Fills = decode_bench_connector.DecodeBenchConnectorWorker
 fill_tokens, register = Fill.get_num_new_matched_tokens, Fills.register_kv_caches
 filling = False
-kv_tensors = {}
+kv_tensors, kv_memory = [], {}
 held = False
 
 
@@ -32,7 +32,10 @@ def tokens_to_fill(self, request, n_computed):
 
 
 def remember_kv(self, tensors):
-    kv_tensors.update({t.untyped_storage().data_ptr(): t for t in tensors.values()})
+    kv_tensors.extend(tensors.values())
+    for tensor in kv_tensors:  # they may share one allocation
+        storage = tensor.untyped_storage()
+        kv_memory[storage.data_ptr()] = storage.nbytes()
     register(self, tensors)
 
 
@@ -57,14 +60,14 @@ DONT_NEED = 4
 
 
 def kv_bytes():
-    return sum(t.untyped_storage().nbytes() for t in kv_tensors.values())
+    return sum(kv_memory.values())
 
 
 def hold_pool():
     """Have the KV in memory, so that no step pays for fresh pages."""
     global held
     if not held:
-        for tensor in kv_tensors.values():
+        for tensor in kv_tensors:
             tensor.fill_(0.015)
         held = True
 
@@ -73,9 +76,9 @@ def drop_pool():
     """Give the KV's memory back; it is there again, empty, when it is touched."""
     global held
     page = os.sysconf("SC_PAGE_SIZE")
-    for address, tensor in kv_tensors.items():
+    for address, n_bytes in kv_memory.items():
         first = -(-address // page) * page
-        size = (address + tensor.untyped_storage().nbytes() - first) // page * page
+        size = (address + n_bytes - first) // page * page
         if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), DONT_NEED):
             raise OSError(ctypes.get_errno(), "madvise failed")
     held = False

@@ -1,0 +1,1 @@
+"""Compare servers by the load that they serve within limits: `python -m benchmarks.goodput`."""
