@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine dist clean
+.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,6 +138,13 @@ bench-transfer: $(VENV)/.installed ## the transfer library beside its peers (ins
 
 bench-kvpool: $(VENV)/.installed ## a kvstore beside other stores and the bare disk (installs them aside)
 	$(BIN)/python -m benchmarks.blocks
+
+# Further arguments of the two below, such as BENCH="--shapes llama-8x512 --rounds 3".
+bench-engine: $(VENV)/.installed ## our engine beside vLLM's on the same cores (installs it aside): BENCH=--help
+	$(BIN)/python -m benchmarks.engine $(BENCH)
+
+bench-goodput: $(VENV)/.installed ## the most requests/s within limits, beside vLLM's servers (installs them aside): BENCH=--help
+	$(BIN)/python -m benchmarks.goodput $(BENCH)
 
 dist: $(VENV)/.dev ## sdist and wheel of every package into dist/, checked (those in C and C++: if they can be compiled)
 	@rm -rf dist
