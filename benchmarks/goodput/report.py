@@ -52,11 +52,12 @@ def unloaded_table(unloaded: Mapping[str, UnloadedResult]) -> str:
 def search_table(load: str, found: Mapping[str, Sequence[SearchResult]]) -> str:
     """Return a row per system: the median highest good rate, the ratio to it, its figures.
 
-    The ratio is of the first system's rate to this one's.
+    The ratio is of the first system's rate to this one's. "Cached" is the share of the prompts'
+    tokens; "cores" is the processor time of the system's processes over the time.
     """
     heads = f"{load}: requests/s with ≥ 90 % good | {next(iter(found), '')} to it | good share"
-    heads += " | TTFT p50 / p99, ms | TBT p99, ms | cores"
-    lines = [f"| | {heads} |", "|---|---|---|---|---|---|---|"]
+    heads += " | TTFT p50 / p99, ms | TBT p99, ms | cached | cores"
+    lines = [f"| | {heads} |", "|---|---|---|---|---|---|---|---|"]
     bests = {name: median_best(results) for name, results in found.items()}
     first = next(iter(bests.values()), 0.0)
     for name, results in found.items():
@@ -71,7 +72,7 @@ def search_table(load: str, found: Mapping[str, Sequence[SearchResult]]) -> str:
 def rates_table(load: str, found: Mapping[str, Sequence[SearchResult]]) -> str:
     """Return a row per system and rate that was tried, in order of the rates."""
     heads = f"{load}, all rates | requests/s | good share | TTFT p50 / p99, ms | TBT p99, ms"
-    lines = [f"| {heads} | cores |", "|---|---|---|---|---|---|"]
+    lines = [f"| {heads} | cached | cores |", "|---|---|---|---|---|---|---|"]
     for name, results in found.items():
         rates = [each for result in results for each in result.rates]
         lines += [
@@ -88,8 +89,11 @@ def median_best(results: Sequence[SearchResult]) -> float:
 
 def _figures(result: RateResult | None) -> str:
     if result is None:
-        return "– | – | – | –"
+        return "– | – | – | – | –"
     each = result.summary
     ttft = f"{each.ttft_s.p50 * 1e3:.0f} / {each.ttft_s.p99 * 1e3:.0f}"
     gaps = f"{each.gap_s.p99 * 1e3:.1f}"
-    return f"{each.good_share:.2f} | {ttft} | {gaps} | {result.busy_cores:.2f}"
+    cached = "–"
+    if each.n_cached_tokens is not None and each.n_prompt_tokens:
+        cached = f"{each.n_cached_tokens / each.n_prompt_tokens:.2f}"
+    return f"{each.good_share:.2f} | {ttft} | {gaps} | {cached} | {result.busy_cores:.2f}"

@@ -91,9 +91,7 @@ prefill(512)
 decode(2, 64, 4)
 decode(1, 64, 4)
 drop_pool()
-mode = f"chunks of {given['chunk']}, pages of {given['block_size']}"
-if (kernels := getattr(engine, "kernels", None)) is not None:
-    mode += f", {kernels}"
+mode = f"{engine.description}, chunks of {given['chunk']}, pages of {given['block_size']}"
 serve(
     answers,
     {"mode": mode, "resident_bytes": resident_bytes()},
