@@ -78,6 +78,7 @@ class GoodputRun:
             ttft_limit_s=self.slo.ttft_s,
             tbt_limit_s=self.slo.tbt_s,
             vllm_flags=tuple(options.vllm_flag),
+            vllm_variables=tuple(tuple(each.split("=", 1)) for each in options.vllm_env),
             halfmoon_flags=tuple(
                 (role, flag)
                 for role, _, flag in (each.partition(":") for each in options.halfmoon_flag)
@@ -137,7 +138,7 @@ class GoodputRun:
         options = self.options
         search = RateSearch(options.first_rate, precision=options.precision)
         results: list[RateResult] = []
-        while (rate := search.next_rate()) is not None:
+        for rate in options.rates or search.rates():
             chains = arriving(
                 self.loads[load], rate_per_s=rate, seconds=options.seconds, seed=options.seed
             )
@@ -241,6 +242,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=30.0, help="of arrivals at each rate")
     add("--rounds", type=int, default=1, help="searches of each system; medians are shown")
     add("--first-rate", type=float, default=4.0, help="requests per second to begin with")
+    add("--rates", type=_numbers, default=(), help="measure these rates instead of searching")
     add("--precision", type=float, default=1.15, help="lowest bad rate over highest good one")
     add("--ttft-limit", type=float, help="seconds; else 10 times the best without load")
     add("--tbt-limit", type=float, help="seconds; else 5 times the best without load")
@@ -254,6 +256,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of arrivals")
     add("--enforce-eager", action="store_true", help="vLLM without compilation: starts sooner")
     add("--vllm-flag", action="append", default=[], help="a further flag of `vllm serve`")
+    add("--vllm-env", action="append", default=[], help="NAME=VALUE in vLLM's environment")
     add("--halfmoon-flag", action="append", default=[], help="such as prefill:--chunk-tokens=256")
     add("--json", help="file for all results")
     return made
@@ -267,6 +270,10 @@ def _loads(trace: str) -> dict[str, list[PlannedRequest]]:
     if not heavy:
         raise SystemExit(f"{source} has no requests whose prompts begin alike")
     return {"heavy": heavy, "flat": without_sharing(heavy)}
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
 
 
 def _idle_share(system: RunningSystem) -> float:

@@ -4,6 +4,7 @@ A ladder first: the rate doubles while it is served well, or halves until it is.
 between the highest good rate and the lowest bad one is halved until it is narrow.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -34,6 +35,11 @@ class RateSearch:
         if low is None:
             return high / 2 if high / 2 >= self.least else None
         return sqrt(low * high) if high / low > self.precision else None
+
+    def rates(self) -> Iterator[float]:
+        """Yield the rates to try; each must be recorded before the next one."""
+        while (rate := self.next_rate()) is not None:
+            yield rate
 
     def record(self, rate: float, good_share: float) -> None:
         """Keep what a rate came to."""

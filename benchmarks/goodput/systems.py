@@ -47,6 +47,8 @@ class SystemChoices:
     tbt_limit_s: float | None = None
     #: Further flags of `vllm serve`.
     vllm_flags: tuple[str, ...] = ()
+    #: Further environment variables of it.
+    vllm_variables: tuple[tuple[str, str], ...] = ()
     #: Further flags of Halfmoon's services: role and flag.
     halfmoon_flags: tuple[tuple[str, str], ...] = ()
 
@@ -187,7 +189,7 @@ def _server(
             folder,
             threads=threads,
             flags=[*common, *choices.vllm_flags, *flags],
-            variables=variables,
+            variables=dict(choices.vllm_variables) | (variables or {}),
             name=name,
             more=more,
         )

@@ -37,7 +37,7 @@ from halfmoon_simulator.workloads.traces import TraceRequest
 
 def search_against(capacity: float, search: RateSearch) -> RateSearch:
     """Run a search against a system that serves every rate up to its capacity."""
-    while (rate := search.next_rate()) is not None:
+    for rate in search.rates():
         assert rate not in search.tried
         search.record(rate, 1.0 if rate <= capacity else 0.5)
         assert len(search.tried) < 40
