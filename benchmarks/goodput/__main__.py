@@ -36,6 +36,7 @@ from benchmarks.goodput.report import (
 from benchmarks.goodput.systems import SYSTEMS, RunningSystem, SystemChoices, install
 from halfmoon_cli.bench.bench_record import Slo
 from halfmoon_cli.bench.load_plan import PlannedRequest, RequestChain, plan_stats
+from halfmoon_simulator.workloads.traces import TraceRequest
 from halfmoon_simulator.workloads.workload_sources import (
     WorkloadSpec,
     find_traces,
@@ -47,7 +48,11 @@ DEFAULT_SYSTEMS = "halfmoon,vllm,vllm-cache-aware,vllm-round-robin,vllm-pd"
 #: Limits as multiples of the best unloaded times.
 TTFT_TIMES, TBT_TIMES = 10.0, 5.0
 _UNLOADED_REQUESTS = 24
+#: Requests of a load at the least, before they come again.
+_FEWEST = 12
 _IDLE_S = 5.0
+#: Requests whose lengths and sharing are printed.
+_DESCRIBED = 240
 #: Seconds of rest between two loads, and after a start.
 _REST_S = 2.0
 _FAILURES = (RuntimeError, OSError, subprocess.CalledProcessError)
@@ -58,7 +63,7 @@ class GoodputRun:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.loads = _loads(options.trace)
+        self.trace = _trace(options.trace)
         self.slo = Slo(options.ttft_limit, options.tbt_limit, options.tbt_by)
         self.unloaded: dict[str, UnloadedResult] = {}
         self.found: dict[str, dict[str, list[SearchResult]]] = {
@@ -66,6 +71,11 @@ class GoodputRun:
         }
         self.notes: list[str] = []
         self._n_salts = 0
+
+    def requests(self, load: str, n: int) -> list[PlannedRequest]:
+        """Return about so many requests of a load."""
+        heavy = heavy_slice(self.trace, n)
+        return heavy if load == "heavy" else without_sharing(heavy)
 
     def choices(self) -> SystemChoices:
         """Return what all systems have in common, with the limits as far as they are known."""
@@ -92,7 +102,7 @@ class GoodputRun:
             with SYSTEMS[name](self.choices()) as system:
                 self._warm_up(system)
                 idle = _idle_share(system)
-                chains = one_by_one(self.loads["flat"], _UNLOADED_REQUESTS)
+                chains = one_by_one(self.requests("flat", _UNLOADED_REQUESTS))
                 summary = self._send(system, chains)
         except _FAILURES as error:
             self._note(name, error)
@@ -139,9 +149,8 @@ class GoodputRun:
         search = RateSearch(options.first_rate, precision=options.precision)
         results: list[RateResult] = []
         for rate in options.rates or search.rates():
-            chains = arriving(
-                self.loads[load], rate_per_s=rate, seconds=options.seconds, seed=options.seed
-            )
+            requests = self.requests(load, max(_FEWEST, round(rate * options.seconds)))
+            chains = arriving(requests, rate_per_s=rate, seconds=options.seconds, seed=options.seed)
             before_s, began_s = processor_s(system.pids), time.monotonic()
             summary = self._send(system, chains)
             busy = (processor_s(system.pids) - before_s) / (time.monotonic() - began_s)
@@ -155,7 +164,8 @@ class GoodputRun:
         return SearchResult(search.best, tuple(results))
 
     def _warm_up(self, system: RunningSystem) -> None:
-        chains = arriving(self.loads["flat"], rate_per_s=4.0, seconds=3.0, seed=1)
+        requests = self.requests("flat", _FEWEST)
+        chains = arriving(requests, rate_per_s=4.0, seconds=3.0, seed=1)
         self._send(system, chains)
         time.sleep(_REST_S)
 
@@ -203,9 +213,9 @@ def main(arguments: list[str]) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     run = GoodputRun(options)
     for load in loads:
-        stats = plan_stats([(request,) for request in run.loads[load]])
+        stats = plan_stats([(request,) for request in run.requests(load, _DESCRIBED)])
         print(
-            f"{load}: {stats.n_requests:,} requests, then again; prompts of"
+            f"{load}, of {stats.n_requests:,} requests: prompts of"
             f" {stats.mean_input_tokens:.0f} tokens in the mean, {stats.shared:.0%} of them in"
             f" blocks seen before, answers of {stats.mean_output_tokens:.0f}"
         )
@@ -262,14 +272,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _loads(trace: str) -> dict[str, list[PlannedRequest]]:
-    source = trace or "conversation"
+def _trace(given: str) -> list[TraceRequest]:
+    source = given or "conversation"
     made = make_workload(WorkloadSpec(source=source, folder=find_traces()))
-    print(f"lengths of {made.description}")
-    heavy = heavy_slice(made.requests)
-    if not heavy:
+    print(f"lengths and sharing of {made.description}")
+    if not heavy_slice(made.requests, _FEWEST):
         raise SystemExit(f"{source} has no requests whose prompts begin alike")
-    return {"heavy": heavy, "flat": without_sharing(heavy)}
+    return made.requests
 
 
 def _numbers(text: str) -> tuple[float, ...]:

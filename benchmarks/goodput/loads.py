@@ -26,16 +26,26 @@ MOST_TOKENS = 2048
 LEAST_IN_FAMILY = 5
 
 
-def heavy_slice(requests: Sequence[TraceRequest]) -> list[PlannedRequest]:
-    """Return the requests whose prompts begin like many others', in the trace's order."""
-    families = Counter(request.blocks[1] for request in requests if len(request.blocks) > 1)
-    kept = [
+def heavy_slice(requests: Sequence[TraceRequest], n: int) -> list[PlannedRequest]:
+    """Return the first `n` requests of as few chats as have so many, in the trace's order.
+
+    Chats are taken whole, in the order of their beginnings. So a short slice shares about as
+    much of its prompts as a long one.
+    """
+    short = [
         request
         for request in requests
-        if len(request.blocks) > 1
-        and families[request.blocks[1]] >= LEAST_IN_FAMILY
-        and request.n_input * LENGTHS <= MOST_TOKENS
+        if len(request.blocks) > 1 and request.n_input * LENGTHS <= MOST_TOKENS
     ]
+    sizes = Counter(request.blocks[1] for request in short)
+    chosen: set[int] = set()
+    n_chosen = 0
+    for request in short:
+        chat = request.blocks[1]
+        if n_chosen < n and sizes[chat] >= LEAST_IN_FAMILY and chat not in chosen:
+            chosen.add(chat)
+            n_chosen += sizes[chat]
+    kept = [request for request in short if request.blocks[1] in chosen][:n]
     return [chain[0] for chain in plan_from_trace(kept, scale=LENGTHS)]
 
 
@@ -67,11 +77,11 @@ def arriving(
     return chains
 
 
-def one_by_one(requests: Sequence[PlannedRequest], n: int) -> list[RequestChain]:
-    """Return the first requests as one session: each is sent when the one before has ended."""
+def one_by_one(requests: Sequence[PlannedRequest]) -> list[RequestChain]:
+    """Return requests as one session: each is sent when the one before has ended."""
     return [
         tuple(
             msgspec.structs.replace(request, index=i, at_s=0.0)
-            for i, request in enumerate(requests[:n])
+            for i, request in enumerate(requests)
         )
     ]

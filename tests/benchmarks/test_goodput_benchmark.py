@@ -77,22 +77,32 @@ def trace() -> list[TraceRequest]:
 
 
 def test_the_heavy_load_keeps_chats_that_begin_like_many_others() -> None:
-    heavy = heavy_slice(trace())
+    heavy = heavy_slice(trace(), 100)
     assert [request.n_input for request in heavy] == [128] * LEAST_IN_FAMILY
     assert [request.n_output for request in heavy] == [10] * LEAST_IN_FAMILY
     shared = plan_stats([(request,) for request in heavy]).shared
     assert shared == pytest.approx(0.5 * (LEAST_IN_FAMILY - 1) / LEAST_IN_FAMILY)
 
 
+def test_a_short_slice_has_few_chats_rather_than_the_beginnings_of_many() -> None:
+    size = LEAST_IN_FAMILY
+    # Three chats whose turns alternate.
+    turns = [TraceRequest(float(i), 2048, 160, (0, 1 + i % 3, 100 + i)) for i in range(3 * size)]
+    seconds = [[part.key for part in each.parts][1] for each in heavy_slice(turns, size + 1)]
+    assert set(seconds) == {"block 1", "block 2"}
+    assert len(seconds) == size + 1
+    assert len(heavy_slice(turns, 1000)) == 3 * size
+
+
 def test_the_flat_load_has_the_same_lengths_and_shares_nothing() -> None:
-    heavy = heavy_slice(trace())
+    heavy = heavy_slice(trace(), 100)
     flat = without_sharing(heavy)
     assert [r.n_input for r in flat] == [r.n_input for r in heavy]
     assert plan_stats([(request,) for request in flat]).shared == 0
 
 
 def test_requests_arrive_at_the_rate_and_come_again_with_other_prompts() -> None:
-    flat = without_sharing(heavy_slice(trace()))
+    flat = without_sharing(heavy_slice(trace(), 100))
     chains = arriving(flat, rate_per_s=50.0, seconds=20.0, seed=3)
     assert 800 < len(chains) < 1200
     assert all(chain[0].at_s < 20.0 for chain in chains)
@@ -101,13 +111,13 @@ def test_requests_arrive_at_the_rate_and_come_again_with_other_prompts() -> None
 
 
 def test_without_load_each_request_waits_for_the_one_before() -> None:
-    (chain,) = one_by_one(heavy_slice(trace()), 3)
+    (chain,) = one_by_one(heavy_slice(trace(), 3))
     assert len(chain) == 3
     assert {request.at_s for request in chain} == {0.0}
 
 
 def test_a_text_has_a_letter_per_token_and_equal_parts_read_alike() -> None:
-    first, second = [request.parts for request in heavy_slice(trace())[:2]]
+    first, second = [request.parts for request in heavy_slice(trace(), 2)]
     writer = TextWriter("salt")
     one, two = (msgspec.json.decode(writer.prompt(parts)) for parts in (first, second))
     assert len(one) == len(two) == 128
