@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,8 @@ DEFAULT_SHAPES = "llama-8x512,qwen3-0.6b"
 def main(arguments: list[str]) -> None:
     """Measure what the command line chooses, and print tables."""
     options = parser().parse_args(arguments)
+    # As Ctrl-C does, so that no process is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     choices = RunChoices(
         systems=tuple(_chosen(options.systems, SYSTEMS, "--systems")),
         rows=(
@@ -184,3 +187,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"{' '.join(map(str, error.cmd))} failed, see above") from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped") from None

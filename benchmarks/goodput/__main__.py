@@ -8,6 +8,7 @@ router are installed into environments of their own under ~/.cache/halfmoon.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -206,6 +207,8 @@ class GoodputRun:
 def main(arguments: list[str]) -> None:
     """Measure what the command line chooses, and print tables."""
     options = parser().parse_args(arguments)
+    # As Ctrl-C does, so that no process is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = _chosen(options.systems, SYSTEMS, "--systems")
     loads = _chosen(options.loads, LOADS, "--loads")
     _say("environments of vLLM and its router are made if they are not there")
@@ -261,7 +264,7 @@ def parser() -> argparse.ArgumentParser:
     add("--shape", choices=tuple(SHAPES), default="llama-3.4m")
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
     add("--threads", type=int, default=2, help="cores for all systems and the client")
-    add("--prompts", choices=("ids", "text"), default="text")
+    add("--prompts", choices=("ids", "text"), default="ids")
     add("--trace", default="", help="file of the conversation trace, or a stand-in's name")
     add("--seed", type=int, default=0, help="of arrivals")
     add("--enforce-eager", action="store_true", help="vLLM without compilation: starts sooner")
@@ -307,3 +310,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except subprocess.CalledProcessError as error:
         raise SystemExit(f"{' '.join(map(str, error.cmd))} failed, see above") from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped") from None
