@@ -85,12 +85,15 @@ def test_the_heavy_load_keeps_chats_that_begin_like_many_others() -> None:
 
 
 def test_a_short_slice_has_few_chats_rather_than_the_beginnings_of_many() -> None:
-    size = LEAST_IN_FAMILY
-    # Three chats whose turns alternate.
-    turns = [TraceRequest(float(i), 2048, 160, (0, 1 + i % 3, 100 + i)) for i in range(3 * size)]
-    seconds = [[part.key for part in each.parts][1] for each in heavy_slice(turns, size + 1)]
-    assert set(seconds) == {"block 1", "block 2"}
-    assert len(seconds) == size + 1
+    size = LEAST_IN_FAMILY + 1
+    # Three chats that take turns, two requests each time.
+    turns = [
+        TraceRequest(float(i), 2048, 160, (0, 1 + i // 2 % 3, 100 + i)) for i in range(6 * size)
+    ]
+    size = 2 * size
+    chats = [request.parts[1].key for request in heavy_slice(turns, size + 1)]
+    assert set(chats) == {"block 1", "block 2"}
+    assert len(chats) == size + 1
     assert len(heavy_slice(turns, 1000)) == 3 * size
 
 
