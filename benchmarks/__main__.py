@@ -5,12 +5,21 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from benchmarks import overhead, reservation, scheduling, simulator, step_overhead, ttft
+from benchmarks import (
+    kvstore_question,
+    overhead,
+    reservation,
+    scheduling,
+    simulator,
+    step_overhead,
+    ttft,
+)
 
 BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "ttft": ttft.run,
     "overhead": overhead.run,
     "reservation": reservation.run,
+    "kvstore_question": kvstore_question.run,
     "scheduling": scheduling.run,
     "simulator": simulator.run_speed,
     "simulated": simulator.run_comparison,

@@ -110,6 +110,15 @@ async def main(service):
 """
 
 
+def test_every_service_runs_on_uvloop(start: Callable[[str], Running]) -> None:
+    service = start("""
+async def main(service):
+    print(type(asyncio.get_running_loop()).__module__)
+""")
+    code, printed = service.end()
+    assert (code, printed.strip()) == (0, "uvloop")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_main_finish_what_it_has(
     start: Callable[[str], Running], number: signal.Signals

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
+import uvloop
 from prometheus_client import disable_created_metrics
 
 from halfmoon_runtime.healthcheck import STATUS_FILE
@@ -147,22 +148,21 @@ def run_service(
     name: str,
     settings: ServiceSettings,
     main: Callable[[Service], Coroutine[Any, Any, None]],
-    *,
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
     """Run a service until it has stopped, then exit the process.
+
+    The event loop is uvloop's, which halves the cost of sockets and wake-ups.
 
     Args:
         name: name of the service in logs.
         settings: configures logs and metrics.
         main: builds and runs the service. It returns some time after `Service.stopping` is set,
             or raises.
-        loop_factory: makes the event loop; None: asyncio's own.
     """
     configure_logging(name, settings.worker_id, settings.log_level, settings.log_format)
     report_stage("starting", worker_id=settings.worker_id)
     run = _Run(settings, main)
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(run.run_until_exit())
         if run.was_cancelled or code != 0:
             # Work that main put into a thread, such as loading a model, can't be cancelled:

@@ -3,8 +3,6 @@
 import os
 import sys
 
-import uvloop
-
 from halfmoon_conductor.app import run
 from halfmoon_conductor.settings import ConductorSettings
 from halfmoon_runtime.lifecycle import run_service
@@ -15,13 +13,7 @@ def main() -> None:
     settings = ConductorSettings.from_args(sys.argv[1:])
     # Texts come one at a time, so the tokenizer's own threads would only compete with ours.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # One event loop does all of a conductor's work. uvloop halves the cost of sockets and wake-ups.
-    run_service(
-        "conductor",
-        settings,
-        lambda service: run(settings, service),
-        loop_factory=uvloop.new_event_loop,
-    )
+    run_service("conductor", settings, lambda service: run(settings, service))
 
 
 if __name__ == "__main__":
