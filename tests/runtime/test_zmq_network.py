@@ -22,8 +22,9 @@ from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.kv_events import AllBlocksCleared, KvEventBatch, encode_payload
 from halfmoon_protocol.messages import Cancel
 from halfmoon_runtime.channels.network import PeerUnreachable, WorkerLink
+from halfmoon_runtime.channels.socket_pump import SocketPump
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
-from halfmoon_runtime.channels.zmq_sockets import SocketSettings, ZmqSocket
+from halfmoon_runtime.channels.zmq_sockets import SocketSettings
 
 LIMIT = 10_000
 MESSAGE = Cancel(request_id=RequestId("hello"))
@@ -269,11 +270,11 @@ def test_a_send_that_finds_the_queue_full_notices_that_the_caller_left_meanwhile
             router.send_multipart([peer, bytes(1_000_000)])
     dealer.close()
     # The event loop has no turn here: what a send takes from the socket, no reader sees.
-    wire = ZmqSocket(router)
+    pump = SocketPump(router)
     with pytest.raises(zmq.ZMQError, match="unreachable"):
         while True:
             with contextlib.suppress(zmq.Again):
-                wire.send_now([peer, b"more"])
+                pump.send_now(peer, b"more")
 
 
 async def test_dial_waits_for_a_worker_that_binds_a_little_later(network: ZmqNetwork) -> None:

@@ -9,6 +9,7 @@ down are still delivered, then `receive` raises.
 """
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 import zmq
@@ -20,11 +21,10 @@ from halfmoon_protocol.messages import AnyMessage, Message
 from halfmoon_runtime.channels.dropped_messages import drop_reason, record_drop
 from halfmoon_runtime.channels.network import PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
+from halfmoon_runtime.channels.socket_pump import Frames, SocketPump
 from halfmoon_runtime.channels.zmq_sockets import (
     HANDSHAKE_FAILED,
-    Frames,
     SocketSettings,
-    ZmqSocket,
     close_sockets,
     configure,
     monitor_event,
@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ZmqLink:
-    """A `WorkerLink`. Its task reads the sockets and their monitors, and closes them."""
+    """A `WorkerLink`. Its task waits for the end of the connection, and closes the sockets."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class ZmqLink:
     ) -> None:
         self._settings = settings
         self._commands = commands
-        self._inbox: ReceiveQueue[AnyMessage | KvEventBatch] = ReceiveQueue(settings.inbox_messages)
+        self._inbox: ReceiveQueue[AnyMessage | KvEventBatch] = ReceiveQueue(
+            settings.inbox_messages, on_room=self._resume
+        )
         self._dealer = _LinkSocket(self, context.socket(zmq.DEALER), commands, settings)
         self._sockets = [self._dealer]
         if events is not None:
@@ -62,7 +64,7 @@ class ZmqLink:
             self._sockets.append(_LinkSocket(self, sub, events, settings))
         #: Set once the link is up, or down.
         self._resolved = asyncio.Event()
-        #: Set once the link is down, after `_reason`; stops the readers.
+        #: Set once the link is down, after `_reason`.
         self._down = asyncio.Event()
         self._reason = ""
         self.task = asyncio.create_task(self._run(), name=f"link {commands}")
@@ -92,7 +94,7 @@ class ZmqLink:
         if self.is_down:
             raise PeerUnreachable(self._reason)
         try:
-            self._dealer.reader.send_now([frame])
+            self._dealer.pump.send_now(frame)
         except zmq.Again:
             limit = self._settings.send_queue_messages
             raise PeerUnreachable(
@@ -124,54 +126,58 @@ class ZmqLink:
 
     async def _run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for link_socket in self._sockets:
-                    link_socket.open()
-                    take = (
-                        self._take_answer if link_socket is self._dealer else self._take_published
-                    )
-                    tasks.create_task(
-                        ZmqSocket(link_socket.monitor).read_until(link_socket.on_event, self._down)
-                    )
-                    tasks.create_task(link_socket.reader.read_until(take, self._down))
-        except ExceptionGroup:
+            for link_socket in self._sockets:
+                is_dealer = link_socket is self._dealer
+                take = self._take_answer if is_dealer else self._take_published
+                link_socket.open(take, self._inbox.has_room, self._on_failure)
+            await self._down.wait()
+            for link_socket in self._sockets:
+                await link_socket.pump.settle()
+        except Exception:
             _log.exception("link failed", endpoint=self._commands)
         finally:
             self._close()
 
-    async def _take_answer(self, frames: Frames) -> None:
-        if len(frames) != 1:
-            record_drop("frames", self._commands, f"{len(frames)} frames, an answer has 1")
-            return
-        await self._decode(frames[0])
+    def _resume(self) -> None:
+        for link_socket in self._sockets:
+            link_socket.pump.resume()
 
-    async def _take_published(self, frames: Frames) -> None:
+    def _on_failure(self) -> None:
+        self.break_off(f"{self._commands}: the link failed, see the log")
+
+    def _take_answer(self, frames: Frames) -> None:
+        if len(frames) == 1:
+            self._decode(frames[0])
+        else:
+            record_drop("frames", self._commands, f"{len(frames)} frames, an answer has 1")
+
+    def _take_published(self, frames: Frames) -> None:
         where = self._sockets[-1].endpoint
         if len(frames) == 2:
-            await self._decode(frames[1])
+            self._decode(frames[1])
         elif len(frames) == 3:
             try:
                 batch = decode_payload(frames[2], decode_sequence(frames[1]))
             except (ProtocolError, RecursionError) as error:
                 record_drop("malformed", where, error)
             else:
-                await self._inbox.put(batch)
+                self._inbox.try_put(batch)
         else:
             record_drop("frames", where, f"{len(frames)} frames, a publication has 2 or 3")
 
-    async def _decode(self, frame: bytes) -> None:
+    def _decode(self, frame: bytes) -> None:
         try:
             message = decode(frame, max_bytes=self._settings.max_message_bytes)
         except ProtocolError as error:
             record_drop(drop_reason(error), self._commands, error)
         else:
-            await self._inbox.put(message)
+            self._inbox.try_put(message)
 
     def _close(self) -> None:
-        self.break_off(f"{self._commands}: the link failed, see the log")
+        self._on_failure()  # keeps an earlier reason
         self._inbox.close(self._reason)
         for link_socket in self._sockets:
-            close_sockets(link_socket.socket, link_socket.monitor)
+            link_socket.close()
 
 
 class _LinkSocket:
@@ -184,28 +190,44 @@ class _LinkSocket:
         endpoint: str,
         settings: SocketSettings,
     ) -> None:
-        self.socket, self.reader = socket, ZmqSocket(socket)
-        self.monitor = socket.get_monitor_socket(_WATCHED)
+        self.socket, self.pump = socket, SocketPump(socket)
+        self._monitor_pump = SocketPump(socket.get_monitor_socket(_WATCHED))
         self.endpoint = endpoint
         #: Whether the handshake is done; stays true after the connection is lost.
         self.is_up = False
         self._link = link
         self._settings = settings
-        #: Failure of the last attempt to connect.
+        #: Failure of the last attempt to connect, and the next attempt.
         self._last_failure = "no answer"
+        self._retry: asyncio.TimerHandle | None = None
 
     def __str__(self) -> str:
         return f"{self.endpoint} ({self._last_failure})"
 
-    def open(self) -> None:
-        """Start to connect."""
+    def open(
+        self,
+        take: Callable[[Frames], None],
+        has_room: Callable[[], bool],
+        on_failure: Callable[[], None],
+    ) -> None:
+        """Start to connect, and to hand over messages."""
         configure(self.socket, self._settings)
+        self._monitor_pump.start(self._on_event, on_failure=on_failure)
+        self.pump.start(take, has_room=has_room, on_failure=on_failure)
         if self.endpoint.startswith(_SCHEMES):
             self._connect()
         else:
             self._link.break_off(f"{self.endpoint}: not an endpoint of {' or '.join(_SCHEMES)}")
 
-    async def on_event(self, frames: Frames) -> None:
+    def close(self) -> None:
+        """Close the socket and its monitor; closing twice does no harm."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self.pump.stop()
+        self._monitor_pump.stop()
+        close_sockets(self.socket, self._monitor_pump.socket)
+
+    def _on_event(self, frames: Frames) -> None:
         """Retry until the connection is up; take the link down when it is lost."""
         event, _ = monitor_event(frames)
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -217,9 +239,14 @@ class _LinkSocket:
         elif event & HANDSHAKE_FAILED:
             self._last_failure = "the handshake failed"
             record_drop("handshake", self.endpoint, event.name)
-        elif not self.is_up and not self._link.is_down:
-            # Nothing was sent yet, so disconnecting in order to retry loses nothing.
-            await asyncio.sleep(self._settings.connect_retry_s)
+        elif not self.is_up and not self._link.is_down and self._retry is None:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(self._settings.connect_retry_s, self._connect_again)
+
+    def _connect_again(self) -> None:
+        """Connect anew. Nothing was sent yet, so nothing is lost by disconnecting."""
+        self._retry = None
+        if not self.is_up and not self._link.is_down:
             self.socket.disconnect(self.endpoint)
             self._connect()
 

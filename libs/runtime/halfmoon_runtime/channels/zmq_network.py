@@ -36,8 +36,9 @@ class ZmqNetwork:
         Raises:
             OSError: `host` is no address of this machine, or no port is free.
         """
-        port = ZmqPort(self._context, name, host, self._advertise_host or host, self._settings)
-        self._keep(port)
+        advertised = self._advertise_host or host
+        port = ZmqPort(self._context, name, host, advertised, self._settings, self._open.discard)
+        self._open.add(port)
         return port
 
     async def dial(self, commands: str, events: str | None = None) -> ZmqLink:
@@ -47,7 +48,8 @@ class ZmqNetwork:
         published in the first moments after the handshake may be missed.
         """
         link = ZmqLink(self._context, commands, events, self._settings)
-        self._keep(link)
+        self._open.add(link)
+        link.task.add_done_callback(lambda _: self._open.discard(link))
         await link.connect()
         return link
 
@@ -57,7 +59,3 @@ class ZmqNetwork:
             await one.close()
         # This waits for the linger of the sockets, so not on the event loop.
         await asyncio.to_thread(self._context.term)
-
-    def _keep(self, one: ZmqPort | ZmqLink) -> None:
-        self._open.add(one)
-        one.task.add_done_callback(lambda _: self._open.discard(one))

@@ -1,10 +1,8 @@
 """Serve a worker's port over ZeroMQ: ROUTER for commands and answers, PUB for events."""
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import structlog
 import zmq
 
 from halfmoon_protocol.codec import decode, encode
@@ -15,11 +13,10 @@ from halfmoon_runtime.channels.backpressure import SendBackpressure
 from halfmoon_runtime.channels.dropped_messages import drop_reason, record_drop
 from halfmoon_runtime.channels.network import PeerId, PeerUnreachable
 from halfmoon_runtime.channels.receive_queue import ReceiveQueue
+from halfmoon_runtime.channels.socket_pump import Frames, SocketPump
 from halfmoon_runtime.channels.zmq_sockets import (
     HANDSHAKE_FAILED,
-    Frames,
     SocketSettings,
-    ZmqSocket,
     bind_to_free_port,
     close_sockets,
     configure,
@@ -29,11 +26,9 @@ from halfmoon_runtime.channels.zmq_sockets import (
 #: First frame of published messages that are no KV events.
 LOAD_TOPIC = b"load"
 
-_log = structlog.get_logger(__name__)
-
 
 class ZmqPort:
-    """A `Port`. Its task reads both sockets' monitors and the ROUTER, and closes them."""
+    """A `Port`, which reads its ROUTER and the monitors of both sockets until it is closed."""
 
     def __init__(
         self,
@@ -42,20 +37,37 @@ class ZmqPort:
         host: str,
         advertise_host: str,
         settings: SocketSettings,
+        on_closed: Callable[["ZmqPort"], None],
     ) -> None:
+        """Bind both sockets to free ports, and take messages from now on.
+
+        Args:
+            context: makes the sockets.
+            name: name of the worker.
+            host: address to bind to.
+            advertise_host: name or address that callers dial.
+            settings: bounds of the sockets.
+            on_closed: called once, when the port is closed.
+
+        Raises:
+            OSError: `host` is no address of this machine, or no port is free.
+        """
         self._name = name
         self._settings = settings
-        self._inbox: ReceiveQueue[tuple[PeerId, AnyMessage]] = ReceiveQueue(settings.inbox_messages)
+        self._on_closed = on_closed
         self._turns = SendBackpressure()
         self._kv_sequence = 0
-        self._closing = asyncio.Event()
         self._router = context.socket(zmq.ROUTER)
         # Make a send to a caller that is gone an error; the default drops it silently.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._pub = context.socket(zmq.PUB)
-        self._commands_wire, self._events_wire = ZmqSocket(self._router), ZmqSocket(self._pub)
+        self._commands_pump, self._events_pump = SocketPump(self._router), SocketPump(self._pub)
+        self._inbox: ReceiveQueue[tuple[PeerId, AnyMessage]] = ReceiveQueue(
+            settings.inbox_messages, on_room=self._commands_pump.resume
+        )
         sockets = (self._router, self._pub)
-        self._monitors = [socket.get_monitor_socket(HANDSHAKE_FAILED) for socket in sockets]
+        monitors = [socket.get_monitor_socket(HANDSHAKE_FAILED) for socket in sockets]
+        self._monitor_pumps = [SocketPump(monitor) for monitor in monitors]
         try:
             for socket in sockets:
                 configure(socket, settings)
@@ -64,7 +76,9 @@ class ZmqPort:
         except BaseException:
             self._close_sockets()
             raise
-        self.task = asyncio.create_task(self._run(), name=f"port {name}")
+        self._commands_pump.start(self._take, has_room=self._inbox.has_room, on_failure=self._close)
+        for pump in self._monitor_pumps:
+            pump.start(self._on_bad_handshake, on_failure=self._close)
 
     @property
     def commands(self) -> str:
@@ -93,7 +107,7 @@ class ZmqPort:
         """See `Port.publish`."""
         frame = encode(message)
         self._require_open()
-        self._events_wire.send_now([LOAD_TOPIC, frame])
+        self._events_pump.send_now(LOAD_TOPIC, frame)
 
     async def publish_kv(self, events: Sequence[KvEvent]) -> int:
         """See `Port.publish_kv`.
@@ -108,20 +122,17 @@ class ZmqPort:
         sequence = self._kv_sequence
         self._kv_sequence += 1
         topic = b"kv@" + self._name.encode()
-        self._events_wire.send_now([topic, encode_sequence(sequence), payload])
+        self._events_pump.send_now(topic, encode_sequence(sequence), payload)
         return sequence
 
     async def close(self) -> None:
         """See `Port.close`."""
-        self._closing.set()
-        self.task.cancel()
-        await asyncio.wait({self.task})
-        self._close_sockets()
+        self._close()
 
     def _offer(self, peer: PeerId, frame: bytes) -> bool:
         self._require_open()
         try:
-            self._commands_wire.send_now([peer, frame])
+            self._commands_pump.send_now(peer, frame)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -134,21 +145,7 @@ class ZmqPort:
         if self._router.closed:
             raise PeerUnreachable(f"{self._name}: the port is closed")
 
-    async def _run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._commands_wire.read_until(self._take, self._closing))
-                for monitor in self._monitors:
-                    tasks.create_task(
-                        ZmqSocket(monitor).read_until(self._on_bad_handshake, self._closing)
-                    )
-        except ExceptionGroup:
-            _log.exception("port failed", port=self._name)
-        finally:
-            self._inbox.close(f"{self._name}: the port is closed")
-            self._close_sockets()
-
-    async def _take(self, frames: Frames) -> None:
+    def _take(self, frames: Frames) -> None:
         if len(frames) != 2:
             record_drop("frames", self._commands, f"{len(frames) - 1} frames, a command has 1")
             return
@@ -157,11 +154,20 @@ class ZmqPort:
         except ProtocolError as error:
             record_drop(drop_reason(error), self._commands, error)
         else:
-            await self._inbox.put((PeerId(frames[0]), message))
+            self._inbox.try_put((PeerId(frames[0]), message))
 
-    async def _on_bad_handshake(self, frames: Frames) -> None:
+    def _on_bad_handshake(self, frames: Frames) -> None:
         event, endpoint = monitor_event(frames)
         record_drop("handshake", endpoint, event.name)
 
+    def _close(self) -> None:
+        if not self._router.closed:
+            self._inbox.close(f"{self._name}: the port is closed")
+            self._close_sockets()
+            self._on_closed(self)
+
     def _close_sockets(self) -> None:
-        close_sockets(self._router, self._pub, *self._monitors)
+        pumps = [self._commands_pump, self._events_pump, *self._monitor_pumps]
+        for pump in pumps:
+            pump.stop()
+        close_sockets(*(pump.socket for pump in pumps))

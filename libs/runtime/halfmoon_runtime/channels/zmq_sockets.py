@@ -1,20 +1,11 @@
-"""Configure, bind, read and monitor ZeroMQ sockets; messages are not decoded here.
+"""Configure, bind, monitor and close ZeroMQ sockets; `socket_pump` reads and writes them."""
 
-Each socket has exactly one task that reads it, `ZmqSocket.read_until`. The task reads without
-waiting, and waits for the socket's descriptor, which takes nothing from the socket. So it can be
-stopped at any time and no message is lost.
-"""
-
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from halfmoon_protocol.codec import MAX_MESSAGE_BYTES
-
-Frames = list[bytes]
 
 #: Monitor events of a peer that does not speak ZeroMQ, or uses another security mechanism.
 HANDSHAKE_FAILED = (
@@ -23,10 +14,6 @@ HANDSHAKE_FAILED = (
     | zmq.Event.HANDSHAKE_FAILED_AUTH
 )
 
-#: Seconds that a stopping reader waits for messages still on their way from the I/O thread.
-_LATE_MESSAGE_S = 0.02
-#: Messages after which a reader lets other tasks run, however fast messages arrive.
-_BATCH_MESSAGES = 64
 #: Reconnect interval, longer than any link stays up unnoticed after a loss. libzmq must not
 #: reconnect on its own: messages of a restarted worker would follow those of the dead one.
 _NEVER_MS = 24 * 3600 * 1000
@@ -93,92 +80,7 @@ def close_sockets(*sockets: "zmq.Socket[bytes]") -> None:
             socket.close()
 
 
-class ZmqSocket:
-    """Connect a socket, served by libzmq's threads, to the event loop."""
-
-    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
-        self.socket = socket
-        self._descriptor = int(socket.getsockopt(zmq.FD))
-        #: Set when messages may be readable.
-        self._maybe_readable = asyncio.Event()
-
-    def send_now(self, frames: Frames) -> None:
-        """Queue a message without waiting.
-
-        Raises:
-            zmq.Again: the queue is full.
-            zmq.ZMQError: EHOSTUNREACH when a ROUTER has no such peer.
-        """
-        try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK)
-        finally:
-            # A send, even a failed one, may consume the descriptor's signal that a message arrived
-            # or that the peer left. A peer whose queue is full counts as connected until this
-            # check has found that nothing more comes from it.
-            if self._has_message():
-                self._maybe_readable.set()
-
-    async def read_until(
-        self, take: Callable[[Frames], Awaitable[None]], stop: asyncio.Event
-    ) -> None:
-        """Hand every message of a socket to `take`, until `stop` is set and nothing is left.
-
-        This is the only reader of the socket. A cancellation loses the message that `take` was
-        handling: set `stop` and await the end to lose nothing.
-        """
-        stopping = asyncio.create_task(stop.wait())
-        stopping.add_done_callback(lambda _: self._maybe_readable.set())
-        n_read = 0
-        try:
-            while True:
-                self._maybe_readable.clear()
-                frames = self._receive_now()
-                if frames is not None:
-                    await take(frames)
-                    n_read += 1
-                    if n_read % _BATCH_MESSAGES == 0:
-                        await asyncio.sleep(0)
-                elif not stopping.done():
-                    await self._wait_readable()
-                elif not await self._has_late_message():
-                    return
-        finally:
-            stopping.cancel()
-
-    async def _wait_readable(self) -> None:
-        """Wait until messages may have arrived.
-
-        The descriptor is watched only meanwhile: it stays readable until the socket is read.
-        """
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._descriptor, self._maybe_readable.set)
-        try:
-            await self._maybe_readable.wait()
-        finally:
-            loop.remove_reader(self._descriptor)
-
-    async def _has_late_message(self) -> bool:
-        """Return whether another message arrives from the I/O thread within `_LATE_MESSAGE_S`."""
-        try:
-            async with asyncio.timeout(_LATE_MESSAGE_S):
-                while not self._has_message():
-                    self._maybe_readable.clear()
-                    await self._wait_readable()
-        except TimeoutError:
-            return False
-        return True
-
-    def _has_message(self) -> bool:
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-    def _receive_now(self) -> Frames | None:
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-
-
-def monitor_event(frames: Frames) -> tuple[zmq.Event, str]:
+def monitor_event(frames: list[bytes]) -> tuple[zmq.Event, str]:
     """Parse a monitor's message into the event and its endpoint."""
     message = parse_monitor_message(frames)
     return zmq.Event(message["event"]), message["endpoint"].decode(errors="replace")

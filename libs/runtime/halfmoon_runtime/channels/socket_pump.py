@@ -1,0 +1,165 @@
+"""Move messages between a ZeroMQ socket and the event loop, at few system calls per message.
+
+libzmq's threads serve the connections; a descriptor tells the event loop that something changed.
+The descriptor is watched for the socket's life. It stays readable until the socket's state is
+looked at, and after that it tells only of changes. So a wake-up hands over all messages that are
+there, and after each send the state is looked at again, since sending may consume the signal.
+
+A wake-up is bounded in messages and bytes, and the rest waits until other callbacks have run. So
+a peer that sends without pause delays others, but never stops them; libzmq takes turns between
+the peers of a socket.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+import zmq
+
+Frames = list[bytes]
+
+#: Messages and bytes after which other callbacks run, however fast messages arrive.
+BATCH_MESSAGES = 64
+_BATCH_BYTES = 1024 * 1024
+#: Frames of one message whose bytes are kept; valid messages have three at the most.
+_KEPT_FRAMES = 4
+#: Seconds that messages may still be on their way from the I/O thread.
+_LATE_MESSAGE_S = 0.02
+
+# Plain integers: arithmetic with the enumerations takes longer than the system calls.
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE_NOBLOCK = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+
+_log = structlog.get_logger(__name__)
+
+
+class SocketPump:
+    """Read and write one socket from its event loop."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._take: Callable[[Frames], None] = _drop
+        self._has_room: Callable[[], bool] = _always
+        self._on_failure: Callable[[], None] = _ignore
+        #: Set while messages are handed over.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Whether another look at the socket is due soon without a signal.
+        self._is_due = False
+        #: Messages handed over so far.
+        self._n_taken = 0
+
+    def start(
+        self,
+        take: Callable[[Frames], None],
+        *,
+        has_room: Callable[[], bool] | None = None,
+        on_failure: Callable[[], None] | None = None,
+    ) -> None:
+        """Hand over messages from now on, until `stop`.
+
+        Args:
+            take: gets each message, in the order of arrival.
+            has_room: while it returns false, messages stay in the socket; then call `resume`.
+            on_failure: called once if reading fails, which stops it; the log has the error.
+        """
+        self._take = take
+        self._has_room = has_room or _always
+        self._on_failure = on_failure or _ignore
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._hand_over)
+        self.resume()
+
+    def resume(self) -> None:
+        """Look for messages soon, also without a signal."""
+        if not self._is_due and self._loop is not None:
+            self._is_due = True
+            self._loop.call_soon(self._look_again)
+
+    def stop(self) -> None:
+        """Leave further messages in the socket; call it before the socket is closed."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._descriptor)
+            self._loop = None
+
+    async def settle(self) -> None:
+        """Return once all messages are handed over, those that are still on their way too."""
+        while self._loop is not None:
+            n_before = self._n_taken
+            await asyncio.sleep(_LATE_MESSAGE_S)
+            if self._loop is None or (n_before == self._n_taken and not self._has_message()):
+                return
+            self.resume()
+
+    def send_now(self, *frames: bytes) -> None:
+        """Queue a message without waiting.
+
+        Raises:
+            zmq.Again: the queue is full.
+            zmq.ZMQError: EHOSTUNREACH when a ROUTER has no such peer.
+        """
+        socket = self.socket
+        try:
+            for frame in frames[:-1]:
+                socket.send(frame, _MORE_NOBLOCK)
+            socket.send(frames[-1], _NOBLOCK)
+        finally:
+            # A send, even a failed one, may consume the descriptor's signal that a message arrived
+            # or that the peer left. A peer whose queue is full counts as connected until this
+            # check has found that nothing more comes from it.
+            if self._has_message():
+                self.resume()
+
+    def _look_again(self) -> None:
+        self._is_due = False
+        if self._loop is not None:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand over what is there, up to the bounds of one wake-up."""
+        try:
+            n_bytes = 0
+            for _ in range(BATCH_MESSAGES):
+                # The order matters: looking at the socket's state also clears the signal.
+                if not self._has_message() or not self._has_room():
+                    return
+                frames = self._receive()
+                self._n_taken += 1
+                self._take(frames)
+                n_bytes += sum(map(len, frames))
+                if n_bytes >= _BATCH_BYTES or self._loop is None:
+                    break
+            self.resume()
+        except Exception:
+            _log.exception("socket_failed")
+            self.stop()
+            self._on_failure()
+
+    def _has_message(self) -> bool:
+        state = self.socket.getsockopt(_EVENTS)
+        assert isinstance(state, int)
+        return bool(state & _POLLIN)
+
+    def _receive(self) -> Frames:
+        frames: Frames = []
+        more = True
+        while more:
+            # A frame knows whether it is the last one; asking the socket costs a call more.
+            frame = self.socket.recv(_NOBLOCK, copy=False)
+            more = frame.more
+            frames.append(frame.bytes if len(frames) < _KEPT_FRAMES else b"")
+        return frames
+
+
+def _drop(frames: Frames) -> None:
+    pass
+
+
+def _always() -> bool:
+    return True
+
+
+def _ignore() -> None:
+    pass
