@@ -59,6 +59,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             LayoutMismatch: naming each differing field with both values.
         """
+        if self == other:
+            return
         differing = [
             f"{field} is {getattr(self, field)!r} at {ours}, {getattr(other, field)!r} at {theirs}"
             for field in self.__struct_fields__

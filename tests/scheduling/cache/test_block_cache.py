@@ -392,7 +392,7 @@ class CacheAgainstSets(RuleBasedStateMachine):
             if block not in self.stored:
                 break
             expected.append((block, *self.stored[block]))
-        assert [tuple(place) for place in got] == expected
+        assert [(place.hash, place.slot, place.checksum) for place in got] == expected
         if got:
             self.leased[key] = (self.now + 2, [place.hash for place in got])
 

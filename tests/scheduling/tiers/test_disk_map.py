@@ -91,7 +91,7 @@ class DiskOfAFew(RuleBasedStateMachine):
 
     @rule(name=st.text("ab", min_size=1, max_size=3))
     def touch(self, name: str) -> None:
-        self.disk.touch(BlockHash(name.encode()))
+        self.disk.touch([BlockHash(name.encode())])
 
     @invariant()
     def is_what_was_put(self) -> None:

@@ -3,7 +3,7 @@
 libzmq's threads serve the connections; a descriptor tells the event loop that something changed.
 The descriptor is watched for the socket's life. It stays readable until the socket's state is
 looked at, and after that it tells only of changes. So a wake-up hands over all messages that are
-there, and after each send the state is looked at again, since sending may consume the signal.
+there. After each send the state is looked at again, since sending may consume the signal.
 
 A wake-up is bounded in messages and bytes, and the rest waits until other callbacks have run. So
 a peer that sends without pause delays others, but never stops them; libzmq takes turns between

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.cache.block_table import MAX_CHECKSUM
 from halfmoon_scheduling.cache.pins import Pins
-from halfmoon_scheduling.cache.stored_blocks import StoredBlocks
+from halfmoon_scheduling.cache.stored_blocks import BlockLocation, StoredBlocks
 from halfmoon_scheduling.cache.victim_selection import choose_victims
 
 #: Seconds that a client waits when no hold predicts a free slot.
@@ -80,14 +80,6 @@ class BlockInspection(NamedTuple):
     stored_s: float
 
 
-class BlockLocation(NamedTuple):
-    """One stored block as a reader needs it."""
-
-    hash: BlockHash
-    slot: int
-    checksum: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """A reserved block."""
@@ -98,13 +90,21 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Hold:
-    """A reservation of pending blocks, or a lease on stored ones."""
+class _Reservation:
+    """A hold on pending blocks."""
 
     hashes: list[BlockHash]
     deadline_s: float
     #: The last block of the prompt that is put, if it is among `hashes`.
     tail: BlockHash | None = None
+
+
+@dataclass(slots=True)
+class _Lease:
+    """A hold on stored blocks, by their rows, which stay theirs while it lasts."""
+
+    rows: list[int]
+    deadline_s: float
 
 
 _Key = tuple[str, Ticket]
@@ -158,8 +158,10 @@ class BlockCache:
         self._stored = StoredBlocks(policy)
         #: Reserved blocks; each is in exactly one reservation, and not in `_stored`.
         self._pending: dict[BlockHash, _Pending] = {}
-        self._reservations: dict[_Key, _Hold] = {}
-        self._leases: dict[_Key, _Hold] = {}
+        self._reservations: dict[_Key, _Reservation] = {}
+        self._leases: dict[_Key, _Lease] = {}
+        #: The earliest time at which a reservation or a lease may expire.
+        self._soonest_s = float("inf")
 
     # -- stored blocks -----------------------------------------------------------------------
 
@@ -187,6 +189,10 @@ class BlockCache:
         """Return the location of a stored block; None if it is not stored."""
         stored = self._stored.get(block)
         return None if stored is None else BlockLocation(block, stored.slot, stored.checksum)
+
+    def n_stored_first(self, blocks: Sequence[BlockHash]) -> int:
+        """Return how many of these are stored before the first one that is not."""
+        return len(self._stored.rows(blocks))
 
     def inspect(self, block: BlockHash) -> BlockInspection | None:
         """Return the leases of a stored block and its age; None if it is not stored."""
@@ -269,11 +275,12 @@ class BlockCache:
         for block, slot in places:
             self._pending[block] = _Pending(slot, parents[block], depths[block])
             self._stored.await_child(parents[block])
-        self._touch([h for h in parents if h in self._stored])
+        self._stored.touch(self._stored.rows_here(parents))
         taken = [block for block, _ in places]
         tail = hashes[-1] if hashes and ends_prompt else None
         ttl_s = self.reservation_ttl_s if ttl_s is None else ttl_s
-        self._reservations[key] = _Hold(taken, now + ttl_s, tail)
+        self._reservations[key] = _Reservation(taken, now + ttl_s, tail)
+        self._soonest_s = min(self._soonest_s, now + ttl_s)
         return SlotReservation(places, evicted)
 
     def commit(
@@ -342,17 +349,13 @@ class BlockCache:
         """
         self.expire(now)
         key = self._new_key(owner, ticket)
-        found: list[BlockLocation] = []
-        for block in dict.fromkeys(hashes):
-            if (stored := self._stored.get(block)) is None:
-                break
-            found.append(BlockLocation(block, stored.slot, stored.checksum))
-        if found:
-            blocks = [place.hash for place in found]
-            self._count_leases(blocks, 1)
-            self._touch(blocks)
-            self._leases[key] = _Hold(blocks, now + self.lease_ttl_s)
-        return found
+        rows = self._stored.rows(dict.fromkeys(hashes))
+        if not rows:
+            return []
+        self._stored.add_leases(rows)
+        self._stored.touch(rows)
+        self._hold_lease(key, _Lease(rows, now + self.lease_ttl_s))
+        return self._stored.locations(rows)
 
     def add_to_lease(
         self, owner: str, ticket: Ticket, block: BlockHash, now: float, ttl_s: float
@@ -366,10 +369,13 @@ class BlockCache:
             now: seconds.
             ttl_s: seconds until the whole lease expires unless it is renewed.
         """
-        lease = self._leases.setdefault((owner, ticket), _Hold([], now + ttl_s))
+        lease = self._leases.get((owner, ticket)) or _Lease([], 0.0)
         lease.deadline_s = now + ttl_s
-        lease.hashes.append(block)
-        self._count_leases([block], 1)
+        rows = self._stored.rows([block])
+        assert rows, "a block is leased that is not stored"
+        lease.rows += rows
+        self._stored.add_leases(rows)
+        self._hold_lease((owner, ticket), lease)
 
     def renew(self, owner: str, ticket: Ticket, now: float) -> bool:
         """Extend a lease by `lease_ttl_s`, or a reservation by `reservation_ttl_s`, from now.
@@ -383,13 +389,14 @@ class BlockCache:
             lease.deadline_s = now + self.lease_ttl_s
         if (put := self._reservations.get(key)) is not None:
             put.deadline_s = max(put.deadline_s, now + self.reservation_ttl_s)
+        self._soonest_s = min(self._soonest_s, now + self.lease_ttl_s)
         return lease is not None or put is not None
 
     def release(self, owner: str, ticket: Ticket) -> bool:
         """End a lease; return whether there was one."""
         if (lease := self._leases.pop((owner, ticket), None)) is None:
             return False
-        self._count_leases(lease.hashes, -1)
+        self._stored.remove_leases(lease.rows)
         return True
 
     def has_reservation(self, key: tuple[str, Ticket]) -> bool:
@@ -402,8 +409,9 @@ class BlockCache:
 
     def first_release_s(self, now: float) -> float:
         """Return the seconds until the first reservation or lease expires."""
-        holds = [*self._reservations.values(), *self._leases.values()]
-        return min((hold.deadline_s - now for hold in holds if hold.hashes), default=RETRY_S)
+        deadlines = [hold.deadline_s for hold in self._reservations.values() if hold.hashes]
+        deadlines += [lease.deadline_s for lease in self._leases.values()]
+        return min(deadlines) - now if deadlines else RETRY_S
 
     # -- expiry and eviction -----------------------------------------------------------------
 
@@ -416,10 +424,13 @@ class BlockCache:
 
     def expire(self, now: float) -> None:
         """End expired reservations and leases."""
+        if now < self._soonest_s:
+            return
         for key in [key for key, r in self._reservations.items() if r.deadline_s <= now]:
             self.revoke(*key)
         for key in [key for key, lease in self._leases.items() if lease.deadline_s <= now]:
             self.release(*key)
+        self._soonest_s = min(self._deadlines(), default=float("inf"))
 
     def evict_to_watermark(self, now: float) -> list[BlockHash]:
         """Evict ahead of demand, when above the high watermark and down to the low one.
@@ -486,11 +497,13 @@ class BlockCache:
         self._stored.check(awaited=Counter(p for p in parents if p is not None))
         leases: dict[BlockHash, int] = {}
         for lease in self._leases.values():
-            for block in lease.hashes:
+            for row in lease.rows:
+                block = self._stored.block(row)
                 leases[block] = leases.get(block, 0) + 1
         for block in self._stored:
             assert self._stored[block].n_leases == leases.pop(block, 0), "leases are miscounted"
         assert not leases, "a leased block is not stored"
+        assert min(self._deadlines(), default=self._soonest_s) >= self._soonest_s, "a hold too long"
 
     # -- internal ----------------------------------------------------------------------------
 
@@ -509,13 +522,14 @@ class BlockCache:
     def _drop(self, block: BlockHash) -> None:
         self._free.append(self._stored.remove(block))
 
-    def _touch(self, blocks: Sequence[BlockHash]) -> None:
-        for block in reversed(blocks):  # parents are the last to be evicted
-            self._stored.touch(block)
+    def _deadlines(self) -> list[float]:
+        """Return the times at which reservations and leases expire."""
+        deadlines = [reservation.deadline_s for reservation in self._reservations.values()]
+        return deadlines + [lease.deadline_s for lease in self._leases.values()]
 
-    def _count_leases(self, blocks: Sequence[BlockHash], change: int) -> None:
-        for block in blocks:
-            self._stored.lease(block, change)
+    def _hold_lease(self, key: _Key, lease: _Lease) -> None:
+        self._leases[key] = lease
+        self._soonest_s = min(self._soonest_s, lease.deadline_s)
 
     def _new_key(self, owner: str, ticket: Ticket) -> _Key:
         key = (owner, ticket)

@@ -5,7 +5,7 @@ its parent by a row of four bytes, even if the parent is not here.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.cache.row_index import NO_ROW, RowIndex
@@ -45,6 +45,14 @@ class BlockTable:
         """Return the row of a block that is here, or `NO_ROW`."""
         row = self._index.find(block)
         return row if row != NO_ROW and self._slots[row] != NO_ROW else NO_ROW
+
+    def rows(self, blocks: Iterable[BlockHash]) -> list[int]:
+        """Return the rows of these blocks, up to the first one that is not here."""
+        rows, slots = self._index.find_run(blocks), self._slots
+        for i, row in enumerate(rows):
+            if slots[row] == NO_ROW:
+                return rows[:i]
+        return rows
 
     # -- facts about a block that is here, by its row ----------------------------------------
 

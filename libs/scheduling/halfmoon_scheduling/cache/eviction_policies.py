@@ -7,7 +7,7 @@ compares the policies on the published traces.
 from abc import abstractmethod
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from halfmoon_scheduling.cache.eviction_policy import EvictionPolicy
 from halfmoon_scheduling.cache.reuse_time_policy import ReuseTimePolicy
@@ -53,8 +53,12 @@ class Lru(Fifo):
 
     def touch(self, row: int) -> None:
         """See `EvictionPolicy.touch`."""
-        self._queue.remove(None, row)
-        self._queue.append(None, row)
+        self.touch_all((row,))
+
+    def touch_all(self, rows: Sequence[int]) -> None:
+        """See `EvictionPolicy.touch_all`."""
+        if rows:
+            self._queue.move_to_end(None, rows)
 
 
 class _Ranked(EvictionPolicy):

@@ -1,7 +1,7 @@
 """Define an eviction policy: an order over the rows of a cache."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 
@@ -30,6 +30,11 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def touch(self, row: int) -> None:
         """Record a use of a row. Changes state."""
+
+    def touch_all(self, rows: Sequence[int]) -> None:
+        """Record a use of each row, in this order. Changes state."""
+        for row in rows:
+            self.touch(row)
 
     @abstractmethod
     def remove(self, row: int) -> None:

@@ -11,6 +11,7 @@ The table uses open addressing: a row lies at its hash's home, or in the next em
 """
 
 from array import array
+from collections.abc import Iterable
 
 from halfmoon_protocol.ids import BlockHash
 
@@ -42,6 +43,20 @@ class RowIndex:
     def find(self, block: BlockHash) -> int:
         """Return the row of a hash, or `NO_ROW`."""
         return self._table[self._place(block)]
+
+    def find_run(self, blocks: Iterable[BlockHash]) -> list[int]:
+        """Return the rows of these hashes, up to the first one that has none."""
+        # As `find` for each, without its calls: readers ask for hundreds of blocks at once.
+        table, hashes, last = self._table, self._hashes, len(self._table) - 1
+        rows: list[int] = []
+        for block in blocks:
+            place = hash(block) & last
+            while (row := table[place]) != NO_ROW and hashes[row] != block:
+                place = (place + 1) & last
+            if row == NO_ROW:
+                break
+            rows.append(row)
+        return rows
 
     def add(self, block: BlockHash) -> int:
         """Assign a row to a hash that has none, and return it."""

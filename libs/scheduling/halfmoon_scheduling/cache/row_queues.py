@@ -4,7 +4,7 @@ A row is a small number (see `row_index`). It leaves its queue from any place in
 """
 
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from halfmoon_scheduling.cache.row_index import NO_ROW
@@ -50,6 +50,23 @@ class RowQueues(Generic[Name]):
             ends[1] = before
         else:
             self._before[after] = before
+
+    def move_to_end(self, name: Name, rows: Sequence[int]) -> None:
+        """Move rows of a queue to its end, in this order."""
+        before, after, ends = self._before, self._after, self._ends[name]
+        first, last = ends
+        for row in rows:
+            if row == last:
+                continue
+            previous, following = before[row], after[row]
+            if previous == NO_ROW:
+                first = following
+            else:
+                after[previous] = following
+            before[following] = previous
+            before[row], after[last], last = last, row, row
+        after[last] = NO_ROW
+        ends[:] = first, last
 
     def rows(self, name: Name) -> Iterator[int]:
         """Yield a queue's rows in order. Leave the queue unchanged meanwhile."""

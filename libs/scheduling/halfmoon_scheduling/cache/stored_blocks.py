@@ -2,14 +2,24 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.cache.block_table import BlockTable, policy_key
 from halfmoon_scheduling.cache.eviction_policies import open_eviction_policy
 from halfmoon_scheduling.cache.row_index import NO_ROW
 from halfmoon_scheduling.cache.row_queues import extend_columns
+
+
+class BlockLocation(msgspec.Struct, frozen=True, gc=False):
+    """One stored block as a reader needs it."""
+
+    hash: BlockHash
+    slot: int
+    checksum: int
 
 
 class StoredBlock(NamedTuple):
@@ -62,6 +72,27 @@ class StoredBlocks:
         row = self._table.row(block)
         return None if row == NO_ROW else self._snapshot(row)
 
+    def rows(self, blocks: Iterable[BlockHash]) -> list[int]:
+        """Return the rows of these blocks, up to the first one that is not here.
+
+        A row names its block while the block stays: a lease keeps both.
+        """
+        return self._table.rows(blocks)
+
+    def rows_here(self, blocks: Iterable[BlockHash]) -> list[int]:
+        """Return the rows of those of these blocks that are here."""
+        rows = map(self._table.row, blocks)
+        return [row for row in rows if row != NO_ROW]
+
+    def block(self, row: int) -> BlockHash:
+        """Return the block of a row."""
+        return self._table.block(row)
+
+    def locations(self, rows: Sequence[int]) -> list[BlockLocation]:
+        """Return where blocks are, by their rows."""
+        table = self._table
+        return [BlockLocation(table.block(r), table.slot(r), table.checksum(r)) for r in rows]
+
     def candidates(self) -> Iterator[BlockHash]:
         """Yield all blocks in eviction order. Leave them unchanged while iterating."""
         return map(self._table.block, self._policy.candidates())
@@ -94,16 +125,25 @@ class StoredBlocks:
         self._policy.remove(row)
         return self._table.remove(row)
 
-    def touch(self, block: BlockHash) -> None:
-        """Record a use of a block."""
-        self._policy.touch(self._row(block))
+    def touch(self, rows: Sequence[int]) -> None:
+        """Record a use of a prompt's blocks, by their rows; the first are the last to evict."""
+        self._policy.touch_all(rows[::-1])
 
-    def lease(self, block: BlockHash, change: int) -> None:
-        """Add `change` to the number of leases on a block."""
-        row = self._row(block)
-        before = self._n_leases[row]
-        self._n_leases[row] = before + change
-        self.n_leased += (before + change > 0) - (before > 0)
+    def add_leases(self, rows: Sequence[int]) -> None:
+        """Count one more lease on each block, by their rows."""
+        n_leases, n_first = self._n_leases, 0
+        for row in rows:
+            n_first += not n_leases[row]
+            n_leases[row] += 1
+        self.n_leased += n_first
+
+    def remove_leases(self, rows: Sequence[int]) -> None:
+        """Count one lease less on each block, by their rows."""
+        n_leases, n_last = self._n_leases, 0
+        for row in rows:
+            n_leases[row] -= 1
+            n_last += not n_leases[row]
+        self.n_leased -= n_last
 
     def mark_saved(self, block: BlockHash) -> None:
         """Mark a block as stored in a slower tier too."""

@@ -95,6 +95,8 @@ class TenantQuotas:
 
     def touch(self, blocks: Sequence[BlockHash]) -> None:
         """Record a use of blocks."""
+        if not self._owner:
+            return
         for block in reversed(blocks):
             if (tenant := self._owner.get(block)) is not None:
                 own = self._own[tenant]

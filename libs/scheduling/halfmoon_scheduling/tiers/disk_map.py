@@ -10,7 +10,7 @@ As in memory, a block is evicted only after its children, in either tier.
 """
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -84,10 +84,11 @@ class DiskMap:
         """Return the child of this block that was stored last, if it is still here."""
         return self._table.last_child(block)
 
-    def touch(self, block: BlockHash) -> None:
-        """Record a use of a block, if it is here."""
-        if (row := self._table.row(block)) != NO_ROW:
-            self._policy.touch(row)
+    def touch(self, blocks: Sequence[BlockHash]) -> None:
+        """Record a use of those of a prompt's blocks that are here; the first are evicted last."""
+        if self._table:
+            rows = map(self._table.row, reversed(blocks))
+            self._policy.touch_all([row for row in rows if row != NO_ROW])
 
     def allocate(self, busy: Callable[[BlockHash], bool]) -> tuple[int | None, BlockHash | None]:
         """Take a slot to write to.

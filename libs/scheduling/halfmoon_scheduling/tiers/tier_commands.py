@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_scheduling.cache.block_cache import BlockLocation
+from halfmoon_scheduling.cache.stored_blocks import BlockLocation
 from halfmoon_scheduling.tiers.disk_map import BlockRecord
 
 #: How the I/O of a command ended; "corrupt": the bytes do not match the checksum.

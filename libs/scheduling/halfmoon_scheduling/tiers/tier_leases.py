@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from halfmoon_protocol.ids import BlockHash, Ticket
-from halfmoon_scheduling.cache.block_cache import BlockLocation, DuplicateTicket
+from halfmoon_scheduling.cache.block_cache import DuplicateTicket
 from halfmoon_scheduling.tiers.promotion import BlockPromoter
 from halfmoon_scheduling.tiers.tier_commands import AnswerLease
 from halfmoon_scheduling.tiers.tier_store import FOREVER_S, TierStore
@@ -38,15 +38,16 @@ class TierLeases:
         self.require_new(owner, ticket)
         store.memory.expire(now)
         asked = list(dict.fromkeys(hashes))
-        prefix: list[BlockHash] = []
-        for block in asked:
-            if block not in store:
-                break
+        prefix = asked[: store.memory.n_stored_first(asked)]
+        missing: list[BlockHash] = []
+        for block in asked[len(prefix) :] if len(store.disk) else ():
+            if block not in store.memory:
+                if block not in store.disk:
+                    break
+                missing.append(block)
             prefix.append(block)
-        for block in reversed(prefix):
-            store.disk.touch(block)
+        store.disk.touch(prefix)
         store.tenants.touch(prefix)
-        missing = [block for block in prefix if block not in store.memory]
         store.counts.hits_disk += len(missing)
         store.counts.hits_memory += len(prefix) - len(missing)
         store.counts.misses += len(asked) - len(prefix)
@@ -132,6 +133,6 @@ class TierLeases:
         from_disk: Collection[BlockHash],
     ) -> None:
         """Lease the blocks of a prefix that are in memory, and answer with their places."""
-        places: Sequence[BlockLocation] = self._store.memory.lease(owner, ticket, prefix, now)
-        n_from_disk = sum(place.hash in from_disk for place in places)
+        places = self._store.memory.lease(owner, ticket, prefix, now)
+        n_from_disk = sum(place.hash in from_disk for place in places) if from_disk else 0
         self._store.commands.append(AnswerLease(owner, ticket, tuple(places), n_from_disk))
