@@ -245,7 +245,7 @@ class BlockStore:
         for command in self.tiers.commands():
             match command:
                 case AnswerLease(owner=owner, ticket=ticket, places=found, n_from_disk=n_from_disk):
-                    places = tuple(Place(b.hash, b.slot * size, b.checksum) for b in found)
+                    places = tuple([Place(b.hash, b.slot * size, b.checksum) for b in found])
                     self.answer_lease(peer_of(owner), ticket, places, n_from_disk)
                 case AnnounceBlocks():
                     self._outbox.publish(moved_events(command, self.layout.block_size))

@@ -178,3 +178,32 @@ def test_every_policy_proposes_exactly_what_is_stored(
         proposed = list(policy.candidates())
         assert sorted(proposed) == sorted(stored)
         assert len(policy) == len(stored)
+
+
+@pytest.mark.parametrize("name", sorted(EVICTION_POLICIES))
+@given(uses=st.lists(st.lists(st.integers(0, 9), unique=True)))
+def test_using_several_rows_at_once_is_using_one_after_the_other(
+    name: str, uses: list[list[int]]
+) -> None:
+    at_once, each = open_eviction_policy(name), open_eviction_policy(name)
+    for row in range(10):
+        at_once.insert(row, row, row)
+        each.insert(row, row, row)
+    for rows in uses:
+        at_once.touch_all(rows)
+        for row in rows:
+            each.touch(row)
+        assert list(at_once.candidates()) == list(each.candidates())
+
+
+@given(uses=st.lists(st.integers(0, 9)))
+def test_lru_keeps_the_order_of_last_uses(uses: list[int]) -> None:
+    policy = open_eviction_policy("lru")
+    for row in range(10):
+        policy.insert(row, row, row)
+    expected = list(range(10))
+    for row in uses:
+        policy.touch(row)
+        expected.remove(row)
+        expected.append(row)
+    assert list(policy.candidates()) == expected

@@ -1,5 +1,7 @@
 """Rows of hashes: the table against a dict, and the queues against lists."""
 
+from itertools import takewhile
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +35,26 @@ def test_whatever_has_a_row_is_found_by_it_and_by_its_hash(steps: list[tuple[boo
         assert all(index.find(block) == NO_ROW for block in others)
 
 
+@given(
+    here=st.sets(st.integers(0, 11)),
+    gone=st.sets(st.integers(0, 11)),
+    asked=st.lists(st.integers(0, 11)),
+)
+def test_a_run_of_hashes_is_found_up_to_the_first_without_a_row(
+    here: set[int], gone: set[int], asked: list[int]
+) -> None:
+    index = RowIndex()
+    for i in here:
+        index.add(BlockHash(Crowded([i])))
+    for i in here & gone:
+        index.remove(index.find(BlockHash(Crowded([i]))))
+    blocks = [BlockHash(Crowded([i])) for i in asked]
+    known = [*takewhile(lambda block: index.find(block) != NO_ROW, blocks)]
+    rows = index.find_run(blocks)
+    assert rows == [index.find(block) for block in known]
+    assert index.hashes(rows) == known
+
+
 def test_rows_of_hashes_that_are_gone_are_given_again() -> None:
     index = RowIndex()
     for i in range(1000):
@@ -44,7 +66,9 @@ def test_rows_of_hashes_that_are_gone_are_given_again() -> None:
 
 @given(
     steps=st.lists(
-        st.tuples(st.sampled_from(["append", "remove"]), st.integers(0, 9), st.integers(0, 2))
+        st.tuples(
+            st.sampled_from(["append", "remove", "move"]), st.integers(0, 9), st.integers(0, 2)
+        )
     )
 )
 def test_queues_keep_their_order_wherever_a_row_leaves_them(
@@ -60,6 +84,10 @@ def test_queues_keep_their_order_wherever_a_row_leaves_them(
         elif step == "remove" and here is not None:
             queues.remove(here, row)
             model[here].remove(row)
+        elif step == "move" and model[name]:
+            moved = model[name][row % len(model[name]) :: 2][::-1]
+            queues.move_to_end(name, moved)
+            model[name] = [each for each in model[name] if each not in moved] + moved
         for n, rows in model.items():
             assert list(queues.rows(n)) == rows
             assert (n in queues) == bool(rows)

@@ -18,7 +18,7 @@ are *saved*, and while `saves_first` is set, only saved blocks are evicted.
 
 from array import array
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -190,9 +190,12 @@ class BlockCache:
         stored = self._stored.get(block)
         return None if stored is None else BlockLocation(block, stored.slot, stored.checksum)
 
-    def n_stored_first(self, blocks: Sequence[BlockHash]) -> int:
-        """Return how many of these are stored before the first one that is not."""
-        return len(self._stored.rows(blocks))
+    def find(self, blocks: Iterable[BlockHash]) -> list[int]:
+        """Return the rows of these blocks, up to the first one that is not stored.
+
+        They are for `lease_rows`, before anything else changes this cache.
+        """
+        return self._stored.rows(blocks)
 
     def inspect(self, block: BlockHash) -> BlockInspection | None:
         """Return the leases of a stored block and its age; None if it is not stored."""
@@ -348,8 +351,17 @@ class BlockCache:
             DuplicateTicket: the owner uses this ticket already.
         """
         self.expire(now)
+        return self.lease_rows(owner, ticket, self.find(dict.fromkeys(hashes)), now)
+
+    def lease_rows(
+        self, owner: str, ticket: Ticket, rows: list[int], now: float
+    ) -> list[BlockLocation]:
+        """Lease blocks by the rows that `find` returned; no rows make no lease.
+
+        Raises:
+            DuplicateTicket: the owner uses this ticket already.
+        """
         key = self._new_key(owner, ticket)
-        rows = self._stored.rows(dict.fromkeys(hashes))
         if not rows:
             return []
         self._stored.add_leases(rows)

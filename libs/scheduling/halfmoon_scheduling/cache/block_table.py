@@ -5,7 +5,7 @@ its parent by a row of four bytes, even if the parent is not here.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from halfmoon_protocol.ids import BlockHash
 from halfmoon_scheduling.cache.row_index import NO_ROW, RowIndex
@@ -53,6 +53,15 @@ class BlockTable:
             if slots[row] == NO_ROW:
                 return rows[:i]
         return rows
+
+    def columns(self, rows: Sequence[int]) -> tuple[list[BlockHash], Iterable[int], Iterable[int]]:
+        """Return hashes, slots and checksums of blocks that are here, by their rows."""
+        slots, checksums = self._slots, self._checksums
+        return (
+            self._index.hashes(rows),
+            map(slots.__getitem__, rows),
+            map(checksums.__getitem__, rows),
+        )
 
     # -- facts about a block that is here, by its row ----------------------------------------
 

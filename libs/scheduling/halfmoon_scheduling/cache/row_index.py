@@ -40,6 +40,11 @@ class RowIndex:
         assert block is not None, f"row {row} is free"
         return block
 
+    def hashes(self, rows: Iterable[int]) -> list[BlockHash]:
+        """Return the hashes of rows in use."""
+        hashes = self._hashes
+        return [block for row in rows if (block := hashes[row]) is not None]
+
     def find(self, block: BlockHash) -> int:
         """Return the row of a hash, or `NO_ROW`."""
         return self._table[self._place(block)]

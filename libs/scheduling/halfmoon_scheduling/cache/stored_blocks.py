@@ -90,8 +90,7 @@ class StoredBlocks:
 
     def locations(self, rows: Sequence[int]) -> list[BlockLocation]:
         """Return where blocks are, by their rows."""
-        table = self._table
-        return [BlockLocation(table.block(r), table.slot(r), table.checksum(r)) for r in rows]
+        return list(map(BlockLocation, *self._table.columns(rows)))
 
     def candidates(self) -> Iterator[BlockHash]:
         """Yield all blocks in eviction order. Leave them unchanged while iterating."""

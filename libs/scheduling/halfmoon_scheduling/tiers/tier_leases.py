@@ -38,7 +38,8 @@ class TierLeases:
         self.require_new(owner, ticket)
         store.memory.expire(now)
         asked = list(dict.fromkeys(hashes))
-        prefix = asked[: store.memory.n_stored_first(asked)]
+        rows = store.memory.find(asked)
+        prefix = asked[: len(rows)]
         missing: list[BlockHash] = []
         for block in asked[len(prefix) :] if len(store.disk) else ():
             if block not in store.memory:
@@ -54,7 +55,7 @@ class TierLeases:
         if missing:
             prefix = self._wait(owner, ticket, prefix, missing, now)
         else:
-            self._answer(owner, ticket, prefix, now, ())
+            self._answer(owner, ticket, rows, now, ())
         if len(prefix) == len(asked) and prefix:
             self._promoter.read_ahead(prefix[-1])
 
@@ -122,17 +123,18 @@ class TierLeases:
         waiting = self._waiting.take((owner, ticket))
         assert waiting is not None, "a lease is decided that does not wait"
         self._store.memory.release(owner, ticket)
-        self._answer(owner, ticket, waiting.prefix, now, waiting.arrived)
+        rows = self._store.memory.find(waiting.prefix)
+        self._answer(owner, ticket, rows, now, waiting.arrived)
 
     def _answer(
         self,
         owner: str,
         ticket: Ticket,
-        prefix: Sequence[BlockHash],
+        rows: list[int],
         now: float,
         from_disk: Collection[BlockHash],
     ) -> None:
-        """Lease the blocks of a prefix that are in memory, and answer with their places."""
-        places = self._store.memory.lease(owner, ticket, prefix, now)
+        """Lease the blocks of these rows in memory, and answer with their places."""
+        places = self._store.memory.lease_rows(owner, ticket, rows, now)
         n_from_disk = sum(place.hash in from_disk for place in places) if from_disk else 0
         self._store.commands.append(AnswerLease(owner, ticket, tuple(places), n_from_disk))
