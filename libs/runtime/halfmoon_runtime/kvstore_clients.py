@@ -97,13 +97,9 @@ class KvstoreClient:
         ticket = self._ticket()
         wanted = LeaseBlocks(ticket=ticket, layout=layout, hashes=hashes, trace=trace)
         leased = await self._ask(wanted, ticket, BlocksLeased)
-        asked = tuple(dict.fromkeys(hashes))
-        if tuple(place.hash for place in leased.places) != asked[: len(leased.places)]:
+        if fault := _lease_fault(leased, layout, hashes):
             await self.release(ticket)
-            raise KvstoreUnavailable(f"{self.name} leased blocks that were not asked for")
-        if (fault := _places_fault(leased, layout)) or (leased.places and not leased.expires_s):
-            await self.release(ticket)
-            raise KvstoreUnavailable(f"{self.name}: {fault or 'a lease of no time'}")
+            raise KvstoreUnavailable(f"{self.name}: {fault}")
         return leased
 
     async def reserve(
@@ -211,14 +207,14 @@ class KvstoreClient:
         timeout_s: float | None = None,
     ) -> _Answer:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        future: asyncio.Future[ToKvstoreClient] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[ToKvstoreClient] = loop.create_future()
         self._waiting[ticket] = future
+        # A timer of its own takes half the time of `asyncio.timeout`.
+        deadline = loop.call_later(timeout_s, _expire, future)
         try:
             await self._link.send(question)
-            # Not `wait_for`, which (until Python 3.12) loses a cancellation that comes together
-            # with the answer.
-            async with asyncio.timeout(timeout_s):
-                answer = await future
+            answer = await future
         except TimeoutError:
             raise KvstoreUnavailable(
                 f"{self.name} did not answer {type(question).__name__} in {timeout_s} s"
@@ -226,6 +222,7 @@ class KvstoreClient:
         except PeerUnreachable as error:
             raise KvstoreUnavailable(f"{self.name}: {error}") from None
         finally:
+            deadline.cancel()
             self._waiting.pop(ticket, None)
         if isinstance(answer, kind):
             return answer
@@ -269,12 +266,28 @@ class KvstoreClient:
                 assert_never(answer)
 
 
+def _expire(future: "asyncio.Future[ToKvstoreClient]") -> None:
+    """End a question that was not answered in time."""
+    if not future.done():
+        future.set_exception(TimeoutError())
+
+
+def _lease_fault(leased: BlocksLeased, layout: KvLayout, hashes: tuple[BlockHash, ...]) -> str:
+    """Describe why a lease is not one of a prefix of these blocks; empty if it is."""
+    if not leased.places:
+        return ""
+    asked = [*dict.fromkeys(hashes)]
+    if [place.hash for place in leased.places] != asked[: len(leased.places)]:
+        return "leased blocks that were not asked for"
+    return _places_fault(leased, layout) or ("" if leased.expires_s else "a lease of no time")
+
+
 def _places_fault(answer: BlocksLeased | BlocksReserved, layout: KvLayout) -> str:
     """Describe a place outside of the region; empty if there is none."""
     last = answer.region.length - layout.block_bytes
-    beyond = next((place for place in answer.places if place.offset > last), None)
-    if beyond is None:
+    if not answer.places or max([place.offset for place in answer.places]) <= last:
         return ""
+    beyond = next(place for place in answer.places if place.offset > last)
     return (
         f"a block of {layout.block_bytes} bytes at byte {beyond.offset} of a region of "
         f"{answer.region.length}"

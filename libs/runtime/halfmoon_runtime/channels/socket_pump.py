@@ -122,16 +122,20 @@ class SocketPump:
         try:
             n_bytes = 0
             for _ in range(BATCH_MESSAGES):
-                # The order matters: looking at the socket's state also clears the signal.
-                if not self._has_message() or not self._has_room():
+                if not self._has_room():
+                    self._has_message()  # clears the signal, which would come again and again
                     return
                 frames = self._receive()
                 self._n_taken += 1
                 self._take(frames)
                 n_bytes += sum(map(len, frames))
-                if n_bytes >= _BATCH_BYTES or self._loop is None:
+                if self._loop is None or not self._has_message():
+                    return
+                if n_bytes >= _BATCH_BYTES:
                     break
             self.resume()
+        except zmq.Again:
+            return  # a signal about something else
         except Exception:
             _log.exception("socket_failed")
             self.stop()
