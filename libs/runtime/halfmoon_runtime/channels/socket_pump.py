@@ -2,12 +2,15 @@
 
 libzmq's threads serve the connections; a descriptor tells the event loop that something changed.
 The descriptor is watched for the socket's life. It stays readable until the socket's state is
-looked at, and after that it tells only of changes. So a wake-up hands over all messages that are
-there. After each send the state is looked at again, since sending may consume the signal.
+looked at, and after that it tells only of changes. Sending may consume such a signal too.
 
-A wake-up is bounded in messages and bytes, and the rest waits until other callbacks have run. So
-a peer that sends without pause delays others, but never stops them; libzmq takes turns between
-the peers of a socket.
+    signal ──▶ the first message ──▶ look ──▶ all that are there ──▶ look, if more are left
+    send ────────────────────────────▲
+
+So after a signal and after a send, the state is looked at in the same turn of the event loop, but
+once, after what the message led to: a look costs about as much as receiving a message. A look is
+bounded in messages and bytes, and the rest waits for the next turn. So a peer that sends without
+pause delays others, but never stops them; libzmq takes turns between the peers of a socket.
 """
 
 import asyncio
@@ -46,7 +49,7 @@ class SocketPump:
         self._on_failure: Callable[[], None] = _ignore
         #: Set while messages are handed over.
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Whether another look at the socket is due soon without a signal.
+        #: Whether a look at the socket is due in this turn of the event loop, or in the next.
         self._is_due = False
         #: Messages handed over so far.
         self._n_taken = 0
@@ -69,14 +72,14 @@ class SocketPump:
         self._has_room = has_room or _always
         self._on_failure = on_failure or _ignore
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._hand_over)
+        self._loop.add_reader(self._descriptor, self._on_signal)
         self.resume()
 
     def resume(self) -> None:
         """Look for messages soon, also without a signal."""
         if not self._is_due and self._loop is not None:
             self._is_due = True
-            self._loop.call_soon(self._look_again)
+            self._loop.call_soon(self._look)
 
     def stop(self) -> None:
         """Leave further messages in the socket; call it before the socket is closed."""
@@ -107,39 +110,58 @@ class SocketPump:
             socket.send(frames[-1], _NOBLOCK)
         finally:
             # A send, even a failed one, may consume the descriptor's signal that a message arrived
-            # or that the peer left. A peer whose queue is full counts as connected until this
-            # check has found that nothing more comes from it.
-            if self._has_message():
+            # or that the peer left. A peer whose queue is full counts as connected until a look
+            # has found that nothing more comes from it.
+            if self._loop is None:
+                self._has_message()
+            else:
                 self.resume()
 
-    def _look_again(self) -> None:
-        self._is_due = False
-        if self._loop is not None:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Hand over what is there, up to the bounds of one wake-up."""
+    def _on_signal(self) -> None:
+        """Hand over the first message, and look for more once that has led to what it leads to."""
         try:
-            n_bytes = 0
+            if not self._has_room():
+                self._has_message()  # clears the signal, which would come again and again
+                return
+            self._hand_over_one()
+        except zmq.Again:
+            return  # a signal of something else; trying to receive has cleared it
+        except Exception:
+            self._fail()
+            return
+        self.resume()
+
+    def _look(self) -> None:
+        """Hand over what is there, up to the bounds of one turn."""
+        self._is_due = False
+        n_bytes = 0
+        try:
             for _ in range(BATCH_MESSAGES):
-                if not self._has_room():
-                    self._has_message()  # clears the signal, which would come again and again
+                if self._loop is None or not self._has_message() or not self._has_room():
                     return
-                frames = self._receive()
-                self._n_taken += 1
-                self._take(frames)
-                n_bytes += sum(map(len, frames))
-                if self._loop is None or not self._has_message():
-                    return
+                n_bytes += self._hand_over_one()
                 if n_bytes >= _BATCH_BYTES:
                     break
-            self.resume()
-        except zmq.Again:
-            return  # a signal about something else
         except Exception:
-            _log.exception("socket_failed")
-            self.stop()
-            self._on_failure()
+            self._fail()
+            return
+        self.resume()
+
+    def _hand_over_one(self) -> int:
+        """Hand over the next message, and return its bytes.
+
+        Raises:
+            zmq.Again: there is none.
+        """
+        frames = self._receive()
+        self._n_taken += 1
+        self._take(frames)
+        return sum(map(len, frames))
+
+    def _fail(self) -> None:
+        _log.exception("socket_failed")
+        self.stop()
+        self._on_failure()
 
     def _has_message(self) -> bool:
         state = self.socket.getsockopt(_EVENTS)
