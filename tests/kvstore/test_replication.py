@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from halfmoon_metadata import open_store
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
@@ -16,7 +17,16 @@ from halfmoon_protocol.messages import (
     Message,
     ReplicateBlocks,
 )
-from halfmoon_testing.block_client import SMALL_LAYOUT, BlockClient, prompt_blocks
+from halfmoon_testing.block_client import (
+    SMALL_LAYOUT,
+    BlockClient,
+    block_content,
+    prompt_blocks,
+)
+from halfmoon_testing.damaging_relay import damaging_relay
+from halfmoon_transfer.backends import addresses
+from halfmoon_transfer.metadata import descriptor as records
+from halfmoon_transfer.metadata.descriptor import Endpoint
 
 
 def n_files(pid: int) -> int:
@@ -155,3 +165,30 @@ async def test_a_node_that_copies_from_one_that_is_restarted_keeps_nothing_of_it
             nodes.kill("b")
             n_open.append(n_files(nodes.processes["a"].pid))
     assert max(n_open) <= n_open[0] + 3, n_open
+
+
+async def test_a_block_that_is_damaged_on_the_wire_is_found_and_not_stored(nodes: Any) -> None:
+    for name in ("a", "b"):
+        nodes.start(name, capacity_mib=1, transfer_backends="tcp")
+    blocks = prompt_blocks(1, 20)
+    store = open_store(nodes.metadata_url)
+    async with nodes.client("a") as a, nodes.client("b") as b:
+        await a.put(blocks)
+        with damaging_relay() as relay:
+            found = store.get(records.PREFIX + "a")
+            assert found is not None
+            direct = records.decode(found)
+            relay.target = addresses.split_address(direct.endpoints["tcp"].address, 0)
+            through = {"tcp": Endpoint(f"127.0.0.1:{relay.port}")}
+            moved = msgspec.structs.replace(direct, endpoints=through)
+            store.put(records.PREFIX + "a", records.encode(moved))
+            relay.damage_next(block_content(blocks[5], 16))
+            refused = await order(nodes, b, "a", blocks)
+            assert isinstance(refused, KvstoreRefused)
+            assert f"block {blocks[5].hex()} is not what was put" in refused.reason
+            assert await b.stored() == set()
+            again = await order(nodes, b, "a", blocks)
+            assert isinstance(again, BlocksReplicated) and again.n_blocks == 20
+            assert relay.n_damaged == 1
+            assert await b.get(blocks) == blocks
+    store.close()

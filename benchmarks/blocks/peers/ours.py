@@ -1,11 +1,10 @@
 """Ours: a kvstore node, and a client of it; the first argument says how bytes come.
 
-tcp, shm: read into the client's memory, and verified there; bare: the same over TCP, without the
-wire's checksums beside those of the blocks, which cover it. view: looked at where they are, in
-memory that both have mapped, and verified. unverified: looked at, and only that.
+tcp, shm: read into the client's memory, and verified there by the blocks' checksums, which cover
+the wire too; twice: the same over TCP with the wire's own checksums beside them. view: looked at
+where they are, in memory that both have mapped, and verified. unverified: looked at, and only that.
 """
 
-import asyncio
 import itertools
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import uvloop
 import xxhash
 from clock import CAPACITY, MIB, ROOM, batch_of, measure
 
@@ -23,7 +23,7 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import BlocksLeased, KvstoreAddress, WorkerInfo
 from halfmoon_runtime.channels.zmq_network import ZmqNetwork
 from halfmoon_runtime.kvstore_clients import KvstoreClient, KvstoreClients
-from halfmoon_transfer import Piece, TransferEngine, TransferSettings
+from halfmoon_transfer import Piece, TransferEngine
 
 
 def layout_of(size: int) -> KvLayout:
@@ -80,7 +80,7 @@ class Client:
                 Piece(self.room.region, i * self.size, lease.region, place.offset, self.size)
                 for i, place in enumerate(lease.places)
             ]
-            await self.transfer.submit("read", pieces)
+            await self.transfer.submit("read", pieces, checksums=self.way == "twice")
         if self.way != "unverified":
             for view, place in zip(views, lease.places, strict=True):
                 assert xxhash.xxh3_64_intdigest(view) == place.checksum, "wrong bytes"
@@ -115,10 +115,9 @@ async def connect(
     stack.push_async_callback(network.close)
     stores = KvstoreClients(network, 10.0)
     stack.push_async_callback(stores.close)
-    backend = "tcp" if way in ("tcp", "bare") else "shm"
-    settings = TransferSettings(checksums=way != "bare")
+    backend = "tcp" if way in ("tcp", "twice") else "shm"
     transfer = TransferEngine.open(
-        "client", metadata=metadata, backends=(backend,), host_id=info.host, settings=settings
+        "client", metadata=metadata, backends=(backend,), host_id=info.host
     )
     stack.callback(transfer.close)
     address = KvstoreAddress(
@@ -129,8 +128,8 @@ async def connect(
 
 def main() -> None:
     way = sys.argv[1]
-    ops = ["put", "get", "exists"] if way in ("tcp", "shm", "bare") else ["get"]
-    loop = asyncio.new_event_loop()
+    ops = ["put", "get", "exists"] if way in ("tcp", "shm") else ["get"]
+    loop = uvloop.new_event_loop()  # as in all services
     for size in sys.argv[2].split(","):
         flags = {"capacity-mib": CAPACITY // MIB}
         with (

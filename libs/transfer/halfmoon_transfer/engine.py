@@ -257,6 +257,7 @@ class TransferEngine:
         deadline_s: float = 30.0,
         *,
         notify: bytes | None = None,
+        checksums: bool = True,
     ) -> Transfer:
         """Start moving these pieces; never waits for a peer.
 
@@ -276,6 +277,9 @@ class TransferEngine:
             deadline_s: seconds from now to the end, at the latest.
             notify: a message that each peer of the pieces finds in its `notifications` after
                 all bytes are applied: once after a success, at most once after a failure.
+            checksums: whether bytes that cross a wire carry checksums of their own. False spares
+                both sides the work when the caller verifies the bytes in its own memory anyway,
+                by checksums of before the transfer; damaged bytes are then not sent again.
 
         Raises:
             ValueError: `op` is neither "read" nor "write", or `notify` is too long or has
@@ -285,7 +289,7 @@ class TransferEngine:
             report = self._fast_path.copy(op, pieces, self._settings.copy_here_bytes)
             if report is not None:
                 return FinishedTransfer(report)
-        return self._start(op, pieces, deadline_s, notify)
+        return self._start(op, pieces, deadline_s, notify, checksums=checksums)
 
     def transfer(
         self,
@@ -321,11 +325,15 @@ class TransferEngine:
         deadline_s: float,
         notify: bytes | None,
         carrier: int | None = None,
+        *,
+        checksums: bool = True,
     ) -> LiveTransfer:
         if op not in ("read", "write"):
             raise ValueError(f"a transfer is a read or a write, not a {op!r}")
         notification = None if notify is None else make_notification(pieces, notify, self.name)
-        return self._transfers.start(op, pieces, deadline_s, notification, carrier)
+        return self._transfers.start(
+            op, pieces, deadline_s, notification, carrier, checksums=checksums
+        )
 
     # Notifications.
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_metadata.stores.memory_store import MemoryStore
+from halfmoon_testing.damaging_relay import damaging_relay
 from halfmoon_transfer import (
     Corrupted,
     Lost,
@@ -434,6 +435,29 @@ def test_without_checksums_bytes_go_as_well(make_world: Any) -> None:
     local.view[:] = bytes(500_000)
     here.submit("read", [Piece(local.region, 0, remote.region, 0, 500_000)]).result(PATIENCE_S)
     assert remote.view == local.view
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "pure"])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_bytes_damaged_on_the_wire_are_read_again_unless_the_caller_verifies_them(
+    make_world: Any, checksums: bool, native: bool
+) -> None:
+    world = make_world("tcp")
+    with damaging_relay() as relay:
+        there = world.open("there")
+        relay.target = addresses.split_address(there.descriptor.endpoints["tcp"].address, 0)
+        through = {"tcp": Endpoint(f"127.0.0.1:{relay.port}")}
+        moved = msgspec.structs.replace(there.descriptor, endpoints=through)
+        world.metadata.put(records.PREFIX + "there", records.encode(moved))
+        here = world.open("here", settings=TransferSettings(native=native))
+        local, remote = here.allocate(100_000), there.allocate(100_000)
+        remote.view[:] = random.Random(19).randbytes(100_000)
+        piece = Piece(local.region, 0, remote.region, 0, 100_000)
+        relay.damage_next(bytes(remote.view[70_000:70_032]))
+        report = here.submit("read", [piece], checksums=checksums).result(PATIENCE_S)
+        assert relay.n_damaged == 1
+        wrong = [i for i in range(100_000) if local.view[i] != remote.view[i]]
+        assert (report.retries, wrong) == ((1, []) if checksums else (0, [70_000]))
 
 
 def test_no_socket_or_thread_is_left_by_a_closed_engine() -> None:

@@ -125,6 +125,8 @@ class Batch(msgspec.Struct, frozen=True):
     slices: tuple[Slice, ...]
     #: Delivered in place of bytes; `slices` is then one slice of length 0.
     notification: OutgoingNotification | None = None
+    #: Whether bytes that cross a wire carry checksums, if the backend makes any.
+    checksums: bool = True
 
 
 class ResolvePeer(msgspec.Struct, frozen=True):
@@ -205,8 +207,11 @@ class TransferPlan:
         pieces: Sequence[Piece],
         limits: PlanLimits,
         notification: OutgoingNotification | None = None,
+        *,
+        checksums: bool = True,
     ) -> None:
         self.number = number
+        self._checksums = checksums
         self.op: Op = op
         self.limits = limits
         #: Pieces that are not cut yet, by peer, until its paths are known.
@@ -444,7 +449,16 @@ class TransferPlan:
 
     def _batch(self, key: PeerKey, path: str, slices: Sequence[Slice]) -> CarryBatch:
         notification = self.notification if self._notifying else None
-        batch = Batch(self._n_batches, self.number, self.op, key, path, tuple(slices), notification)
+        batch = Batch(
+            self._n_batches,
+            self.number,
+            self.op,
+            key,
+            path,
+            tuple(slices),
+            notification,
+            checksums=self._checksums,
+        )
         self._n_batches += 1
         self._in_flight[batch.number] = batch
         return CarryBatch(batch)

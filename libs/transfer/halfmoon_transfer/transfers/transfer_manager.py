@@ -74,6 +74,8 @@ class TransferManager:
         deadline_s: float,
         notification: OutgoingNotification | None,
         carrier: int | None = None,
+        *,
+        checksums: bool = True,
     ) -> LiveTransfer:
         """Start a transfer; a request that is refused returns as a failed one.
 
@@ -83,8 +85,11 @@ class TransferManager:
             deadline_s: seconds from now to the end, at the latest.
             notification: for each peer, after the bytes.
             carrier: the caller's thread, if it waits for the transfer and may carry meanwhile.
+            checksums: whether bytes that cross a wire carry checksums.
         """
-        plan = TransferPlan(next(self._numbers), op, pieces, self._limits, notification)
+        plan = TransferPlan(
+            next(self._numbers), op, pieces, self._limits, notification, checksums=checksums
+        )
         transfer = LiveTransfer(
             plan, deadline_s=deadline_s, perform=self._perform, on_cancel=_on_cancel
         )

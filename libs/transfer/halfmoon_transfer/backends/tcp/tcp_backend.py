@@ -107,8 +107,10 @@ class TcpBackend:
     def carry(self, request: CarryRequest) -> Sequence[SliceOutcome]:
         """Move a batch over one connection."""
 
+        checksums = request.verify or (self._checksums and request.batch.checksums)
+
         def move(lane: Lane, outcomes: list[SliceOutcome | None]) -> None:
-            lane.carry(request, outcomes, checksums=self._checksums or request.verify)
+            lane.carry(request, outcomes, checksums=checksums)
 
         return self._use_lane(request, move)
 
