@@ -147,7 +147,7 @@ class PrefillShell:
                 job = self.jobs[request_id]
                 job.pages = list(pages)
                 if n_blocks:
-                    self._begin_step(job, lambda job: self._fetch(job, n_blocks))
+                    self._begin_step(job, lambda job: self._fetch(job, command))
                 else:
                     self.post(PrefixLeased(request_id))
             case ReserveRoom(request_id=request_id, first_block=first):
@@ -202,13 +202,22 @@ class PrefillShell:
 
     # -- steps -------------------------------------------------------------------------------
 
-    async def _fetch(self, job: PrefillJob, n_blocks: int) -> PrefillEvent:
-        await self._caching.fetch(job, n_blocks)
+    async def _fetch(self, job: PrefillJob, command: FetchPrefix) -> PrefillEvent:
+        """Lease the prefix and start to read it; reserve room meanwhile, if that is wanted."""
+        async with asyncio.TaskGroup() as asking:
+            reserving = None
+            if command.reserve_from is not None:
+                reserving = asking.create_task(self._caching.make_room(job, command.reserve_from))
+            await self._caching.fetch(job, command.n_blocks)
+        has_room = None if reserving is None else reserving.result()
+        if has_room or job.lease is not None:
+            self._hold(job)
         if job.lease is None:
-            return PrefixLeased(job.request_id)
-        self._hold(job)
-        job.loads[-1].add_done_callback(lambda last: self._on_fetched(job, last))
-        return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places))
+            return PrefixLeased(job.request_id, has_room=has_room)
+        # Soon, not now: the last layer may be here already, and the lease is posted first.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(job.loads[-1].add_done_callback, lambda last: self._on_fetched(job, last))
+        return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places), has_room)
 
     def _on_fetched(self, job: PrefillJob, last_layer: Transfer) -> None:
         """Post how the reads ended; called in the event loop's thread."""

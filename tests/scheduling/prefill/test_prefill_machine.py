@@ -132,16 +132,15 @@ def driven() -> Driven:
 def test_a_prompt_goes_from_pages_to_kept_blocks(driven: Driven) -> None:
     start = a_start(cached=cached(2), store_in=HOME, n_tokens=48)
     (fetch,) = driven.post(PrefillRequested(start))
-    assert fetch == FetchPrefix(A, (0, 1, 2), 2)
-    assert driven.post(PrefixLeased(A, HOME, 1)) == [ReserveRoom(A, 1)]
-    assert driven.post(RoomReserved(A)) == [WakeEngine()]
+    assert fetch == FetchPrefix(A, (0, 1, 2), 2, reserve_from=2)
+    assert driven.post(PrefixLeased(A, HOME, 2, has_room=True)) == [WakeEngine()]
     due = driven.next_pass()
     assert due is not None
-    assert [(chunk.start, chunk.stop, chunk.last) for chunk in due.chunks] == [(16, 48, True)]
+    assert [(chunk.start, chunk.stop, chunk.last) for chunk in due.chunks] == [(32, 48, True)]
     assert driven.post(PassEnded({A: 5}, 1.0)) == [SettleTransfers(A), WakeEngine()]
     (done,) = driven.post(TransfersSettled(A))
     assert isinstance(done, ReportDone)
-    assert (done.first_token, done.finish, done.n_cached) == (5, "", 16)
+    assert (done.first_token, done.finish, done.n_cached) == (5, "", 32)
     assert driven.post(DoneReported(A)) == [KeepBlocks(A)]
     assert driven.post(BlocksKept(A)) == [ReleaseHoldings(A)]
     assert driven.n_free() == 5
@@ -168,8 +167,43 @@ def test_a_full_home_is_done_without(driven: Driven) -> None:
 
 
 def test_blocks_leased_elsewhere_are_also_kept_at_home(driven: Driven) -> None:
-    driven.post(PrefillRequested(a_start(cached=cached(2, OTHER), store_in=HOME)))
-    assert driven.post(PrefixLeased(A, OTHER, 2)) == [ReserveRoom(A, 0)]
+    start = a_start(cached=cached(2, OTHER), store_in=HOME)
+    assert driven.post(PrefillRequested(start)) == [FetchPrefix(A, (0, 1, 2), 2, reserve_from=0)]
+    assert driven.post(PrefixLeased(A, OTHER, 2, has_room=True)) == [WakeEngine()]
+
+
+def test_a_home_that_is_full_when_the_prefix_is_leased_is_done_without(driven: Driven) -> None:
+    driven.post(PrefillRequested(a_start(cached=cached(1), store_in=HOME)))
+    assert driven.post(PrefixLeased(A, HOME, 1, has_room=False)) == [WakeEngine()]
+    driven.next_pass()
+    driven.post(PassEnded({A: 5}))
+    driven.post(TransfersSettled(A))
+    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)]
+
+
+@pytest.mark.parametrize(
+    ("source", "n_leased", "first"), [(HOME, 1, 1), (OTHER, 2, 0), (None, 0, 0)]
+)
+def test_room_is_reserved_anew_when_the_home_lacks_more_than_was_expected(
+    driven: Driven, source: KvstoreAddress | None, n_leased: int, first: int
+) -> None:
+    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), store_in=HOME, n_tokens=64)))
+    assert fetch == FetchPrefix(A, (0, 1, 2, 3), 2, reserve_from=2)
+    leased = PrefixLeased(A, source, n_leased, has_room=True)
+    assert driven.post(leased) == [ReserveRoom(A, first)]
+    assert driven.post(RoomRefused(A)) == [WakeEngine()]
+    driven.next_pass()
+    driven.post(PassEnded({A: 5}))
+    driven.post(TransfersSettled(A))
+    assert driven.post(DoneReported(A)) == [ReleaseHoldings(A)], "the first reservation is gone"
+
+
+def test_nothing_is_reserved_for_a_prompt_whose_blocks_are_all_cached_at_home(
+    driven: Driven,
+) -> None:
+    (fetch,) = driven.post(PrefillRequested(a_start(cached=cached(2), store_in=HOME)))
+    assert fetch == FetchPrefix(A, (0, 1, 2), 2)
+    assert driven.post(PrefixLeased(A, HOME, 2)) == [WakeEngine()]
 
 
 def test_at_least_one_token_is_computed(driven: Driven) -> None:
@@ -482,11 +516,12 @@ class AnyOrder(RuleBasedStateMachine):
         match command:
             case FetchPrefix():
                 n_found = data.draw(st.integers(0, command.n_blocks))
+                has_room = None if command.reserve_from is None else data.draw(st.booleans())
                 if n_found:
                     self.reading.add(request_id)
-                    self.post(PrefixLeased(request_id, HOME, n_found))
+                    self.post(PrefixLeased(request_id, HOME, n_found, has_room))
                 else:
-                    self.post(PrefixLeased(request_id))
+                    self.post(PrefixLeased(request_id, has_room=has_room))
             case ReserveRoom():
                 room = data.draw(st.booleans())
                 self.post(RoomReserved(request_id) if room else RoomRefused(request_id))

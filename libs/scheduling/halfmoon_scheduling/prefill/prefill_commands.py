@@ -26,11 +26,15 @@ class FetchPrefix(msgspec.Struct, frozen=True):
     pages: tuple[int, ...]
     #: Blocks to lease at the most.
     n_blocks: int
+    #: Reserve room at the home kvstore from this block on at the same time, and say so in
+    #: `PrefixLeased`; None: `ReserveRoom` follows, if there is a home.
+    reserve_from: int | None = None
 
 
 class ReserveRoom(msgspec.Struct, frozen=True):
     """Reserve room at the home kvstore for the prompt's blocks from `first_block` on.
 
+    A reservation that `FetchPrefix` has made is given back first.
     Outcome: `RoomReserved` or `RoomRefused`.
     """
 

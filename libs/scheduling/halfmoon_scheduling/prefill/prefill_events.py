@@ -53,6 +53,8 @@ class PrefixLeased(msgspec.Struct, frozen=True):
     source: KvstoreAddress | None = None
     #: Leased blocks; the prompt's first ones.
     n_blocks: int = 0
+    #: Whether room was reserved at the same time; None: that was not asked for.
+    has_room: bool | None = None
 
 
 class PrefixFetched(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
     PrefillRequested
           │  queue full, prompt over the pool ─▶ EndRequest
           ▼
-       WAITING ──pages, in the queue's order──▶ LEASING ──▶ RESERVING ──▶ (FETCHING) ──▶ COMPUTING
+       WAITING ──pages, in the queue's order──▶ LEASING ─▶ (RESERVING) ─▶ (FETCHING) ──▶ COMPUTING
                                               FetchPrefix  ReserveRoom  prefix not here     │
                                                                             next_pass, PassEnded
                                                                                             ▼
@@ -19,6 +19,9 @@ shells exist: `services/prefill`, and the simulator's workers.
 
 - A request's pages are free again only after `HoldingsReleased`, and that is asked for only while
   no pass touches them. So nothing writes to its pages or its landing after `EndRequest`.
+- Room at the home kvstore is reserved while the prefix is leased, for the blocks that the home
+  lacks if the conductor's directory is right. If it was wrong, or nothing is cached, `ReserveRoom`
+  follows.
 - The engine is asked for, never pushed: `WakeEngine` says that a pass may be due, and the shell
   calls `next_pass` when its engine is free. A decode worker that prefills calls it between two of
   its steps.
@@ -214,7 +217,9 @@ class PrefillMachine:
             self._waiting.remove(first)
             request.phase, request.paged_s = PrefillPhase.LEASING, now
             n_blocks = request.max_cached_blocks(self._rules.block_size)
-            commands.append(FetchPrefix(first, tuple(request.pages), n_blocks))
+            request.reserved_from = _expected_new_block(request.start, n_blocks)
+            pages = tuple(request.pages)
+            commands.append(FetchPrefix(first, pages, n_blocks, request.reserved_from))
         return commands
 
     def _pages_for(self, request: PrefillRequest) -> int:
@@ -228,6 +233,10 @@ class PrefillMachine:
         request.prefix_fetched = event.n_blocks == 0
         self.queue.rebase(event.request_id, request.n_cached)
         first = _first_new_block(request.start, event.source, event.n_blocks)
+        if event.has_room is not None and request.reserved_from is not None:
+            request.has_room = event.has_room
+            if first >= request.reserved_from:
+                return self._prepared(request, now)
         if request.start.store_in is not None and request.start.block_hashes[first:]:
             request.phase = PrefillPhase.RESERVING
             return [ReserveRoom(event.request_id, first)]
@@ -423,6 +432,17 @@ class PrefillMachine:
 def _first_new_block(start: StartPrefill, source: KvstoreAddress | None, n_leased: int) -> int:
     """Return the first block that the home kvstore may lack: it has what was leased from it."""
     return n_leased if source is not None and source == start.store_in else 0
+
+
+def _expected_new_block(start: StartPrefill, n_cached: int) -> int | None:
+    """Return `_first_new_block` for a lease of `n_cached` blocks at the first source.
+
+    None if there is nothing to lease, or no block to keep.
+    """
+    if start.cached is None or not n_cached or start.store_in is None:
+        return None
+    first = _first_new_block(start, start.cached.kvstore, n_cached)
+    return first if start.block_hashes[first:] else None
 
 
 def _in_phases(requests: Iterable[PrefillRequest], *phases: PrefillPhase) -> set[RequestId]:

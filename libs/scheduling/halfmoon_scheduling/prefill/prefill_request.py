@@ -94,6 +94,8 @@ class PrefillRequest:
     prefix_fetched: bool = True
     #: Whether the home kvstore holds room for its new blocks.
     has_room: bool = False
+    #: Block from which room is reserved while the prefix is leased; None: it is not.
+    reserved_from: int | None = None
     first_token: int | None = None
     ending: PrefillEnding = None
     #: When it got pages; when its first pass began, its first token was chosen and its transfers

@@ -143,6 +143,9 @@ class PrefixCacheClient:
         start, size = job.start, self._layout.block_size
         assert start.store_in is not None, "no kvstore is to keep the blocks of this prompt"
         hashes = start.block_hashes[first:]
+        if job.put is not None:  # for fewer blocks, in the hope of a longer cached prefix
+            await job.put.kvstore.revoke(job.put.ticket)
+            job.put = None
         try:
             kvstore = await self._replicas.client(start.store_in)
             reserved = await kvstore.reserve(

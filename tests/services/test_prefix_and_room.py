@@ -1,0 +1,85 @@
+"""A prefill worker asks for its prefix and for room at once, and corrects what it expected."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from halfmoon_engine.fake_engine import FakeEngine
+from halfmoon_protocol.ids import BlockHash, RequestId, WorkerId
+from halfmoon_protocol.messages import (
+    BlocksLeased,
+    BlocksReserved,
+    CachedPrefix,
+    KvstoreAddress,
+    KvstoreRefused,
+    LeaseBlocks,
+    Place,
+    PrefillDone,
+    ReserveBlocks,
+    RevokeBlocks,
+    StartPrefill,
+)
+from halfmoon_protocol.regions import Landing
+from halfmoon_protocol.sampling import Sampling, Stopping
+from halfmoon_testing.worker_caller import WorkerCaller
+from halfmoon_transfer.engine import TransferEngine
+
+LocalCluster = Callable[..., Any]
+ORACLE = FakeEngine()
+LAYOUT = ORACLE.layout
+N_TOKENS = 40
+HASHES = (BlockHash(b"h" * 16), BlockHash(b"i" * 16))
+
+
+async def test_a_lease_and_room_are_asked_for_at_once_and_room_again_if_less_was_cached(
+    local_cluster: LocalCluster,
+) -> None:
+    async with local_cluster(FakeEngine, chunk_tokens=16) as cluster:
+        home = await cluster.network.bind("home")
+        caller = await WorkerCaller.dial(cluster.network, cluster.worker("prefill-0").info.commands)
+        with TransferEngine.open(
+            "caller", metadata=cluster.store, backends=("memory",)
+        ) as transfer:
+            region = transfer.allocate(16 * LAYOUT.block_bytes).region
+            address = KvstoreAddress(WorkerId("home"), 1, home.commands)
+            start = StartPrefill(
+                request_id=RequestId("mine"),
+                token_ids=tuple(range(N_TOKENS)),
+                n_prompt=N_TOKENS,
+                block_hashes=HASHES,
+                landing=Landing(region, tuple(range(8)), LAYOUT),
+                landing_expires_s=60.0,
+                sampling=Sampling(temperature=0.0),
+                stopping=Stopping(max_new_tokens=8),
+                cached=CachedPrefix(address, 1),
+                store_in=address,
+            )
+            await caller.send(start)
+            async with asyncio.timeout(60):
+                asker, lease = await home.receive()
+                assert isinstance(lease, LeaseBlocks) and lease.hashes == HASHES[:1]
+                _, put = await home.receive()  # although the lease is not answered yet
+                assert isinstance(put, ReserveBlocks)
+                assert (put.hashes, put.parent) == (HASHES[1:], HASHES[0])
+                place = Place(HASHES[1], 0)
+                await home.send(
+                    asker,
+                    BlocksReserved(
+                        ticket=put.ticket, region=region, places=(place,), expires_s=60.0
+                    ),
+                )
+                nothing = BlocksLeased(
+                    ticket=lease.ticket, region=region, places=(), expires_s=60.0
+                )
+                await home.send(asker, nothing)
+                _, back = await home.receive()
+                assert back == RevokeBlocks(ticket=put.ticket), "the first block has no room"
+                _, again = await home.receive()
+                assert isinstance(again, ReserveBlocks) and again.hashes == HASHES
+                await home.send(asker, KvstoreRefused(ticket=again.ticket, reason="full"))
+                (done,) = await caller.wait_for(PrefillDone)
+            assert (done.n_cached, done.first_token) == (
+                0,
+                ORACLE.expected(range(N_TOKENS), 1)[0],
+            )
+        await home.close()
