@@ -269,7 +269,7 @@ class KvstoreWorker:
                 ),
                 expires_s=self._settings.reservation_ttl_s,
                 not_stored=tuple(
-                    block for block in put.hashes if block not in tiers and block not in promised
+                    block for block in put.hashes if block not in promised and block not in tiers
                 ),
             )
             self._outbox.answer(peer, answer)

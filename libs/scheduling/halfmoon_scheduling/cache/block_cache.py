@@ -22,6 +22,8 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from halfmoon_protocol.ids import BlockHash, Ticket
 from halfmoon_scheduling.cache.block_table import MAX_CHECKSUM
 from halfmoon_scheduling.cache.pins import Pins
@@ -80,8 +82,7 @@ class BlockInspection(NamedTuple):
     stored_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(msgspec.Struct, frozen=True, gc=False):
     """A reserved block."""
 
     slot: int
@@ -251,7 +252,7 @@ class BlockCache:
             now: seconds.
             depth: blocks before the first; None: as this cache knows.
             ends_prompt: whether the last of `hashes` is the last of its prompt.
-            elsewhere: blocks that need no slot because another tier has them.
+            elsewhere: blocks that need no slot because another tier has them; false if empty.
             ttl_s: seconds until the reservation expires; None: `reservation_ttl_s`.
 
         Raises:
@@ -261,7 +262,9 @@ class BlockCache:
         self.expire(now)
         key = self._new_key(owner, ticket)
         parents = dict(zip(hashes, [parent, *hashes], strict=False))
-        missing = [h for h in parents if not (h in self or h in self._pending or h in elsewhere)]
+        missing = [h for h in self._stored.absent(parents) if h not in self._pending]
+        if elsewhere:
+            missing = [h for h in missing if h not in elsewhere]
         evicted: list[BlockHash] = []
         if len(missing) > len(self._free):
             keep = {h for h in (*parents, parent) if h is not None and h in self._stored}

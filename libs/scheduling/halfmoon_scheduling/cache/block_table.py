@@ -54,6 +54,14 @@ class BlockTable:
                 return rows[:i]
         return rows
 
+    def row_of_each(self, blocks: Iterable[BlockHash]) -> list[int]:
+        """Return the row of each of these blocks, or `NO_ROW` if it is not here."""
+        slots = self._slots
+        return [
+            row if row != NO_ROW and slots[row] != NO_ROW else NO_ROW
+            for row in self._index.find_each(blocks)
+        ]
+
     def columns(self, rows: Sequence[int]) -> tuple[list[BlockHash], Iterable[int], Iterable[int]]:
         """Return hashes, slots and checksums of blocks that are here, by their rows."""
         slots, checksums = self._slots, self._checksums

@@ -63,6 +63,17 @@ class RowIndex:
             rows.append(row)
         return rows
 
+    def find_each(self, blocks: Iterable[BlockHash]) -> list[int]:
+        """Return the row of each of these hashes, or `NO_ROW`."""
+        table, hashes, last = self._table, self._hashes, len(self._table) - 1
+        rows: list[int] = []
+        for block in blocks:
+            place = hash(block) & last
+            while (row := table[place]) != NO_ROW and hashes[row] != block:
+                place = (place + 1) & last
+            rows.append(row)
+        return rows
+
     def add(self, block: BlockHash) -> int:
         """Assign a row to a hash that has none, and return it."""
         if 3 * len(self._hashes) >= 2 * len(self._table) and not self._free:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -81,8 +81,12 @@ class StoredBlocks:
 
     def rows_here(self, blocks: Iterable[BlockHash]) -> list[int]:
         """Return the rows of those of these blocks that are here."""
-        rows = map(self._table.row, blocks)
-        return [row for row in rows if row != NO_ROW]
+        return [row for row in self._table.row_of_each(blocks) if row != NO_ROW]
+
+    def absent(self, blocks: Collection[BlockHash]) -> list[BlockHash]:
+        """Return those of these blocks that are not here, in order."""
+        rows = self._table.row_of_each(blocks)
+        return [block for block, row in zip(blocks, rows, strict=True) if row == NO_ROW]
 
     def block(self, row: int) -> BlockHash:
         """Return the block of a row."""

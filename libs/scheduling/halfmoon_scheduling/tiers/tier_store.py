@@ -79,7 +79,9 @@ class TierStore:
         Such blocks would always have children, and never be evicted. Only a block whose child is
         here already can close a cycle. That is rare, because blocks go after their children.
         """
-        awaited = {h for h in hashes if h not in self and self.memory.has_children(h)}
+        if parent is None:
+            return False
+        awaited = {h for h in hashes if self.memory.has_children(h) and h not in self}
         seen: set[BlockHash] = set()
         while awaited and parent is not None and parent not in seen:
             if parent in awaited:
