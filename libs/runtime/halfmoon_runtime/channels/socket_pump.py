@@ -7,10 +7,10 @@ looked at, and after that it tells only of changes. Sending may consume such a s
     signal ──▶ the first message ──▶ look ──▶ all that are there ──▶ look, if more are left
     send ────────────────────────────▲
 
-So after a signal and after a send, the state is looked at in the same turn of the event loop, but
-once, after what the message led to: a look costs about as much as receiving a message. A look is
+A signal and a send each make a look due, in the same turn of the event loop and after what a
+message led to. Several make one look, which costs about as much as receiving a message. A look is
 bounded in messages and bytes, and the rest waits for the next turn. So a peer that sends without
-pause delays others, but never stops them; libzmq takes turns between the peers of a socket.
+pause delays others, but never stops them. libzmq takes turns between the peers of a socket.
 """
 
 import asyncio
