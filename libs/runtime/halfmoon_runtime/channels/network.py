@@ -7,8 +7,8 @@ events. A caller (a conductor, or a prefill worker at a kvstore) *dials* the por
 conformance suite runs on both.
 
 Garbage on a socket (unknown version, too large, not a message) is logged, counted and dropped
-below this interface: `receive` returns messages only. One task reads each socket and is never
-cancelled in the middle of a read.
+below this interface: `receive` returns messages only. Nothing that reads a socket can be cancelled
+in the middle of a read.
 """
 
 from collections.abc import Sequence
