@@ -8,6 +8,7 @@ from rich.console import Console
 from benchmarks import (
     kvstore_question,
     overhead,
+    request_cost,
     reservation,
     scheduling,
     simulator,
@@ -18,6 +19,7 @@ from benchmarks import (
 BENCHMARKS: dict[str, Callable[[Console], None]] = {
     "ttft": ttft.run,
     "overhead": overhead.run,
+    "request_cost": request_cost.run,
     "reservation": reservation.run,
     "kvstore_question": kvstore_question.run,
     "scheduling": scheduling.run,

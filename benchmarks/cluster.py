@@ -27,7 +27,18 @@ class Timing(NamedTuple):
 
 @contextmanager
 def running(model: str, **plan: Any) -> Iterator[str]:
-    """A cluster that is ready; its URL."""
+    """Run a cluster for the length of a block; its URL."""
+    with running_cluster(model, **plan) as cluster:
+        yield cluster.plan.url
+
+
+@contextmanager
+def running_cluster(model: str, **plan: Any) -> Iterator[EmbeddedCluster]:
+    """Run a cluster for the length of a block, once it is ready.
+
+    Raises:
+        RuntimeError: a process ended, or not all were ready in time.
+    """
     whole = ClusterPlan(model=model, http_port=free_port(), served_model_name="bench", **plan)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -41,7 +52,7 @@ def running(model: str, **plan: Any) -> Iterator[str]:
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"not ready within {READY_WITHIN_S} s")
             time.sleep(0.1)
-        yield whole.url
+        yield cluster
 
 
 def timed(client: httpx.Client, url: str, prompt: list[int], n_new: int) -> Timing:

@@ -1,0 +1,167 @@
+"""Measure what a trivial request costs: processor time of each service, and requests per second.
+
+One prefill, one decode and one kvstore behind a conductor, with the engine that computes next to
+nothing and with the demo model in torch. The same client asks a bare uvicorn, for scale. Processor
+time is the figure to compare: wall-clock time depends on what else the machine does.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cluster import running_cluster
+from benchmarks.conductor.load import Figures, Plan
+from benchmarks.processor_time import processor_seconds
+from halfmoon_cli.common.demo_model import demo_model_folder
+from halfmoon_cli.up.embedded_cluster import EmbeddedCluster
+from halfmoon_metadata.tcp_ports import free_port
+
+FAKE_MODEL = "fake://bench?layers=2&kv_heads=1&head_dim=8"
+SERVICES = ("conductor", "prefill", "decode", "kvstore")
+#: Clients at once, and tokens of each answer.
+LOADS = ((1, 1), (1, 16), (32, 1), (32, 16))
+_PROMPT = msgspec.Raw(b'"Hello"')
+_READY_WITHIN_S = 20.0
+
+
+class RequestCost(NamedTuple):
+    """One measurement."""
+
+    figures: Figures
+    #: Processor milliseconds per request, by service.
+    processor_ms: dict[str, float]
+
+
+def run(console: Console, seconds: float = 5.0, idle_s: float = 20.0) -> None:
+    """Measure both engines under each load, then idle."""
+    table = Table(title="A trivial request: processor ms by service", box=None)
+    for column in ("engine", "clients", "tokens", "requests/s", "TTFT p50", *SERVICES, "all"):
+        table.add_column(column, justify="right")
+    with echo_server() as (port, pid):
+        for n_clients in (1, 32):
+            cost = measure(port, {"echo": [pid]}, n_clients, 1, seconds)
+            _add_row(table, "bare uvicorn", n_clients, 1, cost)
+    idle: dict[str, dict[str, float]] = {}
+    for name, model in (("fake", FAKE_MODEL), ("torch", str(demo_model_folder()))):
+        with running_cluster(model) as cluster:
+            services = service_pids(cluster)
+            measure(cluster.plan.http_port, services, 8, 4, 1.0)  # warm
+            for n_clients, n_new in LOADS:
+                cost = measure(cluster.plan.http_port, services, n_clients, n_new, seconds)
+                _add_row(table, name, n_clients, n_new, cost)
+            idle[name] = _idle_shares(services, idle_s)
+    console.print(table)
+    _print_idle(console, idle, idle_s)
+
+
+def service_pids(cluster: EmbeddedCluster) -> dict[str, list[int]]:
+    """Return the process ids of a cluster by service."""
+    pids: dict[str, list[int]] = {service: [] for service in SERVICES}
+    for process in cluster.processes.values():
+        pids[process.spec.role].append(process.pid)
+    return pids
+
+
+def measure(
+    port: int, services: Mapping[str, Iterable[int]], n_clients: int, n_new: int, seconds: float
+) -> RequestCost:
+    """Ask again and again with so many clients, and divide the processor time by the requests.
+
+    Args:
+        port: of the REST API.
+        services: process ids by service.
+        n_clients: connections, each with one request at a time.
+        n_new: tokens of each answer.
+        seconds: how long to ask.
+    """
+    plan = Plan(
+        port=port,
+        kind="closed",
+        load=n_clients,
+        seconds=seconds,
+        warm_s=0.0,
+        n_new=n_new,
+        seed=1,
+        prompts=[_PROMPT],
+        pids=[],
+        min_events=0,
+    )
+    before = processor_seconds(services)
+    client = subprocess.run(
+        [sys.executable, "-m", "benchmarks.conductor.load"],
+        input=msgspec.json.encode(plan),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    after = processor_seconds(services)
+    figures = msgspec.json.decode(client.stdout, type=Figures)
+    if figures.n_failed or not figures.n_requests:
+        raise RuntimeError(f"{figures.n_failed} of {figures.n_requests} requests failed")
+    spent_ms = {
+        service: (after[service] - before[service]) * 1e3 / figures.n_requests
+        for service in services
+    }
+    return RequestCost(figures, spent_ms)
+
+
+@contextmanager
+def echo_server() -> Iterator[tuple[int, int]]:
+    """Run a bare uvicorn for the length of a block; its port and process id."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.echo_server", str(port)])
+    try:
+        deadline_s = time.monotonic() + _READY_WITHIN_S
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}")
+                break
+            except httpx.HTTPError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.05)
+        yield port, process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _idle_shares(services: Mapping[str, Iterable[int]], seconds: float) -> dict[str, float]:
+    """Return the share of one core that each service takes while nothing is asked."""
+    before = processor_seconds(services)
+    time.sleep(seconds)
+    after = processor_seconds(services)
+    return {service: (after[service] - before[service]) / seconds for service in services}
+
+
+def _add_row(table: Table, engine: str, n_clients: int, n_new: int, cost: RequestCost) -> None:
+    figures, spent_ms = cost
+    table.add_row(
+        engine,
+        str(n_clients),
+        str(n_new),
+        f"{figures.n_requests / figures.seconds:.0f}",
+        f"{statistics.median(figures.ttft_s) * 1e3:.1f} ms",
+        *(f"{spent_ms[service]:.2f}" if service in spent_ms else "–" for service in SERVICES),
+        f"{sum(spent_ms.values()):.2f}",
+    )
+
+
+def _print_idle(
+    console: Console, shares: Mapping[str, Mapping[str, float]], seconds: float
+) -> None:
+    table = Table(title=f"Idle: share of one core over {seconds:.0f} s", box=None)
+    for column in ("engine", *SERVICES, "all"):
+        table.add_column(column, justify="right")
+    for name, by_service in shares.items():
+        cells = [by_service[service] for service in SERVICES]
+        table.add_row(name, *(f"{cell:.1%}" for cell in (*cells, sum(cells))))
+    console.print(table)
