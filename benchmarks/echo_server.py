@@ -1,6 +1,6 @@
 """Answer each request with one event, at the cost of uvicorn alone: a scale for request costs.
 
-    python -m benchmarks.echo_server PORT
+python -m benchmarks.echo_server PORT
 """
 
 import sys
@@ -27,5 +27,10 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 if __name__ == "__main__":
     uvicorn.run(
-        echo, host="127.0.0.1", port=int(sys.argv[1]), loop="uvloop", lifespan="off", log_config=None
+        echo,
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        loop="uvloop",
+        lifespan="off",
+        log_config=None,
     )

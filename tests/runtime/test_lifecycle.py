@@ -138,6 +138,33 @@ def test_a_signal_lets_main_finish_what_it_has(
     assert running.status["stage"] == "stopped"
 
 
+def test_an_exit_waits_for_no_thread_and_no_clean_up_of_the_interpreter(
+    start: Callable[[str], Running],
+) -> None:
+    running = start("""
+import atexit, threading
+
+never = threading.Event()
+atexit.register(never.wait)
+
+async def main(service):
+    asyncio.ensure_future(asyncio.to_thread(never.wait))
+    threading.Thread(target=never.wait).start()
+    service.ready()
+    service.report_stage("ready")
+    await service.stopping.wait()
+    print("closed")
+    sys.stderr.write("last words")
+""")
+    running.until_stage("ready")
+    running.process.send_signal(signal.SIGTERM)
+    code, printed = running.end()
+    assert code == 0, running.log
+    assert printed == "closed\n"
+    assert "last words" in running.log
+    assert running.status["stage"] == "stopped"
+
+
 def test_a_service_whose_main_returns_is_done(start: Callable[[str], Running]) -> None:
     running = start(
         "async def main(service):\n    service.spawn(forever())\n    await asyncio.sleep(0)"

@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -163,14 +163,21 @@ def run_service(
     report_stage("starting", worker_id=settings.worker_id)
     run = _Run(settings, main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(run.run_until_exit())
-        if run.was_cancelled or code != 0:
-            # Work that main put into a thread, such as loading a model, can't be cancelled:
-            # the runner would wait for it.
-            logging.shutdown()
-            sys.stdout.flush()
-            os._exit(code)
-    raise SystemExit(code)
+        exit_now(runner.run(run.run_until_exit()))
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process without Python's own clean-up; what was logged and printed is written.
+
+    Main has closed everything by then. Python's clean-up would wait for threads that can't be
+    cancelled, such as one that loads a model or calls a metadata server. It would then take apart
+    torch's modules for over a second of processor time.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or its reader is gone
+            stream.flush()
+    os._exit(code)
 
 
 class _Run:
@@ -184,8 +191,6 @@ class _Run:
         self._service: Service | None = None
         self._main_task: asyncio.Task[None] | None = None
         self._n_signals = 0
-        #: Whether a signal cancelled main.
-        self.was_cancelled = False
         #: Exit status if nothing failed.
         self._code = 0
 
@@ -226,8 +231,7 @@ class _Run:
         self._n_signals += 1
         _log.info("signal", signal=number.name, n=self._n_signals)
         if self._n_signals >= 3:
-            logging.shutdown()
-            os._exit(128 + number)
+            exit_now(128 + number)
         if self._service is None or self._main_task is None:
             return
         is_starting = not self._service.is_ready
@@ -235,7 +239,7 @@ class _Run:
         if self._n_signals == 2:
             self._code = 128 + number
         if is_starting or self._n_signals == 2:
-            self.was_cancelled = self._main_task.cancel()
+            self._main_task.cancel()
 
     def _open_service(self, tasks: asyncio.TaskGroup) -> Service:
         """Return the service, with an HTTP server for operators unless the settings turn it off."""
