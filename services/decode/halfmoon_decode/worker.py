@@ -8,7 +8,6 @@ are written until then.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -47,6 +46,7 @@ from halfmoon_runtime.channels.network import PeerId, Port
 from halfmoon_runtime.clock import Clock
 from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
+from halfmoon_runtime.worker.forward_thread import ForwardThread
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
@@ -107,7 +107,7 @@ class DecodeWorker:
         Raises:
             RejectedByConductors: all conductors have refused this worker.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="forward") as forward:
+        with ForwardThread() as forward:
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(self._run_steps(forward)),
@@ -268,7 +268,7 @@ class DecodeWorker:
 
     # -- steps -------------------------------------------------------------------------------
 
-    async def _run_steps(self, forward: ThreadPoolExecutor) -> None:
+    async def _run_steps(self, forward: ForwardThread) -> None:
         while True:
             if not self.batch.n_running:
                 self._wake.clear()
@@ -301,7 +301,7 @@ class DecodeWorker:
             await self._deliver([*(row.request_id for row in step.rows), *late], chosen)
 
     async def _compute(
-        self, step: BatchStep, late: Mapping[RequestId, PendingToken], forward: ThreadPoolExecutor
+        self, step: BatchStep, late: Mapping[RequestId, PendingToken], forward: ForwardThread
     ) -> dict[RequestId, TokenResult]:
         """Run a step, and choose tokens that were late in earlier ones; leave out failures.
 
@@ -326,11 +326,10 @@ class DecodeWorker:
         return chosen
 
     async def _try_forward(
-        self, runs: Sequence[Run], late: Sequence[PendingToken], forward: ThreadPoolExecutor
+        self, runs: Sequence[Run], late: Sequence[PendingToken], forward: ForwardThread
     ) -> list[TokenResult] | None:
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(forward, self.watch.run, self._forward, runs, late)
+            return await forward.run(self.watch.run, self._forward, runs, late)
         except Exception:
             log.exception("step_failed", n_rows=len(runs))
             return None

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -11,6 +10,7 @@ from halfmoon_prefill.forward_pass import ForwardResult, PrefillForward
 from halfmoon_prefill.prefill_job import PrefillJob
 from halfmoon_protocol.ids import RequestId
 from halfmoon_runtime.clock import Clock
+from halfmoon_runtime.worker.forward_thread import ForwardThread
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_scheduling.prefill.prefill_commands import PrefillPass
 from halfmoon_scheduling.prefill.prefill_events import (
@@ -68,7 +68,7 @@ class ForwardLoop:
 
     async def run(self) -> None:
         """Run passes until cancelled."""
-        with ThreadPoolExecutor(1, thread_name_prefix="forward") as thread:
+        with ForwardThread() as thread:
             while True:
                 due = self._machine.next_pass(self._clock.now())
                 if due is None:
@@ -77,14 +77,11 @@ class ForwardLoop:
                 else:
                     self._post(await self._run_pass(due, thread))
 
-    async def _run_pass(self, due: PrefillPass, thread: ThreadPoolExecutor) -> PrefillEvent:
+    async def _run_pass(self, due: PrefillPass, thread: ForwardThread) -> PrefillEvent:
         batch = [(self._jobs[chunk.request_id], chunk) for chunk in due.chunks]
         pending = [self._pending.pop(request_id) for request_id in due.delayed]
-        loop = asyncio.get_running_loop()
         try:
-            result, finished = await loop.run_in_executor(
-                thread, self._watch.run, self._compute, batch, pending
-            )
+            result, finished = await thread.run(self._watch.run, self._compute, batch, pending)
         except Exception as error:
             log.exception("forward_failed", n_requests=len(batch))
             return PassFailed(str(error))
