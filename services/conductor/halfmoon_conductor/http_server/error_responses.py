@@ -52,9 +52,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> Response:
-        if isinstance(error, GenerationFailed):
-            _log.error("generation failed", reason=error.message)
-        return error_response(error, request.url.path)
+        return logged_error_response(error, request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
@@ -69,6 +67,13 @@ def install_error_handlers(app: FastAPI) -> None:
         kind = InvalidRequest.kind if error.status_code < 500 else ApiError.kind
         body = _body(reason, kind, None, None)
         return _response(request.url.path, error.status_code, body, error.headers)
+
+
+def logged_error_response(error: ApiError, path: str) -> Response:
+    """Return the response for an error of a route; log a failed generation."""
+    if isinstance(error, GenerationFailed):
+        _log.error("generation failed", reason=error.message)
+    return error_response(error, path)
 
 
 def error_response(error: ApiError, path: str) -> Response:

@@ -25,9 +25,12 @@ from halfmoon_conductor.inputs import body_parsing, preparation_messages
 from halfmoon_conductor.inputs.body_preparers import BodyPreparer
 from halfmoon_conductor.inputs.inline_limits import MAX_INLINE_BYTES, InlineLimitExceeded
 from halfmoon_conductor.inputs.preparation_messages import PreparationJob, PreparedAnswer, ReadBody
+from halfmoon_conductor.routes.direct_routes import DirectRoutes
 
 
-def generation_route(model_card: Callable[[], ModelCard], preparer: BodyPreparer) -> type[APIRoute]:
+def generation_route(
+    model_card: Callable[[], ModelCard], preparer: BodyPreparer, direct: DirectRoutes
+) -> type[APIRoute]:
     """Make the class of routes whose long bodies `preparer` reads.
 
     Their endpoints take a `body`, and may take the `request` and a `context`.
@@ -35,11 +38,14 @@ def generation_route(model_card: Callable[[], ModelCard], preparer: BodyPreparer
     Args:
         model_card: returns the model served; raises an `ApiError` when there is none.
         preparer: parses and tokenizes long bodies.
+        direct: lists each route that is made.
     """
 
     class GenerationRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            return _EndpointCaller(self.endpoint, model_card, preparer).handle
+            handle = _EndpointCaller(self.endpoint, model_card, preparer).handle
+            direct.add(self, handle)
+            return handle
 
     return GenerationRoute
 

@@ -30,6 +30,7 @@ from halfmoon_conductor.observability.history.latency_history import LatencyHist
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 from halfmoon_conductor.observability.metrics.vllm_metric_names import VllmNamedMetrics
 from halfmoon_conductor.page.page_routes import page_routes
+from halfmoon_conductor.routes.direct_routes import DirectDispatch, DirectRoutes
 from halfmoon_conductor.routes.generation_handler import GenerationHandler
 from halfmoon_conductor.routes.generation_route import generation_route
 from halfmoon_conductor.routes.message_routes import messages_router, responses_router
@@ -91,7 +92,8 @@ def create_app(
     inputs = InputProcessor(gateway, tokenizer, tool_call_parser, grammars)
     encoder = inputs.encoder
     preparer = preparer or ThreadPreparer(BodyPreparation(tokenizer, tool_call_parser))
-    route_class = generation_route(lambda: encoder.model_card(None), preparer)
+    direct = DirectRoutes()
+    route_class = generation_route(lambda: encoder.model_card(None), preparer, direct)
     handler = GenerationHandler(gateway, tokenizer, inputs, metrics)
     app = FastAPI(
         title="Halfmoon",
@@ -104,6 +106,7 @@ def create_app(
     error_responses.install_error_handlers(app)
     if tenants is not None:
         document_api_keys(app)
+    app.add_middleware(DirectDispatch, routes=direct)  # the innermost
     concurrency = _add_middleware(app, limits or RestLimits(), tenants, metrics)
     app.include_router(completions_router(handler, tokenizer, route_class))
     app.include_router(responses_router(handler, GENERATION_RESPONSES, route_class))
