@@ -34,6 +34,8 @@ async def unless_client_gone(receive: Receive, work: Coroutine[None, None, T]) -
             def on_gone(_: "asyncio.Task[None]") -> None:
                 if not is_over:
                     cancelled_when_gone.reschedule(asyncio.get_running_loop().time())
+                elif not watcher.cancelled():
+                    watcher.exception()  # taken, so that it is not logged as lost
 
             watcher.add_done_callback(on_gone)
             return await work
@@ -43,8 +45,7 @@ async def unless_client_gone(receive: Receive, work: Coroutine[None, None, T]) -
         raise
     finally:
         is_over = True
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
+        watcher.cancel()  # it ends in the loop's next turn; nothing waits for that
 
 
 async def _disconnected(receive: Receive) -> None:
