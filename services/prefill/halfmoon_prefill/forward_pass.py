@@ -2,9 +2,9 @@
 
 Runs in the forward thread. Before a layer's attention it waits for that layer of the cached
 blocks (the next layers load meanwhile); as soon as a layer's KV is in the pool it is handed to
-the transfer engine (Mooncake, arXiv 2407.00079, section 5.2). A request whose cached blocks
-fail to come is marked and runs on over what is in its pages: the others in the batch must not
-suffer, and its result is thrown away.
+the transfer engine (Mooncake, arXiv 2407.00079, section 5.2). Few bytes are handed on together,
+after the last layer. A request whose cached blocks fail to come is marked and runs on over what is
+in its pages: the others in the batch must not suffer, and its result is thrown away.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,10 @@ from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
 from halfmoon_transfer.interface import Op, Piece, Transfer
+
+#: Bytes of a request's blocks in one pass that are handed on together after the last layer. A
+#: transfer of their own for each layer would take longer than these bytes are on their way.
+_MAX_WHOLE_BYTES = 512 * 1024
 
 
 class SubmitTransfer(Protocol):
@@ -66,11 +70,15 @@ class PrefillForward:
                         job.failure = error
             waited += self.clock.now() - since
 
+        layout = self.engine.layout
+        last_layer = layout.n_layers - 1
+        are_few = [len(complete) * layout.block_bytes <= _MAX_WHOLE_BYTES for complete in blocks]
+
         def after_layer(layer: int) -> None:
-            for (job, _), complete in zip(batch, blocks, strict=True):
-                if complete and job.failure is None:
+            for (job, _), complete, few in zip(batch, blocks, are_few, strict=True):
+                if complete and job.failure is None and (not few or layer == last_layer):
                     try:
-                        self._hand_on(job, layer, complete)
+                        self._hand_on(job, None if few else layer, complete)
                     except Exception as error:
                         job.failure = error
 
@@ -88,7 +96,8 @@ class PrefillForward:
                 )
         return ForwardResult(tokens, ended - began, waited)
 
-    def _hand_on(self, job: PrefillJob, layer: int, blocks: Sequence[int]) -> None:
+    def _hand_on(self, job: PrefillJob, layer: int | None, blocks: Sequence[int]) -> None:
+        """Start the writes of one layer of these blocks, or of all layers."""
         layout = self.engine.layout
         now = self.clock.now()
         left_s = job.write_until_s - now

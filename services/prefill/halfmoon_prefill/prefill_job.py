@@ -162,36 +162,46 @@ class PrefillJob:
         return range(self.n_streamed, max(self.n_streamed, last))
 
     def landing_pieces(
-        self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
+        self, pool: Region, layout: KvLayout, layer: int | None, blocks: Sequence[int]
     ) -> list[Piece]:
-        """List the writes of one layer of these blocks, from this pool to decode's landing."""
+        """List the writes of these blocks from this pool to decode's landing.
+
+        Args:
+            pool: has the blocks.
+            layout: of a block.
+            layer: the layer to write; None: all layers, which are contiguous in a block.
+            blocks: by their number in the prompt.
+        """
         landing = self.start.landing
-        shift = layer * layout.layer_bytes
+        shift, length = _part_of_block(layout, layer)
         return [
             Piece(
                 pool,
                 self.pages[block] * layout.block_bytes + shift,
                 landing.region,
                 landing.pages[block] * layout.block_bytes + shift,
-                layout.layer_bytes,
+                length,
             )
             for block in blocks
         ]
 
     def kvstore_pieces(
-        self, pool: Region, layout: KvLayout, layer: int, blocks: Sequence[int]
+        self, pool: Region, layout: KvLayout, layer: int | None, blocks: Sequence[int]
     ) -> list[Piece]:
-        """List the writes of one layer of those of these blocks that the home kvstore wants."""
+        """List the writes of those of these blocks that the home kvstore wants.
+
+        The arguments are those of `landing_pieces`.
+        """
         if self.put is None:
             return []
-        shift = layer * layout.layer_bytes
+        shift, length = _part_of_block(layout, layer)
         return [
             Piece(
                 pool,
                 self.pages[block] * layout.block_bytes + shift,
                 self.put.region,
                 self.put.offsets[block] + shift,
-                layout.layer_bytes,
+                length,
             )
             for block in blocks
             if block in self.put.offsets
@@ -201,3 +211,10 @@ class PrefillJob:
     def transfers(self) -> list[Transfer]:
         """All transfers, under way or over."""
         return [*self.loads, *self.landing_writes, *self.put_writes]
+
+
+def _part_of_block(layout: KvLayout, layer: int | None) -> tuple[int, int]:
+    """Return offset and length, in bytes, of one layer or of all within a block."""
+    if layer is None:
+        return 0, layout.block_bytes
+    return layer * layout.layer_bytes, layout.layer_bytes
