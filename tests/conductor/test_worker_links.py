@@ -1,14 +1,17 @@
 """Links to workers: a worker that accepts no messages is lost, whatever it still sends."""
 
 import asyncio
+from math import inf
 from typing import Any
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.engine_io.gateway_interface import GenerationRequest
 from halfmoon_conductor.generation.core_gateway import CoreGateway
 from halfmoon_conductor.observability.metrics.cluster_metrics import ClusterMetrics
+from halfmoon_conductor.workers import worker_links
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_conductor.workers.worker_links import WorkerLinks, _Member
 from halfmoon_metadata import MemoryStore
@@ -30,9 +33,15 @@ from halfmoon_runtime.channels.network import PeerUnreachable, Port
 from halfmoon_runtime.clock import FakeClock
 from halfmoon_runtime.membership import Membership
 from halfmoon_runtime.worker.message_loop import FAILED_MESSAGES
+from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.conductor.conductor_machine import Conductor
 from halfmoon_scheduling.config import SchedulingConfig
-from halfmoon_scheduling.events import MessageReceived, WorkerJoined
+from halfmoon_scheduling.events import (
+    AnyEvent,
+    MessageReceived,
+    Tick,
+    WorkerJoined,
+)
 from halfmoon_testing.scheduling_inputs import LAYOUT, a_landing, a_prefill_done, a_worker
 
 DECODE = WorkerId("decode-0")
@@ -117,6 +126,22 @@ async def test_a_worker_that_takes_no_messages_is_lost_and_dialled_again() -> No
         assert all(isinstance(hello, Hello) for hello in hellos)
         sessions = [hello.session for hello in hellos if isinstance(hello, Hello)]
         assert sessions == sorted(set(sessions)), "a worker could not tell the two apart"
+
+
+async def test_an_idle_core_is_ticked_again_once_a_request_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_links, "_IDLE_TICK_S", inf)
+    n_ticks = 0
+
+    def count(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        nonlocal n_ticks
+        n_ticks += isinstance(event, Tick)
+
+    async with Served() as running:  # a request has arrived after the first tick
+        running.links.shell.add_recorder(count)
+        await running.until(lambda: n_ticks >= 3)
+        assert not running.core.is_idle
 
 
 async def test_tokens_that_nobody_waits_for_are_stopped_at_their_source() -> None:

@@ -48,13 +48,15 @@ from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
 from halfmoon_runtime.worker.forward_thread import ForwardThread
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.decode_batch import BatchStep, DecodeBatch, ReservationRefused
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 
 log = structlog.get_logger()
 
-_HOUSEKEEPING_S = 0.1
+#: Seconds to wait for a landing's end when all pages are landings.
+_PAGES_TAKEN_S = 0.1
 #: Seconds to wait for late tokens at a time when there is nothing else to compute.
 _LATE_TOKENS_S = 0.02
 #: Weight of the newest step in the smoothed step time.
@@ -86,6 +88,7 @@ class DecodeWorker:
     #: Set while no request holds pages here.
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _pace: HousekeepingPace = field(default_factory=HousekeepingPace, init=False)
     _counts: DecodeCounts = field(default_factory=DecodeCounts, init=False)
     _n_steps: int = field(default=0, init=False)
     _step_s: float = field(default=0.0, init=False)
@@ -175,6 +178,7 @@ class DecodeWorker:
             )
             return
         self._idle.clear()
+        self._pace.wake()
         self.conductors.owners.add(request_id, peer)
         self.spans.on_reserved(reserve, len(pages), self.clock.now())
         landing = Landing(self.region, tuple(pages), self.engine.layout)
@@ -285,7 +289,7 @@ class DecodeWorker:
             await self._send_all(self._ended(preempted, *step.preempted))
             if not step.rows and not late:
                 # All pages are landings: the oldest request waits for one to end.
-                await asyncio.sleep(_HOUSEKEEPING_S)
+                await asyncio.sleep(_PAGES_TAKEN_S)
                 continue
             began = self.clock.now()
             chosen = await self._compute(step, late, forward)
@@ -430,7 +434,7 @@ class DecodeWorker:
                     step_s=self._step_s,
                 )
             )
-            await asyncio.sleep(_HOUSEKEEPING_S)
+            await self._pace.wait(idle=self._idle.is_set())
 
     def metrics(self) -> MetricSnapshot:
         """Return the worker's metrics."""

@@ -45,14 +45,13 @@ from halfmoon_runtime.observability.metrics import MetricSnapshot
 from halfmoon_runtime.observability.tracing import Tracer
 from halfmoon_runtime.worker.conductor_connections import ConductorConnections
 from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
+from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_transfer.engine import TransferEngine
 from halfmoon_transfer.regions.region_table import Memory
-
-_HOUSEKEEPING_S = 0.1
 
 
 @dataclass
@@ -77,6 +76,7 @@ class PrefillWorker:
     conductors: ConductorConnections = field(init=False)
     shell: PrefillShell = field(init=False)
     forward_loop: ForwardLoop = field(init=False)
+    _pace: HousekeepingPace = field(default_factory=HousekeepingPace, init=False)
 
     def __post_init__(self) -> None:
         engine = self.forward.engine
@@ -190,6 +190,7 @@ class PrefillWorker:
         if start.request_id in self.jobs:
             record_drop("duplicate", self.port.commands, f"StartPrefill of {start.request_id}")
             return
+        self._pace.wake()
         now = self.clock.now()
         job = PrefillJob(start, peer, now, now + start.landing_expires_s)
         self.shell.begin(job, start_failure(start, self.forward.engine, self.info.worker_id))
@@ -208,7 +209,7 @@ class PrefillWorker:
                     n_pages=self.pages.n_pages,
                 )
             )
-            await asyncio.sleep(_HOUSEKEEPING_S)
+            await self._pace.wait(idle=self.shell.idle.is_set())
 
     def metrics(self) -> MetricSnapshot:
         """Return what the metrics show."""

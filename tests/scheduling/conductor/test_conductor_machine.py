@@ -133,7 +133,9 @@ class Core:
 
     @property
     def n_requests(self) -> dict[str, int]:
-        return {phase: n for phase, n in self.conductor.n_requests.items() if n}
+        counts = {phase: n for phase, n in self.conductor.n_requests.items() if n}
+        assert self.conductor.is_idle == (not counts)
+        return counts
 
 
 def sent(commands: list[AnyCommand]) -> list[tuple[WorkerId, type[ToWorker]]]:

@@ -32,8 +32,6 @@ from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
 #: Most connections at a time; further ones are closed.
 _MAX_CONNECTIONS = 16
-#: Seconds between two checks for the end of the server: the longest time that `stop` takes.
-_STOP_POLL_S = 0.05
 #: Seconds in which a caller must send its request.
 _CALLER_S = 10.0
 #: Seconds to wait for a handler: an event loop that takes longer is stuck.
@@ -133,10 +131,7 @@ class OperatorHttp:
                 error.errno, f"metrics_port {port} on {host} can't be had: {error.strerror}"
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(_STOP_POLL_S,),
-            name="operator-http",
-            daemon=True,
+            target=self._server.serve_until_closed, name="operator-http", daemon=True
         )
         self._thread.start()
 
@@ -148,8 +143,7 @@ class OperatorHttp:
     def stop(self) -> None:
         """Stop listening."""
         if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
             self._thread.join()
 
     # -- one request, in a thread of its own -------------------------------------------------
@@ -235,6 +229,26 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
         self.set_app(app)
+        self._closing = False
+
+    def serve_until_closed(self) -> None:
+        """Accept connections until `close`; unlike `serve_forever`, without waking up to check."""
+        while not self._closing:
+            try:
+                request, client_address = self.get_request()
+            except OSError:  # the caller is gone already, or `close` was called
+                continue
+            try:
+                self.process_request(request, client_address)
+            except Exception:  # no thread can be started
+                self.shutdown_request(request)
+
+    def close(self) -> None:
+        """Stop listening, which wakes the thread that accepts."""
+        self._closing = True
+        # A connection that is being accepted is served; then the flag is seen.
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._room.acquire(blocking=False):

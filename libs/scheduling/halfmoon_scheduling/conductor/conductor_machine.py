@@ -124,6 +124,11 @@ class Conductor:
         return self._table.counts
 
     @property
+    def is_idle(self) -> bool:
+        """Whether `n_requests` are all zero; this takes the same time however many there are."""
+        return self._table.is_empty
+
+    @property
     def decisions(self) -> deque[Decision]:
         """Recent placements with the tables that explain them, the newest last."""
         return self._log.decisions

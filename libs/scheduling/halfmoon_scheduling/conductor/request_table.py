@@ -62,6 +62,11 @@ class RequestTable:
         return list(self._requests.values())
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no request, and no orphaned landing."""
+        return not self._requests and not self.orphaned
+
+    @property
     def counts(self) -> dict[str, int]:
         """Requests by phase, and orphaned landings under "stopping"."""
         counts = Counter(state.phase for state in self._requests.values())

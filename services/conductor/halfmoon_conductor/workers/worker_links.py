@@ -45,10 +45,14 @@ from halfmoon_protocol.messages import (
 from halfmoon_runtime.channels.dropped_messages import record_drop
 from halfmoon_runtime.channels.network import Network, PeerUnreachable, WorkerLink
 from halfmoon_runtime.membership import MemberChanged, MemberGone, MemberJoined, watch_members
+from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import record_failure
+from halfmoon_scheduling.commands import AnyCommand
 from halfmoon_scheduling.events import (
+    AnyEvent,
     KvChanged,
     MessageReceived,
+    RequestArrived,
     RequestCancelled,
     RequestFinished,
     Tick,
@@ -61,7 +65,9 @@ log = structlog.get_logger()
 #: Messages queued for one worker at the most; beyond that it counts as lost.
 _OUTBOX = 10_000
 _REDIAL_S = 0.2
+#: Seconds between two ticks of the core while it has requests, and while it has none.
 _TICK_S = 0.05
+_IDLE_TICK_S = 0.5
 _POLL_S = 0.25
 #: Characters that are kept of a worker's reason, which goes into logs and answers.
 _MAX_REASON = 2000
@@ -325,9 +331,16 @@ class WorkerLinks:
         self._logged_unused = unused
 
     async def _tick(self) -> None:
+        pace = HousekeepingPace(busy_s=_TICK_S, idle_s=_IDLE_TICK_S)
+
+        def wake(now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+            if isinstance(event, RequestArrived):
+                pace.wake()
+
+        self.shell.add_recorder(wake)
         while True:
             self.shell.post(Tick())
-            await asyncio.sleep(_TICK_S)
+            await pace.wait(idle=self.shell.core.is_idle)
 
 
 def _with_bounded_reason(message: _AnyRefusal) -> _AnyRefusal:
