@@ -40,6 +40,12 @@ HashWords = NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+#: Multipliers of SplitMix64.
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+# The same as words, made once: making one takes as long as an operation on a short array.
+_WORD_GOLDEN, _WORD_MIX_1, _WORD_MIX_2 = np.uint64(_GOLDEN), np.uint64(_MIX_1), np.uint64(_MIX_2)
+_WORD_30, _WORD_27, _WORD_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 #: The chain's multiplier, odd so that it has an inverse.
 _CHAIN = 0xD1342543DE82EF95
 _CHAIN_INVERSE = pow(_CHAIN, -1, 1 << 64)
@@ -293,6 +299,10 @@ class FakeEngine:
     def _chain(self, before: int, token_ids: Sequence[int]) -> HashWords:
         """Compute the chain over tokens: h[i] = A^(i+1)·before + Σ_j≤i A^(i-j)·mix(token[j])."""
         n = len(token_ids)
+        if n == 1:
+            return np.array(
+                [(before * _CHAIN + _mix_int(int(token_ids[0]))) & _MASK], dtype=np.uint64
+            )
         mixed = _mix(np.asarray(token_ids, dtype=np.uint64))
         sums = np.cumsum(mixed * self._inverse_powers[:n], dtype=np.uint64)
         return (sums + np.uint64(before * _CHAIN & _MASK)) * self._powers[:n]
@@ -305,6 +315,10 @@ class FakeEngine:
         return rows
 
     def _write(self, pool: HashWords, run: Run, layer: int, prefix: HashWords) -> None:
+        if len(run.token_ids) == 1:
+            page, slot = divmod(run.start, self._layout.block_size)
+            pool[run.pages[page], layer, :, slot] = self._rows(prefix, layer).reshape(2, -1)
+            return
         positions = np.arange(run.start, _end(run))
         pages = np.asarray(run.pages, dtype=np.int64)[positions // self._layout.block_size]
         slots = positions % self._layout.block_size
@@ -364,11 +378,15 @@ def _powers(base: int, n: int) -> HashWords:
 
 def _mix(words: HashWords) -> HashWords:
     """Apply SplitMix64's output function (Steele, Lea, Flood 2014) to each word."""
-    z = words + np.uint64(_GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z = words + _WORD_GOLDEN
+    z = (z ^ (z >> _WORD_30)) * _WORD_MIX_1
+    z = (z ^ (z >> _WORD_27)) * _WORD_MIX_2
+    return z ^ (z >> _WORD_31)
 
 
 def _mix_int(word: int) -> int:
-    return int(_mix(np.asarray([word & _MASK], dtype=np.uint64))[0])
+    """Apply the same function to one word; numpy would take ten times as long."""
+    z = (word + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
