@@ -2,14 +2,16 @@
 
 One prefill, one decode and one kvstore behind a conductor, with the engine that computes next to
 nothing and with the demo model in torch. The same client asks a bare uvicorn, for scale. Processor
-time is the figure to compare: wall-clock time depends on what else the machine does.
+time is the figure to compare: wall-clock time depends on what else the machine does. After the
+loads the same cluster idles, and its processes are told to exit one after another.
 """
 
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ SERVICES = ("conductor", "prefill", "decode", "kvstore")
 LOADS = ((1, 1), (1, 16), (32, 1), (32, 16))
 _PROMPT = msgspec.Raw(b'"Hello"')
 _READY_WITHIN_S = 20.0
+_EXIT_WITHIN_S = 60.0
 
 
 class RequestCost(NamedTuple):
@@ -51,6 +54,7 @@ def run(console: Console, seconds: float = 5.0, idle_s: float = 20.0) -> None:
             cost = measure(port, {"echo": [pid]}, n_clients, 1, seconds)
             _add_row(table, "bare uvicorn", n_clients, 1, cost)
     idle: dict[str, dict[str, float]] = {}
+    exits: dict[str, dict[str, float]] = {}
     for name, model in (("fake", FAKE_MODEL), ("torch", str(demo_model_folder()))):
         with running_cluster(model) as cluster:
             services = service_pids(cluster)
@@ -59,8 +63,12 @@ def run(console: Console, seconds: float = 5.0, idle_s: float = 20.0) -> None:
                 cost = measure(cluster.plan.http_port, services, n_clients, n_new, seconds)
                 _add_row(table, name, n_clients, n_new, cost)
             idle[name] = _idle_shares(services, idle_s)
+            idle[name]["all"] = sum(idle[name].values())
+            exits[name] = _exit_seconds(cluster)
     console.print(table)
-    _print_idle(console, idle, idle_s)
+    columns = (*SERVICES, "all")
+    _print_services(console, f"Idle: share of one core over {idle_s:.0f} s", columns, idle, ".2%")
+    _print_services(console, "Seconds from SIGTERM to exit, idle", SERVICES, exits, ".2f")
 
 
 def service_pids(cluster: EmbeddedCluster) -> dict[str, list[int]]:
@@ -142,6 +150,18 @@ def _idle_shares(services: Mapping[str, Iterable[int]], seconds: float) -> dict[
     return {service: (after[service] - before[service]) / seconds for service in services}
 
 
+def _exit_seconds(cluster: EmbeddedCluster) -> dict[str, float]:
+    """Return the seconds that each service takes to exit; the conductor, asked last, serves all."""
+    seconds: dict[str, float] = {}
+    for process in reversed(cluster.processes.values()):
+        began_s = time.perf_counter()
+        process.signal(signal.SIGTERM)
+        if not process.wait(_EXIT_WITHIN_S):
+            raise RuntimeError(f"{process.spec.name} has not ended within {_EXIT_WITHIN_S} s")
+        seconds[process.spec.role] = time.perf_counter() - began_s
+    return seconds
+
+
 def _add_row(table: Table, engine: str, n_clients: int, n_new: int, cost: RequestCost) -> None:
     figures, spent_ms = cost
     table.add_row(
@@ -155,13 +175,16 @@ def _add_row(table: Table, engine: str, n_clients: int, n_new: int, cost: Reques
     )
 
 
-def _print_idle(
-    console: Console, shares: Mapping[str, Mapping[str, float]], seconds: float
+def _print_services(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Mapping[str, float]],
+    number: str,
 ) -> None:
-    table = Table(title=f"Idle: share of one core over {seconds:.0f} s", box=None)
-    for column in ("engine", *SERVICES, "all"):
+    table = Table(title=title, box=None)
+    for column in ("engine", *columns):
         table.add_column(column, justify="right")
-    for name, by_service in shares.items():
-        cells = [by_service[service] for service in SERVICES]
-        table.add_row(name, *(f"{cell:.1%}" for cell in (*cells, sum(cells))))
+    for name, figures in rows.items():
+        table.add_row(name, *(format(figures[column], number) for column in columns))
     console.print(table)
