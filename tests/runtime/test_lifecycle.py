@@ -165,6 +165,21 @@ async def main(service):
     assert running.status["stage"] == "stopped"
 
 
+def test_what_is_there_once_a_service_is_ready_is_not_collected_again(
+    start: Callable[[str], Running],
+) -> None:
+    running = start("""
+import gc
+
+async def main(service):
+    assert not gc.get_freeze_count()
+    service.ready()
+    print(gc.get_freeze_count() > 1000)
+""")
+    code, printed = running.end()
+    assert (code, printed) == (0, "True\n"), running.log
+
+
 def test_a_service_whose_main_returns_is_done(start: Callable[[str], Running]) -> None:
     running = start(
         "async def main(service):\n    service.spawn(forever())\n    await asyncio.sleep(0)"

@@ -27,6 +27,7 @@ import structlog
 import uvloop
 from prometheus_client import disable_created_metrics
 
+from halfmoon_runtime.gc_tuning import tune_gc
 from halfmoon_runtime.healthcheck import STATUS_FILE
 from halfmoon_runtime.observability.logs import configure_logging
 from halfmoon_runtime.observability.loop_lag import LoopLagMonitor
@@ -78,8 +79,22 @@ def _write_status(stage: str, **fields: object) -> None:
 class Service:
     """Give a service's main coroutine its tasks, its HTTP server and the signal to stop."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, http: OperatorHttp | None = None) -> None:
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        http: OperatorHttp | None = None,
+        *,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        """Make a service whose spawned tasks belong to `tasks`.
+
+        Args:
+            tasks: the process's task group.
+            http: HTTP server for operators.
+            on_ready: called once main has built everything.
+        """
         self._tasks = tasks
+        self._on_ready = on_ready
         #: HTTP server for operators; None if the settings turn it off.
         self.http = http
         #: URL of that server, once it listens.
@@ -96,6 +111,8 @@ class Service:
 
     def ready(self) -> None:
         """Mark the service as started: from now on a signal lets main finish, not cancels it."""
+        if self._on_ready is not None:
+            self._on_ready()
         self._ready = True
 
     def report_stage(self, stage: str, **fields: object) -> None:
@@ -245,12 +262,12 @@ class _Run:
         """Return the service, with an HTTP server for operators unless the settings turn it off."""
         settings = self._settings
         if settings.metrics_port < 0:
-            return Service(tasks)
+            return Service(tasks, on_ready=tune_gc)
         key = settings.cluster_key.get_secret_value()
         http = OperatorHttp(
             asyncio.get_running_loop(), lambda: service.is_ready, token=key and operator_token(key)
         )
-        service = Service(tasks, http)
+        service = Service(tasks, http, on_ready=tune_gc)
         http.start(settings.metrics_port, settings.host)
         service.operators = http.url(settings.host)
         # Otherwise each counter gets a second time series with the time of its creation.

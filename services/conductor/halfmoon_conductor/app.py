@@ -13,7 +13,6 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from halfmoon_conductor.gc_tuning import tune_gc
 from halfmoon_conductor.generation.core_gateway import CoreGateway
 from halfmoon_conductor.grammar.grammar_checker import GrammarChecker
 from halfmoon_conductor.http_server.auth_middleware import is_guarded
@@ -155,7 +154,6 @@ async def run(settings: ConductorSettings, service: Service) -> None:
             ),
             service.stopping,
         )
-        tune_gc()
         serving = service.spawn(server.serve(sockets=[listener]))
         service.ready()
         host, port = listener.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""Tune Python's garbage collector for a conductor: many lasting objects, short requests."""
+"""Tune Python's garbage collector for a service: many lasting objects, short requests."""
 
 import gc
 
@@ -11,8 +11,8 @@ YOUNG_OBJECTS = 5_000
 def tune_gc() -> None:
     """Exclude all present objects from collection, and collect seldom.
 
-    Collecting the objects made at start again and again would pause all streams for tens of
-    milliseconds each time.
+    Collecting the objects made at start again and again would pause all streams each time: for
+    tens of milliseconds in a conductor, and longer where torch is loaded.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""When the garbage collector looks, once a conductor has started."""
+"""When the garbage collector looks, once a service has started."""
 
 import gc
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfmoon_conductor.gc_tuning import YOUNG_OBJECTS, tune_gc
+from halfmoon_runtime.gc_tuning import YOUNG_OBJECTS, tune_gc
 
 
 @pytest.fixture
