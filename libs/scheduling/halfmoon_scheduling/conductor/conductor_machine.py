@@ -125,7 +125,7 @@ class Conductor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether `n_requests` are all zero; this takes the same time however many there are."""
+        """True if `n_requests` are all zero; found in the same time however many there are."""
         return self._table.is_empty
 
     @property

@@ -63,7 +63,7 @@ class RequestTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no request, and no orphaned landing."""
+        """True without any request or orphaned landing."""
         return not self._requests and not self.orphaned
 
     @property
