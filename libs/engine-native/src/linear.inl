@@ -91,6 +91,14 @@ void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, 
     }
     for (int64_t p = panel; p < end; ++p) {
       const char *part = w.weights + p * w.panel_bytes + from / job.step_inputs * job.step_bytes;
+      // Meanwhile fetch what comes next: of this part where there is but one group, else the next.
+      int64_t part_bytes = (n_inputs + job.step_inputs - 1) / job.step_inputs * job.step_bytes;
+      const char *ahead = part + kPrefetchBytes;
+      int64_t ahead_bytes = job.step_bytes;
+      if (n_groups > 1) {
+        ahead_bytes = part_bytes / (steps * n_groups);
+        ahead = p + 1 < end ? part + w.panel_bytes : part + part_bytes;
+      }
       if (job.widens) {
         float *wide = static_cast<float *>(scratch(ScratchSlot::panel, (kBlockWords + 1) * kPanelOutputs * 4));
         widen_panel(part, w.dtype, n_inputs, wide);
@@ -99,13 +107,8 @@ void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, 
       for (int64_t group = 0; group < n_groups; ++group) {
         int64_t first = n_rows * group / n_groups, last = n_rows * (group + 1) / n_groups;
         float *to = n_blocks == 1 ? sums : sums + ((p - panel) * n_rows + first) * kPanelOutputs;
-        const char *ahead = part + kPrefetchBytes;
-        int64_t ahead_bytes = job.step_bytes;
-        if (n_groups > 1) {
-          ahead_bytes = job.step_bytes / n_groups;
-          ahead = part + (steps + steps * group / n_groups) * job.step_bytes;
-        }
-        job.kernels[last - first](x + first * kRowWords, part, steps, to, block == 0, ahead, ahead_bytes);
+        job.kernels[last - first](x + first * kRowWords, part, steps, to, block == 0,
+                                  ahead + group * steps * ahead_bytes, ahead_bytes);
         if (block == n_blocks - 1)
           finish(call, w, p, row + first, last - first, to);
       }

@@ -21,6 +21,7 @@ constexpr int64_t kRowWords = kBlockWords + 16; // from one prepared row to the 
 // How far ahead a lone group of rows fetches weights.
 constexpr int64_t kPrefetchBytes = 4096;
 constexpr int kPrefetchHint = 3;
+constexpr int kPrefetchRows = 3; // fewer take no longer than the processor's own fetching
 
 // How a kernel reads weights and x.
 struct Float32Weights {
@@ -141,10 +142,12 @@ void block_kernel(const void *rows, const char *w, int64_t steps, float *sums, b
     block[r][1] = begin ? Floats{} : load(sums + r * kPanelOutputs + kLanes);
   }
   for (int64_t i = 0; i < steps; ++i) {
-    __builtin_prefetch(ahead, 0, kPrefetchHint);
-    if (Weights::kStepBytes > 64)
-      __builtin_prefetch(ahead + 64, 0, kPrefetchHint);
-    ahead += ahead_bytes;
+    if constexpr (R >= kPrefetchRows) {
+      __builtin_prefetch(ahead, 0, kPrefetchHint);
+      if constexpr (Weights::kStepBytes > 64)
+        __builtin_prefetch(ahead + 64, 0, kPrefetchHint);
+      ahead += ahead_bytes;
+    }
     Weights::template step<R>(x, w, block);
     x += Weights::kStepWords;
     w += Weights::kStepBytes;
