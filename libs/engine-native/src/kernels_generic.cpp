@@ -10,4 +10,5 @@
 #include "linear_kernel.inl"
 #include "linear_finish.inl"
 #include "linear.inl"
+#include "linear_unpacked.inl"
 #include "table.inl"

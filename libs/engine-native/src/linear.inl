@@ -1,13 +1,12 @@
 // Packed linears: cut a call into tasks, and run the kernels of linear_kernel.inl in them.
 //
 // Few rows: a task takes some panels, each one stream from memory, and all rows; x is prepared once.
-// Many rows: a task takes a block of rows and a group of panels. Block by block of inputs it prepares
-// its rows (in the second-level cache), takes each panel's part (in the first-level cache) over all
-// rows, and keeps sums until the last block.
+// Many rows: a task takes a block of rows, which it prepares in the second-level cache, and a group of
+// panels. Each part of a panel comes into the first-level cache once and is multiplied by all rows.
 namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
 constexpr int64_t kSharedRows = 256; // x is prepared once for all tasks up to here
-constexpr int64_t kTaskRows = 8 * kGroupRows;
+constexpr int64_t kTaskBytes = 512 << 10; // prepared rows of a task: half of a second-level cache
 constexpr int64_t kFusedRows = 2 * kGroupRows; // from here on 16-bit weights are widened first
 
 struct LinearJob {
@@ -74,44 +73,41 @@ void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, 
   const LinearCall &call = *job.call;
   const Packed &w = *job.w;
   int64_t n_blocks = job.n_blocks(), n_groups = (n_rows + kGroupRows - 1) / kGroupRows;
-  int64_t kept = n_blocks == 1 ? kGroupRows : (end - panel) * n_rows;
-  float *sums = static_cast<float *>(scratch(ScratchSlot::sums, static_cast<size_t>(kept * kPanelOutputs) * 4));
-  for (int64_t block = 0; block < n_blocks; ++block) {
-    int64_t from = block * job.block_inputs;
+  const uint32_t *x = job.ready + row * kRowWords;
+  int64_t block_words = call.n_rows * kRowWords;
+  if (!job.ready) {
+    block_words = n_rows * kRowWords;
+    uint32_t *rows = static_cast<uint32_t *>(
+        scratch(ScratchSlot::rows, static_cast<size_t>(n_blocks * block_words) * 4));
+    for (int64_t block = 0; block < n_blocks; ++block)
+      prepare_rows(job, row, n_rows, block, rows + block * block_words);
+    x = rows;
+  }
+  float *sums = static_cast<float *>(
+      scratch(ScratchSlot::sums, static_cast<size_t>(n_rows * kPanelOutputs) * 4));
+  for (int64_t i = panel * n_blocks; i < end * n_blocks; ++i) {
+    int64_t p = i / n_blocks, block = i % n_blocks, from = block * job.block_inputs;
     int64_t n_inputs = w.n_in - from < job.block_inputs ? w.n_in - from : job.block_inputs;
-    int64_t steps = job.widens ? n_inputs : (n_inputs + job.step_inputs - 1) / job.step_inputs;
-    const uint32_t *x;
-    if (job.ready) {
-      x = job.ready + (block * call.n_rows + row) * kRowWords;
-    } else {
-      uint32_t *rows = static_cast<uint32_t *>(
-          scratch(ScratchSlot::rows, static_cast<size_t>(n_rows * kRowWords) * 4));
-      prepare_rows(job, row, n_rows, block, rows);
-      x = rows;
+    int64_t part_steps = (n_inputs + job.step_inputs - 1) / job.step_inputs;
+    int64_t part_bytes = part_steps * job.step_bytes;
+    const char *part = w.weights + p * w.panel_bytes + from / job.step_inputs * job.step_bytes;
+    int64_t steps = job.widens ? n_inputs : part_steps;
+    // Meanwhile fetch what comes next: of this part where there is but one group, else the next.
+    const char *ahead = part + (n_groups > 1 ? part_bytes : kPrefetchBytes);
+    int64_t ahead_bytes = n_groups > 1 ? part_bytes / (steps * n_groups) : job.step_bytes;
+    if (job.widens) {
+      float *wide = static_cast<float *>(
+          scratch(ScratchSlot::panel, (kBlockWords + 1) * kPanelOutputs * 4));
+      widen_panel(part, w.dtype, n_inputs, wide);
+      part = reinterpret_cast<const char *>(wide);
     }
-    for (int64_t p = panel; p < end; ++p) {
-      const char *part = w.weights + p * w.panel_bytes + from / job.step_inputs * job.step_bytes;
-      // Meanwhile fetch what comes next: of this part where there is but one group, else the next.
-      int64_t part_bytes = (n_inputs + job.step_inputs - 1) / job.step_inputs * job.step_bytes;
-      const char *ahead = part + kPrefetchBytes;
-      int64_t ahead_bytes = job.step_bytes;
-      if (n_groups > 1) {
-        ahead_bytes = part_bytes / (steps * n_groups);
-        ahead = p + 1 < end ? part + w.panel_bytes : part + part_bytes;
-      }
-      if (job.widens) {
-        float *wide = static_cast<float *>(scratch(ScratchSlot::panel, (kBlockWords + 1) * kPanelOutputs * 4));
-        widen_panel(part, w.dtype, n_inputs, wide);
-        part = reinterpret_cast<const char *>(wide);
-      }
-      for (int64_t group = 0; group < n_groups; ++group) {
-        int64_t first = n_rows * group / n_groups, last = n_rows * (group + 1) / n_groups;
-        float *to = n_blocks == 1 ? sums : sums + ((p - panel) * n_rows + first) * kPanelOutputs;
-        job.kernels[last - first](x + first * kRowWords, part, steps, to, block == 0,
-                                  ahead + group * steps * ahead_bytes, ahead_bytes);
-        if (block == n_blocks - 1)
-          finish(call, w, p, row + first, last - first, to);
-      }
+    for (int64_t group = 0; group < n_groups; ++group) {
+      int64_t first = n_rows * group / n_groups, last = n_rows * (group + 1) / n_groups;
+      float *to = sums + first * kPanelOutputs;
+      job.kernels[last - first](x + block * block_words + first * kRowWords, part, steps, to,
+                                block == 0, ahead + group * steps * ahead_bytes, ahead_bytes);
+      if (block == n_blocks - 1)
+        finish(call, w, p, row + first, last - first, to);
     }
   }
 }
@@ -150,8 +146,7 @@ void multiply_few(const LinearJob &job) {
   group = group < 1 ? 1 : group;
   auto task = [&](int64_t i, int) {
     int64_t end = (i + 1) * group < n_panels ? (i + 1) * group : n_panels;
-    for (int64_t panel = i * group; panel < end; ++panel)
-      multiply(job, 0, n_rows, panel, panel + 1);
+    multiply(job, 0, n_rows, i * group, end);
   };
   int64_t n_tasks = (n_panels + group - 1) / group;
   if (is_tiny(job)) {
@@ -164,9 +159,12 @@ void multiply_few(const LinearJob &job) {
 
 void multiply_many(const LinearJob &job) {
   int64_t n_panels = job.w->n_panels, n_rows = job.call->n_rows;
-  int64_t n_parts = (n_rows + kTaskRows - 1) / kTaskRows;
+  int64_t group_bytes = job.n_blocks() * kGroupRows * kRowWords * 4;
+  int64_t row_groups = kTaskBytes / group_bytes;
+  int64_t task_rows = (row_groups < 2 ? 2 : row_groups > 8 ? 8 : row_groups) * kGroupRows;
+  int64_t n_parts = (n_rows + task_rows - 1) / task_rows;
   // Enough tasks that the last ones keep all threads busy.
-  int64_t group = 16;
+  int64_t group = 32;
   while (group > 4 && n_parts * ((n_panels + group - 1) / group) < 16 * threads())
     group /= 2;
   int64_t n_groups = (n_panels + group - 1) / group;
@@ -185,23 +183,6 @@ void linear(const LinearCall &call) {
   }
   prepare_all_rows(job);
   multiply_few(job);
-}
-
-// ---- weights that stay row-major
-
-void linear_unpacked(const void *weights, DType dtype, int64_t n_out, int64_t n_in, const float *x,
-                     int64_t x_stride, int64_t n_rows, float *y, int64_t y_stride) {
-  parallel_for(n_out, [&](int64_t o, int) {
-    float *row = static_cast<float *>(scratch(ScratchSlot::rows, static_cast<size_t>(n_in) * 4));
-    to_float(static_cast<const char *>(weights) + o * n_in * static_cast<int64_t>(size_of(dtype)),
-             dtype, row, n_in);
-    for (int64_t r = 0; r < n_rows; ++r) {
-      float total = 0;
-      for (int64_t i = 0; i < n_in; ++i)
-        total += x[r * x_stride + i] * row[i];
-      y[r * y_stride + o] = total;
-    }
-  });
 }
 
 }}} // namespace
