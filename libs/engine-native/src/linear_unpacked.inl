@@ -71,6 +71,24 @@ struct UnpackedBfloat16 {
 };
 #endif
 
+// Add the lanes, halves first.
+inline float add_lanes(Floats v) {
+#if HALFMOON_LANES == 16
+  auto eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  auto eight = v;
+#endif
+#if HALFMOON_LANES >= 8
+  auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
+              __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#else
+  auto four = eight;
+#endif
+  auto two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
+  return two[0] + two[1];
+}
+
 struct UnpackedJob {
   const char *weights;
   const char *x;   // prepared: [n_rows] of x_bytes
@@ -98,7 +116,13 @@ void dot_rows(const UnpackedJob &job, int64_t o, int64_t row) {
       for (int n = 0; n < N; ++n)
         sums[n][r] = Kind::add(sums[n][r], weights[n], xs + r * job.x_bytes);
   };
+  // Meanwhile fetch the next rows.
+  const char *ahead = w + N * row_bytes;
   for (int64_t i = 0; i < whole; ++i) {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n)
+      __builtin_prefetch(ahead + n * row_bytes, 0, kPrefetchHint);
+    ahead += Kind::kStep * Kind::kSize;
     step(w, row_bytes, x);
     w += Kind::kStep * Kind::kSize;
     x += Kind::kStep * Kind::kXBytes;
@@ -112,7 +136,7 @@ void dot_rows(const UnpackedJob &job, int64_t o, int64_t row) {
   }
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n)
-      job.y[(row + r) * job.y_stride + o + n] = sum(sums[n][r]);
+      job.y[(row + r) * job.y_stride + o + n] = add_lanes(sums[n][r]);
 }
 
 // Rows of x of one block of weights, in equal groups of at most kXAt.
