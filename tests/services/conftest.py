@@ -153,7 +153,8 @@ class LocalCluster:
         port = await self.network.bind(name)
         kvstores = KvstoreClients(self.network, timeout_s=2.0)
         self.stack.push_async_callback(kvstores.close)
-        settings = {"chunk_tokens": self.chunk_tokens, **self.prefill_settings, **settings}
+        chunks = {"chunk_tokens": self.chunk_tokens, "max_chunk_tokens": self.chunk_tokens}
+        settings = chunks | self.prefill_settings | settings
         config = PrefillSettings(worker_id=name, model="m", **settings)
         info = self._info(
             name,

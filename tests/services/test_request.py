@@ -1,7 +1,7 @@
 """One request's way through the services, on the engine whose tokens depend on every KV byte."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from halfmoon_conductor.errors import (
     ServiceUnavailable,
 )
 from halfmoon_engine.fake_engine import FakeEngine, FakeModelSpec
+from halfmoon_engine.interface import Run, TokenResult
 from halfmoon_protocol.ids import RequestId
 from halfmoon_protocol.messages import Cancel, PrefillStopped, StartPrefill
 from halfmoon_protocol.regions import Landing
@@ -39,6 +40,28 @@ async def test_tokens_are_the_oracles_cold_and_cached(
         for _ in range(2):
             assert await cluster.generate(prompt, 40) == ORACLE.expected(prompt, 40)
         await cluster.settled()
+
+
+class RecordingEngine(FakeEngine):
+    """Remembers how many tokens each forward pass had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[int] = []
+
+    def forward(self, runs: Sequence[Run], **hooks: Any) -> list[TokenResult | None]:
+        self.passes.append(sum(len(run.token_ids) for run in runs))
+        return super().forward(runs, **hooks)
+
+
+async def test_a_prompt_alone_is_computed_in_long_chunks(local_cluster: LocalCluster) -> None:
+    settings = {"max_chunk_tokens": 256}
+    async with local_cluster(
+        RecordingEngine, chunk_tokens=32, prefill_settings=settings
+    ) as cluster:
+        prompt = prompt_of(600)
+        assert await cluster.generate(prompt, 3) == ORACLE.expected(prompt, 3)
+        assert cluster.worker("prefill-0").forward.engine.passes == [256, 256, 88]
 
 
 async def test_a_second_request_reuses_whole_blocks_and_computes_at_least_one_token(

@@ -92,6 +92,15 @@ def test_a_long_prompt_takes_a_pass_per_chunk() -> None:
     assert record.ttft_s == pytest.approx(4.0 + 2 * 1.0)  # two passes more
 
 
+def test_a_long_prompt_whose_turn_it_is_takes_fewer_passes() -> None:
+    fields = {"chunk_tokens": 40, "max_chunk_s": 3.0}
+    (record,) = audited(a_world(a_trace_request(n_input=100), **fields)).records
+    assert record.ttft_s == 4.0  # one pass
+    fields = {"chunk_tokens": 40, "max_chunk_tokens": 64, "max_chunk_s": 3.0}
+    (record,) = audited(a_world(a_trace_request(n_input=100), **fields)).records
+    assert record.ttft_s == pytest.approx(4.0 + 1.0)  # one pass more
+
+
 def test_the_larger_priority_is_computed_first_and_pauses_what_is_under_way() -> None:
     asks = [
         a_trace_request(n_input=120, prompt=0),

@@ -13,7 +13,17 @@ class PrefillSettings(EngineSettings):
 
     worker_id: str = Field("prefill-0", description="Stable name of this worker in the cluster")
     chunk_tokens: Annotated[int, Field(ge=1)] = Field(
-        512, description="Tokens of one forward pass at the most"
+        512, description="Tokens at the most of a forward pass that several prompts share"
+    )
+    max_chunk_tokens: Annotated[int, Field(ge=1)] = Field(
+        4096,
+        description="Tokens at the most of one prompt's forward pass when no other goes before it;"
+        " never less than chunk_tokens",
+    )
+    max_chunk_s: Annotated[float, Field(gt=0)] = Field(
+        0.5,
+        description="Predicted seconds at the most of a pass of more than chunk_tokens: so long may"
+        " an urgent prompt or a cancellation wait for it",
     )
     max_requests: Annotated[int, Field(ge=1)] = Field(
         256, description="Requests held at the most, queued ones included"

@@ -29,6 +29,7 @@ from halfmoon_protocol.messages import (
     Cancel,
     ChangeRole,
     Hello,
+    PrefillCost,
     PrefillFailed,
     PrefillLoad,
     PrefillStopped,
@@ -48,6 +49,7 @@ from halfmoon_runtime.worker.forward_watchdog import ForwardWatchdog
 from halfmoon_runtime.worker.housekeeping import HousekeepingPace
 from halfmoon_runtime.worker.message_loop import drop_unexpected, serve_messages
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
 from halfmoon_scheduling.prefill.prefill_queue import PrefillQueue
 from halfmoon_transfer.engine import TransferEngine
@@ -80,10 +82,14 @@ class PrefillWorker:
 
     def __post_init__(self) -> None:
         engine = self.forward.engine
+        settings, block_size = self.settings, engine.layout.block_size
+        limits = LongChunkLimits(settings.max_chunk_tokens, settings.max_chunk_s, block_size)
         queue = PrefillQueue(
-            chunk_tokens=self.settings.chunk_tokens, max_requests=self.settings.max_requests
+            chunk_tokens=settings.chunk_tokens,
+            max_requests=settings.max_requests,
+            long_chunks=LongChunks(limits, self.info.prefill_cost or PrefillCost()),
         )
-        rules = PrefillRules(engine.layout.block_size)
+        rules = PrefillRules(block_size)
         self.machine = PrefillMachine(rules, queue, self.pages)
         self.replicas = ReplicaSelector(self.kvstores, engine.layout, self.clock)
         caching = PrefixCacheClient(
@@ -92,7 +98,7 @@ class PrefillWorker:
             self.memory,
             engine.layout,
             self.clock,
-            patience_s=self.settings.kvstore_read_s,
+            patience_s=settings.kvstore_read_s,
         )
         self.conductors = ConductorConnections(self.port, lambda lost: self.shell.cancel(lost))
         self.shell = PrefillShell(

@@ -13,6 +13,7 @@ from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.messages import (
     CachedPrefix,
     KvstoreAddress,
+    PrefillCost,
     PrefillFailed,
     PrefillStopped,
     StartPrefill,
@@ -20,6 +21,7 @@ from halfmoon_protocol.messages import (
 from halfmoon_protocol.regions import Landing, Region
 from halfmoon_protocol.sampling import Sampling, Stopping
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
 from halfmoon_scheduling.prefill.prefill_commands import (
     EndRequest,
     FetchPrefix,
@@ -88,9 +90,16 @@ def cached(n_blocks: int, at: KvstoreAddress = HOME) -> CachedPrefix:
 
 
 def a_machine(
-    n_pages: int = 8, *, chunk_tokens: int = 128, max_requests: int = 8, **rules: Any
+    n_pages: int = 8,
+    *,
+    chunk_tokens: int = 128,
+    max_requests: int = 8,
+    long_chunks: LongChunks | None = None,
+    **rules: Any,
 ) -> PrefillMachine:
-    queue = PrefillQueue(chunk_tokens=chunk_tokens, max_requests=max_requests)
+    queue = PrefillQueue(
+        chunk_tokens=chunk_tokens, max_requests=max_requests, long_chunks=long_chunks
+    )
     return PrefillMachine(PrefillRules(BLOCK, **rules), queue, PageAllocator(n_pages))
 
 
@@ -288,6 +297,48 @@ def test_the_time_is_split_into_turn_kvstores_compute_and_last_bytes(driven: Dri
     assert (times.queue_s, times.fetch_s, times.compute_s, times.transfer_s) == (3.0, 3.0, 3.0, 0.5)
 
 
+# -- long chunks ---------------------------------------------------------------------------------
+
+
+def long_chunks(max_s: float) -> LongChunks:
+    """At a second a token."""
+    limits = LongChunkLimits(max_tokens=1000, max_s=max_s)
+    return LongChunks(limits, PrefillCost(c0_s=0.0, c1_s=1.0))
+
+
+def n_tokens_of(due: PrefillPass | None) -> list[int]:
+    assert due is not None
+    return [chunk.n_tokens for chunk in due.chunks]
+
+
+def test_what_passes_take_bounds_long_chunks_and_waits_for_layers_do_not_count() -> None:
+    driven = Driven(a_machine(chunk_tokens=8, long_chunks=long_chunks(16.0)))
+    driven.computing(a_start(n_tokens=128))
+    for _ in range(3):
+        assert n_tokens_of(driven.next_pass()) == [16]
+        driven.post(PassEnded({}, 20.0, layers_wait_s=4.0))
+    driven.next_pass()
+    driven.post(PassEnded({}, 32.0))
+    assert n_tokens_of(driven.next_pass()) < [16]
+
+
+def test_a_prompt_whose_tokens_are_scored_has_short_chunks() -> None:
+    driven = Driven(a_machine(chunk_tokens=8, long_chunks=long_chunks(16.0)))
+    driven.computing(a_start(sampling=Sampling(prompt_logprobs=1)))
+    assert n_tokens_of(driven.next_pass()) == [8]
+
+
+def test_a_larger_priority_waits_for_one_long_chunk_at_the_most() -> None:
+    driven = Driven(a_machine(chunk_tokens=8, long_chunks=long_chunks(16.0)))
+    driven.computing(a_start())
+    driven.next_pass()
+    driven.computing(a_start(B, 5, priority=1))
+    driven.post(PassEnded({}, 16.0))
+    due = driven.next_pass()
+    assert due is not None
+    assert [(chunk.request_id, chunk.n_tokens) for chunk in due.chunks] == [(B, 5), (A, 3)]
+
+
 # -- refusals, failures, cancellations -----------------------------------------------------------
 
 
@@ -439,7 +490,9 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.n_pages = 9
-        self.machine = a_machine(self.n_pages, chunk_tokens=40, max_requests=5)
+        self.machine = a_machine(
+            self.n_pages, chunk_tokens=20, max_requests=5, long_chunks=long_chunks(40.0)
+        )
         self.now = 0.0
         self.n_begun = 0
         #: Commands whose outcome is due, by request.

@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from halfmoon_protocol.ids import RequestId
+from halfmoon_protocol.messages import PrefillCost
+from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits, LongChunks
 from halfmoon_scheduling.prefill.prefill_queue import (
     OVERTAKEN_PASSES,
     PrefillChunk,
@@ -14,8 +16,17 @@ from halfmoon_scheduling.prefill.prefill_queue import (
 A, B, C, D, E = (RequestId(name) for name in "abcde")
 
 
-def queue(chunk_tokens: int = 10, max_requests: int = 8) -> PrefillQueue:
-    return PrefillQueue(chunk_tokens=chunk_tokens, max_requests=max_requests)
+def queue(
+    chunk_tokens: int = 10, max_requests: int = 8, long_tokens: int | None = None
+) -> PrefillQueue:
+    """A queue; `long_tokens`: what a request alone in its pass may take, at a second a token."""
+    long_chunks = None
+    if long_tokens is not None:
+        limits = LongChunkLimits(max_tokens=1000, max_s=long_tokens)
+        long_chunks = LongChunks(limits, PrefillCost(c0_s=0.0, c1_s=1.0))
+    return PrefillQueue(
+        chunk_tokens=chunk_tokens, max_requests=max_requests, long_chunks=long_chunks
+    )
 
 
 def test_a_long_prompt_is_cut_into_chunks_and_the_last_one_is_marked() -> None:
@@ -43,6 +54,63 @@ def test_what_the_first_request_leaves_of_a_batch_goes_to_the_next_ones() -> Non
         PrefillChunk(B, 0, 3, True),
         PrefillChunk(C, 0, 3, False),
     ]
+
+
+# -- long chunks ---------------------------------------------------------------------------------
+
+
+def test_a_prompt_alone_is_computed_in_long_chunks() -> None:
+    q = queue(long_tokens=40)
+    q.push(A, n_tokens=50, n_cached=0)
+    assert q.next_batch() == [PrefillChunk(A, 0, 40, False)]
+    q.advance(q.next_batch())
+    assert q.next_batch() == [PrefillChunk(A, 40, 10, True)]
+
+
+def test_a_long_chunk_is_shared_with_none_of_those_behind_it() -> None:
+    q = queue(long_tokens=40)
+    q.push(A, n_tokens=30, n_cached=0)
+    q.push(B, n_tokens=5, n_cached=0)
+    assert q.next_batch() == [PrefillChunk(A, 0, 30, True)]
+
+
+def test_those_that_share_a_pass_share_a_short_one() -> None:
+    q = queue(long_tokens=40)
+    q.push(A, n_tokens=4, n_cached=0)
+    q.push(B, n_tokens=30, n_cached=0)
+    assert q.next_batch() == [PrefillChunk(A, 0, 4, True), PrefillChunk(B, 0, 6, False)]
+
+
+def test_chunks_are_short_while_a_request_that_goes_first_gets_ready() -> None:
+    q = queue(long_tokens=40)
+    q.push(A, n_tokens=5, n_cached=0, ready=False)
+    q.push(B, n_tokens=30, n_cached=0)
+    assert q.next_batch() == [PrefillChunk(B, 0, 10, False)]
+    q.remove(A)
+    assert q.next_batch() == [PrefillChunk(B, 0, 30, True)]
+
+
+def test_a_request_that_must_not_have_long_chunks_has_none() -> None:
+    q = queue(long_tokens=40)
+    q.push(A, n_tokens=30, n_cached=0, may_be_long=False)
+    assert q.next_batch() == [PrefillChunk(A, 0, 10, False)]
+
+
+def test_a_chunk_is_never_below_what_requests_may_share() -> None:
+    q = queue(long_tokens=3)
+    q.push(A, n_tokens=30, n_cached=0)
+    assert q.next_batch() == [PrefillChunk(A, 0, 10, False)]
+
+
+def test_long_chunks_shrink_on_a_worker_that_is_slower_than_it_said() -> None:
+    q = queue(long_tokens=40)
+    q.push(A, n_tokens=100, n_cached=0)
+    for _ in range(50):
+        q.observe_pass([PrefillChunk(B, 0, 10, False)], 20.0)
+    assert q.next_batch() == [PrefillChunk(A, 0, 20, False)]
+
+
+# -- requests that wait --------------------------------------------------------------------------
 
 
 def test_cached_tokens_are_not_computed() -> None:

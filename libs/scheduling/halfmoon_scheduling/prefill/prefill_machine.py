@@ -196,6 +196,8 @@ class PrefillMachine:
                 n_cached=request.max_cached_blocks(block_size) * block_size,
                 ready=False,
                 priority=start.priority,
+                # The scores of a chunk need its logits over the whole vocabulary at once.
+                may_be_long=start.sampling.prompt_logprobs is None,
             )
         except QueueFull as error:
             return [EndRequest(start.request_id, PrefillFailure(str(error), retryable=True))]
@@ -276,6 +278,7 @@ class PrefillMachine:
     def _on_pass_ended(self, event: PassEnded, now: float) -> list[PrefillCommand]:
         ended = self._end_pass()
         self.queue.advance(ended.chunks)
+        self.queue.observe_pass(ended.chunks, event.compute_s - event.layers_wait_s)
         commands: list[PrefillCommand] = []
         for chunk in ended.chunks:
             request = self.requests[chunk.request_id]

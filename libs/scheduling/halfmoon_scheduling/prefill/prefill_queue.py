@@ -3,6 +3,10 @@
 Numbers only: the tokens, fetches and forward passes are the worker's. A request that waits
 for cached blocks is pushed with ``ready=False`` and keeps its place while others pass it.
 
+A pass has few tokens when several requests share it: each of them has its first token when the
+pass ends. A long prompt whose turn it is has a pass to itself, of more tokens. Its chunks stay
+short while a request that goes before it gets ready.
+
 The largest priority goes first, then the earlier arrival. A request that is partly computed
 pauses between two passes for one of a larger priority. No request starves: once later requests
 have overtaken it by more than so many tokens, it goes before all others.
@@ -13,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from halfmoon_protocol.ids import RequestId
+from halfmoon_scheduling.prefill.long_chunks import LongChunks
 
 #: Passes' worth of tokens that a request lets later ones of larger priority compute before it.
 OVERTAKEN_PASSES = 32
@@ -49,20 +54,25 @@ class _Entry:
     ready: bool
     #: Its place: priority, negated, and a count of arrivals.
     rank: tuple[float, int]
+    #: Whether its chunks may exceed `chunk_tokens`.
+    may_be_long: bool = True
     started: bool = False
     #: Tokens computed for later ones since it came, because their priority is larger.
     overtaken_tokens: int = 0
 
 
 class PrefillQueue:
-    """Requests by priority and arrival, packed into batches of a bounded number of tokens."""
+    """Requests by priority and arrival, cut and packed into batches of bounded size."""
 
-    def __init__(self, *, chunk_tokens: int, max_requests: int) -> None:
+    def __init__(
+        self, *, chunk_tokens: int, max_requests: int, long_chunks: LongChunks | None = None
+    ) -> None:
         """Create an empty queue.
 
         Args:
-            chunk_tokens: tokens of one batch at the most.
+            chunk_tokens: tokens at the most of a batch that several requests share.
             max_requests: requests held at the most.
+            long_chunks: bounds the chunk of a request alone in its batch; None: `chunk_tokens`.
 
         Raises:
             ValueError: one of them is less than 1.
@@ -73,6 +83,7 @@ class PrefillQueue:
             )
         self.chunk_tokens = chunk_tokens
         self.max_requests = max_requests
+        self._long_chunks = long_chunks
         #: In order of arrival; a dict keeps it.
         self._entries: dict[RequestId, _Entry] = {}
         #: In the order of their turns: ranks of exactly `_entries`, sorted.
@@ -104,6 +115,7 @@ class PrefillQueue:
         n_cached: int,
         ready: bool = True,
         priority: int = 0,
+        may_be_long: bool = True,
     ) -> None:
         """Queue a request behind those of at least its priority.
 
@@ -113,6 +125,7 @@ class PrefillQueue:
             n_cached: the first so many need no computing; at least one token does.
             ready: False when it must wait for `ready(request_id)`.
             priority: the largest goes first.
+            may_be_long: whether its chunks may have more than `chunk_tokens` tokens.
 
         Raises:
             QueueFull: `max_requests` are here.
@@ -125,7 +138,7 @@ class PrefillQueue:
             raise QueueFull(f"{self.max_requests} requests are queued, which is the limit")
         self._n_pushed += 1
         rank = (float(-priority), self._n_pushed)
-        self._entries[request_id] = _Entry(n_tokens, n_cached, ready, rank)
+        self._entries[request_id] = _Entry(n_tokens, n_cached, ready, rank, may_be_long)
         insort(self._order, (rank, request_id))
         self._queued_tokens += n_tokens - n_cached
 
@@ -160,24 +173,35 @@ class PrefillQueue:
         return True
 
     def next_batch(self) -> list[PrefillChunk]:
-        """Return the chunks to compute next: at most `chunk_tokens` tokens, perhaps none.
+        """Return the chunks to compute next, perhaps none.
 
-        The first ready request takes what it can, the following ones what is left. Changes
-        nothing: until `advance` or `push`, the same answer comes again.
+        The first ready request takes what it can, the following ones what is left of
+        `chunk_tokens`. Changes nothing: until `advance` or `push`, the same answer comes again.
         """
         chunks: list[PrefillChunk] = []
         room = self.chunk_tokens
-        for _, request_id in self._order:
-            if room == 0:
+        for place, (_, request_id) in enumerate(self._order):
+            if room <= 0:
                 break
             entry = self._entries[request_id]
             if not entry.ready:
                 continue
             n_left = entry.n_tokens - entry.position
-            n_tokens = min(n_left, room)
+            n_tokens = min(n_left, room if place else self._most_alone(entry))
             chunks.append(PrefillChunk(request_id, entry.position, n_tokens, n_tokens == n_left))
             room -= n_tokens
         return chunks
+
+    def _most_alone(self, entry: _Entry) -> int:
+        """Return the most tokens of a request whose turn is before all others'."""
+        if self._long_chunks is None or not entry.may_be_long:
+            return self.chunk_tokens
+        return max(self.chunk_tokens, self._long_chunks.tokens_from(entry.position))
+
+    def observe_pass(self, chunks: Sequence[PrefillChunk], seconds: float) -> None:
+        """Learn how long a pass over these chunks took, waits for cached layers not counted."""
+        if self._long_chunks is not None and chunks:
+            self._long_chunks.observe([(chunk.start, chunk.stop) for chunk in chunks], seconds)
 
     def advance(self, chunks: Sequence[PrefillChunk]) -> None:
         """Take note that chunks are computed; a request leaves the queue with its last one.

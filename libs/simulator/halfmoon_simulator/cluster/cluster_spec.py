@@ -3,6 +3,7 @@
 import msgspec
 
 from halfmoon_protocol.messages import Stage
+from halfmoon_scheduling.prefill.long_chunks import LongChunkLimits
 from halfmoon_simulator.costs.cost_file import CostFile
 
 _AT_LEAST_1 = (
@@ -10,6 +11,7 @@ _AT_LEAST_1 = (
     "n_decode",
     "block_tokens",
     "chunk_tokens",
+    "max_chunk_tokens",
     "group_size",
     "group_chunk_tokens",
     "max_new_tokens",
@@ -29,8 +31,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     n_kvstore: int | None = None
     #: Tokens per block, page and slot.
     block_tokens: int = 512
-    #: Tokens of one prefill pass at the most.
+    #: Tokens at the most of a prefill pass that several prompts share.
     chunk_tokens: int = 8192
+    #: Tokens at the most of a pass of one prompt, and its predicted seconds.
+    max_chunk_tokens: int = 32768
+    max_chunk_s: float = 0.5
     #: Prefill workers that compute long prompts together, in stages; 1: each by itself. Those
     #: left over when they are counted off are in no group.
     group_size: int = 1
@@ -78,7 +83,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"n_kvstore is {self.n_kvstore}; kvstores stand on prefill hosts, of which there"
                 f" are {self.n_prefill}"
             )
-        for name in ("report_s", "tick_s", "sample_s"):
+        for name in ("max_chunk_s", "report_s", "tick_s", "sample_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be more than 0")
 
@@ -95,6 +100,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             chunk_tokens=self.group_chunk_tokens,
             hop_s=n_bytes / costs.network_bytes_per_s,
         )
+
+    @property
+    def long_chunk_limits(self) -> LongChunkLimits:
+        """Return the bounds of a pass of one prompt."""
+        return LongChunkLimits(self.max_chunk_tokens, self.max_chunk_s, self.block_tokens)
 
     def pages(self, costs: CostFile) -> int:
         """Return the number of pages of one worker."""

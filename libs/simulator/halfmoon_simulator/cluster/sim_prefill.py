@@ -21,6 +21,7 @@ from halfmoon_protocol.messages import (
     Unwelcome,
 )
 from halfmoon_scheduling.decode.page_allocator import PageAllocator
+from halfmoon_scheduling.prefill.long_chunks import LongChunks
 from halfmoon_scheduling.prefill.prefill_commands import PrefillPass
 from halfmoon_scheduling.prefill.prefill_events import FirstToken, PagesFreed, PassEnded
 from halfmoon_scheduling.prefill.prefill_machine import PrefillMachine, PrefillRules
@@ -78,7 +79,11 @@ class SimPrefill:
         self.pages = PageAllocator(spec.pages(costs))
         self.machine = PrefillMachine(
             PrefillRules(spec.block_tokens),
-            PrefillQueue(chunk_tokens=spec.chunk_tokens, max_requests=spec.max_requests),
+            PrefillQueue(
+                chunk_tokens=spec.chunk_tokens,
+                max_requests=spec.max_requests,
+                long_chunks=LongChunks(spec.long_chunk_limits, costs.pass_cost),
+            ),
             self.pages,
         )
         self._costs = costs
@@ -100,6 +105,7 @@ class SimPrefill:
         self._pass = PrefillPass(())
         self._passing = False
         self._pass_began_s = 0.0
+        self._arithmetic_s = 0.0
         self._pass_computed = False
         #: Predicted seconds of all requests whose passes are not over.
         self._backlog_s = 0.0
@@ -199,6 +205,7 @@ class SimPrefill:
                 prompt.begun = True
                 decode = prompt.start.landing.region.segment
                 self._shell.begin_writing(prompt, self._host_of(decode))
+        self._arithmetic_s = seconds
         self._event_queue.after(seconds, self._on_arithmetic_over)
 
     def _on_arithmetic_over(self) -> None:
@@ -225,7 +232,7 @@ class SimPrefill:
             for chunk in ended.chunks
             if chunk.last
         }
-        self._shell.post(PassEnded(tokens, took_s))
+        self._shell.post(PassEnded(tokens, took_s, took_s - self._arithmetic_s))
 
     def staged_pass(self) -> None:
         """Begin a pass of a staged prompt: none other begins until `staged_pass_over`."""

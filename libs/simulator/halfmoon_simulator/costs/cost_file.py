@@ -77,6 +77,11 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return the seconds that each context token adds to a step of so many requests."""
         return self.step_s(n_requests, 1) - self.step_s(n_requests, 0)
 
+    @property
+    def pass_cost(self) -> PrefillCost:
+        """Return the cost of one forward pass, without what a prompt takes once."""
+        return msgspec.structs.replace(self.prefill, c0_s=self.pass_s)
+
     def chunk_s(self, start: int, stop: int, *, first: bool) -> float:
         """Return the seconds that one chunk adds to a forward pass; `first`: of its prompt."""
         fixed_s = self.pass_s if first else self.prefill.c0_s
