@@ -29,8 +29,9 @@ async def test_dropped_and_damaged_slices_cost_time_and_no_token(
         await cluster.settled()
 
 
+@pytest.mark.parametrize("at", [100, -1], ids=["in the first layer", "in the last one"])
 async def test_a_block_damaged_in_the_store_is_noticed_and_computed_anew(
-    local_cluster: LocalCluster,
+    local_cluster: LocalCluster, at: int
 ) -> None:
     prompt = prompt_of(200)
     async with local_cluster() as cluster:
@@ -43,7 +44,8 @@ async def test_a_block_damaged_in_the_store_is_noticed_and_computed_anew(
         )[0].slot
         kvstore.tiers.memory.release("test", "t")
         view = cluster.memories["kvstore-0"].view
-        view[slot * kvstore.info.layout.block_bytes + 100] ^= 1
+        size = kvstore.info.layout.block_bytes
+        view[slot * size + at % size] ^= 1
         assert memory.stats().n_live == 0
         events = [event async for event in cluster.events(prompt, 20)]
         assert [event.token for event in events] == ORACLE.expected(prompt, 20)

@@ -106,6 +106,8 @@ class PrefillJob:
     n_streamed: int = 0
     #: Reads of cached blocks, one per layer; empty when nothing is cached.
     loads: Sequence[Transfer] = ()
+    #: Checksums of the cached blocks, computed as they arrive; None when nothing is cached.
+    checksums: Awaitable[tuple[int, ...]] | None = None
     #: Kvstores whose reads failed; none is tried twice.
     failed_sources: set[KvstoreAddress] = field(default_factory=set)
     #: Whose blocks were verified, and how many of them came from its disk.
@@ -145,15 +147,11 @@ class PrefillJob:
     def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
         """List the reads of one layer of the cached blocks, from the kvstore into this pool."""
         assert self.lease is not None
+        source, size, block_bytes = self.lease.region, layout.layer_bytes, layout.block_bytes
+        shift = layer * size
         return [
-            Piece(
-                pool,
-                self.pages[block] * layout.block_bytes + layer * layout.layer_bytes,
-                self.lease.region,
-                place.offset + layer * layout.layer_bytes,
-                layout.layer_bytes,
-            )
-            for block, place in enumerate(self.lease.places)
+            Piece(pool, page * block_bytes + shift, source, place.offset + shift, size)
+            for page, place in zip(self.pages, self.lease.places, strict=False)
         ]
 
     def complete_blocks(self, stop: int, layout: KvLayout) -> range:
@@ -172,14 +170,15 @@ class PrefillJob:
             layer: the layer to write; None: all layers, which are contiguous in a block.
             blocks: by their number in the prompt.
         """
-        landing = self.start.landing
+        target, targets = self.start.landing.region, self.start.landing.pages
+        pages, block_bytes = self.pages, layout.block_bytes
         shift, length = _part_of_block(layout, layer)
         return [
             Piece(
                 pool,
-                self.pages[block] * layout.block_bytes + shift,
-                landing.region,
-                landing.pages[block] * layout.block_bytes + shift,
+                pages[block] * block_bytes + shift,
+                target,
+                targets[block] * block_bytes + shift,
                 length,
             )
             for block in blocks
@@ -194,17 +193,13 @@ class PrefillJob:
         """
         if self.put is None:
             return []
+        target, offsets = self.put.region, self.put.offsets
+        pages, block_bytes = self.pages, layout.block_bytes
         shift, length = _part_of_block(layout, layer)
         return [
-            Piece(
-                pool,
-                self.pages[block] * layout.block_bytes + shift,
-                self.put.region,
-                self.put.offsets[block] + shift,
-                length,
-            )
+            Piece(pool, pages[block] * block_bytes + shift, target, offsets[block] + shift, length)
             for block in blocks
-            if block in self.put.offsets
+            if block in offsets
         ]
 
     @property

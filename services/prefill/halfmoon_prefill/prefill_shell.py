@@ -264,6 +264,7 @@ class PrefillShell:
         )
         self.counts.done(message, job.n_tokens)
         await self._conductors.answer(job.owner, message)
+        await self._caching.release_lease(job)
         return DoneReported(job.request_id)
 
     async def _keep(self, job: PrefillJob) -> PrefillEvent:

@@ -10,7 +10,7 @@ request's pages are free only once no forward pass and no transfer touches them.
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -75,6 +75,7 @@ class PrefillWorker:
     watch: ForwardWatchdog = field(default_factory=ForwardWatchdog)
     machine: PrefillMachine = field(init=False)
     replicas: ReplicaSelector = field(init=False)
+    caching: PrefixCacheClient = field(init=False)
     conductors: ConductorConnections = field(init=False)
     shell: PrefillShell = field(init=False)
     forward_loop: ForwardLoop = field(init=False)
@@ -92,7 +93,7 @@ class PrefillWorker:
         rules = PrefillRules(block_size)
         self.machine = PrefillMachine(rules, queue, self.pages)
         self.replicas = ReplicaSelector(self.kvstores, engine.layout, self.clock)
-        caching = PrefixCacheClient(
+        self.caching = PrefixCacheClient(
             self.replicas,
             self.transfer,
             self.memory,
@@ -103,7 +104,7 @@ class PrefillWorker:
         self.conductors = ConductorConnections(self.port, lambda lost: self.shell.cancel(lost))
         self.shell = PrefillShell(
             self.machine,
-            caching,
+            self.caching,
             self.conductors,
             self.clock,
             token_bytes=engine.layout.token_bytes,
@@ -125,6 +126,10 @@ class PrefillWorker:
         Raises:
             Unwanted: no conductor wants this worker.
         """
+        with closing(self.caching):
+            await self._serve()
+
+    async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self.shell.open(tasks)
             others = [

@@ -58,9 +58,9 @@ class PrefillPass(msgspec.Struct, frozen=True):
 
 
 class SettleTransfers(msgspec.Struct, frozen=True):
-    """Wait until the landing has acknowledged all KV; verify fetched blocks, end their lease.
+    """Wait until the landing has acknowledged all KV; verify fetched blocks.
 
-    Outcome: `TransfersSettled`.
+    Outcome: `TransfersSettled`. From then on the lease of fetched blocks may end.
     """
 
     request_id: RequestId

@@ -6,10 +6,12 @@ fetched is never trusted before `verify`.
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 import xxhash
 
+from halfmoon_prefill.cache.arriving_checksums import ArrivingChecksums
 from halfmoon_prefill.cache.prefix_fetch import PrefixFetch
 from halfmoon_prefill.cache.replica_selector import ReplicaSelector
 from halfmoon_prefill.prefill_job import KvstoreReservation, PrefillJob
@@ -49,6 +51,11 @@ class PrefixCacheClient:
         self._layout = layout
         self._clock = clock
         self._patience_s = patience_s
+        self._checksum_thread = ThreadPoolExecutor(1, thread_name_prefix="checksums")
+
+    def close(self) -> None:
+        """End the thread; no block is verified any more."""
+        self._checksum_thread.shutdown(cancel_futures=True)
 
     async def fetch(self, job: PrefillJob, n_blocks: int) -> None:
         """Lease the job's cached prefix and start reading it, layer by layer.
@@ -85,6 +92,11 @@ class PrefixCacheClient:
 
         read = PrefixFetch(self._layout.n_layers, submit, take_over, self._patience_s)
         job.loads = read.layers
+        pages = job.pages[: len(job.lease.places)]
+        sums = ArrivingChecksums(self._memory.view, self._layout, pages, self._checksum_thread)
+        for load in job.loads:
+            load.add_done_callback(sums.on_layer)
+        job.checksums = sums
         job.loads[-1].add_done_callback(
             lambda _: setattr(job, "fetch_s", self._clock.now() - began_s)
         )
@@ -168,16 +180,16 @@ class PrefixCacheClient:
         return True
 
     async def verify(self, job: PrefillJob) -> None:
-        """Check the fetched blocks, and end their lease; all reads are over.
+        """Check the fetched blocks; all reads are over.
 
         Raises:
             CorruptBlock: some block is not what was stored.
         """
         if job.lease is None:
             return
-        lease, cached = job.lease, job.start.cached
-        assert cached is not None, "a lease without a cached prefix"
-        found = await self._checksums(job.pages[: len(lease.places)])
+        lease, cached, sums = job.lease, job.start.cached, job.checksums
+        assert cached is not None and sums is not None, "a lease without a cached prefix"
+        found = await sums
         pairs = zip(lease.places, found, strict=True)
         if damaged := tuple(place.hash for place, sum_ in pairs if sum_ != place.checksum):
             bad = CorruptBlock(
@@ -191,7 +203,6 @@ class PrefixCacheClient:
         self._replicas.blocks["disk"] += lease.n_from_disk
         self._replicas.blocks["memory"] += len(lease.places) - lease.n_from_disk
         job.fetched_from, job.n_from_disk = lease.address.worker_id, lease.n_from_disk
-        await self._release(job)
 
     async def keep(self, job: PrefillJob) -> None:
         """Commit the new blocks once they are written; the request does not depend on it."""
@@ -211,12 +222,13 @@ class PrefixCacheClient:
 
     async def give_back(self, job: PrefillJob) -> None:
         """Let go of what is still held; no transfer of the job may be under way."""
-        await self._release(job)
+        await self.release_lease(job)
         if job.put is not None:
             await job.put.kvstore.revoke(job.put.ticket)
             job.put = None
 
-    async def _release(self, job: PrefillJob) -> None:
+    async def release_lease(self, job: PrefillJob) -> None:
+        """Let go of the blocks that were fetched, if there are any."""
         if job.lease is not None:
             await job.lease.kvstore.release(job.lease.ticket)
             job.lease = None
