@@ -41,8 +41,9 @@ class ArrivingChecksums:
         self._starts = [page * layout.block_bytes for page in pages]
         self._n_layers = layout.n_layers
         self._thread = thread
-        self._n_given = 0
-        #: Changed by the thread alone.
+        #: Layers that are here, and, changed by the thread alone, those that are added.
+        self._n_here = 0
+        self._n_added = 0
         self._states = [xxhash.xxh3_64() for _ in pages]
         self._result: Future[tuple[int, ...]] = Future()
 
@@ -50,10 +51,10 @@ class ArrivingChecksums:
         """Add the next layer, which is here unless its read failed; called in layer order."""
         try:
             layer.result(0)
-            self._thread.submit(self._add, self._n_given)
+            self._n_here += 1
+            self._thread.submit(self._add_layers)
         except Exception as error:  # its read failed, or the worker is closing
             self._fail(error)
-        self._n_given += 1
 
     def __await__(self) -> Generator[object, None, tuple[int, ...]]:
         """Return xxh3-64 of each block once all layers are added.
@@ -63,16 +64,20 @@ class ArrivingChecksums:
         """
         return await_future(self._result)
 
-    def _add(self, layer: int) -> None:
-        """Add one layer of all blocks; in the thread."""
-        if self._result.done():
-            return  # a layer is missing
+    def _add_layers(self) -> None:
+        """Add all layers that are here, of all blocks; in the thread.
+
+        Each call into xxhash takes the interpreter's lock once, so several layers are one run.
+        """
+        n_here = self._n_here
+        if self._result.done() or n_here == self._n_added:
+            return  # a layer failed, or these were added together with one before
         try:
-            size = self._layer_bytes
-            shift = layer * size
+            first, last = self._n_added * self._layer_bytes, n_here * self._layer_bytes
             for state, start in zip(self._states, self._starts, strict=True):
-                state.update(self._view[start + shift : start + shift + size])
-            if layer + 1 == self._n_layers:
+                state.update(self._view[start + first : start + last])
+            self._n_added = n_here
+            if n_here == self._n_layers:
                 self._result.set_result(tuple(state.intdigest() for state in self._states))
         except Exception as error:
             self._fail(error)
