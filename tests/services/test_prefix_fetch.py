@@ -67,6 +67,9 @@ class Bench:
         """What is asked of a replica, in the order of layers; waits until it is."""
         while not (found := [t for t in self.transfers if t.replica == replica]):
             await asyncio.sleep(0)
+        while found[-1].layer + 1 < N_LAYERS:  # one layer is asked for after the other
+            await asyncio.sleep(0)
+            found = [t for t in self.transfers if t.replica == replica]
         return found
 
     async def paths(self) -> list[str]:

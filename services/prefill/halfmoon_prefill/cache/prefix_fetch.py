@@ -68,8 +68,11 @@ class PrefixFetch:
 
     async def _read_rest(self) -> None:
         """Read what is not here from the present replica."""
-        transfers = [self._submit(layer) for layer in range(self._n_here, len(self.layers))]
+        transfers: list[Transfer] = []
         try:
+            for layer in range(self._n_here, len(self.layers)):
+                transfers.append(self._submit(layer))
+                await asyncio.sleep(0)  # the forward pass may begin before all layers are planned
             for transfer in transfers:
                 async with asyncio.timeout(self._patience_s):
                     report = await transfer
