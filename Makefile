@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
+.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-native-sanitized test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ native-if-possible: $(VENV)/.installed
 		&& touch $(ENGINE_KERNELS) || echo "they can't be compiled here: torch computes, more slowly"; \
 	elif [ ! -e $(ENGINE_KERNELS) ]; then \
 		echo "no C++ compiler or Python.h here: torch computes, more slowly (see make native)"; fi
+
+test-native-sanitized: $(VENV)/.dev ## the engine's kernels under AddressSanitizer and UBSan (minutes)
+	$(BIN)/python tests/engine/native/sanitized.py
 
 # A virtual machine with software RDMA devices; not part of this repository.
 RDMA_VM ?= ../shared/tools/rdma-vm

@@ -8,7 +8,7 @@ constexpr int64_t kCacheLine = 64;
 
 inline void prefetch_row(const char *row, int64_t n_bytes) {
   for (int64_t b = 0; b < n_bytes; b += kCacheLine)
-    __builtin_prefetch(row + b, 0, 2);
+    __builtin_prefetch(row + b, 0, 3);
 }
 
 // scores[r, i] = queries[r]·keys[i] of R rows and n keys; a row has kTile scores. n_vectors: whole

@@ -21,6 +21,7 @@ int list_kernels(const Kernels **out, int limit) {
   add(v4, avx512::table());
   add(v3, avx2::table());
 #endif
+  add(true, neon::table());
   add(true, generic::table());
   return n;
 }

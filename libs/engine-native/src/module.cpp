@@ -274,6 +274,13 @@ PyObject *batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
       !count_data.take(n_pages, "n_pages", length_data.n_bytes(), false) ||
       !page_data.take_any(pages, "pages", false))
     return nullptr;
+  if (length_data.n_bytes() % 8 != 0 || page_data.n_bytes() % 4 != 0) {
+    PyErr_Format(PyExc_ValueError,
+                 "lengths, starts and n_pages of %lld bytes, pages of %lld: they are int64 and int32",
+                 static_cast<long long>(length_data.n_bytes()),
+                 static_cast<long long>(page_data.n_bytes()));
+    return nullptr;
+  }
   BatchObject *self = object_of<BatchObject>(type->tp_alloc(type, 0));
   if (!self)
     return nullptr;

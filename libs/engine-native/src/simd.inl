@@ -24,13 +24,18 @@ inline uint16_t float_to_bf16(float x) {
     return static_cast<uint16_t>((word >> 16) | 0x40u); // a quiet NaN
   return static_cast<uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
 }
+#if defined(__aarch64__)
+typedef __fp16 Half; // g++ 12 lacks _Float16 there
+#else
+typedef _Float16 Half;
+#endif
 inline float f16_to_float(uint16_t h) {
-  _Float16 x;
+  Half x;
   memcpy(&x, &h, 2);
   return static_cast<float>(x);
 }
 inline uint16_t float_to_f16(float x) {
-  _Float16 y = static_cast<_Float16>(x);
+  Half y = static_cast<Half>(x);
   uint16_t h;
   memcpy(&h, &y, 2);
   return h;
