@@ -123,8 +123,13 @@ class NativeDecoder:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """View a tensor's memory; numpy has no bfloat16."""
+    """View a tensor's memory; numpy has no bfloat16.
+
+    A file's header may end anywhere, and so may weights begin that are mapped: those are copied.
+    """
     tensor = tensor.detach()
+    if tensor.data_ptr() % tensor.element_size():
+        tensor = tensor.clone()
     return tensor.numpy() if tensor.dtype == torch.float32 else tensor.view(torch.int16).numpy()
 
 
