@@ -27,11 +27,13 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _silu(v: Doubles) -> Doubles:
-    return v / (1 + np.exp(-v))
+    result: Doubles = v / (1 + np.exp(-v))
+    return result
 
 
 def _gelu_tanh(v: Doubles) -> Doubles:
-    return 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+    result: Doubles = 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+    return result
 
 
 ACTIVATIONS: dict[str, Function] = {
