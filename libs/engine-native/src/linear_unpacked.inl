@@ -6,7 +6,7 @@
 namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
 #if HALFMOON_LANES == 16 || defined(__aarch64__)
-constexpr int kRowsAt = 4, kXAt = 6;
+constexpr int kRowsAt = 6, kXAt = 4;
 #else
 constexpr int kRowsAt = 4, kXAt = 2;
 #endif
