@@ -25,7 +25,7 @@ def test_an_urgent_prompt_is_computed_before_what_came_earlier_and_the_core_know
     operator = add_tenant(tenants, "ops", operator=True)
     extra = {
         "conductor": ["--journal-path", str(journal), "--tenants", str(tenants)],
-        "prefill": ["--chunk-tokens", "16"],
+        "prefill": ["--chunk-tokens", "16", "--max-chunk-tokens", "16"],
     }
     with (
         start_cluster(
