@@ -68,10 +68,7 @@ struct Plan {
 };
 
 // Runs of up to so many rows a head are computed by attention_few.inl.
-#ifndef FR
-#define FR 16
-#endif
-constexpr int64_t kFewRows = FR;
+constexpr int64_t kFewRows = 16;
 // Rows that attention_many.inl multiplies at a time: accumulators fill half of the registers.
 #if HALFMOON_LANES == 16 || defined(__aarch64__)
 constexpr int64_t kTileRows = 8;
