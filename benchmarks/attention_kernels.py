@@ -1,4 +1,4 @@
-"""Measure paged attention in C++ beside the machine's ceilings: `python -m benchmarks.attention_kernels`.
+"""Measure paged attention in C++ beside ceilings: `python -m benchmarks.attention_kernels`.
 
 Decode reads memory: its ceiling is a sum over as many bytes. Prefill multiplies: its ceiling is
 torch's product of large matrices in the pool's dtype. torch's own attention computes on contiguous
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from halfmoon_engine_native import _native
 from rich.console import Console
 from rich.table import Table
+
+from halfmoon_engine_native import _native
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BLOCK_SIZE = 32
