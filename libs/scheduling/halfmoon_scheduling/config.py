@@ -8,6 +8,8 @@ from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 
 #: Default limit of deferred requests in admission modes that wait for decode.
 DEFAULT_MAX_DEFERRED = 1000
+#: A larger quantile takes more observations than a bucket of recent requests has.
+MAX_QUANTILE = 0.99
 
 
 class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +36,9 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     #: to requests without a limit in seconds.
     ttft_slo_multiple: float | None = None
     tbt_slo_multiple: float | None = None
+    #: Share of requests that shall keep each limit, by the errors of earlier predictions: that
+    #: quantile of a time is compared with its limit, see `limit_bounds`. 0: the mean prediction.
+    admission_quantile: float = 0.0
     #: Whether decode's load is checked again when a prefill is done, in the modes that check it
     #: at arrival. A refusal then has wasted the prefill. Mode "baseline" always checks, mode
     #: "none" never does; "lookahead" lets the request wait before it refuses.
@@ -115,6 +120,11 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError(
                 f"group_least_gain is {self.group_least_gain}, it is at least 1 (then a group "
                 "is taken as soon as it is not slower)"
+            )
+        if not 0 <= self.admission_quantile <= MAX_QUANTILE:
+            raise ValueError(
+                f"admission_quantile is {self.admission_quantile}, it is 0 (compare the mean"
+                f" prediction) to {MAX_QUANTILE}"
             )
         for name in _POSITIVE:
             value = getattr(self, name)

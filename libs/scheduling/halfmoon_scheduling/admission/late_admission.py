@@ -16,6 +16,7 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import PrefillDone
 from halfmoon_scheduling.admission import admission_policy
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
+from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
 from halfmoon_scheduling.cluster.decode_pool import DecodePool
@@ -28,9 +29,15 @@ class LateAdmission:
     """Hold one queue before each decode worker, by priority and then by arrival."""
 
     def __init__(
-        self, config: SchedulingConfig, slos: Slos, decodes: DecodePool, deadlines: Deadlines
+        self,
+        config: SchedulingConfig,
+        slos: Slos,
+        decodes: DecodePool,
+        deadlines: Deadlines,
+        bounds: LimitBounds | None,
     ) -> None:
         """Create empty queues."""
+        self._bounds = bounds
         self._defer_s = config.defer_s
         self._may_wait = ADMISSION_MODES[config.admission].waits_for_decode
         #: Whether decode's load is checked again after the prefill, and may then refuse.
@@ -43,7 +50,7 @@ class LateAdmission:
         #: Workers with a queue whose load or queue has changed since `ready`.
         self._changed: set[WorkerId] = set()
 
-    def verdict(self, state: RequestState) -> AdmissionVerdict:
+    def verdict(self, state: RequestState, now: float) -> AdmissionVerdict:
         """Compare decode's load with the limits of a request whose prefill is done.
 
         A retry is always admitted, since its stream has begun.
@@ -54,7 +61,7 @@ class LateAdmission:
             return admission_policy.ADMITTED
         tbt_slo_s = self._slos.tbt_s(request, decode)
         return admission_policy.decide_after_prefill(
-            decode, len(request.token_ids), tbt_slo_s, self._decodes
+            decode, len(request.token_ids), tbt_slo_s, self._decodes, now, self._bounds
         )
 
     def try_wait(
@@ -91,6 +98,8 @@ class LateAdmission:
     def on_deadline(self, state: RequestState, now: float) -> None:
         """Mark a request as due: it is admitted next, whatever the load."""
         assert state.decode is not None
+        if self._bounds is not None and state.deadline_s < state.landing_ends_s:
+            self._bounds.on_landed_timeout(now - state.deadline_s)
         self._deadlines.set(state, now)
         self.notify(state.decode)
 
@@ -106,17 +115,22 @@ class LateAdmission:
             while (queue := self._queues.get(decode)) is not None:
                 first = queue[0][1]
                 is_due = first.deadline_s <= now and not self.refuses
-                if not is_due and self.verdict(first).misses:
+                if not is_due and self.verdict(first, now).misses:
                     break
                 assert first.landed is not None
                 self.remove(first)
                 yield first, first.landed
 
     def _wait_ends_s(self, state: RequestState, now: float) -> float:
-        """Return when a first token is due, or decode would free the request's pages."""
+        """Return when a first token is due, or decode would free the request's pages.
+
+        Deadlines are acted on at the next tick, so with bounds the time ends that much sooner.
+        """
         assert state.placement is not None
         ttft_slo_s = self._slos.ttft_s(state.request, state.placement.prefill)
         due_s = now + self._defer_s if ttft_slo_s is None else state.arrived_s + ttft_slo_s
+        if self._bounds is not None and ttft_slo_s is not None:
+            due_s -= self._bounds.lateness_s
         return min(due_s, state.landing_ends_s)
 
     def check(self, landed: list[RequestState]) -> None:

@@ -258,6 +258,11 @@ class DecodePool:
         """Return our requests at a live worker."""
         return set(self._workers[worker_id].held)
 
+    @property
+    def n_running(self) -> int:
+        """Our requests that decode, at all workers."""
+        return len(self._running)
+
     # -- reports -----------------------------------------------------------------------------
 
     def on_load(self, worker_id: WorkerId, load: DecodeLoad) -> None:

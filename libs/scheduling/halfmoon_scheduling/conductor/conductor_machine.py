@@ -40,6 +40,7 @@ from halfmoon_protocol.messages import (
     Welcome,
     WorkerInfo,
 )
+from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.cluster.cluster_state import Cluster, UnfitWorker
 from halfmoon_scheduling.cluster.role_balancer import RoleBalancer
@@ -97,7 +98,9 @@ class Conductor:
         self._role_balancer = RoleBalancer(config, self.cluster) if config.role_changes else None
         self._log = DecisionLog(config.kept_decisions)
         slos = Slos(config, self.cluster)
-        self._table = RequestTable(config, self.cluster, slos)
+        q = config.admission_quantile
+        self._bounds = LimitBounds(q) if q else None
+        self._table = RequestTable(config, self.cluster, slos, self._bounds)
         self._endings = RequestEndings(config, self.cluster, self._table, self._placer)
         self._admission = RequestAdmission(
             config,
@@ -108,9 +111,10 @@ class Conductor:
             self._table,
             self._endings,
             self._log,
+            self._bounds,
         )
         self._handover = DecodeHandover(
-            self.cluster, self._placer, self._table, self._endings, self._log
+            self.cluster, self._placer, self._table, self._endings, self._log, self._bounds
         )
         self._timeouts = RequestTimeouts(
             config, self.cluster, self._table, self._endings, self._admission, self._handover
@@ -483,6 +487,8 @@ class Conductor:
         self._kvstores.check()
         self._table.check()
         self._admission.check()
+        if self._bounds is not None:
+            self._bounds.check()
 
 
 def _mean(values: Collection[float]) -> float:

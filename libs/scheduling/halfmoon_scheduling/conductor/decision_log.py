@@ -7,6 +7,7 @@ from typing import Literal
 from halfmoon_protocol.ids import RequestId
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
 from halfmoon_scheduling.placement.estimates import Placement
+from halfmoon_scheduling.prediction.error_quantiles import ErrorBound
 from halfmoon_scheduling.requests.request_state import RequestState
 
 DecisionOutcome = Literal["placed", "deferred", "refused", "refused_late"]
@@ -28,6 +29,10 @@ class Decision:
     decode_load: float = 0.0
     #: Why it was not placed.
     reason: str = ""
+    #: What admission compared with the limits, and by which errors; None: the mean predictions,
+    #: or nothing.
+    ttft_bound: ErrorBound | None = None
+    tbt_bound: ErrorBound | None = None
 
 
 class DecisionLog:
@@ -56,5 +61,7 @@ class DecisionLog:
             verdict.prefill_load,
             verdict.decode_load,
             verdict.reason,
+            verdict.ttft,
+            verdict.tbt,
         )
         self.decisions.append(decision)

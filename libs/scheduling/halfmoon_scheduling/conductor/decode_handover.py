@@ -9,6 +9,7 @@ import msgspec
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Cancel, DecodeLoad, PrefillDone, StartDecode
 from halfmoon_scheduling.admission.admission_policy import AdmissionVerdict
+from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.cluster.cluster_state import Cluster
 from halfmoon_scheduling.cluster.send_if_live import send_if_live
 from halfmoon_scheduling.commands import AnyCommand, Deliver
@@ -30,7 +31,9 @@ class DecodeHandover:
         table: RequestTable,
         endings: RequestEndings,
         log: DecisionLog,
+        bounds: LimitBounds | None,
     ) -> None:
+        self._bounds = bounds
         self._cluster = cluster
         self._placer = placer
         self._table = table
@@ -51,9 +54,11 @@ class DecodeHandover:
         errors = self.prediction_errors
         errors.observe("ttft", state.first_token_s - state.arrived_s, now - state.arrived_s)
         errors.on_prefill_done(placement.chosen, done)
+        if self._bounds is not None:
+            self._bounds.on_prefill_done(state, now)
         if done.finish:
             return self._deliver_only_token(state, done, now)
-        verdict = self._table.late_admission.verdict(state)
+        verdict = self._table.late_admission.verdict(state, now)
         if self._table.late_admission.try_wait(state, verdict, done, now):
             self._release_prefill(state, now)
             return []
@@ -77,7 +82,7 @@ class DecodeHandover:
         """Start a landed request that can't wait any longer, or refuse it."""
         late_admission = self._table.late_admission
         if late_admission.refuses:
-            return self._refuse(state, late_admission.verdict(state), now)
+            return self._refuse(state, late_admission.verdict(state, now), now)
         late_admission.on_deadline(state, now)
         return []
 
@@ -96,6 +101,8 @@ class DecodeHandover:
         request, decode = state.request, state.decode
         assert decode is not None
         self._release_prefill(state, now)
+        n_tokens = len(request.token_ids)
+        state.joined_tbt_s = self._cluster.decodes.running_tbt_s(decode, n_tokens)
         self._cluster.decodes.start(decode, state.request_id, now)
         state.phase = Phase.DECODING
         self._table.deadlines.set(state, float("inf"))
@@ -139,8 +146,10 @@ class DecodeHandover:
         seconds = decodes.decoded_for(state.decode, state.request_id, now)
         decodes.observe_decode_time(seconds)
         if n_new > 1:
-            predicted_s = state.placement.tbt_s
-            self.prediction_errors.observe("tbt", predicted_s, seconds / (n_new - 1))
+            predicted_s, observed_s = state.placement.tbt_s, seconds / (n_new - 1)
+            self.prediction_errors.observe("tbt", predicted_s, observed_s)
+            if self._bounds is not None:
+                self._bounds.on_finished(state, observed_s, now)
         self._endings.end(state, now)
 
 

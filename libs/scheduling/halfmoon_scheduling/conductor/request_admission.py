@@ -10,6 +10,7 @@ from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Cancel, ReserveDecode
 from halfmoon_scheduling.admission import admission_policy
 from halfmoon_scheduling.admission.admission_policy import AdmissionCase, AdmissionVerdict
+from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.admission.page_queue import PageShortage
 from halfmoon_scheduling.admission.slos import Slos
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
@@ -45,7 +46,9 @@ class RequestAdmission:
         table: RequestTable,
         endings: RequestEndings,
         log: DecisionLog,
+        bounds: LimitBounds | None,
     ) -> None:
+        self._bounds = bounds
         self._config = config
         self._mode = ADMISSION_MODES[config.admission]
         self._cluster = cluster
@@ -215,7 +218,7 @@ class RequestAdmission:
             now - state.arrived_s,
         )
         return admission_policy.decide_on_arrival(
-            self._config.admission, case, self._cluster.decodes
+            self._config.admission, case, self._cluster.decodes, self._bounds
         )
 
     def _on_not_admitted(
@@ -293,7 +296,9 @@ class RequestAdmission:
         """Enter a placement into the books, and ask the decode worker for pages."""
         self._table.leave_queues(state)
         request = state.request
-        state.first_token_s = now + placement.ttft_s
+        state.placed_s, state.first_token_s = now, now + placement.ttft_s
+        state.n_placements += 1
+        state.forecast_tbt_s = verdict.forecast_tbt_s
         stay = DecodeStay(job.n_tokens, state.first_token_s)
         tbt_slo_s = self._slos.tbt_s(request, decode)
         self._cluster.promise(placement, decode, job, stay, now, tbt_slo_s=tbt_slo_s)

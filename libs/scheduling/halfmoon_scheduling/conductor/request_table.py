@@ -7,6 +7,7 @@ from collections import Counter
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_scheduling.admission.late_admission import LateAdmission
+from halfmoon_scheduling.admission.limit_bounds import LimitBounds
 from halfmoon_scheduling.admission.page_queue import PageQueue
 from halfmoon_scheduling.admission.quarantine import Quarantine
 from halfmoon_scheduling.admission.rank_queue import RankQueue
@@ -27,7 +28,13 @@ from halfmoon_scheduling.requests.request_state import (
 class RequestTable:
     """Track requests from their arrival until they are over."""
 
-    def __init__(self, config: SchedulingConfig, cluster: Cluster, slos: Slos) -> None:
+    def __init__(
+        self,
+        config: SchedulingConfig,
+        cluster: Cluster,
+        slos: Slos,
+        bounds: LimitBounds | None = None,
+    ) -> None:
         """Create a table without requests."""
         self._config = config
         self._cluster = cluster
@@ -43,7 +50,7 @@ class RequestTable:
         #: Those in phase QUARANTINED, and all suspects that are at workers.
         self.quarantine = Quarantine()
         #: Exactly those in phase LANDED.
-        self.late_admission = LateAdmission(config, slos, cluster.decodes, self.deadlines)
+        self.late_admission = LateAdmission(config, slos, cluster.decodes, self.deadlines, bounds)
         #: Of requests that are over, so of none that is in the table.
         self.orphaned = OrphanedLandings(cluster)
 
@@ -65,6 +72,11 @@ class RequestTable:
     def is_empty(self) -> bool:
         """True without any request or orphaned landing."""
         return not self._requests and not self.orphaned
+
+    @property
+    def n_without_token(self) -> int:
+        """Requests that wait for their first token, in any phase before decoding."""
+        return len(self._requests) - self._cluster.decodes.n_running
 
     @property
     def counts(self) -> dict[str, int]:
@@ -125,6 +137,8 @@ class RequestTable:
     def check(self) -> None:
         """Audit: phases, queues and the cluster's books agree, and all workers are live."""
         self._check_queues()
+        n_decoding = sum(s.phase is Phase.DECODING for s in self._requests.values())
+        assert self.n_without_token == len(self._requests) - n_decoding
         self.deadlines.check(self.all())
         assert not self._requests.keys() & set(self.orphaned)
         self._check_claims()

@@ -65,6 +65,13 @@ class RequestState:
     placement: Placement | None = None
     #: When its first token is predicted; set with the placement.
     first_token_s: float = 0.0
+    #: When it was placed, and how often so far.
+    placed_s: float = 0.0
+    n_placements: int = 0
+    #: The time between tokens that admission forecast when it was placed, and that of the batch
+    #: that it joined; 0 where none was predicted.
+    forecast_tbt_s: float = 0.0
+    joined_tbt_s: float = 0.0
     #: When its decode worker was asked for pages.
     reserve_sent_s: float = 0.0
     #: When decode frees the pages held for it, unless it starts decoding.
@@ -119,6 +126,11 @@ class RequestState:
     def is_suspect(self) -> bool:
         """True when workers were lost under it, and it has not proved harmless since."""
         return bool(self.request.casualties)
+
+    @property
+    def is_placed_once(self) -> bool:
+        """True when its one placement predicted its times; a retry was placed before."""
+        return self.n_placements == 1 and not self.is_retry
 
     @property
     def is_retry(self) -> bool:
