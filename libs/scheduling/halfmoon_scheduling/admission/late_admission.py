@@ -74,7 +74,7 @@ class LateAdmission:
         has_to = bool(verdict.misses) or decode in self._queues
         if not (self._may_wait and has_to and now < until_s) or state.is_retry:
             return False
-        state.phase, state.landed = Phase.LANDED, done
+        state.phase, state.landed, state.landed_until_s = Phase.LANDED, done, until_s
         self._deadlines.set(state, until_s)
         insort(self._queues.setdefault(decode, []), (state.rank, state))
         self._changed.add(decode)
@@ -98,8 +98,6 @@ class LateAdmission:
     def on_deadline(self, state: RequestState, now: float) -> None:
         """Mark a request as due: it is admitted next, whatever the load."""
         assert state.decode is not None
-        if self._bounds is not None and state.deadline_s < state.landing_ends_s:
-            self._bounds.on_landed_timeout(now - state.deadline_s)
         self._deadlines.set(state, now)
         self.notify(state.decode)
 
@@ -118,6 +116,8 @@ class LateAdmission:
                 if not is_due and self.verdict(first, now).misses:
                     break
                 assert first.landed is not None
+                if is_due and self._bounds is not None:
+                    self._bounds.on_landed_timeout(now - first.landed_until_s)
                 self.remove(first)
                 yield first, first.landed
 

@@ -13,6 +13,9 @@ from halfmoon_scheduling.prediction.error_quantiles import ErrorBound, ErrorQuan
 from halfmoon_scheduling.prediction.sliding_quantile import SlidingQuantile
 from halfmoon_scheduling.requests.request_state import RequestState
 
+#: A wait that ends a tick earlier costs little, and one that ends late misses its limit for sure.
+LATENESS_QUANTILE = 0.99
+
 
 class LimitBounds:
     """Learn the errors of the predictions that admission relies on."""
@@ -23,7 +26,6 @@ class LimitBounds:
         Args:
             q: share of requests that shall keep each limit.
         """
-        self._q = q
         self._ttft = ErrorQuantiles(q, of="of queue")
         #: Of the time between tokens: as forecast at arrival, and in the batch that is joined.
         self._forecast_tbt = ErrorQuantiles(q, of="between tokens")
@@ -47,8 +49,8 @@ class LimitBounds:
 
     @property
     def lateness_s(self) -> float:
-        """Seconds after its time at which a waiting request goes on, at most by the quantile."""
-        return self._lateness.quantile(self._q)
+        """Seconds after its time at which nearly all waiting requests have gone on."""
+        return self._lateness.quantile(LATENESS_QUANTILE)
 
     # -- observations ------------------------------------------------------------------------
 

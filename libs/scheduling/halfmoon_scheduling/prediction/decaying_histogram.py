@@ -6,9 +6,9 @@ whatever is counted.
 
 from math import log
 
-#: Upper bounds of the bins: each is `_STEP` times the one before, so a quantile is at most 5 %
-#: too high. Ratios beyond the ends count in the first and the last bin.
-LOWEST_RATIO, HIGHEST_RATIO, _STEP = 0.1, 10.0, 1.05
+#: Upper bounds of the bins: each is `_STEP` times the one before. Ratios beyond the ends count in
+#: the first and the last bin.
+LOWEST_RATIO, HIGHEST_RATIO, _STEP = 0.1, 10.0, 1.02
 _N_BINS = 1 + round(log(HIGHEST_RATIO / LOWEST_RATIO) / log(_STEP))
 _BOUNDS = tuple(LOWEST_RATIO * _STEP**i for i in range(_N_BINS))
 #: Half-lives after which all weights are scaled down, long before one could overflow.
@@ -59,9 +59,10 @@ class DecayingHistogram:
     def quantile(self, q: float, now: float, *, prior: float = 1.0, n_prior: float = 0.0) -> float:
         """Return a bound that the next ratio does not exceed with probability `q`.
 
-        It is the ratio of rank `q` times (n + 1) among n, rounded up to its bin's bound. The 1
-        stands for the next ratio: this is the split conformal bound (Lei et al., 2018,
-        doi:10.1080/01621459.2017.1307116). With fewer ratios than q / (1 - q) it is the largest.
+        It is the ratio of rank `q` times (n + 1) among n. The 1 stands for the next ratio: this is
+        the split conformal bound (Lei et al., 2018, doi:10.1080/01621459.2017.1307116). With
+        fewer ratios than q / (1 - q) it is the largest. Ratios are taken to be spread evenly over
+        their bin.
 
         Args:
             q: between 0 and 1.
@@ -75,11 +76,13 @@ class DecayingHistogram:
         prior_bin = bin_of(prior)
         above = 0.0
         for i in range(_N_BINS - 1, -1, -1):
-            above += self._weights[i] * scale
+            here = self._weights[i] * scale
             if n_prior and i == prior_bin:
-                above += n_prior
-            if above > 0 and above > may_exceed:
-                return _BOUNDS[i]
+                here += n_prior
+            if here and above + here > may_exceed:
+                part = max(0.0, may_exceed - above) / here
+                return _BOUNDS[i] * _STEP**-part
+            above += here
         return _BOUNDS[0]
 
     def check(self) -> None:

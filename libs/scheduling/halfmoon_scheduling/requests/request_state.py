@@ -78,6 +78,8 @@ class RequestState:
     landing_ends_s: float = float("inf")
     #: The result of its prefill; set in phase LANDED.
     landed: PrefillDone | None = None
+    #: When it starts decoding even if decode is too busy; set in phase LANDED.
+    landed_until_s: float = float("inf")
     #: Decode workers that refused it since it last waited.
     refused_by: set[WorkerId] = field(default_factory=set)
     #: Decode workers that did not answer. They are not asked again under this id: the answer
