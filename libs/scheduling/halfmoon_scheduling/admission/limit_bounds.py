@@ -13,6 +13,9 @@ from halfmoon_scheduling.prediction.error_quantiles import ErrorBound, ErrorQuan
 from halfmoon_scheduling.prediction.sliding_quantile import SlidingQuantile
 from halfmoon_scheduling.requests.request_state import RequestState
 
+#: Ratios of observed to predicted times that are assumed before any was seen. A decode step is
+#: mostly a constant: a limit is often not far above it, and a larger prior would refuse all.
+TTFT_PRIOR, TBT_PRIOR = 1.25, 1.02
 #: A wait that ends a tick earlier costs little, and one that ends late misses its limit for sure.
 LATENESS_QUANTILE = 0.99
 
@@ -26,10 +29,10 @@ class LimitBounds:
         Args:
             q: share of requests that shall keep each limit.
         """
-        self._ttft = ErrorQuantiles(q, of="of queue")
+        self._ttft = ErrorQuantiles(q, of="of queue", prior=TTFT_PRIOR)
         #: Of the time between tokens: as forecast at arrival, and in the batch that is joined.
-        self._forecast_tbt = ErrorQuantiles(q, of="between tokens")
-        self._joined_tbt = ErrorQuantiles(q, of="between tokens")
+        self._forecast_tbt = ErrorQuantiles(q, of="between tokens", prior=TBT_PRIOR)
+        self._joined_tbt = ErrorQuantiles(q, of="between tokens", prior=TBT_PRIOR)
         #: Seconds after its time at which a request that waits for decode went on.
         self._lateness = SlidingQuantile()
 

@@ -19,8 +19,6 @@ from halfmoon_scheduling.prediction.decaying_histogram import DecayingHistogram
 
 #: Seconds after which an observation counts half.
 HALF_LIFE_S = 30.0
-#: The ratio that is assumed of what has not been seen.
-PRIOR_RATIO = 1.25
 #: Times are told apart by powers of two of a millisecond, lengths by powers of four.
 _N_TIMES, _N_LENGTHS = 25, 16
 #: Seconds under which all times are one bucket.
@@ -51,16 +49,20 @@ class ErrorBound(msgspec.Struct, frozen=True, gc=False):
 class ErrorQuantiles:
     """Hold the errors of one kind of prediction, and bound further ones."""
 
-    def __init__(self, q: float, *, of: str, half_life_s: float = HALF_LIFE_S) -> None:
+    def __init__(
+        self, q: float, *, of: str, prior: float, half_life_s: float = HALF_LIFE_S
+    ) -> None:
         """Start without observations.
 
         Args:
             q: share of requests that shall not exceed their bounds.
             of: what the seconds are of that tell buckets apart, for explanations.
+            prior: the ratio that is assumed of what has not been seen.
             half_life_s: seconds after which an observation counts half.
         """
         self.q = q
         self._of = of
+        self._prior = prior
         self._half_life_s = half_life_s
         #: With fewer, not even the largest one is a bound of probability q.
         self.n_enough = q / (1 - q)
@@ -105,8 +107,8 @@ class ErrorQuantiles:
                 return self._bound(predicted_s, errors.quantile(self.q, now), bucket, n)
         errors = self._by_time.get(time) or DecayingHistogram(self._half_life_s)
         # Twice what is enough, so that a single odd observation does not decide.
-        ratio = errors.quantile(self.q, now, prior=PRIOR_RATIO, n_prior=2 * self.n_enough)
-        bucket = f"requests with {_times(time)} {self._of}, and a prior of {PRIOR_RATIO:g}"
+        ratio = errors.quantile(self.q, now, prior=self._prior, n_prior=2 * self.n_enough)
+        bucket = f"requests with {_times(time)} {self._of}, and a prior of {self._prior:g}"
         return self._bound(predicted_s, ratio, bucket, errors.n(now))
 
     def _bound(self, predicted_s: float, ratio: float, bucket: str, n: float) -> ErrorBound:
