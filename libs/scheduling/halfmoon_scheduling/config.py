@@ -88,6 +88,12 @@ class SchedulingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_casualties: int = 2
     #: Requests that wait for decode pages at the most; past it they are refused.
     max_waiting: int = 256
+    #: Requests that wait for their first token at the most, wherever they are; past it they are
+    #: refused. None: no limit.
+    max_queued_requests: int | None = None
+    #: Predicted seconds until its prefill would start, and seconds that it may wait for pages,
+    #: above which a request is refused. None: no limit. An idle cluster refuses none for it.
+    max_queue_s: float | None = None
     #: Tokens per block that workers must have; None: as the first worker says.
     block_size: int | None = None
     #: Bytes per second of a path that has not been used, for the first estimates.
@@ -151,6 +157,8 @@ _POSITIVE = (
     "reserve_timeout_s",
     "request_timeout_s",
     "snapshot_timeout_s",
+    "max_queued_requests",
+    "max_queue_s",
     "max_attempts",
     "max_casualties",
     "prior_bandwidth",

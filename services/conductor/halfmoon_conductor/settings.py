@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from halfmoon_runtime.observability.tracer_setup import TracedSettings
 from halfmoon_scheduling.admission_modes import ADMISSION_MODES
-from halfmoon_scheduling.config import SchedulingConfig
+from halfmoon_scheduling.config import MAX_QUANTILE, SchedulingConfig
 from halfmoon_scheduling.placement.modes import PLACEMENT_MODES
 
 #: Value of `metadata` with which the conductor serves the metadata store itself.
@@ -82,6 +82,21 @@ class ConductorSettings(TracedSettings):
         None,
         description="The same as a multiple of an idle worker's time, where no seconds are set",
     )
+    admission_quantile: Annotated[float, Field(ge=0, le=MAX_QUANTILE)] = Field(
+        0.9,
+        description="Share of the admitted requests that shall keep each limit, by the errors of"
+        " earlier predictions; 0: the mean prediction is compared with the limit",
+    )
+    max_queued_requests: Annotated[int, Field(ge=1)] | None = Field(
+        SchedulingConfig().max_queued_requests,
+        description="Requests that wait for their first token at the most; further ones are"
+        " refused with 429. Unset: no limit",
+    )
+    max_queue_s: Annotated[float, Field(gt=0)] | None = Field(
+        SchedulingConfig().max_queue_s,
+        description="Seconds of queue at the most, as predicted, behind which a request is"
+        " admitted; with more it is refused with 429. Unset: no limit",
+    )
     double_check: bool = Field(
         False, description="Look at decode's load once more when a prefill is done"
     )
@@ -141,6 +156,9 @@ class ConductorSettings(TracedSettings):
             tbt_slo_s=self.tbt_slo_s,
             ttft_slo_multiple=self.ttft_slo_multiple,
             tbt_slo_multiple=self.tbt_slo_multiple,
+            admission_quantile=self.admission_quantile,
+            max_queued_requests=self.max_queued_requests,
+            max_queue_s=self.max_queue_s,
             double_check=self.double_check,
             max_deferred=self.max_deferred,
             defer_s=self.defer_s,

@@ -141,8 +141,8 @@ class Conductor:
     def refusals(self) -> Counter[str]:
         """Requests refused, by the limit that would be missed or the resource that was lacking.
 
-        Limits are "ttft", "tbt" and "tbt_late"; the others are "pages", "queue_full", "too_long",
-        "unavailable", "harmful" and "quarantine".
+        Limits are "ttft", "tbt" and "tbt_late"; the others are "pages", "queue_full",
+        "queue_time", "too_long", "unavailable", "harmful" and "quarantine".
         """
         return self._endings.refusals
 

@@ -68,6 +68,8 @@ class RequestAdmission:
         if request.request_id in self._table or request.request_id in self._table.orphaned:
             return []
         state = self._table.add(request, now)
+        if self._is_one_too_many(state):
+            return self._refuse_one_too_many(state)
         if len(request.casualties) >= self._config.max_casualties:
             return self._endings.refuse_harmful(state)
         self._cluster.decodes.on_tick(now)
@@ -77,6 +79,19 @@ class RequestAdmission:
             commands += self._place_deferred(now, max_failed=1)
         may_reserve = self._is_before_waiting(state.rank)
         return commands + self._try_place(state, now, may_reserve=may_reserve)
+
+    def _is_one_too_many(self, state: RequestState) -> bool:
+        """Return whether more requests wait for a first token than may; a retry always may."""
+        limit = self._config.max_queued_requests
+        return limit is not None and not state.is_retry and self._table.n_without_token > limit
+
+    def _refuse_one_too_many(self, state: RequestState) -> list[AnyCommand]:
+        n, limit = self._table.n_without_token - 1, self._config.max_queued_requests
+        reason = (
+            f"{n} requests wait for their first token, and max_queued_requests is {limit}; try"
+            " again later, or have the operator raise --max-queued-requests"
+        )
+        return self._endings.refuse_overloaded(state, "queue_full", reason)
 
     def place_waiting(self, now: float) -> list[AnyCommand]:
         """Place requests that wait for pages, in order, until one has to go on waiting.
@@ -191,6 +206,10 @@ class RequestAdmission:
             placement, job = self._placer.place(request, not_to_ask, now, apart_from=apart_from)
         except NoWorkerFits as error:
             return self._endings.refuse_too_long(state, str(error))
+        if not state.is_retry and not state.n_placements:
+            queue_s, most_s = placement.chosen.queue_s, self._config.max_queue_s
+            if most_s is not None and queue_s > most_s:
+                return self._refuse_long_queue(state, placement, most_s, now)
         verdict = self._verdict(state, placement, now)
         if verdict.misses:
             return self._on_not_admitted(state, placement, verdict, now)
@@ -246,6 +265,21 @@ class RequestAdmission:
             state, verdict.misses, verdict.reason, verdict.retry_after_s
         )
 
+    def _refuse_long_queue(
+        self, state: RequestState, placement: Placement, most_s: float, now: float
+    ) -> list[AnyCommand]:
+        """Refuse a request that would wait too long for its prefill to start."""
+        queue_s = placement.chosen.queue_s
+        reason = (
+            f"predicted queue is {queue_s:.3g} s at {placement.prefill}, and max_queue_s is"
+            f" {most_s:.3g}; try again later, or have the operator raise --max-queue-s"
+        )
+        # The queue shrinks by a second each second.
+        retry_after_s = max(admission_policy.MIN_RETRY_S, queue_s - most_s)
+        verdict = AdmissionVerdict(reason=reason, retry_after_s=retry_after_s)
+        self._log.record(state, placement, verdict, now, "refused")
+        return self._endings.refuse_overloaded(state, "queue_time", reason, retry_after_s)
+
     def _quarantine(self, state: RequestState) -> list[AnyCommand]:
         """Let a suspect wait: all workers that could take it have another suspect."""
         if state.phase is Phase.QUARANTINED:
@@ -279,10 +313,15 @@ class RequestAdmission:
 
     def _max_wait_s(self, state: RequestState) -> float:
         """Return the seconds from its arrival that a request may wait for pages."""
-        slo_s = self._slos.ttft_s(state.request)
-        if not self._mode.checks_limits or state.is_retry or slo_s is None:
-            return self._config.request_timeout_s
-        return min(slo_s, self._config.request_timeout_s)
+        config = self._config
+        limits_s = [config.request_timeout_s]
+        if not state.is_retry:
+            if config.max_queue_s is not None:
+                limits_s.append(config.max_queue_s)
+            slo_s = self._slos.ttft_s(state.request)
+            if self._mode.checks_limits and slo_s is not None:
+                limits_s.append(slo_s)
+        return min(limits_s)
 
     def _reserve(
         self,

@@ -54,7 +54,7 @@ class DecayingHistogram:
     def n(self, now: float) -> float:
         """Return how many ratios it holds, faded ones as fractions."""
         age = (now - self._base_s) / self._half_life_s
-        return self._total * float(0.5**age)
+        return float(self._total * 0.5**age)
 
     def quantile(self, q: float, now: float, *, prior: float = 1.0, n_prior: float = 0.0) -> float:
         """Return a bound that the next ratio does not exceed with probability `q`.
@@ -81,7 +81,7 @@ class DecayingHistogram:
                 here += n_prior
             if here and above + here > may_exceed:
                 part = max(0.0, may_exceed - above) / here
-                return _BOUNDS[i] * _STEP**-part
+                return float(_BOUNDS[i] * _STEP**-part)
             above += here
         return _BOUNDS[0]
 

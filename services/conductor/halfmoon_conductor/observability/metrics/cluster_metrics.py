@@ -27,7 +27,16 @@ from halfmoon_scheduling.events import AnyEvent, KvChanged, MessageReceived
 #: Origins of the KV of prompt tokens; "elsewhere": from an unknown kvstore.
 _SOURCES = ("computed", "kvstore_same_host", "kvstore_other_host", "kvstore_elsewhere")
 #: Reasons of rejections; see `Conductor.refusals`.
-_REJECTION_REASONS = ("ttft", "tbt", "tbt_late", "pages", "queue_full", "too_long", "unavailable")
+_REJECTION_REASONS = (
+    "ttft",
+    "tbt",
+    "tbt_late",
+    "pages",
+    "queue_full",
+    "queue_time",
+    "too_long",
+    "unavailable",
+)
 
 
 class ClusterMetrics:
