@@ -11,7 +11,7 @@ EDITABLE := $(patsubst %/pyproject.toml,-e %,$(PACKAGES))
 export MODEL PREFILL DECODE KVSTORE PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-native-sanitized test-rdma test-clients screenshots e2e-compose check schema format bench bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
+.PHONY: help up test test-fast fuzz fuzz-messages test-soak test-shaken native native-if-possible test-native-sanitized test-rdma test-clients screenshots e2e-compose check schema format bench bench-overload bench-conductor bench-transfer bench-kvpool bench-rdma bench-engine bench-goodput dist clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ format: $(VENV)/.dev ## let ruff have its way
 
 bench: $(VENV)/.installed ## how fast the parts are on this machine
 	$(BIN)/python -m benchmarks
+
+bench-overload: $(VENV)/.installed ## admission on a live cluster at 2 and 5 times what it serves: BENCH="--minutes 10"
+	$(BIN)/python -m benchmarks.overload $(BENCH)
 
 bench-conductor: $(VENV)/.installed ## a conductor's own cost beside routers of other projects (installs them aside)
 	$(BIN)/python -m benchmarks.conductor

@@ -30,6 +30,8 @@ class BenchRecord:
     reason: str = ""
     #: HTTP status; 0 without an answer.
     status: int = 0
+    #: Whether a refusal said when to try again.
+    has_retry_after: bool = False
     #: Token counts of the endpoint; without them: the number of events, and None.
     n_prompt: int | None = None
     n_out: int = 0

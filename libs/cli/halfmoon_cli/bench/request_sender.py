@@ -135,6 +135,7 @@ class RequestSender:
         body = await response.content.read(_MOST_REFUSAL_BYTES)
         error = refusal_error(response.status, response.headers, body)
         reason = f"{error.status} {error.code or error.reason}"
+        record.has_retry_after = "Retry-After" in response.headers
         record.finish(self._clock(), "refused", reason)
 
 

@@ -31,6 +31,11 @@ class AdmissionCase:
     #: Now, and how long ago the request arrived, seconds.
     now: float
     waited_s: float = 0.0
+    #: Seconds to the first token, and between tokens, by the workers' profiles alone, if nothing
+    #: is ahead of the request there. Such a request is a probe: with these within the limits it is
+    #: admitted, whatever corrections and errors say. Nothing else could prove them wrong.
+    profile_ttft_s: float | None = None
+    profile_tbt_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ def decide_on_arrival(
     left_s = placement.ttft_s if ttft is None else ttft.bound_s
     ttft_s = case.waited_s + left_s
     prefill_load = _load(ttft_s, case.ttft_slo_s)
-    if prefill_load > 1:
+    if prefill_load > 1 and not _is_within(case.profile_ttft_s, case.ttft_slo_s, case.waited_s):
         # The queue ahead shrinks by a second each second. So long until the request would fit; if
         # it never fits, until the queue is empty.
         queue_s = placement.chosen.queue_s
@@ -104,6 +109,8 @@ def decide_on_arrival(
     tbt_s = expected_tbt_s(predictor, case.n_tokens, prefill_done_s, now)
     tbt = None if bounds is None else bounds.forecast_tbt(case.n_tokens, tbt_s, now)
     verdict = _compare_tbt(prefill_load, tbt_s, tbt, case.tbt_slo_s, placement.decode)
+    if verdict.misses and _is_within(case.profile_tbt_s, case.tbt_slo_s):
+        verdict = AdmissionVerdict(prefill_load, verdict.decode_load, tbt=tbt)
     return replace(verdict, forecast_tbt_s=tbt_s, ttft=ttft)
 
 
@@ -158,6 +165,10 @@ def _compare_tbt(
         retry_after_s=MIN_RETRY_S,
         tbt=tbt,
     )
+
+
+def _is_within(profile_s: float | None, limit_s: float | None, waited_s: float = 0.0) -> bool:
+    return profile_s is not None and limit_s is not None and waited_s + profile_s <= limit_s
 
 
 def _load(seconds: float, limit_s: float | None) -> float:

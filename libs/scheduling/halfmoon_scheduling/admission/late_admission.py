@@ -59,6 +59,8 @@ class LateAdmission:
         assert decode is not None
         if state.is_retry or not (self._may_wait or self.refuses):
             return admission_policy.ADMITTED
+        if self._bounds is not None and self._decodes.is_idle(decode):
+            return admission_policy.ADMITTED  # no wait makes its steps shorter
         tbt_slo_s = self._slos.tbt_s(request, decode)
         return admission_policy.decide_after_prefill(
             decode, len(request.token_ids), tbt_slo_s, self._decodes, now, self._bounds

@@ -29,7 +29,9 @@ class LimitBounds:
         Args:
             q: share of requests that shall keep each limit.
         """
-        self._ttft = ErrorQuantiles(q, of="of queue", prior=TTFT_PRIOR)
+        # What misses one limit need not miss the other. A larger margin for the first token only
+        # shortens a queue, and one for the time between tokens makes batches smaller.
+        self._ttft = ErrorQuantiles((1 + q) / 2, of="of queue", prior=TTFT_PRIOR)
         #: Of the time between tokens: as forecast at arrival, and in the batch that is joined.
         self._forecast_tbt = ErrorQuantiles(q, of="between tokens", prior=TBT_PRIOR)
         self._joined_tbt = ErrorQuantiles(q, of="between tokens", prior=TBT_PRIOR)

@@ -13,7 +13,7 @@ from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad, PrefillCost, WorkerInfo
 from halfmoon_scheduling.placement.estimates import DecodeCandidate
 from halfmoon_scheduling.placement.local_prefill import LocalPrefillCandidate
-from halfmoon_scheduling.prediction.cost_model import CostModel
+from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_step_s
 from halfmoon_scheduling.prediction.decode_forecast import (
     DecodeStarts,
     DecodeStay,
@@ -326,6 +326,20 @@ class DecodePool:
     def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
         """Return the seconds per step of a request that is alone at a worker."""
         return self._costs.step_s(decode, self._workers[decode].cost, 1, n_tokens)
+
+    def profile_tbt_s(self, decode: WorkerId | None, n_tokens: int) -> float | None:
+        """Return the seconds per step of a lone request by the profile alone.
+
+        None: there is no such worker, or a request is at one of the pool.
+        """
+        worker = None if decode is None else self._workers.get(decode)
+        if worker is None or any(w.n_requests for w in self._workers.values()):
+            return None
+        return unscaled_step_s(worker.cost, 1, n_tokens)
+
+    def is_idle(self, decode: WorkerId) -> bool:
+        """Return whether nothing runs at a live worker."""
+        return not self._workers[decode].n_running
 
     def loads_s(self) -> dict[WorkerId, float]:
         """Return the seconds per step of each worker's running requests; 0 without any."""

@@ -13,7 +13,7 @@ from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import PrefillCost, PrefillLoad, WorkerInfo
 from halfmoon_scheduling.placement.estimates import Estimate, PlacementRequest, PrefillCandidate
 from halfmoon_scheduling.placement.prefill_groups import GroupEstimate
-from halfmoon_scheduling.prediction.cost_model import CostModel
+from halfmoon_scheduling.prediction.cost_model import CostModel, unscaled_prefill_s
 
 
 @dataclass(slots=True)
@@ -181,6 +181,18 @@ class PrefillPool:
     def unloaded_s(self, worker_id: WorkerId, n_tokens: int) -> float:
         """Return the seconds of a prefill on an idle worker with an empty cache."""
         return self._costs.prefill_s(worker_id, self._workers[worker_id].cost, n_tokens, 0)
+
+    def profile_s(self, chosen: Estimate, n_tokens: int) -> float | None:
+        """Return the seconds to a first token by the profile alone; None: a request is ahead.
+
+        Nothing is taken to be cached.
+        """
+        workers = [self._workers.get(worker_id) for worker_id in chosen.workers]
+        if not workers or any(w is None or w.planned or w.foreign_tokens for w in workers):
+            return None
+        first = workers[0]
+        assert first is not None
+        return chosen.transfer_s + unscaled_prefill_s(first.cost, n_tokens, 0)
 
     # -- reports -----------------------------------------------------------------------------
 

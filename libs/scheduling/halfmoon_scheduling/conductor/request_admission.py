@@ -6,6 +6,8 @@
 - Retries are never refused for their limits: their stream has begun, so they wait or fail.
 """
 
+from dataclasses import replace
+
 from halfmoon_protocol.ids import WorkerId
 from halfmoon_protocol.messages import Cancel, ReserveDecode
 from halfmoon_scheduling.admission import admission_policy
@@ -228,14 +230,21 @@ class RequestAdmission:
         if state.is_retry:
             return admission_policy.ADMITTED
         request = state.request
+        n_tokens = len(request.token_ids)
         case = AdmissionCase(
             placement,
-            len(request.token_ids),
+            n_tokens,
             self._slos.ttft_s(request, placement.chosen.pool_worker),
             self._slos.tbt_s(request, placement.decode),
             now,
             now - state.arrived_s,
         )
+        if self._bounds is not None:
+            case = replace(
+                case,
+                profile_ttft_s=self._cluster.prefills.profile_s(placement.chosen, n_tokens),
+                profile_tbt_s=self._cluster.decodes.profile_tbt_s(placement.decode, n_tokens),
+            )
         return admission_policy.decide_on_arrival(
             self._config.admission, case, self._cluster.decodes, self._bounds
         )
