@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from halfmoon_cli.__main__ import app
 from halfmoon_cli.up import up_command
+from halfmoon_cli.up.default_limits import default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan, plan_processes
 from halfmoon_cli.up.worker_threads import worker_threads
 from halfmoon_metadata.tcp_ports import free_port
@@ -75,6 +76,8 @@ def test_up_prints_a_curl_line_that_works_and_stops_everything_on_ctrl_c(tmp_pat
         line = next(part for part in running.text.splitlines() if part.startswith("curl "))
         answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
         assert '"usage"' in answer.stdout, answer.stdout
+        assert "max-queued-requests 256, max-queue-s 60" in running.text
+        assert "--no-limits" in running.text
         children = running.children()
         services = [c for c in children if "halfmoon_sandbox.template_process" not in c.cmdline()]
         assert len(services) == 5
@@ -126,8 +129,21 @@ def test_an_option_of_another_form_is_refused_naming_it(option: str) -> None:
 def test_help_names_every_command_and_setting() -> None:
     assert "status" in CliRunner().invoke(app, ["--help"]).output
     text = CliRunner().invoke(app, ["up", "--help"]).output
-    for word in ("MODEL", "PREFILL", "DECODE", "KVSTORE", "PORT"):
+    for word in ("MODEL", "PREFILL", "DECODE", "KVSTORE", "PORT", "--no-limits", "429"):
         assert word in text
+
+
+def test_limits_reach_the_conductor_alone() -> None:
+    plan = ClusterPlan(model="m", http_port=1, limits=default_limits((), {}))
+    limited = {s.name: [a for a in s.arguments if "queue" in a] for s in plan_processes(plan)}
+    assert limited.pop("conductor-0") == ["--max-queued-requests=256", "--max-queue-s=60"]
+    assert not any(limited.values())
+
+
+def test_limits_that_the_user_sets_are_left_to_the_user() -> None:
+    assert set(default_limits(("--max-queue-s=5",), {})) == {"max-queued-requests"}
+    environment = {"HALFMOON_MAX_QUEUED_REQUESTS": "9"}
+    assert set(default_limits((), environment)) == {"max-queue-s"}
 
 
 def test_prefill_workers_share_the_kvstores_in_turn() -> None:

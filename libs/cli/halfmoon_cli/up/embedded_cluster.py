@@ -41,6 +41,8 @@ class ClusterPlan:
     threads: int = 0
     #: Further flags for all services of a role, such as {"prefill": ["--chunk-tokens=64"]}.
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Limits of the conductor by flag, such as {"max-queue-s": "60"}.
+    limits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -78,7 +80,8 @@ def plan_processes(plan: ClusterPlan) -> list[ProcessSpec]:
         specs.append(ProcessSpec(name, role, (*arguments, *common)))
 
     own = plan.metadata or "embedded"
-    add("conductor", 0, "--metadata", own, "--http-port", str(plan.http_port), *model)
+    limits = [f"--{flag}={value}" for flag, value in plan.limits.items()]
+    add("conductor", 0, "--metadata", own, "--http-port", str(plan.http_port), *model, *limits)
     for i in range(plan.n_kvstore):
         add("kvstore", i, "--metadata", metadata)
 

@@ -148,6 +148,14 @@ def _greet(plan: ClusterPlan, console: Console) -> None:
     console.print(f"In a browser {plan.url} shows the cluster; to talk with it: ", end="")
     program = os.path.relpath(Path(sys.executable).with_name("halfmoon"))
     console.print(Text(f"{shlex.quote(program)} chat --url {plan.url}"), soft_wrap=True)
+    if plan.limits:
+        told = ", ".join(f"{flag} {value}" for flag, value in plan.limits.items())
+        console.print(
+            f"Limits: {told}. Requests beyond them get 429 with Retry-After; --no-limits turns"
+            " them off, -o conductor.FLAG=VALUE sets others.",
+            soft_wrap=True,
+            highlight=False,
+        )
     console.print("Ctrl-C stops it.")
 
 

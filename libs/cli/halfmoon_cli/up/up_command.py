@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from halfmoon_cli.common.demo_model import DEMO_MODEL_NAME, DemoModelMissing, demo_model_folder
+from halfmoon_cli.up.default_limits import SUMMARY, default_limits
 from halfmoon_cli.up.embedded_cluster import ClusterPlan
 from halfmoon_cli.up.foreground import run_up
 from halfmoon_cli.up.role_options import BadRoleOption, role_options
@@ -53,6 +54,12 @@ def up(
     state: Annotated[
         Path, typer.Option(envvar="HALFMOON_STATE", help="Folder for logs and progress files")
     ] = Path(".halfmoon/up"),
+    limits: Annotated[
+        bool,
+        typer.Option(
+            help=f"Limit what waits: {SUMMARY}. Other limits: -o conductor.max-queue-s=300"
+        ),
+    ] = True,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,6 +97,7 @@ def up(
         if _THREADS_VARIABLE in os.environ
         else worker_threads(machine_cores(), prefill + decode),
         extra=extra,
+        limits=default_limits(extra.get("conductor", ()), os.environ) if limits else {},
     )
     try:
         plan.url  # noqa: B018

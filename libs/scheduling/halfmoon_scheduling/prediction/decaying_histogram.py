@@ -19,6 +19,8 @@ def bin_of(ratio: float) -> int:
     """Return the bin of a ratio; its upper bound is not below the ratio, save in the last bin."""
     if ratio <= LOWEST_RATIO:
         return 0
+    if ratio > _BOUNDS[-1]:
+        return _N_BINS - 1
     guess = min(_N_BINS - 1, int(log(ratio / LOWEST_RATIO) / log(_STEP)))
     while guess < _N_BINS - 1 and _BOUNDS[guess] < ratio:
         guess += 1

@@ -105,11 +105,19 @@ class ErrorQuantiles:
             if errors is not None and (n := errors.n(now)) >= self.n_enough:
                 bucket = f"requests with {_times(nearest)} {self._of}"
                 return self._bound(predicted_s, errors.quantile(self.q, now), bucket, n)
-        errors = self._by_time.get(time) or DecayingHistogram(self._half_life_s)
+        nearest, errors = self._nearest_observed(time, now)
         # Twice what is enough, so that a single odd observation does not decide.
         ratio = errors.quantile(self.q, now, prior=self._prior, n_prior=2 * self.n_enough)
-        bucket = f"requests with {_times(time)} {self._of}, and a prior of {self._prior:g}"
+        bucket = f"requests with {_times(nearest)} {self._of}, and a prior of {self._prior:g}"
         return self._bound(predicted_s, ratio, bucket, errors.n(now))
+
+    def _nearest_observed(self, time: int, now: float) -> tuple[int, DecayingHistogram]:
+        """Return the longest time up to this one with an observation that has not faded."""
+        for nearest in range(time, -1, -1):
+            errors = self._by_time.get(nearest)
+            if errors is not None and errors.n(now) >= 1:
+                return nearest, errors
+        return time, DecayingHistogram(self._half_life_s)
 
     def _bound(self, predicted_s: float, ratio: float, bucket: str, n: float) -> ErrorBound:
         return ErrorBound(predicted_s, predicted_s * ratio, self.q, ratio, bucket, n)
