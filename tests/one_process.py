@@ -73,6 +73,7 @@ LEFT_OUT = frozenset(
         "services/test_prefix_fetch.py",
         "services/test_replica_selector.py",
         "services/test_request.py",
+        "simulator/test_admission_margin.py",
         "simulator/test_cluster_sim.py",
         "simulator/test_hit_rates.py",
         "simulator/test_paper_overload.py",

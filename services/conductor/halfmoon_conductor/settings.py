@@ -84,8 +84,8 @@ class ConductorSettings(TracedSettings):
     )
     admission_quantile: Annotated[float, Field(ge=0, le=MAX_QUANTILE)] = Field(
         0.9,
-        description="Share of the admitted requests that shall keep each limit, by the errors of"
-        " earlier predictions; 0: the mean prediction is compared with the limit",
+        description="Share of the admitted requests that shall keep each limit, by earlier"
+        " predictions' errors; 0: the mean prediction counts",
     )
     max_queued_requests: Annotated[int, Field(ge=1)] | None = Field(
         SchedulingConfig().max_queued_requests,

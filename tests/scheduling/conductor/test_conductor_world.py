@@ -209,6 +209,9 @@ class World(RuleBasedStateMachine):
                 "tbt_slo_s": 0.0115,  # one request a step
                 "group_least_gain": 1.0,
                 "max_waiting": 4,
+                "admission_quantile": 0.9 if double_check else 0.0,
+                "max_queued_requests": 12,
+                "max_queue_s": 20.0,
                 "max_attempts": 3,
                 "request_timeout_s": 30.0,
             },

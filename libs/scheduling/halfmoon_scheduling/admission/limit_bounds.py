@@ -16,6 +16,9 @@ from halfmoon_scheduling.requests.request_state import RequestState
 #: Ratios of observed to predicted times that are assumed before any was seen. A decode step is
 #: mostly a constant: a limit is often not far above it, and a larger prior would refuse all.
 TTFT_PRIOR, TBT_PRIOR = 1.25, 1.02
+#: A request waits for the step under way before it joins a batch. In a shorter answer that is much
+#: of the time between its tokens, which no smaller batch would change.
+MIN_INTERVALS = 16
 #: A wait that ends a tick earlier costs little, and one that ends late misses its limit for sure.
 LATENESS_QUANTILE = 0.99
 
@@ -33,8 +36,12 @@ class LimitBounds:
         # shortens a queue, and one for the time between tokens makes batches smaller.
         self._ttft = ErrorQuantiles((1 + q) / 2, of="of queue", prior=TTFT_PRIOR)
         #: Of the time between tokens: as forecast at arrival, and in the batch that is joined.
-        self._forecast_tbt = ErrorQuantiles(q, of="between tokens", prior=TBT_PRIOR)
-        self._joined_tbt = ErrorQuantiles(q, of="between tokens", prior=TBT_PRIOR)
+        # They lie close to one another, and a short one grows with its batch: so they are told
+        # apart finely, or a batch that grew would limit one that has grown.
+        self._forecast_tbt, self._joined_tbt = (
+            ErrorQuantiles(q, of="between tokens", prior=TBT_PRIOR, per_doubling=8, by_length=False)
+            for _ in range(2)
+        )
         #: Seconds after its time at which a request that waits for decode went on.
         self._lateness = SlidingQuantile()
 
@@ -71,9 +78,9 @@ class LimitBounds:
         """Learn how late a request goes on whose time to wait for decode is over."""
         self._lateness.observe(late_s)
 
-    def on_finished(self, state: RequestState, tbt_s: float, now: float) -> None:
-        """Learn from the mean time between a request's tokens."""
-        if not state.is_placed_once:
+    def on_finished(self, state: RequestState, tbt_s: float, n_intervals: int, now: float) -> None:
+        """Learn from the mean time between a request's tokens, of which there were enough."""
+        if not state.is_placed_once or n_intervals < MIN_INTERVALS:
             return
         n_tokens = len(state.request.token_ids)
         for errors, predicted_s in (

@@ -149,7 +149,7 @@ class DecodeHandover:
             predicted_s, observed_s = state.placement.tbt_s, seconds / (n_new - 1)
             self.prediction_errors.observe("tbt", predicted_s, observed_s)
             if self._bounds is not None:
-                self._bounds.on_finished(state, observed_s, now)
+                self._bounds.on_finished(state, observed_s, n_new - 1, now)
         self._endings.end(state, now)
 
 

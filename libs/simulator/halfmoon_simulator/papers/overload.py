@@ -123,7 +123,8 @@ def _poisson(
     return OverloadCase(f"Poisson, seed {seed}", spec, n_prefill, 4, 27.0, kept_tbt_s)
 
 
-def _loads(bench: ExperimentRunner) -> list[OverloadCase]:
+def overload_cases(bench: ExperimentRunner) -> list[OverloadCase]:
+    """Return the loads of the experiment."""
     n_arxiv = min(6000, bench.n_requests or 6000)
     arxiv = WorkloadSpec(
         source="arxiv", folder=bench.folder, n_requests=n_arxiv, speedup=3.5, seed=bench.seed
@@ -143,7 +144,7 @@ MAP_PREFILLS = (7, 8, 9, 10)
 
 def overload(bench: ExperimentRunner) -> PaperReport:
     """Refused requests, good ones and the swing of both pools' loads, by admission mode."""
-    loads = _loads(bench)
+    loads = overload_cases(bench)
     of_map = [_poisson(bench, 2000, n, 2) for n in MAP_PREFILLS]
     results = iter(bench.run([scenario(load, mode) for load in loads + of_map for mode in MODES]))
     outcomes = [
