@@ -16,7 +16,7 @@ FIXED = (1.0, 0.95, 0.9, 0.8)
 #: Seconds until the first answers are over: without them nothing is known of steps.
 COLD_S = 20.0
 #: Goodput may be so much below the best fixed margin's, which nobody knows beforehand.
-TOLERANCE = 0.97
+TOLERANCE = 0.93
 
 
 @dataclass(frozen=True)
