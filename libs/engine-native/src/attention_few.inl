@@ -5,6 +5,8 @@ namespace halfmoon { namespace HALFMOON_ISA { namespace {
 // Keys of one step. Their scores and values stay in the first-level cache.
 constexpr int64_t kTile = 64;
 constexpr int64_t kCacheLine = 64;
+// Steps of many heads have fewer keys: all heads' rows of one step are fetched during another.
+constexpr int64_t kLeastStep = 16, kStepBytes = 192 * 1024;
 
 inline void prefetch_row(const char *row, int64_t n_bytes) {
   for (int64_t b = 0; b < n_bytes; b += kCacheLine)
@@ -15,8 +17,7 @@ inline void prefetch_row(const char *row, int64_t n_bytes) {
 // vectors of a head, where the compiler shall know them, or 0. `ahead`: rows to be read next.
 template <DType dtype, int R, int n_vectors>
 void score_keys(const float *queries, int64_t dims, int64_t head_dim, const char *const *keys,
-                int64_t offset, int64_t n, const char *const *ahead, int64_t ahead_offset,
-                float *scores) {
+                int64_t offset, int64_t n, const char *const *ahead, float *scores) {
   constexpr int n_together = kLanes / R;
   constexpr int64_t size = kNumberBytes<dtype>;
   int64_t whole = n_vectors > 0 ? n_vectors * kLanes : head_dim / kLanes * kLanes;
@@ -27,7 +28,7 @@ void score_keys(const float *queries, int64_t dims, int64_t head_dim, const char
       int64_t index = i + t < n ? i + t : n - 1;
       const char *key = keys[index] + offset;
       if (ahead)
-        prefetch_row(ahead[index] + ahead_offset, head_dim * size);
+        prefetch_row(ahead[index], head_dim * size);
       Floats sums[R] = {};
 #pragma GCC unroll 8
       for (int64_t d = 0; d < whole; d += kLanes) {
@@ -58,7 +59,7 @@ void score_keys(const float *queries, int64_t dims, int64_t head_dim, const char
 template <DType dtype, int R, int V, bool partly>
 void add_values(float *sums, int64_t dims, const float *keep, const float *weights,
                 const char *const *values, int64_t offset, int64_t n, int64_t n_last,
-                const char *const *ahead, int64_t ahead_offset, int64_t ahead_bytes) {
+                const char *const *ahead, int64_t ahead_bytes) {
   constexpr int64_t size = kNumberBytes<dtype>;
   Floats totals[R][V];
 #pragma GCC unroll 4
@@ -69,7 +70,7 @@ void add_values(float *sums, int64_t dims, const float *keep, const float *weigh
   for (int64_t i = 0; i < n; ++i) {
     const char *value = values[i] + offset;
     if (ahead)
-      prefetch_row(ahead[i] + ahead_offset, ahead_bytes);
+      prefetch_row(ahead[i], ahead_bytes);
     Floats numbers[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
@@ -93,7 +94,7 @@ void add_values(float *sums, int64_t dims, const float *keep, const float *weigh
 // What a step of a task computes with: one tile of one head.
 struct TileStep {
   const char *const *keys, *const *values, *const *keys_ahead, *const *values_ahead;
-  int64_t offset, ahead_offset; // of the heads in rows of the pool
+  int64_t offset; // of the head in a row of the pool
   int64_t n;
   int64_t dims, head_dim;
 };
@@ -104,7 +105,7 @@ void score_rows(const TileStep &step, const float *queries, bool prefetch, float
                  : step.head_dim == 8 * kLanes  ? score_keys<dtype, R, 8>
                                                 : score_keys<dtype, R, 0>;
   compute(queries, step.dims, step.head_dim, step.keys, step.offset, step.n,
-          prefetch ? step.keys_ahead : nullptr, step.ahead_offset, scores);
+          prefetch ? step.keys_ahead : nullptr, scores);
 }
 
 template <DType dtype, int R>
@@ -118,8 +119,7 @@ void add_rows(const TileStep &step, float *sums, const float *keep, const float 
                    : left >= kLanes   ? add_values<dtype, R, 1, false>
                                       : add_values<dtype, R, 1, true>;
     compute(sums + d, step.dims, keep, weights, step.values, step.offset + d * size, step.n, left,
-            prefetch && d == 0 ? step.values_ahead : nullptr, step.ahead_offset,
-            step.head_dim * size);
+            prefetch && d == 0 ? step.values_ahead : nullptr, step.head_dim * size);
     d += left >= V * kLanes ? V * kLanes : kLanes;
   }
 }
@@ -150,35 +150,45 @@ void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
   }
   fill(sums, n * dims, 0);
 
-  const char *rows[4][kTile];
-  int now = 0;
+  // Whole rows of a step, of both sides, shall fit in a part of the second-level cache.
   int64_t head_bytes = pool.head_dim * kNumberBytes<dtype>;
+  int64_t n_step = at_least(kLeastStep, kStepBytes / (2 * task.n_heads * head_bytes));
+  n_step = at_most(kTile, n_step / kLeastStep * kLeastStep);
+  const char *rows[4][kTile], *ahead[2][kTile];
+  int now = 0;
+  int64_t first_offset = task.first_head * head_bytes;
   auto find = [&](int64_t at, int which) {
-    int64_t n_keys = at_most(kTile, task.to - at);
+    int64_t n_keys = at_most(n_step, task.to - at);
     for (int side = 0; side < 2; ++side) {
-      find_rows(pool, call.layer, side, run.pages, at, n_keys, rows[2 * which + side]);
-      for (int64_t i = n_keys; i < kTile; ++i)
-        rows[2 * which + side][i] = rows[2 * which + side][n_keys - 1];
+      const char **found = rows[2 * which + side];
+      find_rows(pool, call.layer, side, run.pages, at, n_keys, found);
+      for (int64_t i = n_keys; i < n_step; ++i)
+        found[i] = found[n_keys - 1];
     }
   };
   find(task.from, 0);
   int64_t last_token = run.start + (task.first_row + n_rows - 1) / plan.n_shared;
-  for (int64_t at = task.from; at < task.to; at += kTile, now = 1 - now) {
-    bool more = at + kTile < task.to;
+  for (int64_t at = task.from; at < task.to; at += n_step, now = 1 - now) {
+    bool more = at + n_step < task.to;
     if (more)
-      find(at + kTile, 1 - now);
-    TileStep step{rows[2 * now], rows[2 * now + 1], rows[2 * now], rows[2 * now + 1], 0, 0,
-                  at_most(kTile, task.to - at), dims, pool.head_dim};
+      find(at + n_step, 1 - now);
+    TileStep step{rows[2 * now], rows[2 * now + 1], more ? ahead[0] : nullptr,
+                  more ? ahead[1] : nullptr, 0, at_most(n_step, task.to - at), dims,
+                  pool.head_dim};
     int64_t n_scores = whole_vectors(step.n);
     bool masked = at + step.n > run.start + 1 || first_key(call, last_token) > at;
+    int64_t next_row = 0, next_head = 0;
     for (int64_t h = 0; h < task.n_heads; ++h) {
       step.offset = (task.first_head + h) * head_bytes;
-      // The next head's rows are fetched meanwhile; after the last head, those of the next keys.
-      step.ahead_offset = step.offset + head_bytes;
-      if (h + 1 == task.n_heads) {
-        step.ahead_offset = task.first_head * head_bytes;
-        step.keys_ahead = more ? rows[2 - 2 * now] : nullptr;
-        step.values_ahead = more ? rows[3 - 2 * now] : nullptr;
+      // Meanwhile the next step's rows are fetched in the order of memory, an equal part a head.
+      for (int64_t i = 0; more && i < n_step; ++i) {
+        for (int side = 0; side < 2; ++side)
+          ahead[side][i] =
+              rows[2 * (1 - now) + side][next_row] + first_offset + next_head * head_bytes;
+        if (++next_head == task.n_heads) {
+          next_head = 0;
+          ++next_row;
+        }
       }
       const float *q = queries + h * n_rows * dims;
       int64_t r = 0;
