@@ -79,6 +79,16 @@ def test_one_token_alone_is_its_own_value(instruction_set: str, n_threads: int) 
     np.testing.assert_allclose(batch.attend()[0], batch.values[0][0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [1, 17, 33, 40])
+@pytest.mark.parametrize("run", [(47, 1), (8, 40)])
+def test_nothing_beyond_the_last_slot_is_read(
+    instruction_set: str, dtype: str, head_dim: int, run: tuple[int, int]
+) -> None:
+    # The run's last value is the last of the memory: a page without access follows.
+    check(instruction_set, Shape([run], dtype, head_dim, n_kv_heads=1))
+
+
 def test_an_empty_batch_does_nothing(instruction_set: str) -> None:
     batch = PagedBatch(Shape([(0, 1)]))
     nothing = np.zeros(0, np.int64)
