@@ -49,7 +49,12 @@ inline Floats odd_of(Words pairs) {
   Words words = pairs & 0xffff0000u;
   return reinterpret_cast<Floats &>(words);
 }
-inline Words load_words(const void *p) { return *static_cast<const Words *>(p); }
+// From any even address: rows of an odd number of bfloat16 numbers start at such.
+inline Words load_words(const void *p) {
+  Words words;
+  memcpy(&words, p, sizeof words);
+  return words;
+}
 
 struct PairWeights {
   using Word = float;
