@@ -11,6 +11,7 @@
 #include "linear_kernel.inl"
 #include "linear_finish.inl"
 #include "linear.inl"
+#include "linear_unpacked.inl"
 #include "table.inl"
 #else
 namespace halfmoon { namespace neon { const Kernels *table() { return nullptr; } } }
