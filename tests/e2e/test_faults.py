@@ -69,7 +69,7 @@ def test_a_decode_killed_in_mid_stream_costs_no_token(start_cluster: StartCluste
 
 def test_a_prefill_killed_in_mid_prompt_costs_no_token(start_cluster: StartCluster) -> None:
     prompt = [i % 900 for i in range(6000)]
-    extra = {"prefill": ["--chunk-tokens", "32"]}
+    extra = {"prefill": ["--chunk-tokens", "32", "--max-chunk-tokens", "32"]}
     with (
         start_cluster(SLOW, n_prefill=2, extra=extra) as cluster,
         ThreadPoolExecutor(1) as client,

@@ -70,10 +70,26 @@ def _stream(url: str, index: int) -> str:
     return httpx.post(f"{url}/v1/completions", json=body, timeout=180).text
 
 
+def _use_both_decode_workers(url: str) -> None:
+    """Let prefill look up both segments: the store that knows them will stand still too."""
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 40}
+    used: set[str] = set()
+    with ThreadPoolExecutor(4) as threads:
+        while len(used) < 2:
+            for answer in [
+                threads.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
+                for _ in range(4)
+            ]:
+                assert answer.result().status_code == 200
+            decisions = httpx.get(f"{url}/debug/decisions", timeout=10).json()["decisions"]
+            used = {each["placement"]["decode"] for each in decisions}
+
+
 def test_no_worker_is_lost_while_the_conductor_stands_still(
     conductor: tuple[str, "subprocess.Popen[bytes]", Path],
 ) -> None:
     url, process, log = conductor
+    _use_both_decode_workers(url)
     with ThreadPoolExecutor(4) as threads:
         streams = [threads.submit(_stream, url, index) for index in range(4)]
         while httpx.get(f"{url}/load", timeout=10).json()["server_load"] < 4:

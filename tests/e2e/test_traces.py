@@ -128,7 +128,8 @@ def cluster(start_cluster: StartCluster, collector: Collector) -> Iterator[Any]:
         environment.setenv("HALFMOON_TRACES", "true")
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        with start_cluster(SLOW, n_decode=2) as cluster:
+        extra = {"prefill": ["--max-chunk-tokens", "512"]}
+        with start_cluster(SLOW, n_decode=2, extra=extra) as cluster:
             yield cluster
 
 
