@@ -65,6 +65,8 @@ def timed(client: httpx.Client, url: str, prompt: list[int], n_new: int) -> Timi
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        # An event for each token: those of a random model may have no text.
+        "return_token_ids": True,
     }
     began = time.perf_counter()
     arrivals: list[float] = []
