@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 N_NEW = 24
 #: So many that something can be done before they are there.
-N_LONG = 1000
+N_LONG = 3000
 ROLES = ("conductor", "prefill", "decode", "kvstore-0", "kvstore-1")
 
 
