@@ -70,7 +70,7 @@ native-if-possible: $(VENV)/.installed
 	elif [ ! -e $(ENGINE_KERNELS) ]; then \
 		echo "no C++ compiler or Python.h here: torch computes, more slowly (see make native)"; fi
 
-test-native-sanitized: $(VENV)/.dev ## the engine's kernels under AddressSanitizer and UBSan (minutes)
+test-native-sanitized: $(VENV)/.dev ## the engine's kernels under AddressSanitizer and UBSan (a minute)
 	$(BIN)/python tests/engine/native/sanitized.py
 
 # A virtual machine with software RDMA devices; not part of this repository.
