@@ -1,13 +1,19 @@
 """Models with a native form are computed by it: a fall-back to torch would hide its faults."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from halfmoon_engine.load import load_engine
 from halfmoon_engine.native.decoder_reader import FAMILIES
+from halfmoon_engine.native.extension import SWITCH, NativeUnavailable
 from halfmoon_engine.torch_engine import TorchEngine
+from halfmoon_models.errors import ModelError
 from halfmoon_protocol.kv_layout import DType
 from halfmoon_testing.models.tiny_models import ARCHITECTURES
 
@@ -26,3 +32,38 @@ def test_a_model_is_computed_by_what_has_a_form_for_it(
     description = engine_of(arch, 16, dtype).description
     assert ("torch" in description) == by_torch
     assert ("kernels" in description) == (native == "on")
+
+
+def test_angles_of_a_context_that_is_no_power_of_two_are_those_of_its_short_factors(
+    tiny: Callable[[str], Path],
+    make_driver: Callable[..., Any],
+    prompt_of: Callable[[int], list[int]],
+    native: str,
+    tmp_path: Path,
+) -> None:
+    """LongRoPE swaps all frequencies beyond its original context."""
+    folder = tmp_path / "phi3"
+    shutil.copytree(tiny("phi3"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["original_max_position_embeddings"] = 4500
+    (folder / "config.json").write_text(json.dumps(config))
+    mode: Any = native
+    answers = []
+    for each in ("off", mode):
+        engine = load_engine(
+            str(folder), block_size=64, dtype="float32", device="cpu", threads=2, native=each
+        )
+        answers.append(make_driver(engine, 4300).generate(prompt_of(4200), 8))
+    assert engine.max_context == 4500
+    assert ("kernels" in engine.description) == (native == "on")
+    assert answers[0] == answers[1]
+
+
+def test_an_extension_that_is_asked_for_and_missing_is_one_line(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setitem(sys.modules, "halfmoon_engine_native", None)  # as if it were not there
+    with pytest.raises(NativeUnavailable, match="make native") as refused:
+        load_engine(str(tiny("llama")), block_size=16)
+    assert isinstance(refused.value, ModelError)

@@ -15,7 +15,7 @@ COSTS = load_costs("llama2-70b-a800x8")
 FIXED = (1.0, 0.95, 0.9, 0.8)
 #: Seconds until the first answers are over: without them nothing is known of steps.
 COLD_S = 20.0
-#: Goodput may be so much below the best fixed margin's, which nobody knows beforehand.
+#: Goodput may be so much below the best fixed margin's, which is unknown beforehand.
 TOLERANCE = 0.93
 
 

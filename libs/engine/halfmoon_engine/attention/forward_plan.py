@@ -158,9 +158,9 @@ def plan_probe(lengths: Sequence[int]) -> ForwardPlan:
     return ForwardPlan(None, segments, [], None, None)
 
 
-def plan_native(pool: KvPool) -> ForwardPlan:
+def plan_native(pool: KvPool, attention: NativeAttention) -> ForwardPlan:
     """Plan a forward whose attention is native: the extension holds the batch."""
-    return ForwardPlan(pool, [], [], None, None)
+    return ForwardPlan(pool, [], [], None, None, native=attention)
 
 
 def plan_forward(

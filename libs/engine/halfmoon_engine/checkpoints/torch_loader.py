@@ -81,8 +81,9 @@ def load_torch_engine(
         dtype=DTYPE_NAMES[model.dtype],
         block_size=block_size,
     )
+    longest = max_context(config)
     runner = choose_runner(
-        model, probed, layout, lambda: _load_for_attention(inspected, dtype), native
+        model, probed, layout, longest, lambda: _load_for_attention(inspected, dtype), native
     )
     log.info("computing with %s", runner.description)
     return TorchEngine(
@@ -90,7 +91,7 @@ def load_torch_engine(
         layout,
         name=served_name or _own_name(path_or_hub_id, folder),
         n_vocab=n_vocab,
-        max_context=max_context(config),
+        max_context=longest,
         eos_token_ids=eos_token_ids,
         grammars=grammars,
     )

@@ -3,11 +3,10 @@
 The extension is an optional package. Without it, or where it is switched off, torch computes all.
 """
 
-import logging
 import os
 from typing import Any, Literal
 
-log = logging.getLogger(__name__)
+from halfmoon_models.errors import ModelError
 
 #: "auto" uses the extension where it is installed; "on" insists on it.
 NativeMode = Literal["auto", "on", "off"]
@@ -16,7 +15,7 @@ NativeMode = Literal["auto", "on", "off"]
 SWITCH = "HALFMOON_ENGINE_NATIVE"
 
 
-class NativeUnavailable(Exception):
+class NativeUnavailable(ModelError):
     """The native extension was asked for and is not installed."""
 
 

@@ -17,8 +17,15 @@ _FIRST_POSITIONS = 4096
 class NativeDecoder:
     """All layers of a model, packed; one forward at a time."""
 
-    def __init__(self, native: Any, parts: DecoderParts) -> None:
-        """Pack the parts; the model's own weights are freed, each as soon as it is packed."""
+    def __init__(self, native: Any, parts: DecoderParts, max_context: int) -> None:
+        """Pack the parts; the model's own weights are freed, each as soon as it is packed.
+
+        Args:
+            native: the extension's module.
+            parts: of the model.
+            max_context: tokens of the longest sequence.
+        """
+        self._max_context = max_context
         self._native = native
         # Copied, so that nothing keeps the checkpoint's mapped files in memory.
         embedding = parts.embedding.detach().clone()
@@ -82,7 +89,8 @@ class NativeDecoder:
         return result
 
     def _compute_angles(self, end: int) -> None:
-        n = max(_FIRST_POSITIONS, 1 << (end - 1).bit_length())
+        # Never beyond the context: LongRoPE has other angles for longer sequences.
+        n = min(self._max_context, max(_FIRST_POSITIONS, 1 << (end - 1).bit_length()))
         for table, angles in enumerate(self._angles):
             cosines, sines = angles(n)
             self._decoder.set_rope(table, cosines.numpy(), sines.numpy())

@@ -1,6 +1,5 @@
 """Run a model's layers natively over an attached pool."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from halfmoon_engine.native.native_batch import native_batch, open_native_pool
 from halfmoon_engine.native.native_decoder import NativeDecoder
 from halfmoon_protocol.kv_layout import KvLayout
 
-log = logging.getLogger(__name__)
-
 #: Tokens of a probe's first prompt that run before the rest of it.
 _FIRST_CHUNK = 7
 
@@ -26,10 +23,12 @@ _FIRST_CHUNK = 7
 class NativeRunner:
     """A packed decoder over a pool of pages."""
 
-    def __init__(self, native: Any, parts: DecoderParts, layout: KvLayout) -> None:
+    def __init__(
+        self, native: Any, parts: DecoderParts, layout: KvLayout, max_context: int
+    ) -> None:
         """Pack the parts; the model's own weights are freed meanwhile."""
         self._native = native
-        self._decoder = NativeDecoder(native, parts)
+        self._decoder = NativeDecoder(native, parts, max_context)
         self._layout = layout
         self._pool: Any = None
 

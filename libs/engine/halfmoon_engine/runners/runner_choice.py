@@ -30,6 +30,7 @@ def choose_runner(
     model: Any,
     probed: ProbedModel,
     layout: KvLayout,
+    longest: int,
     reload: Callable[[], Any],
     mode: NativeMode,
 ) -> ModelRunner:
@@ -39,6 +40,7 @@ def choose_runner(
         model: of transformers, with our attention; a native runner takes its weights.
         probed: what the model's probe gave.
         layout: of the pool.
+        longest: tokens of the longest sequence.
         reload: loads the model once more, when a native runner turns out wrong.
         mode: whether the extension may be used.
 
@@ -56,7 +58,7 @@ def choose_runner(
         return TransformersRunner(model, layout, native=native)
     dtype = model.dtype
     try:
-        runner = NativeRunner(native, parts, layout)
+        runner = NativeRunner(native, parts, layout, longest)
         runner.check(probed, dtype)
     except NotNative as reason:
         log.warning("layers are computed by torch: %s", reason)

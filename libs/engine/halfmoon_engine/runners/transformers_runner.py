@@ -82,8 +82,8 @@ class TransformersRunner:
         if self._native is None:
             plan = plan_forward(runs, self._layout, self._pool, self._device, self._model.dtype)
         else:
-            plan = plan_native(self._pool)
-            plan.native = NativeBatchAttention(self._native, self._native_pool, runs)
+            attention = NativeBatchAttention(self._native, self._native_pool, runs)
+            plan = plan_native(self._pool, attention)
         plan.before_layer, plan.after_layer = before_layer, after_layer
         positions = np.concatenate(
             [np.arange(run.start, run.start + len(run.token_ids)) for run in runs]

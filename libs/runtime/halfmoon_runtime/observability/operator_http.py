@@ -17,6 +17,7 @@ import hmac
 import math
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -36,6 +37,8 @@ _MAX_CONNECTIONS = 16
 _CALLER_S = 10.0
 #: Seconds to wait for a handler: an event loop that takes longer is stuck.
 _ANSWER_S = 10.0
+#: Seconds until connections are accepted again after that failed.
+_ACCEPT_RETRY_S = 0.05
 _MAX_BODY_BYTES = 64 * 1024
 
 _log = structlog.get_logger(__name__)
@@ -236,11 +239,15 @@ class _Server(ThreadingMixIn, WSGIServer):
         while not self._closing:
             try:
                 request, client_address = self.get_request()
-            except OSError:  # the caller is gone already, or `close` was called
+            except OSError:
+                # The caller is gone, `close` was called, or no descriptor is left. Then the next
+                # attempt would fail at once, and the next.
+                time.sleep(_ACCEPT_RETRY_S)
                 continue
             try:
                 self.process_request(request, client_address)
-            except Exception:  # no thread can be started
+            except RuntimeError:
+                _log.exception("no thread can be started for an operator's connection")
                 self.shutdown_request(request)
 
     def close(self) -> None:
@@ -251,10 +258,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # its thread, which would release, has not started
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
