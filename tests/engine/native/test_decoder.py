@@ -61,9 +61,16 @@ def test_few_wanted_rows_of_the_last_layer_equal_those_of_all_rows(
     tokens = prompt_of(300)
     all_scores = scores_of(engine, tokens, 300)
     found: list[float] = []
-    pages = list(range(engine.layout.blocks_for(300)))
+    n_pages = engine.layout.blocks_for(300)
+    pages, others = list(range(n_pages)), list(range(n_pages, 2 * n_pages))
     scoring = PromptScoring(tokens[1:4], 0, lambda s: found.extend(x.logprob for x in s))
-    engine.forward([Run(tokens, 0, pages, None, scoring=scoring)])
+    # Behind another run: the wanted rows are not the first ones.
+    engine.forward(
+        [
+            Run(prompt_of(150), 0, others, None),
+            Run(tokens, 0, pages, None, scoring=scoring),
+        ]
+    )
     assert found == pytest.approx(all_scores[:3], abs=2e-4)
 
 
