@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from halfmoon_prefill.cache.prefix_fetch import PrefixFetch
+from halfmoon_prefill.cache.prefix_fetch import LayerArrivals, LayerFetch, PrefixFetch
 from halfmoon_transfer.interface import Cancelled, Lost, Report, TimedOut, Transfer, TransferError
 from halfmoon_transfer.threads.future_await import await_future
 
@@ -82,6 +82,48 @@ async def test_layers_that_arrive_in_any_order_are_all_there() -> None:
     for transfer in reversed(await bench.asked("a")):
         transfer.arrive()
     assert await bench.paths() == ["a"] * N_LAYERS
+
+
+async def test_layers_are_announced_in_their_order_without_a_turn_of_the_event_loop() -> None:
+    bench = Bench("a")
+    first, second, third, _ = await bench.asked("a")
+    announced: list[int] = []
+    numbers: dict[Transfer, int] = {layer: i for i, layer in enumerate(bench.read.layers)}
+    for layer in bench.read.layers:
+        layer.add_done_callback(lambda done: announced.append(numbers[done]))
+    third.arrive()
+    second.arrive()
+    assert announced == []
+    first.arrive()
+    assert announced == [0, 1, 2]
+    bench.read.cancel()
+    with pytest.raises(Cancelled):
+        await bench.read.layers[3]
+
+
+def test_a_late_callback_of_a_replica_that_was_given_up_announces_nothing() -> None:
+    layers = [LayerFetch(lambda: None) for _ in range(N_LAYERS)]
+    arrivals = LayerArrivals(layers)
+    given_up, other = ByHand("a", 0), ByHand("b", 0)
+    arrivals.expect(0, given_up)
+    arrivals.expect_no_more()
+    arrivals.expect(0, other)
+    given_up.arrive()
+    assert arrivals.n_here == 0 and not layers[0].done()
+    other.arrive()
+    assert layers[0].result(0).path == ("b",)
+
+
+def test_a_layer_of_a_replica_that_was_given_up_is_not_kept_for_its_turn() -> None:
+    layers = [LayerFetch(lambda: None) for _ in range(N_LAYERS)]
+    arrivals = LayerArrivals(layers)
+    early, first = ByHand("a", 1), ByHand("b", 0)
+    arrivals.expect(1, early)
+    early.arrive()
+    arrivals.expect_no_more()
+    arrivals.expect(0, first)
+    first.arrive()
+    assert arrivals.n_here == 1 and not layers[1].done()
 
 
 async def test_after_an_error_another_replica_brings_the_layers_that_are_missing() -> None:

@@ -8,6 +8,7 @@ request holds is given back.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, assert_never
 
 import structlog
@@ -216,7 +217,12 @@ class PrefillShell:
             return PrefixLeased(job.request_id, has_room=has_room)
         # Soon, not now: the last layer may be here already, and the lease is posted first.
         loop = asyncio.get_running_loop()
-        loop.call_soon(job.loads[-1].add_done_callback, lambda last: self._on_fetched(job, last))
+
+        def on_last_layer(last: Transfer) -> None:  # in the thread that carried it
+            with suppress(RuntimeError):  # the loop is closed, and the worker with it
+                loop.call_soon_threadsafe(self._on_fetched, job, last)
+
+        job.loads[-1].add_done_callback(on_last_layer)
         return PrefixLeased(job.request_id, job.lease.address, len(job.lease.places), has_room)
 
     def _on_fetched(self, job: PrefillJob, last_layer: Transfer) -> None:

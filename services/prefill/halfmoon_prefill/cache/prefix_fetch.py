@@ -8,6 +8,9 @@
 Layers that are here stay, and may have been computed with. So in the middle another replica
 takes over only if it holds the very same bytes, by their checksums: two workers that computed
 a block each may differ in its last bits. Before the first layer is here any replica will do.
+
+A layer is announced in the thread that carried its last byte. The forward pass waits for it in
+another thread, and the event loop may be busy with the reads of later layers.
 """
 
 import asyncio
@@ -15,6 +18,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from threading import Lock
 
 from halfmoon_transfer.interface import Cancelled, Report, TimedOut, Transfer, TransferError
 from halfmoon_transfer.threads.future_await import await_future
@@ -44,9 +48,9 @@ class PrefixFetch:
         self._submit = submit
         self._take_over = take_over
         self._patience_s = patience_s
-        self._n_here = 0
         self._cancelled = False
         self.layers = [LayerFetch(self.cancel) for _ in range(n_layers)]
+        self._arrivals = LayerArrivals(self.layers)
         self._task = asyncio.create_task(self._read_on())
         self._task.add_done_callback(self._on_end)
 
@@ -61,7 +65,7 @@ class PrefixFetch:
             try:
                 await self._read_rest()
             except TransferError as error:
-                if not await self._take_over(error, self._n_here):
+                if not await self._take_over(error, self._arrivals.n_here):
                     raise
             else:
                 return
@@ -70,23 +74,71 @@ class PrefixFetch:
         """Read what is not here from the present replica."""
         transfers: list[Transfer] = []
         try:
-            for layer in range(self._n_here, len(self.layers)):
+            for layer in range(self._arrivals.n_here, len(self.layers)):
                 transfers.append(self._submit(layer))
+                self._arrivals.expect(layer, transfers[-1])
                 await asyncio.sleep(0)  # the forward pass may begin before all layers are planned
             for transfer in transfers:
-                async with asyncio.timeout(self._patience_s):
-                    report = await transfer
-                self.layers[self._n_here].future.set_result(report)
-                self._n_here += 1
-        except TimeoutError:
-            raise TimedOut(f"no layer came for {self._patience_s} s") from None
-        finally:
+                if not transfer.done():
+                    async with asyncio.timeout(self._patience_s):
+                        await transfer
+                transfer.result(0)
+        except BaseException as error:
             await cancel_and_wait(transfers)
+            self._arrivals.expect_no_more()
+            if isinstance(error, TimeoutError):
+                raise TimedOut(f"no layer came for {self._patience_s} s") from None
+            raise
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        for layer in self.layers[self._n_here :]:
-            layer.future.set_exception(error or Cancelled("the prefix is not wanted any more"))
+        if task.cancelled():
+            self._arrivals.end(Cancelled("the prefix is not wanted any more"))
+        elif error := task.exception():
+            self._arrivals.end(error)
+
+
+class LayerArrivals:
+    """The layers that are here: the first so many, each announced once, in their order."""
+
+    def __init__(self, layers: "Sequence[LayerFetch]") -> None:
+        self._layers = layers
+        self._lock = Lock()
+        #: Layers that are announced; only `expect` begins what may change it.
+        self.n_here = 0
+        #: Layers of the present replica that came before their turn.
+        self._early: dict[int, Report] = {}
+        #: Replicas whose transfers are over. A late callback of theirs must announce nothing.
+        self._n_over = 0
+
+    def expect(self, layer: int, transfer: Transfer) -> None:
+        """Announce a layer once this transfer has brought it; a failed one announces nothing."""
+        replica = self._n_over
+        transfer.add_done_callback(lambda done: self._on_done(replica, layer, done))
+
+    def expect_no_more(self) -> None:
+        """Leave the layers that are not announced yet to another replica."""
+        with self._lock:
+            self._n_over += 1
+            self._early.clear()
+
+    def end(self, error: BaseException) -> None:
+        """End the layers that are not here with this error; expect no more before."""
+        for layer in self._layers[self.n_here :]:
+            layer.future.set_exception(error)
+
+    def _on_done(self, replica: int, layer: int, transfer: Transfer) -> None:
+        """Announce a layer, and those after it that came earlier; in any thread."""
+        try:
+            report = transfer.result(0)
+        except Exception:
+            return  # the read's task gets it from the transfer
+        with self._lock:
+            if replica != self._n_over:
+                return
+            self._early[layer] = report
+            while (here := self._early.pop(self.n_here, None)) is not None:
+                self._layers[self.n_here].future.set_result(here)
+                self.n_here += 1
 
 
 class LayerFetch(Transfer):
