@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -12,17 +12,18 @@ from halfmoon_transfer.interface import Cancelled, Lost, Report, TimedOut, Trans
 from halfmoon_transfer.threads.future_await import await_future
 
 N_LAYERS = 4
+ONE_BY_ONE = tuple(range(i, i + 1) for i in range(N_LAYERS))
 
 
 class ByHand(Transfer):
     """A transfer that ends when the test says so; one that is cancelled ends at once."""
 
-    def __init__(self, replica: str, layer: int) -> None:
-        self.replica, self.layer = replica, layer
+    def __init__(self, replica: str, group: range) -> None:
+        self.replica, self.group = replica, group
         self.future: Future[Report] = Future()
 
     def arrive(self) -> None:
-        self.future.set_result(Report(1, 0.0, (self.replica,), 0))
+        self.future.set_result(Report(len(self.group), 0.0, (self.replica,), 0))
 
     def fail(self) -> None:
         self.future.set_exception(Lost(f"{self.replica} is gone"))
@@ -47,14 +48,16 @@ class ByHand(Transfer):
 class Bench:
     """A read, its transfers so far, and the replicas that there are."""
 
-    def __init__(self, *replicas: str, patience_s: float = 60.0) -> None:
+    def __init__(
+        self, *replicas: str, groups: Sequence[range] = ONE_BY_ONE, patience_s: float = 60.0
+    ) -> None:
         self.replicas = list(replicas)
         self.transfers: list[ByHand] = []
         self.errors: list[tuple[str, int]] = []
-        self.read = PrefixFetch(N_LAYERS, self.submit, self.take_over, patience_s)
+        self.read = PrefixFetch(groups, self.submit, self.take_over, patience_s)
 
-    def submit(self, layer: int) -> ByHand:
-        self.transfers.append(ByHand(self.replicas[0], layer))
+    def submit(self, group: range) -> ByHand:
+        self.transfers.append(ByHand(self.replicas[0], group))
         return self.transfers[-1]
 
     async def take_over(self, error: TransferError, n_here: int) -> bool:
@@ -67,7 +70,7 @@ class Bench:
         """What is asked of a replica, in the order of layers; waits until it is."""
         while not (found := [t for t in self.transfers if t.replica == replica]):
             await asyncio.sleep(0)
-        while found[-1].layer + 1 < N_LAYERS:  # one layer is asked for after the other
+        while found[-1].group.stop < N_LAYERS:  # one group is asked for after the other
             await asyncio.sleep(0)
             found = [t for t in self.transfers if t.replica == replica]
         return found
@@ -104,10 +107,10 @@ async def test_layers_are_announced_in_their_order_without_a_turn_of_the_event_l
 def test_a_late_callback_of_a_replica_that_was_given_up_announces_nothing() -> None:
     layers = [LayerFetch(lambda: None) for _ in range(N_LAYERS)]
     arrivals = LayerArrivals(layers)
-    given_up, other = ByHand("a", 0), ByHand("b", 0)
-    arrivals.expect(0, given_up)
+    given_up, other = ByHand("a", range(1)), ByHand("b", range(1))
+    arrivals.expect(given_up.group, given_up)
     arrivals.expect_no_more()
-    arrivals.expect(0, other)
+    arrivals.expect(other.group, other)
     given_up.arrive()
     assert arrivals.n_here == 0 and not layers[0].done()
     other.arrive()
@@ -117,11 +120,11 @@ def test_a_late_callback_of_a_replica_that_was_given_up_announces_nothing() -> N
 def test_a_layer_of_a_replica_that_was_given_up_is_not_kept_for_its_turn() -> None:
     layers = [LayerFetch(lambda: None) for _ in range(N_LAYERS)]
     arrivals = LayerArrivals(layers)
-    early, first = ByHand("a", 1), ByHand("b", 0)
-    arrivals.expect(1, early)
+    early, first = ByHand("a", range(1, 2)), ByHand("b", range(1))
+    arrivals.expect(early.group, early)
     early.arrive()
     arrivals.expect_no_more()
-    arrivals.expect(0, first)
+    arrivals.expect(first.group, first)
     first.arrive()
     assert arrivals.n_here == 1 and not layers[1].done()
 
@@ -133,11 +136,33 @@ async def test_after_an_error_another_replica_brings_the_layers_that_are_missing
     await bench.read.layers[0]
     second.fail()
     rest = await bench.asked("b")
-    assert [t.layer for t in rest] == [1, 2, 3]
+    assert [t.group for t in rest] == list(ONE_BY_ONE[1:])
     for transfer in rest:
         transfer.arrive()
     assert await bench.paths() == ["a", "b", "b", "b"]
     assert bench.errors == [("a is gone", 1)]
+
+
+async def test_the_layers_of_a_group_are_there_together_and_its_bytes_count_once() -> None:
+    bench = Bench("a", groups=(range(1), range(1, 4)))
+    first, rest = await bench.asked("a")
+    rest.arrive()
+    assert not any(layer.done() for layer in bench.read.layers)
+    first.arrive()
+    assert all(layer.done() for layer in bench.read.layers)
+    assert sum(layer.result(0).n_bytes for layer in bench.read.layers) == N_LAYERS
+
+
+async def test_a_group_whose_read_failed_is_read_whole_from_another_replica() -> None:
+    bench = Bench("a", "b", groups=(range(1), range(1, 3), range(3, 4)))
+    first, second, _ = await bench.asked("a")
+    first.arrive()
+    second.fail()
+    rest = await bench.asked("b")
+    assert [t.group for t in rest] == [range(1, 3), range(3, 4)]
+    for transfer in rest:
+        transfer.arrive()
+    assert await bench.paths() == ["a", "b", "b", "b"]
 
 
 async def test_one_that_brings_nothing_for_too_long_is_given_up() -> None:

@@ -1,10 +1,10 @@
 """Run one forward pass of a prefill batch, with KV coming in and going out layer by layer.
 
 Runs in the forward thread. Before a layer's attention it waits for that layer of the cached
-blocks (the next layers load meanwhile); as soon as a layer's KV is in the pool it is handed to
-the transfer engine (Mooncake, arXiv 2407.00079, section 5.2). Few bytes are handed on together,
-after the last layer. A request whose cached blocks fail to come is marked and runs on over what is
-in its pages: the others in the batch must not suffer, and its result is thrown away.
+blocks (the next layers load meanwhile). As soon as the KV of a group of layers is in the pool, it
+is handed to the transfer engine (Mooncake, arXiv 2407.00079, section 5.2). A request whose cached
+blocks fail to come is marked and runs on over what is in its pages: the others in the batch must
+not suffer, and its result is thrown away.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run, TokenResult
+from halfmoon_prefill.layer_groups import layer_groups
 from halfmoon_prefill.prefill_job import ForwardPassRecord, PrefillJob
 from halfmoon_protocol.regions import Region
 from halfmoon_runtime.clock import Clock
 from halfmoon_scheduling.prefill.prefill_queue import PrefillChunk
 from halfmoon_transfer.interface import Op, Piece, Transfer
-
-#: Bytes of a request's blocks in one pass that are handed on together after the last layer. A
-#: transfer of their own for each layer would take longer than these bytes are on their way.
-_MAX_WHOLE_BYTES = 512 * 1024
 
 
 class SubmitTransfer(Protocol):
@@ -71,14 +68,20 @@ class PrefillForward:
             waited += self.clock.now() - since
 
         layout = self.engine.layout
-        last_layer = layout.n_layers - 1
-        are_few = [len(complete) * layout.block_bytes <= _MAX_WHOLE_BYTES for complete in blocks]
+        #: Of each request: the groups of layers to hand on, by the last layer of each.
+        groups = [
+            {
+                group[-1]: group
+                for group in layer_groups(layout.n_layers, len(complete) * layout.layer_bytes)
+            }
+            for complete in blocks
+        ]
 
         def after_layer(layer: int) -> None:
-            for (job, _), complete, few in zip(batch, blocks, are_few, strict=True):
-                if complete and job.failure is None and (not few or layer == last_layer):
+            for (job, _), complete, by_last in zip(batch, blocks, groups, strict=True):
+                if complete and job.failure is None and (group := by_last.get(layer)) is not None:
                     try:
-                        self._hand_on(job, None if few else layer, complete)
+                        self._hand_on(job, group, complete)
                     except Exception as error:
                         job.failure = error
 
@@ -96,8 +99,8 @@ class PrefillForward:
                 )
         return ForwardResult(tokens, ended - began, waited)
 
-    def _hand_on(self, job: PrefillJob, layer: int | None, blocks: Sequence[int]) -> None:
-        """Start the writes of one layer of these blocks, or of all layers."""
+    def _hand_on(self, job: PrefillJob, layers: range, blocks: Sequence[int]) -> None:
+        """Start the writes of these layers of these blocks."""
         layout = self.engine.layout
         now = self.clock.now()
         left_s = job.write_until_s - now
@@ -105,9 +108,9 @@ class PrefillForward:
             job.failure = TimeoutError("the landing's time ran out before its KV was computed")
             return
         job.landing_since_s = job.landing_since_s or now
-        landing = job.landing_pieces(self.pool, layout, layer, blocks)
+        landing = job.landing_pieces(self.pool, layout, layers, blocks)
         job.landing_writes.append(self.submit("write", landing, deadline_s=left_s))
-        if put := job.kvstore_pieces(self.pool, layout, layer, blocks):
+        if put := job.kvstore_pieces(self.pool, layout, layers, blocks):
             job.put_writes.append(self.submit("write", put, deadline_s=left_s))
 
     def _run(self, job: PrefillJob, chunk: PrefillChunk) -> Run:

@@ -104,7 +104,7 @@ class PrefillJob:
     n_cached: int = 0
     #: Blocks whose layers have all been handed to the transfer engine.
     n_streamed: int = 0
-    #: Reads of cached blocks, one per layer; empty when nothing is cached.
+    #: The layers of cached blocks, as they arrive; empty when nothing is cached.
     loads: Sequence[Transfer] = ()
     #: Checksums of the cached blocks, computed as they arrive; None when nothing is cached.
     checksums: Awaitable[tuple[int, ...]] | None = None
@@ -144,11 +144,11 @@ class PrefillJob:
         """Tokens of the whole prompt."""
         return len(self.start.token_ids)
 
-    def load_pieces(self, pool: Region, layout: KvLayout, layer: int) -> list[Piece]:
-        """List the reads of one layer of the cached blocks, from the kvstore into this pool."""
+    def load_pieces(self, pool: Region, layout: KvLayout, layers: range) -> list[Piece]:
+        """List the reads of these layers of the cached blocks, from the kvstore into this pool."""
         assert self.lease is not None
-        source, size, block_bytes = self.lease.region, layout.layer_bytes, layout.block_bytes
-        shift = layer * size
+        source, block_bytes = self.lease.region, layout.block_bytes
+        shift, size = _part_of_block(layout, layers)
         return [
             Piece(pool, page * block_bytes + shift, source, place.offset + shift, size)
             for page, place in zip(self.pages, self.lease.places, strict=False)
@@ -160,19 +160,19 @@ class PrefillJob:
         return range(self.n_streamed, max(self.n_streamed, last))
 
     def landing_pieces(
-        self, pool: Region, layout: KvLayout, layer: int | None, blocks: Sequence[int]
+        self, pool: Region, layout: KvLayout, layers: range, blocks: Sequence[int]
     ) -> list[Piece]:
         """List the writes of these blocks from this pool to decode's landing.
 
         Args:
             pool: has the blocks.
             layout: of a block.
-            layer: the layer to write; None: all layers, which are contiguous in a block.
+            layers: the layers to write, which are contiguous in a block.
             blocks: by their number in the prompt.
         """
         target, targets = self.start.landing.region, self.start.landing.pages
         pages, block_bytes = self.pages, layout.block_bytes
-        shift, length = _part_of_block(layout, layer)
+        shift, length = _part_of_block(layout, layers)
         return [
             Piece(
                 pool,
@@ -185,7 +185,7 @@ class PrefillJob:
         ]
 
     def kvstore_pieces(
-        self, pool: Region, layout: KvLayout, layer: int | None, blocks: Sequence[int]
+        self, pool: Region, layout: KvLayout, layers: range, blocks: Sequence[int]
     ) -> list[Piece]:
         """List the writes of those of these blocks that the home kvstore wants.
 
@@ -195,7 +195,7 @@ class PrefillJob:
             return []
         target, offsets = self.put.region, self.put.offsets
         pages, block_bytes = self.pages, layout.block_bytes
-        shift, length = _part_of_block(layout, layer)
+        shift, length = _part_of_block(layout, layers)
         return [
             Piece(pool, pages[block] * block_bytes + shift, target, offsets[block] + shift, length)
             for block in blocks
@@ -208,8 +208,6 @@ class PrefillJob:
         return [*self.loads, *self.landing_writes, *self.put_writes]
 
 
-def _part_of_block(layout: KvLayout, layer: int | None) -> tuple[int, int]:
-    """Return offset and length, in bytes, of one layer or of all within a block."""
-    if layer is None:
-        return 0, layout.block_bytes
-    return layer * layout.layer_bytes, layout.layer_bytes
+def _part_of_block(layout: KvLayout, layers: range) -> tuple[int, int]:
+    """Return offset and length, in bytes, of these layers within a block."""
+    return layers.start * layout.layer_bytes, len(layers) * layout.layer_bytes

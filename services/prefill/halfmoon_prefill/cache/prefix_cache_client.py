@@ -14,6 +14,7 @@ import xxhash
 from halfmoon_prefill.cache.arriving_checksums import ArrivingChecksums
 from halfmoon_prefill.cache.prefix_fetch import PrefixFetch
 from halfmoon_prefill.cache.replica_selector import ReplicaSelector
+from halfmoon_prefill.layer_groups import layer_groups
 from halfmoon_prefill.prefill_job import KvstoreReservation, PrefillJob
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_runtime.clock import Clock
@@ -79,10 +80,10 @@ class PrefixCacheClient:
         job.holds.set()
         job.n_cached = len(job.lease.places) * self._layout.block_size
 
-        def submit(layer: int) -> Transfer:
+        def submit(layers: range) -> Transfer:
             return self._transfer.submit(
                 "read",
-                job.load_pieces(self._memory.region, self._layout, layer),
+                job.load_pieces(self._memory.region, self._layout, layers),
                 deadline_s=max(job.write_until_s - self._clock.now(), 0.001),
                 checksums=False,  # `verify` compares the blocks' own
             )
@@ -90,7 +91,9 @@ class PrefixCacheClient:
         async def take_over(error: TransferError, n_here: int) -> bool:
             return await self._take_over(job, error, n_here)
 
-        read = PrefixFetch(self._layout.n_layers, submit, take_over, self._patience_s)
+        n_layer_bytes = len(job.lease.places) * self._layout.layer_bytes
+        groups = layer_groups(self._layout.n_layers, n_layer_bytes)
+        read = PrefixFetch(groups, submit, take_over, self._patience_s)
         job.loads = read.layers
         pages = job.pages[: len(job.lease.places)]
         sums = ArrivingChecksums(self._memory.view, self._layout, pages, self._checksum_thread)

@@ -1,6 +1,6 @@
 """Read a cached prefix layer by layer: from one replica, or from the next if it fails.
 
-    leased ──▶ all layers asked for ──▶ layer 0 here ──▶ … ──▶ all here
+    leased ──▶ all groups asked for ──▶ layer 0 here ──▶ … ──▶ all here
       ▲                │
       └─ the next ◀────┴── an error, or no layer for `patience_s`
          replica
@@ -20,6 +20,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from threading import Lock
 
+import msgspec
+
 from halfmoon_transfer.interface import Cancelled, Report, TimedOut, Transfer, TransferError
 from halfmoon_transfer.threads.future_await import await_future
 
@@ -32,24 +34,25 @@ class PrefixFetch:
 
     def __init__(
         self,
-        n_layers: int,
-        submit: Callable[[int], Transfer],
+        groups: Sequence[range],
+        submit: Callable[[range], Transfer],
         take_over: ReplicaFailover,
         patience_s: float,
     ) -> None:
         """Start reading.
 
         Args:
-            n_layers: of the model.
-            submit: starts to read one layer from the present replica.
+            groups: of the model's layers, in order; the layers of a group are read together.
+            submit: starts to read one group from the present replica.
             take_over: makes another replica the present one.
             patience_s: seconds to wait for the next layer.
         """
+        self._groups = groups
         self._submit = submit
         self._take_over = take_over
         self._patience_s = patience_s
         self._cancelled = False
-        self.layers = [LayerFetch(self.cancel) for _ in range(n_layers)]
+        self.layers = [LayerFetch(self.cancel) for _ in range(groups[-1].stop)]
         self._arrivals = LayerArrivals(self.layers)
         self._task = asyncio.create_task(self._read_on())
         self._task.add_done_callback(self._on_end)
@@ -74,10 +77,11 @@ class PrefixFetch:
         """Read what is not here from the present replica."""
         transfers: list[Transfer] = []
         try:
-            for layer in range(self._arrivals.n_here, len(self.layers)):
-                transfers.append(self._submit(layer))
-                self._arrivals.expect(layer, transfers[-1])
-                await asyncio.sleep(0)  # the forward pass may begin before all layers are planned
+            n_here = self._arrivals.n_here  # whole groups
+            for group in [group for group in self._groups if group.start >= n_here]:
+                transfers.append(self._submit(group))
+                self._arrivals.expect(group, transfers[-1])
+                await asyncio.sleep(0)  # the forward pass may begin before all reads are planned
             for transfer in transfers:
                 if not transfer.done():
                     async with asyncio.timeout(self._patience_s):
@@ -105,15 +109,15 @@ class LayerArrivals:
         self._lock = Lock()
         #: Layers that are announced; only `expect` begins what may change it.
         self.n_here = 0
-        #: Layers of the present replica that came before their turn.
-        self._early: dict[int, Report] = {}
+        #: By their first layer: groups of the present replica that came before their turn.
+        self._early: dict[int, tuple[range, Report]] = {}
         #: Replicas whose transfers are over. A late callback of theirs must announce nothing.
         self._n_over = 0
 
-    def expect(self, layer: int, transfer: Transfer) -> None:
-        """Announce a layer once this transfer has brought it; a failed one announces nothing."""
+    def expect(self, group: range, transfer: Transfer) -> None:
+        """Announce these layers once this transfer has brought them; never after a failure."""
         replica = self._n_over
-        transfer.add_done_callback(lambda done: self._on_done(replica, layer, done))
+        transfer.add_done_callback(lambda done: self._on_done(replica, group, done))
 
     def expect_no_more(self) -> None:
         """Leave the layers that are not announced yet to another replica."""
@@ -126,19 +130,25 @@ class LayerArrivals:
         for layer in self._layers[self.n_here :]:
             layer.future.set_exception(error)
 
-    def _on_done(self, replica: int, layer: int, transfer: Transfer) -> None:
-        """Announce a layer, and those after it that came earlier; in any thread."""
+    def _on_done(self, replica: int, group: range, transfer: Transfer) -> None:
+        """Announce a group, and those after it that came earlier; in any thread."""
         try:
             report = transfer.result(0)
         except Exception:
             return  # the read's task gets it from the transfer
+        report = msgspec.structs.replace(report, n_bytes=report.n_bytes // len(group))
         with self._lock:
             if replica != self._n_over:
                 return
-            self._early[layer] = report
+            self._early[group.start] = group, report
             while (here := self._early.pop(self.n_here, None)) is not None:
-                self._layers[self.n_here].future.set_result(here)
-                self.n_here += 1
+                self._announce(*here)
+
+    def _announce(self, group: range, report: Report) -> None:
+        """Announce a group; under the lock, so that layers keep their order."""
+        for layer in group:
+            self._layers[layer].future.set_result(report)
+        self.n_here = group.stop
 
 
 class LayerFetch(Transfer):
