@@ -1,9 +1,9 @@
-"""The loops of the TCP backend in C, without the interpreter. Optional: `make native` builds it.
+"""The loops of two backends in C, without the interpreter. Optional: `make native` builds it.
 
-`halfmoon_transfer.backends.tcp` does all of this in Python too, and looks after whatever is
-unusual: see `docs/transfer/native.md`.
+`halfmoon_transfer.backends` does all of this in Python too, over TCP and in shared memory. It looks
+after whatever is unusual: see `docs/transfer/native.md`.
 """
 
-from halfmoon_transfer_native._native import Table, carry
+from halfmoon_transfer_native._native import Table, carry, copy
 
-__all__ = ["Table", "carry"]
+__all__ = ["Table", "carry", "copy"]

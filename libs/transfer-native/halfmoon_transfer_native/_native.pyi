@@ -88,3 +88,23 @@ def carry(
     Raises:
         OSError: the connection broke, or its own timeout passed. `marks` are good in either case.
     """
+
+def copy(
+    write: bool, slices: tuple[_Slice, ...], local: tuple[memoryview, ...], remote: Buffer, /
+) -> bool:
+    """Copy a batch between local memory and a mapped region.
+
+    Many written bytes go past the caches: they are for another process.
+
+    Args:
+        write: from local memory into the region, or the other way round.
+        slices: at most 65,536, with
+        local: the bytes of each here.
+        remote: the whole region.
+
+    Returns:
+        False if a slice is out of the region's bounds; then nothing was copied.
+
+    Raises:
+        BufferError: memory to be written is read-only.
+    """

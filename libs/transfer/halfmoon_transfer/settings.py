@@ -77,7 +77,8 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether bytes that cross a wire carry checksums, unless a transfer asks for none.
     #: In-memory copies cross none.
     checksums: bool = True
-    #: Whether TCP uses the extension in C where that is built; see `docs/transfer/native.md`.
+    #: Whether TCP and shared memory use the extension in C where that is built; see
+    #: `docs/transfer/native.md`.
     native: bool = True
     #: Seconds that the extension polls for the next small frame before its thread sleeps.
     spin_s: float = 50e-6

@@ -25,7 +25,7 @@ from halfmoon_transfer import Lost, Piece, Rejected, TransferSettings
 from halfmoon_transfer.backends.backend_interface import CarryRequest
 from halfmoon_transfer.backends.fault_injection import FaultInjection, FaultPlan
 from halfmoon_transfer.backends.memory_backend import copy_slice
-from halfmoon_transfer.backends.shm import process_vm, shm_backend, shm_wire
+from halfmoon_transfer.backends.shm import native_copy, process_vm, shm_backend, shm_wire
 from halfmoon_transfer.backends.shm.mapped_regions import MappedRegions
 from halfmoon_transfer.backends.shm.shm_peer import ShmPeer, map_shared
 from halfmoon_transfer.backends.shm.shm_wire import (
@@ -421,20 +421,31 @@ def test_memory_of_a_dead_owner_is_lost_not_written(make_world: Any) -> None:
     assert here.view(there.region, 0, 10) is None
 
 
+@pytest.mark.parametrize("native", [True, False])
 def test_an_owner_that_dies_during_the_copy_has_not_got_it(
-    make_world: Any, monkeypatch: pytest.MonkeyPatch
+    make_world: Any, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
+    if native and native_copy.find_copy() is None:
+        pytest.skip("the extension is not built: make native")
     world = make_world("shm")
-    here = world.open("here")
+    here = world.open("here", settings=TransferSettings(native=native))
     there = world.start("there", 1, 5000)
     local = here.allocate(5000)
 
     def copy_and_kill(errand: CarryRequest, index: int, remote: memoryview) -> SliceOutcome:
+        assert not native
         outcome = copy_slice(errand, index, remote)
         there.kill()
         return outcome
 
+    def copy_all_and_kill(*args: Any) -> bool:
+        assert native
+        copied = native_copy.copy_batch(*args)
+        there.kill()
+        return copied
+
     monkeypatch.setattr(shm_backend, "copy_slice", copy_and_kill)
+    monkeypatch.setattr(shm_backend, "copy_batch", copy_all_and_kill)
     with pytest.raises(Lost):
         here.submit("write", [Piece(local.region, 0, there.region, 0, 5000)]).result(PATIENCE_S)
 

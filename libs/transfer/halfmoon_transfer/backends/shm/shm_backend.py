@@ -8,7 +8,7 @@ unusable and the next one is taken.
 No wire is crossed, so checksums are made only on request. A copy is applied when it is done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from halfmoon_transfer.backends.backend_interface import (
     BackendCapabilities,
@@ -20,6 +20,7 @@ from halfmoon_transfer.backends.backend_interface import (
 )
 from halfmoon_transfer.backends.memory_backend import copy_slice
 from halfmoon_transfer.backends.shm.mapped_regions import MappedRegions
+from halfmoon_transfer.backends.shm.native_copy import copy_batch, find_copy
 from halfmoon_transfer.backends.shm.process_vm_region import ProcessVmRegion
 from halfmoon_transfer.backends.shm.shm_peer import PeerOfOtherUser, ShmPeer
 from halfmoon_transfer.backends.shm.shm_server import ShmServer
@@ -54,6 +55,7 @@ class ShmBackend:
         # A process of our user can read our memory, and our key, without asking.
         our_user_only = context.settings.cluster_key is not None
         self._borrows = context.settings.cross_memory_attach
+        self._native_copy = find_copy() if context.settings.native else None
         self._server = ShmServer(
             context.regions,
             context.notification_queue,
@@ -97,12 +99,15 @@ class ShmBackend:
                         reached[key] = (
                             self._reach(peer, request, key, revoked) if mapped is None else mapped
                         )
-                outcomes = [
-                    SliceOutcome(OutcomeKind.LOST, "stopped")
-                    if request.stop.stopped
-                    else _copy(request, index, each, reached[each.remote.key])
-                    for index, each in enumerate(batch.slices)
-                ]
+                if self._copy_at_once(request, reached):
+                    outcomes = [APPLIED] * len(batch.slices)
+                else:
+                    outcomes = [
+                        SliceOutcome(OutcomeKind.LOST, "stopped")
+                        if request.stop.stopped
+                        else _copy(request, index, each, reached[each.remote.key])
+                        for index, each in enumerate(batch.slices)
+                    ]
                 for memory in reached.values():
                     if isinstance(memory, ProcessVmRegion):
                         memory.require_alive()
@@ -119,6 +124,17 @@ class ShmBackend:
         finally:
             self._peers.end_batch(revoked)
         return refuse_revoked(batch, outcomes, revoked) if revoked else outcomes
+
+    def _copy_at_once(
+        self,
+        request: CarryRequest,
+        reached: Mapping[bytes, memoryview | ProcessVmRegion | AccessRefused],
+    ) -> bool:
+        """Copy the whole batch by the extension; return False, with nothing copied, if it can't."""
+        if self._native_copy is None or len(reached) != 1:
+            return False
+        (memory,) = reached.values()
+        return isinstance(memory, memoryview) and copy_batch(self._native_copy, request, memory)
 
     def notify(self, request: CarryRequest) -> SliceOutcome:
         """Deliver the notification over the Unix socket."""
