@@ -41,7 +41,9 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     choices = RunChoices(
         systems=tuple(_chosen(options.systems, SYSTEMS, "--systems")),
-        rows=(
+        rows=()
+        if options.only_ttft
+        else (
             *(PrefillRow(int(n)) for n in _words(options.prefill)),
             *(
                 DecodeRow(int(batch), int(context))
@@ -102,7 +104,15 @@ def parser() -> argparse.ArgumentParser:
         default="wall",
         help="cpu: processor time per thread, for machines where other programs run",
     )
-    add("--no-ttft", action="store_true", help="leave out the repeated prompt through servers")
+    servers = made.add_mutually_exclusive_group()
+    servers.add_argument(
+        "--no-ttft", action="store_true", help="leave out the repeated prompt through servers"
+    )
+    servers.add_argument(
+        "--only-ttft",
+        action="store_true",
+        help="only the repeated prompt through servers, of the first model and precision: minutes",
+    )
     add("--json", help="file for all measurements")
     return made
 
