@@ -129,6 +129,18 @@ def test_a_layer_of_a_replica_that_was_given_up_is_not_kept_for_its_turn() -> No
     assert arrivals.n_here == 1 and not layers[1].done()
 
 
+def test_a_layer_that_comes_after_the_end_stays_ended() -> None:
+    layers = [LayerFetch(lambda: None) for _ in range(N_LAYERS)]
+    arrivals = LayerArrivals(layers)
+    late = ByHand("a", range(1))
+    arrivals.expect(late.group, late)
+    arrivals.end(Cancelled("not wanted"))
+    late.arrive()
+    for layer in layers:
+        with pytest.raises(Cancelled):
+            layer.result(0)
+
+
 async def test_after_an_error_another_replica_brings_the_layers_that_are_missing() -> None:
     bench = Bench("a", "b")
     first, second, *_ = await bench.asked("a")

@@ -126,7 +126,8 @@ class LayerArrivals:
             self._early.clear()
 
     def end(self, error: BaseException) -> None:
-        """End the layers that are not here with this error; expect no more before."""
+        """End the layers that are not here with this error; nothing is announced any more."""
+        self.expect_no_more()
         for layer in self._layers[self.n_here :]:
             layer.future.set_exception(error)
 
