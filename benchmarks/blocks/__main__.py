@@ -19,6 +19,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from benchmarks.time_limit import rounds_within
 from benchmarks.transfer.__main__ import MIB, Results, python_for, table
 
 PROGRAMS = Path(__file__).resolve().with_name("peers")
@@ -83,21 +84,23 @@ def main() -> int:
     """Measure and print; 1 when a row of ours is missing, which is a mistake of ours."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.blocks")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes of a block")
-    parser.add_argument("--seconds", type=float, default=0.5, help="per figure and round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.4, help="per figure and round")
+    parser.add_argument("--rounds", type=int, default=3, help="at most; see --minutes")
+    parser.add_argument("--minutes", type=float, default=4.0, help="no round begins beyond that")
     parser.add_argument("--only", default="", help="a pattern of labels")
     chosen = parser.parse_args()
     sizes = [int(size) for size in chosen.sizes.split(",")]
     results: Results = defaultdict(list)
     labels = [label for label in PEERS if re.search(chosen.only, label)]
     problems: dict[str, str] = {}
-    for number in range(chosen.rounds):
+    number = 0
+    for number in rounds_within(chosen.rounds, chosen.minutes):
         for label in labels:
             print(f"round {number + 1}: {label}", file=sys.stderr, flush=True)
             if problem := measure(label, sizes, chosen.seconds, results):
                 problems[label] = problem
     print(f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, ", end="")
-    print(f"Python {platform.python_version()}; medians of {chosen.rounds} rounds\n")
+    print(f"Python {platform.python_version()}; medians of {number + 1} rounds\n")
     for op, field, title, digits in TABLES:
         with_figures = list(dict.fromkeys(label for label, an_op, _ in results if an_op == op))
         if with_figures:
@@ -108,22 +111,37 @@ def main() -> int:
     return int(any(label.startswith("halfmoon") or label == "disk" for label in problems))
 
 
+#: Our row, the other's, and the goal of the ratio in speed; the goals are set from 1 MiB on.
+BATCH_GOALS = (
+    ("get", "halfmoon, tcp", "reference's store, tcp", 1.5),
+    ("get", "halfmoon, no copy, verified", "one memory copy", 1.0),
+    ("get", "halfmoon, no copy", "one memory copy", 1.0),
+    ("get", "halfmoon, disk tier", "O_DIRECT, 8 threads", 0.8),
+)
+SINGLE_GOALS = (
+    ("get", "halfmoon, tcp", "reference's store, tcp", 1.0),
+    ("put", "halfmoon, tcp", "reference's store, tcp", 1.0),
+)
+
+
 def print_ratios(sizes: list[int], results: Results) -> None:
-    """Ours to the others, where there is a goal."""
-    for ours, other, goal in (
-        ("halfmoon, tcp", "reference's store, tcp", 1.5),
-        ("halfmoon, no copy, verified", "one memory copy", 1.0),
-        ("halfmoon, no copy", "one memory copy", 1.0),
-        ("halfmoon, disk tier", "O_DIRECT, 8 threads", 0.8),
+    """Print how our speed compares with others', where there is a goal, by size of a block."""
+
+    def median(label: str, op: str, size: int, field: str) -> float:
+        return statistics.median(each[field] for each in results[label, op, size])
+
+    for title, goals, field, power in (
+        ("batches", BATCH_GOALS, "gb_per_s", 1),
+        ("a single block", SINGLE_GOALS, "p50_us", -1),
     ):
-        rates = [
-            [statistics.median(r["gb_per_s"] for r in results[label, "get", size])
-             for label in (ours, other) if results.get((label, "get", size))]
-            for size in sizes
-        ]  # fmt: skip
-        shown = " / ".join(f"{a / b:.2f}" for a, b in (pair for pair in rates if len(pair) == 2))
-        if shown:
-            print(f"get, {ours} to {other}: {shown}; the goal is {goal}")
+        for op, ours, other, goal in goals:
+            shown = [
+                f"{(median(ours, op, size, field) / median(other, op, size, field)) ** power:.2f}"
+                for size in sizes
+                if results.get((ours, op, size)) and results.get((other, op, size))
+            ]
+            if shown:
+                print(f"{op}, {title}, {ours} to {other}: {' / '.join(shown)}; the goal is {goal}")
 
 
 if __name__ == "__main__":

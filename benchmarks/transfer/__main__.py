@@ -18,10 +18,13 @@ import venv
 from collections import defaultdict
 from pathlib import Path
 
+from benchmarks.time_limit import rounds_within
+
 PROGRAMS = Path(__file__).with_name("peers")
 ENVIRONMENTS = Path.home() / ".cache" / "halfmoon" / "bench-venvs"
 KIB, MIB = 1024, 1024 * 1024
-SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB]
+#: Without 256 MiB, which takes half of the time: `--sizes 268435456`.
+SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB]
 
 #: Label: program with arguments, what to install for it, and its environment variables.
 #: None: it runs where we run.
@@ -118,18 +121,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer")
     parser.add_argument("--ops", default="write,read")
     parser.add_argument(
-        "--sizes", default=",".join(map(str, SIZES)), help="bytes; by default 4 KiB to 256 MiB"
+        "--sizes", default=",".join(map(str, SIZES)), help="bytes; by default 4 KiB to 16 MiB"
     )
-    parser.add_argument("--seconds", type=float, default=0.5, help="per figure and round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.3, help="per figure and round")
+    parser.add_argument("--rounds", type=int, default=3, help="at most; see --minutes")
+    parser.add_argument("--minutes", type=float, default=4.0, help="no round begins beyond that")
     parser.add_argument("--only", default="", help="a pattern of labels")
     chosen = parser.parse_args()
     sizes = [int(size) for size in chosen.sizes.split(",")]
     results: Results = defaultdict(list)
     labels = [label for label in PEERS if re.search(chosen.only, label)]
     missing: dict[str, str] = {}
+    number = 0
     try:
-        for number in range(chosen.rounds):
+        for number in rounds_within(chosen.rounds, chosen.minutes):
             for label in labels:
                 print(f"round {number + 1}: {label}", file=sys.stderr, flush=True)
                 if problem := measure(label, chosen.ops, sizes, chosen.seconds, results):
@@ -137,7 +142,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped; what was measured until then:\n")
     print(f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, ", end="")
-    print(f"Python {platform.python_version()}; medians of {chosen.rounds} rounds\n")
+    print(f"Python {platform.python_version()}; medians of {number + 1} rounds\n")
     for op in chosen.ops.split(","):
         for field, unit, digits in (
             ("gb_per_s", "GB/s, batched", 2),
@@ -147,6 +152,53 @@ def main() -> None:
             print(f"{op}: {unit}\n\n{table(labels, op, field, digits, sizes, results)}\n")
     for label, problem in missing.items():
         print(f"{label}: {problem}")
+    print_ratios(sizes, results)
+
+
+TCP_PEERS = ("reference, tcp", "NIXL, tcp")
+#: Op, our row, the others', and the goal of the ratio in batches to the fastest of them.
+GOALS = (
+    *((op, "halfmoon, tcp, native", TCP_PEERS, 1.3) for op in ("write", "read")),
+    *((op, "halfmoon, tcp, native, no checksums", TCP_PEERS, 1.6) for op in ("write", "read")),
+    *(
+        (op, "halfmoon, tcp, native, no checksums", ("plain sockets",), 0.9)
+        for op in ("write", "read")
+    ),
+    ("read", "halfmoon, shm", ("NIXL, shm",), 1.5),
+    ("read", "halfmoon, shm", ("one memory copy",), 0.9),
+)
+
+
+def print_ratios(sizes: list[int], results: Results) -> None:
+    """Print how our speed in batches compares with the fastest peer's, by size; goals from 64 KiB.
+
+    The single block of 4 KiB over TCP has a goal of its own: NIXL's time.
+    """
+
+    def medians(labels: tuple[str, ...], op: str, size: int, field: str) -> list[float]:
+        return [
+            statistics.median(each[field] for each in found)
+            for label in labels
+            if (found := results.get((label, op, size)))
+        ]
+
+    print()
+    for op, ours, others, goal in GOALS:
+        shown = [
+            f"{own[0] / max(theirs):.2f}"
+            for size in sizes
+            if (own := medians((ours,), op, size, "gb_per_s"))
+            and (theirs := medians(others, op, size, "gb_per_s"))
+        ]
+        if shown:
+            best = " or ".join(others)
+            print(f"{op}, batches, {ours} to {best}: {' / '.join(shown)}; the goal is {goal}")
+    for op in ("write", "read"):
+        own = medians(("halfmoon, tcp, native",), op, 4 * KIB, "p50_us")
+        theirs = medians(("NIXL, tcp",), op, 4 * KIB, "p50_us")
+        if own and theirs:
+            ratio = min(theirs) / own[0]
+            print(f"{op}, 4 KiB, a single block over tcp to NIXL: {ratio:.2f}; the goal is 1.0")
 
 
 if __name__ == "__main__":
