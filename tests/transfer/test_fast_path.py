@@ -225,6 +225,17 @@ def test_a_connection_that_has_hung_up_already_can_be_tuned() -> None:
         tune_socket(unconnected)
 
 
+def test_towards_this_host_less_is_buffered_for_sending_than_for_receiving() -> None:
+    """So that a sender goes on while its peer still copies; larger ones cost single blocks."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+    ):
+        tune_socket(ours)
+        send_bytes = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert send_bytes < ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+
 def test_nothing_is_copied_by_a_closed_engine(make_world: Any) -> None:
     engine = make_world("shm").open("here", settings=TransferSettings())
     source, target = engine.allocate(10), engine.allocate(10)

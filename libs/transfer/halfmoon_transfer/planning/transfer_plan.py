@@ -429,6 +429,8 @@ class TransferPlan:
     def _carry(self, key: PeerKey, slices: Sequence[Slice]) -> list[PlanCommand]:
         """Pack slices into batches, by path and in order."""
         paths = self._peers[key].paths
+        if len(slices) == 1:
+            return [self._batch(key, paths[slices[0].path].name, slices)]
         commands: list[PlanCommand] = []
         for index in sorted({each.path for each in slices}):
             group: list[Slice] = []

@@ -89,6 +89,8 @@ class PathRouter:
         }
         #: The last route by segment; valid for its descriptor only.
         self._fast_routes: dict[str, FastRoute] = {}
+        #: The last paths by segment; valid for their descriptor only.
+        self._known_paths: dict[str, tuple[SegmentDescriptor, tuple[TransferPath, ...]]] = {}
         #: Fast exchanges by path.
         self._try_fast_path = {
             backend.name: backend.try_fast_path
@@ -142,10 +144,15 @@ class PathRouter:
         return known
 
     def _paths(self, peer: SegmentDescriptor) -> tuple[TransferPath, ...]:
-        return tuple(
+        known = self._known_paths.get(peer.name)
+        if known is not None and known[0] is peer:
+            return known[1]
+        paths = tuple(
             TransferPath(backend.name, backend.slice_bytes, max(1, len(peer.rails(backend.name))))
             for backend in self._reaching(peer)
         )
+        self._known_paths[peer.name] = peer, paths
+        return paths
 
     def _reaching(self, peer: SegmentDescriptor) -> Iterator[Backend]:
         return (backend for backend in self.backends.values() if backend.reaches(peer))
@@ -254,6 +261,7 @@ class PathRouter:
         """Close connections to this peer and release its memory."""
         self._directory.forget(segment)
         self._fast_routes.pop(segment, None)
+        self._known_paths.pop(segment, None)
         for backend in self.backends.values():
             backend.forget(segment)
 

@@ -38,7 +38,7 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
 def applied_bytes(batch: Batch, outcomes: Sequence[SliceOutcome]) -> int:
     """Return the bytes of a batch's slices that were applied."""
     pairs = zip(batch.slices, outcomes, strict=True)
-    return sum(each.length for each, outcome in pairs if outcome.kind is OutcomeKind.APPLIED)
+    return sum([each.length for each, outcome in pairs if outcome.kind is OutcomeKind.APPLIED])
 
 
 class TransferCounters:
