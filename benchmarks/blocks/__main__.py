@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.time_limit import rounds_within
-from benchmarks.transfer.__main__ import MIB, Results, python_for, table
+from benchmarks.transfer.__main__ import MIB, Results, installed, python_for, table
 
 PROGRAMS = Path(__file__).resolve().with_name("peers")
 #: Where `benchmarks` is imported from: a program that is run by its path has its own folder only.
@@ -91,8 +91,9 @@ def main() -> int:
     chosen = parser.parse_args()
     sizes = [int(size) for size in chosen.sizes.split(",")]
     results: Results = defaultdict(list)
-    labels = [label for label in PEERS if re.search(chosen.only, label)]
     problems: dict[str, str] = {}
+    wanted = {label: peer[1] for label, peer in PEERS.items() if re.search(chosen.only, label)}
+    labels = installed(wanted, problems)
     number = 0
     for number in rounds_within(chosen.rounds, chosen.minutes):
         for label in labels:

@@ -67,13 +67,28 @@ def python_for(packages: list[str] | None) -> Path:
     return python
 
 
+def installed(packages: dict[str, list[str] | None], problems: dict[str, str]) -> list[str]:
+    """Install what these peers need, before time counts; return the labels of those that run.
+
+    Args:
+        packages: what to install, by label.
+        problems: gets a text for each label that is left out.
+    """
+    labels = []
+    for label, wanted in packages.items():
+        try:
+            python_for(wanted)
+        except (OSError, subprocess.CalledProcessError) as error:
+            problems[label] = f"can't be installed: {error}"
+        else:
+            labels.append(label)
+    return labels
+
+
 def measure(label: str, ops: str, sizes: list[int], seconds: float, results: Results) -> str:
     """Run one peer; what went wrong, or nothing."""
     program, packages, variables = PEERS[label]
-    try:
-        python = python_for(packages)
-    except (OSError, subprocess.CalledProcessError) as error:
-        return f"can't be installed: {error}"
+    python = python_for(packages)
     texts = [",".join(map(str, sizes)), str(seconds)]
     try:
         done = subprocess.run(
@@ -130,8 +145,9 @@ def main() -> None:
     chosen = parser.parse_args()
     sizes = [int(size) for size in chosen.sizes.split(",")]
     results: Results = defaultdict(list)
-    labels = [label for label in PEERS if re.search(chosen.only, label)]
     missing: dict[str, str] = {}
+    wanted = {label: peer[1] for label, peer in PEERS.items() if re.search(chosen.only, label)}
+    labels = installed(wanted, missing)
     number = 0
     try:
         for number in rounds_within(chosen.rounds, chosen.minutes):

@@ -1,6 +1,7 @@
 """The comparisons of blocks and transfers: when they end, and what they say of the goals."""
 
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,16 @@ def test_all_rounds_are_made_within_the_limit() -> None:
 
 def test_no_round_begins_that_would_pass_the_limit_and_the_first_always_does() -> None:
     assert list(rounds_within(3, minutes=0)) == [0]
+
+
+def test_a_peer_that_cannot_be_installed_is_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(transfer, "ENVIRONMENTS", tmp_path / "file" / "below")
+    (tmp_path / "file").touch()
+    problems: dict[str, str] = {}
+    assert transfer.installed({"plain": None, "foreign": ["foreign==1"]}, problems) == ["plain"]
+    assert problems["foreign"].startswith("can't be installed: ")
 
 
 def test_a_block_is_compared_in_batches_by_speed_and_alone_by_time(
