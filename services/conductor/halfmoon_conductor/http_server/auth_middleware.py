@@ -11,11 +11,10 @@ but what it reads from other routes.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halfmoon_conductor.errors import (
@@ -27,7 +26,8 @@ from halfmoon_conductor.errors import (
 )
 from halfmoon_conductor.http_server import error_responses
 from halfmoon_conductor.http_server.body_receiver import BodyReceiver, ReceivedBody, replay_body
-from halfmoon_conductor.http_server.disconnect import unless_client_gone
+from halfmoon_conductor.http_server.disconnect import connection_of, unless_client_gone
+from halfmoon_conductor.http_server.headers import header_of
 from halfmoon_conductor.http_server.token_bucket import TokenBucket
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics, RejectionReason
 from halfmoon_conductor.tenants import Tenant, Tenants, salt_of
@@ -39,6 +39,8 @@ _FOR_OPERATORS = ("/debug",)
 #: When one of many requests will end is unknown; soon is likely.
 _RETRY_WHEN_FULL_S = 1.0
 _SCOPE_KEY = "halfmoon.caller"
+#: Apps are coroutine functions, though their type says no more than awaitable.
+_Work = Coroutine[Any, Any, None]
 
 
 class Principal:
@@ -60,9 +62,8 @@ class Principal:
         """Return the salt of the block hashes of this principal's requests."""
         return salt_of(self.name, cache_salt or "")
 
-    @contextmanager
-    def acquire(self) -> Iterator[None]:
-        """Hold a slot while one of its requests is answered.
+    def acquire(self) -> None:
+        """Take a slot for a request; `release` it once the request is answered.
 
         Raises:
             RateLimited: over the tenant's requests per minute or concurrency.
@@ -75,10 +76,10 @@ class Principal:
             )
         self._take(self._requests, 1, "requests")
         self.n_running += 1
-        try:
-            yield
-        finally:
-            self.n_running -= 1
+
+    def release(self) -> None:
+        """Give back a slot."""
+        self.n_running -= 1
 
     def charge_prompt(self, n_tokens: int) -> None:
         """Charge a prompt before it is computed.
@@ -113,9 +114,8 @@ class ConcurrencyLimit:
         self.n_running = 0
         self._limit = limit
 
-    @contextmanager
-    def acquire(self) -> Iterator[None]:
-        """Hold a slot while a request is answered.
+    def acquire(self) -> None:
+        """Take a slot for a request; `release` it once the request is answered.
 
         Raises:
             ServerOverloaded: the limit is reached.
@@ -126,10 +126,10 @@ class ConcurrencyLimit:
                 _RETRY_WHEN_FULL_S,
             )
         self.n_running += 1
-        try:
-            yield
-        finally:
-            self.n_running -= 1
+
+    def release(self) -> None:
+        """Give back a slot."""
+        self.n_running -= 1
 
 
 class AuthMiddleware:
@@ -156,25 +156,29 @@ class AuthMiddleware:
         self._metrics = metrics
         self._tenants = tenants
         self._concurrency = concurrency
-        #: Principals by tenant name; "" without tenants.
+        #: The principal without tenants, and principals by tenant name.
+        self._anyone = Principal(None)
         self._principals: dict[str, Principal] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
-        if scope["type"] == "http" and _is_below(_FOR_OPERATORS, scope["path"]):
-            await self._serve_operator(scope, receive, send)
-            return
-        if scope["type"] != "http" or not is_guarded(scope["path"]):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        body = self._bodies.open()
-        with ExitStack() as stack:
-            stack.callback(body.release)
+        elif is_guarded(scope["path"]):
+            await self._serve_guarded(scope, receive, send)
+        elif _is_below(_FOR_OPERATORS, scope["path"]):
+            await self._serve_operator(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve_guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection, body = connection_of(scope), self._bodies.open()
+        is_here = connection is not None and not connection.is_receiving
+        try:
             try:
-                principal = self._identify(Headers(scope=scope))
-                await body.read(receive)
-                stack.enter_context(principal.acquire())
-                stack.enter_context(self._concurrency.acquire())
+                principal = self._identify(scope)
+                await body.read(receive, is_here=is_here)
+                self._acquire(principal)
             except ApiError as error:
                 self._metrics.on_rejected(_rejection_reason(error, body))
                 response = error_responses.error_response(error, scope["path"])
@@ -182,17 +186,30 @@ class AuthMiddleware:
                     response.headers["connection"] = "close"
                 await response(scope, receive, send)
                 return
-            if principal.name:
-                stack.enter_context(structlog.contextvars.bound_contextvars(tenant=principal.name))
             scope[_SCOPE_KEY] = principal
-            await unless_client_gone(receive, self._serve(scope, receive, send, body))
+            if principal.name:
+                structlog.contextvars.bind_contextvars(tenant=principal.name)
+            try:
+                work = self._app(scope, replay_body(scope, body, receive), send)
+                await unless_client_gone(receive, cast(_Work, work), connection)
+            finally:
+                self._concurrency.release()
+                principal.release()
+        finally:
+            body.release()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: ReceivedBody) -> None:
-        await self._app(scope, replay_body(scope, body, receive), send)
+    def _acquire(self, principal: Principal) -> None:
+        """Take the principal's slot and one of all principals'."""
+        principal.acquire()
+        try:
+            self._concurrency.acquire()
+        except ApiError:
+            principal.release()
+            raise
 
     async def _serve_operator(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            tenant = self._identify(Headers(scope=scope)).tenant
+            tenant = self._identify(scope).tenant
             if tenant is not None and not tenant.operator:
                 raise NotPermitted(
                     f"This is for operators, and {tenant.name} is none: see 'operator' in the "
@@ -204,12 +221,12 @@ class AuthMiddleware:
             return
         await self._app(scope, receive, send)
 
-    def _identify(self, headers: Headers) -> Principal:
+    def _identify(self, scope: Scope) -> Principal:
         if self._tenants is None:
-            return self._principals.setdefault("", Principal(None))
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+            return self._anyone
+        scheme, _, bearer = header_of(scope, b"authorization").partition(" ")
         # Anthropic's clients send their key in another header.
-        key = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        key = bearer.strip() if scheme.lower() == "bearer" else header_of(scope, b"x-api-key")
         if not key:
             raise InvalidKey(
                 "An API key is needed here: send the header 'Authorization: Bearer <key>'."

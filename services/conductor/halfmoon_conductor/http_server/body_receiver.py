@@ -7,11 +7,11 @@ always accepted, so that large ones that fill the memory do not block them.
 import asyncio
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from halfmoon_conductor.errors import BodyTooLarge, RequestTimedOut, ServerOverloaded
 from halfmoon_conductor.http_server.disconnect import ClientGone
+from halfmoon_conductor.http_server.headers import header_of
 
 #: Bodies up to this size are accepted however many others are being read.
 SMALL_BYTES = 64 * 1024
@@ -48,8 +48,12 @@ class ReceivedBody:
         self._n_bytes = 0
         self.content = b""
 
-    async def read(self, receive: Receive) -> None:
+    async def read(self, receive: Receive, *, is_here: bool = False) -> None:
         """Read the whole body into `content`.
+
+        Args:
+            receive: the request's.
+            is_here: the server has the whole body already, so that nothing is waited for.
 
         Raises:
             BodyTooLarge: it is over `BodyLimits.max_bytes`.
@@ -57,19 +61,21 @@ class ReceivedBody:
             ServerOverloaded: too many large bodies are being read.
             ClientGone: the client disconnected first.
         """
+        chunks: list[bytes] = []
+        if is_here:
+            while await self._read_chunk(receive, chunks):
+                pass
+        else:
+            await self._read_in_time(receive, chunks)
+        self.is_read = True
+        self.content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _read_in_time(self, receive: Receive, chunks: list[bytes]) -> None:
         limits, loop = self._receiver.limits, asyncio.get_running_loop()
-        began_s, chunks = loop.time(), []
+        began_s = loop.time()
         try:
             async with asyncio.timeout_at(began_s + limits.timeout_s) as deadline:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    chunk = message.get("body", b"")
-                    self._take(len(chunk))
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        break
+                while await self._read_chunk(receive, chunks):
                     allowed_s = limits.timeout_s + self._n_bytes / limits.least_bytes_per_s
                     deadline.reschedule(min(began_s + allowed_s, loop.time() + limits.timeout_s))
         except TimeoutError:
@@ -78,8 +84,16 @@ class ReceivedBody:
                 f"some at least every {limits.timeout_s:g} s, and "
                 f"{limits.least_bytes_per_s} a second over all."
             ) from None
-        self.is_read = True
-        self.content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _read_chunk(self, receive: Receive, chunks: list[bytes]) -> bool:
+        """Read and keep the next chunk; return whether more follow."""
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        self._take(len(chunk))
+        chunks.append(chunk)
+        return bool(message.get("more_body", False))
 
     def _take(self, n_bytes: int) -> None:
         receiver = self._receiver
@@ -118,7 +132,7 @@ class BodyReceiver:
         Raises:
             BodyTooLarge: the declared length is over the limit.
         """
-        value = Headers(scope=scope).get("content-length", "")
+        value = header_of(scope, b"content-length")
         # With more digits than any accepted length, the number need not be parsed.
         if value.isdecimal() and (len(value) > 18 or int(value) > self.limits.max_bytes):
             raise self.too_large_error()

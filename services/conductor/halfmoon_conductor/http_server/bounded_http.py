@@ -11,7 +11,7 @@ Content, length and pace of a body are not checked here: see `body_receiver`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -28,6 +28,7 @@ from halfmoon_conductor.errors import (
     UrlTooLong,
 )
 from halfmoon_conductor.http_server import error_responses
+from halfmoon_conductor.http_server.disconnect import show_connection
 
 #: Bytes around a chunk of a body: its length in hexadecimal, and two line ends.
 _CHUNK_OVERHEAD = 20
@@ -67,7 +68,10 @@ class BoundedHttp(HttpToolsProtocol):
         #: Counters of the message being read: raw bytes, body bytes, chunks, headers and header
         #: bytes. Raw bytes that came in one read with the message's first bytes are not counted.
         self._n_raw = self._n_body = self._n_chunks = self._n_headers = self._n_header_bytes = 0
-        self._is_in_head = self._is_incomplete = False
+        self._is_in_head = self.is_receiving = False
+        #: See `ClientConnection`.
+        self.is_lost = False
+        self.on_gone: Callable[[], None] | None = None
         #: The error that a parser callback found in the message.
         self._error: ApiError | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -87,6 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._ignores_data = True
         self._unset_timer()
         super().connection_lost(exc)
+        self._tell_gone()
 
     def data_received(self, data: bytes) -> None:
         """Count and parse arriving data."""
@@ -113,8 +118,9 @@ class BoundedHttp(HttpToolsProtocol):
                 InvalidRequest(f"Over {self.limits.max_pipelined} requests sent ahead.")
             )
         self._n_raw = self._n_body = self._n_chunks = self._n_headers = self._n_header_bytes = 0
-        self._is_in_head = self._is_incomplete = True
+        self._is_in_head = self.is_receiving = True
         super().on_message_begin()
+        show_connection(cast(MutableMapping[str, Any], self.scope), self)
 
     def on_url(self, url: bytes) -> None:
         """Check the URL's length."""
@@ -158,7 +164,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Stop the timer: the request is complete."""
-        self._is_incomplete = False
+        self.is_receiving = False
         self._unset_timer()
         super().on_message_complete()
 
@@ -167,7 +173,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Limit the time for the rest of the body, now that the request is answered."""
         super().on_response_complete()
-        if self._is_incomplete and self._timer is None:
+        if self.is_receiving and self._timer is None:
             self._set_timer()
 
     def _abort_parsing(self, error: ApiError) -> None:
@@ -184,18 +190,25 @@ class BoundedHttp(HttpToolsProtocol):
         cycle = self.cycle
         is_served = cycle is not None and not cycle.response_complete
         if is_served and (self._is_in_head or self.pipeline or cycle.response_started):
-            self._is_incomplete = False  # without an answer, none can be lost
+            self.is_receiving = False  # without an answer, none can be lost
             self.transport.close()
             return
         if is_served:
             cycle.disconnected = True
             cycle.message_event.set()
-        self._is_incomplete = True  # more may be on its way
+            self._tell_gone()
+        self.is_receiving = True  # more may be on its way
         response = error_responses.error_response(error, "")
         head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "connection: close"]
         head += [f"{name}: {value}" for name, value in response.headers.items()]
         self.transport.write("\r\n".join([*head, "\r\n"]).encode() + bytes(response.body))
         self.transport.close()
+
+    def _tell_gone(self) -> None:
+        """Tell the request that is being answered that its client is gone."""
+        self.is_lost = True
+        if self.on_gone is not None:
+            self.on_gone()
 
     def _linger(self, transport: asyncio.Transport) -> None:
         """Close once the client stops sending; otherwise it would lose the answer unread."""
@@ -203,7 +216,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._ignores_data = True
         self._unset_timer()
-        if not self._is_incomplete or not transport.can_write_eof():
+        if not self.is_receiving or not transport.can_write_eof():
             transport.close()
             return
         transport.write_eof()

@@ -3,11 +3,11 @@
 The name goes into ``X-Request-Id`` and the log.
 """
 
+import logging
+import os
 import re
-from uuid import uuid4
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,6 +17,7 @@ from halfmoon_conductor.http_server.auth_middleware import is_guarded
 from halfmoon_conductor.http_server.body_receiver import BodyReceiver, replay_body
 from halfmoon_conductor.http_server.disconnect import ClientGone
 from halfmoon_conductor.http_server.error_responses import CLIENT_GONE_STATUS
+from halfmoon_conductor.http_server.headers import header_of
 from halfmoon_conductor.observability.metrics.http_metrics import HttpMetrics
 
 #: A client's request id goes into logs and headers: short, without spaces and control characters.
@@ -25,6 +26,8 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _WITH_BODIES = ("POST", "PUT", "PATCH")
 
 _log = structlog.get_logger(__name__)
+#: Asked whether a line for each request is written: binding a logger in vain costs more.
+_levels = logging.getLogger(__name__)
 
 
 class RequestMiddleware:
@@ -46,15 +49,12 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        offered_tools = Headers(scope=scope).get("x-request-id", "")
-        request_id = offered_tools if _REQUEST_ID.fullmatch(offered_tools) else f"req-{uuid4().hex}"
-        with (
-            self._metrics.in_flight.track_inprogress(),
-            structlog.contextvars.bound_contextvars(http_request_id=request_id),
-        ):
-            await self._serve(scope, receive, _Reply(send, request_id))
-
-    async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
+        offered = header_of(scope, b"x-request-id")
+        request_id = offered if _REQUEST_ID.fullmatch(offered) else f"req-{os.urandom(16).hex()}"
+        # Each request has a task, and so a context, of its own: nothing is to be restored.
+        structlog.contextvars.bind_contextvars(http_request_id=request_id)
+        reply = _Reply(send, request_id)
+        self._metrics.n_in_flight += 1
         try:
             self._bodies.check_content_length(scope)
             if scope["method"] in _WITH_BODIES and not is_guarded(scope["path"]):
@@ -78,8 +78,11 @@ class RequestMiddleware:
             _log.exception("internal error", path=scope["path"])
             await error_responses.internal_error(scope["path"])(scope, receive, reply)
         finally:
-            self._metrics.requests.labels(_route(scope), reply.status or "none").inc()
-            _log.debug("answered", route=_route(scope), status=reply.status)
+            self._metrics.n_in_flight -= 1
+            route = _route(scope)
+            self._metrics.on_answered(route, reply.status)
+            if _levels.isEnabledFor(logging.DEBUG):
+                _log.debug("answered", route=route, status=reply.status)
 
     async def _serve_unguarded(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         body = self._bodies.open()
@@ -102,7 +105,8 @@ class _Reply:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+            named = (b"x-request-id", self._request_id.encode())
+            message["headers"] = [*message.get("headers", ()), named]
         await self._send(message)
 
 

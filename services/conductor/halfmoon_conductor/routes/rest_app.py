@@ -12,6 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -95,7 +96,7 @@ def create_app(
     direct = DirectRoutes()
     route_class = generation_route(lambda: encoder.model_card(None), preparer, direct)
     handler = GenerationHandler(gateway, tokenizer, inputs, metrics)
-    app = FastAPI(
+    app = _GuardedApp(
         title="Halfmoon",
         summary="The Mooncake serving system behind OpenAI's API",
         version="0.1.0",
@@ -106,8 +107,11 @@ def create_app(
     error_responses.install_error_handlers(app)
     if tenants is not None:
         document_api_keys(app)
-    app.add_middleware(DirectDispatch, routes=direct)  # the innermost
-    concurrency = _add_middleware(app, limits or RestLimits(), tenants, metrics)
+    limits = limits or RestLimits()
+    concurrency = ConcurrencyLimit(limits.max_concurrent)
+    app.guarded = _wrap(
+        DirectDispatch(app.serve_unguarded, routes=direct), limits, tenants, metrics, concurrency
+    )
     app.include_router(completions_router(handler, tokenizer, route_class))
     app.include_router(responses_router(handler, GENERATION_RESPONSES, route_class))
     app.include_router(
@@ -132,24 +136,56 @@ def create_app(
     return app
 
 
-def _add_middleware(
-    app: FastAPI, limits: RestLimits, tenants: Tenants | None, metrics: HttpMetrics
-) -> ConcurrencyLimit:
-    """Add the middleware, the innermost first; return the count of requests being answered."""
-    concurrency, bodies = ConcurrencyLimit(limits.max_concurrent), BodyReceiver(limits.bodies)
-    app.add_middleware(
-        AuthMiddleware, tenants=tenants, concurrency=concurrency, metrics=metrics, bodies=bodies
+class _GuardedApp(FastAPI):
+    """An app whose middleware stands before the framework's own, which costs each request more.
+
+    Directly dispatched routes meet none of the framework's layers, and all others meet them last.
+    """
+
+    #: The middleware around `serve_unguarded`; set before the first request.
+    guarded: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request through the middleware, and all else by the framework."""
+        if scope["type"] == "http":
+            await self.guarded(scope, receive, send)
+        else:
+            await self.serve_unguarded(scope, receive, send)
+
+    async def serve_unguarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request by the framework alone."""
+        await super().__call__(scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return the framework's layers but the one for unexpected errors.
+
+        `RequestMiddleware` answers these, in the API's shape.
+        """
+        stack = super().build_middleware_stack()
+        return stack.app if isinstance(stack, ServerErrorMiddleware) else stack
+
+
+def _wrap(
+    app: ASGIApp,
+    limits: RestLimits,
+    tenants: Tenants | None,
+    metrics: HttpMetrics,
+    concurrency: ConcurrencyLimit,
+) -> ASGIApp:
+    """Return an app inside all middleware; `concurrency` counts the requests being answered."""
+    bodies = BodyReceiver(limits.bodies)
+    app = AuthMiddleware(
+        app, tenants=tenants, concurrency=concurrency, metrics=metrics, bodies=bodies
     )
     if limits.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=limits.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(RequestMiddleware, metrics=metrics, bodies=bodies)
-    return concurrency
+    return RequestMiddleware(app, metrics=metrics, bodies=bodies)
 
 
 class _AsApp:

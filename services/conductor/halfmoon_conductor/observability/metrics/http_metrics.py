@@ -7,12 +7,17 @@ metrics are scraped.
 from collections.abc import Mapping
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from halfmoon_conductor.observability.history.latency_history import LatencyHistory
 from halfmoon_conductor.observability.metrics.ttft_stages import ACTIVE_STAGES, TTFT_STAGES
 from halfmoon_runtime.observability.histogram import FastHistogram, time_buckets, token_buckets
-from halfmoon_runtime.observability.metrics import MetricSnapshot, by_label, expose_metrics
+from halfmoon_runtime.observability.metrics import (
+    LabelledValues,
+    MetricSnapshot,
+    by_label,
+    expose_metrics,
+)
 
 #: How a generation ended; "abort" is caused by the client, "error" by the server.
 HttpOutcome = Literal["stop", "length", "abort", "error"]
@@ -42,17 +47,10 @@ class HttpMetrics:
     ) -> None:
         #: TTFT and TBT of recent seconds.
         self.latencies = latencies or LatencyHistory()
-        self.requests = Counter(
-            "halfmoon_http_requests",
-            "Requests answered, by route and status (499: the client was gone).",
-            ("route", "status"),
-            registry=registry,
-        )
-        self.in_flight = Gauge(
-            "halfmoon_http_requests_in_flight",
-            "Requests that are being answered.",
-            registry=registry,
-        )
+        #: Requests that are being answered.
+        self.n_in_flight = 0
+        #: Requests answered, by route and status.
+        self._answered: dict[tuple[str, str], int] = {}
         self.inter_token_latency_s = FastHistogram(_TOKEN_BUCKETS_S)
         self.first_decode_s = FastHistogram(_TOKEN_BUCKETS_S)
         self.n_generated = 0
@@ -77,6 +75,11 @@ class HttpMetrics:
             ("invalid_key", "tenant_limit", "concurrency", "body"), 0
         )
         expose_metrics(self.metrics, registry=registry)
+
+    def on_answered(self, route: str, status: int) -> None:
+        """Count a request by its route and its status; 0: it ended without an answer."""
+        key = route, str(status or "none")
+        self._answered[key] = self._answered.get(key, 0) + 1
 
     def on_rejected(self, reason: RejectionReason) -> None:
         """Count a request that was rejected before its body was used."""
@@ -140,6 +143,14 @@ class HttpMetrics:
     def metrics(self) -> MetricSnapshot:
         """Return the current values of all metrics."""
         return {
+            "halfmoon_http_requests_total": (
+                "Requests answered, by route and status (499: the client was gone).",
+                LabelledValues(("route", "status"), dict(self._answered)),
+            ),
+            "halfmoon_http_requests_in_flight": (
+                "Requests that are being answered.",
+                self.n_in_flight,
+            ),
             "halfmoon_time_to_first_token_seconds": (
                 "From the request, read, to its first token.",
                 self._ttft_s,
