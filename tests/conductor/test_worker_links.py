@@ -57,11 +57,17 @@ class ScriptedLink:
         self.inbox: asyncio.Queue[AnyMessage | None] = asyncio.Queue()
 
     async def send(self, message: Message) -> None:
+        self.send_now(message)
+
+    def send_now(self, message: Message) -> None:
         if self.deaf:
             raise PeerUnreachable("its queue is full")
         self.told.append(message)
         if isinstance(message, Hello):
             self.inbox.put_nowait(Welcome(worker=self.info))
+
+    def break_off(self, reason: str) -> None:
+        self.inbox.put_nowait(None)
 
     async def receive(self) -> AnyMessage:
         message = await self.inbox.get()
@@ -175,7 +181,7 @@ class Served(Running):
         await super().__aenter__()
         shell = self.links.shell
         for name in ("prefill-0", "decode-1"):
-            member = _Member(a_worker(name), outbox=asyncio.Queue())
+            member = _Member(a_worker(name), link=ScriptedLink(name))
             self.links._members[WorkerId(name)] = member
             shell.post(WorkerJoined(member.info))
         self.link = self.network.links[0]
@@ -203,7 +209,7 @@ class Served(Running):
         self.links._receive(self.links._members[DECODE], message)
 
     def say_as(self, worker: str, message: AnyMessage) -> None:
-        fresh = _Member(a_worker(worker), outbox=asyncio.Queue())
+        fresh = _Member(a_worker(worker), link=ScriptedLink(worker))
         member = self.links._members.setdefault(WorkerId(worker), fresh)
         self.links._receive(member, message)
 

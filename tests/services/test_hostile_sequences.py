@@ -382,9 +382,10 @@ async def test_nothing_that_workers_say_harms_requests_of_other_workers(
 
         hub._receive = listen
         evil = {}
+        taker: Any = SilentLink()
         for name in EVIL:
             info = a_worker(name, layout=LAYOUT, model="m", draining=True)
-            evil[name] = hub._members[info.worker_id] = _Member(info, outbox=asyncio.Queue())
+            evil[name] = hub._members[info.worker_id] = _Member(info, link=taker)
 
         def worker_said(member: Any, message: Any) -> None:
             """One that drains gets no requests, so that the victim does not depend on it."""
@@ -393,8 +394,7 @@ async def test_nothing_that_workers_say_harms_requests_of_other_workers(
             if isinstance(message, Welcome) and member.info.worker_id in EVIL:
                 record: WorkerInfo = message.worker
                 message = Welcome(worker=msgspec.structs.replace(record, draining=True))
-            if member.outbox is None or member.outbox.qsize() > 1000:
-                member.outbox = asyncio.Queue()
+            member.link = member.link or taker
             member.refused = ""
             real(member, message)
             core.check()

@@ -50,6 +50,10 @@ _WORD_30, _WORD_27, _WORD_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _CHAIN = 0xD1342543DE82EF95
 _CHAIN_INVERSE = pow(_CHAIN, -1, 1 << 64)
 _GREEDY = Sampling(temperature=0.0)
+#: Words that are computed by one call of numpy: as many layers at a time as fit.
+_WORDS_AT_ONCE = 1 << 16
+#: Tokens up to which the chain is computed by plain integers, faster than by numpy.
+_FEW_TOKENS = 16
 
 
 class FakeModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,6 +136,9 @@ class FakeEngine:
         self._word_keys = (np.arange(n_words, dtype=np.uint64) * np.uint64(_GOLDEN)).reshape(
             shape.layers, self._row_words
         )
+        self._all_word_keys = self._word_keys.reshape(-1)
+        #: [layer, key|value, any slot, word]
+        self._page_weights = self._word_weights.reshape(shape.layers, 2, 1, self._row_words // 2)
         #: [page, layer, key|value, slot, word] over the attached memory.
         self._pool: HashWords | None = None
 
@@ -200,7 +207,6 @@ class FakeEngine:
         n_tokens = sum(len(run.token_ids) for run in runs)
         layer_s = (self.model.step_s + self.model.token_s * n_tokens) / self.model.layers
         prefixes: list[HashWords] = []
-        digests = [0] * len(runs)
         for layer in range(self.model.layers):
             if before_layer is not None:
                 before_layer(layer)
@@ -212,12 +218,11 @@ class FakeEngine:
                 after_layer(layer)
             if layer_s > 0:
                 time.sleep(layer_s)
-            for i, run in enumerate(runs):
-                if run.draw is not None:
-                    digests[i] += self._read_digest(pool, run, layer)
         tokens = [
-            None if run.draw is None else self._choose(digest, _end(run), run.draw)
-            for run, digest in zip(runs, digests, strict=True)
+            None
+            if run.draw is None
+            else self._choose(self._read_digest(pool, run), _end(run), run.draw)
+            for run in runs
         ]
         for run, token in zip(runs, tokens, strict=True):
             draw = run.draw
@@ -299,10 +304,12 @@ class FakeEngine:
     def _chain(self, before: int, token_ids: Sequence[int]) -> HashWords:
         """Compute the chain over tokens: h[i] = A^(i+1)·before + Σ_j≤i A^(i-j)·mix(token[j])."""
         n = len(token_ids)
-        if n == 1:
-            return np.array(
-                [(before * _CHAIN + _mix_int(int(token_ids[0]))) & _MASK], dtype=np.uint64
-            )
+        if n <= _FEW_TOKENS:
+            chain: list[int] = []
+            for token in token_ids:
+                before = (before * _CHAIN + _mix_int(int(token))) & _MASK
+                chain.append(before)
+            return np.array(chain, dtype=np.uint64)
         mixed = _mix(np.asarray(token_ids, dtype=np.uint64))
         sums = np.cumsum(mixed * self._inverse_powers[:n], dtype=np.uint64)
         return (sums + np.uint64(before * _CHAIN & _MASK)) * self._powers[:n]
@@ -315,23 +322,42 @@ class FakeEngine:
         return rows
 
     def _write(self, pool: HashWords, run: Run, layer: int, prefix: HashWords) -> None:
-        if len(run.token_ids) == 1:
-            page, slot = divmod(run.start, self._layout.block_size)
-            pool[run.pages[page], layer, :, slot] = self._rows(prefix, layer).reshape(2, -1)
+        """Write a run's KV of a layer; that of all layers with the first one if there is little."""
+        n, n_layers = len(run.token_ids), self.model.layers
+        if n * n_layers * self._row_words <= _WORDS_AT_ONCE:
+            if layer > 0:
+                return
+            layers = slice(0, n_layers)
+            rows = _mix(prefix[:, None] + self._all_word_keys)
+            rows[:, 0] = prefix
+        else:
+            layers, rows = slice(layer, layer + 1), self._rows(prefix, layer)
+        words = rows.reshape(n, -1, 2, self._row_words // 2)
+        page, slot = divmod(run.start, self._layout.block_size)
+        if slot + n <= self._layout.block_size:
+            pool[run.pages[page], layers, :, slot : slot + n] = words.transpose(1, 2, 0, 3)
             return
         positions = np.arange(run.start, _end(run))
         pages = np.asarray(run.pages, dtype=np.int64)[positions // self._layout.block_size]
-        slots = positions % self._layout.block_size
-        rows = self._rows(prefix, layer).reshape(len(positions), 2, -1)
-        pool[pages, layer, 0, slots] = rows[:, 0]
-        pool[pages, layer, 1, slots] = rows[:, 1]
+        pool[pages, layers, :, positions % self._layout.block_size] = words
 
-    def _read_digest(self, pool: HashWords, run: Run, layer: int) -> int:
-        n = _end(run)
+    def _read_digest(self, pool: HashWords, run: Run) -> int:
+        """Compute the digest of all KV of a sequence, as many layers at a time as is bounded."""
+        n, n_layers = _end(run), self.model.layers
+        if n <= self._layout.block_size and n * n_layers * self._row_words <= _WORDS_AT_ONCE:
+            weighted = pool[run.pages[0], :, :, :n] * self._page_weights
+            by_position = np.add.reduce(weighted, axis=(0, 1, 3))
+            return int(np.dot(by_position, self._position_weights[:n]))
         pages = np.asarray(run.pages[: self._layout.blocks_for(n)], dtype=np.int64)
-        blocks = pool[pages, layer].transpose(0, 2, 1, 3)
-        rows = blocks.reshape(-1, self._row_words)[:n]
-        return self._layer_digest(rows, layer, 0)
+        n_words = len(pages) * self._layout.block_size * self._row_words
+        step = max(1, _WORDS_AT_ONCE // n_words)
+        digest = 0
+        for layer in range(0, n_layers, step):
+            layers = slice(layer, layer + step)
+            weighted = pool[pages, layers] * self._page_weights[layers]
+            by_position = np.add.reduce(weighted, axis=(1, 2, 4)).reshape(-1)[:n]
+            digest += int(np.dot(by_position, self._position_weights[:n]))
+        return digest
 
     def _layer_digest(self, rows: HashWords, layer: int, start: int) -> int:
         by_position = (rows * self._word_weights[layer]).sum(axis=1, dtype=np.uint64)

@@ -207,6 +207,10 @@ class MemoryLink:
 
     async def send(self, message: Message) -> None:
         """See `WorkerLink.send`."""
+        self.send_now(message)
+
+    def send_now(self, message: Message) -> None:
+        """See `WorkerLink.send_now`."""
         frame = encode(message)
         if self._port is None:
             raise PeerUnreachable(f"{self._endpoint}: {self._down}")

@@ -86,6 +86,14 @@ class Port(Protocol):
 class WorkerLink(Protocol):
     """A caller's connection to one worker."""
 
+    def send_now(self, message: Message) -> None:
+        """Send a command; raise as `send`."""
+        ...
+
+    def break_off(self, reason: str) -> None:
+        """Take the link down for good; the first reason stays."""
+        ...
+
     async def send(self, message: Message) -> None:
         """Send a command.
 

@@ -90,6 +90,10 @@ class ZmqLink:
 
     async def send(self, message: Message) -> None:
         """See `WorkerLink.send`."""
+        self.send_now(message)
+
+    def send_now(self, message: Message) -> None:
+        """See `WorkerLink.send_now`."""
         frame = encode(message)
         if self.is_down:
             raise PeerUnreachable(self._reason)
@@ -118,7 +122,7 @@ class ZmqLink:
             self._resolved.set()
 
     def break_off(self, reason: str) -> None:
-        """Take the link down for good; the first reason stays."""
+        """See `WorkerLink.break_off`."""
         if not self.is_down:
             self._reason = reason
             self._down.set()

@@ -1,7 +1,7 @@
 """Link the conductor to all workers: dial them, receive their messages, send them commands.
 
-One task per member of the cluster dials the worker, says hello and reads all of its messages. A
-second task writes the commands in order. When a link goes down, the worker counts as lost at once.
+One task per member of the cluster dials the worker, says hello and reads all of its messages.
+Commands are sent at once, in order. When a link goes down, the worker counts as lost at once.
 While its lease lives, it is dialled again.
 """
 
@@ -16,6 +16,7 @@ import structlog
 
 from halfmoon_conductor.workers.shell import Shell
 from halfmoon_metadata.store_interface import MetadataStore
+from halfmoon_protocol.errors import MessageTooLarge
 from halfmoon_protocol.ids import ConductorId, RequestId, WorkerId
 from halfmoon_protocol.kv_events import KvEventBatch
 from halfmoon_protocol.logprobs import TokenScore
@@ -62,8 +63,6 @@ from halfmoon_scheduling.events import (
 
 log = structlog.get_logger()
 
-#: Messages queued for one worker at the most; beyond that it counts as lost.
-_OUTBOX = 10_000
 _REDIAL_S = 0.2
 #: Seconds between two ticks of the core while it has requests, and while it has none.
 _TICK_S = 0.05
@@ -111,8 +110,8 @@ class _Member:
 
     info: WorkerInfo
     task: asyncio.Task[None] | None = None
-    #: Messages to send; None while the link is down.
-    outbox: asyncio.Queue[Message] | None = None
+    #: The link; None while it is down.
+    link: WorkerLink | None = None
     #: Whether the core knows the worker.
     joined: bool = False
     #: Why the worker is not used; empty when it is.
@@ -154,15 +153,12 @@ class WorkerLinks:
                         self._remove(worker_id, generation)
 
     def send(self, worker_id: WorkerId, message: Message) -> None:
-        """Queue a message. A failure to send it comes back as `WorkerLost`."""
+        """Send a message. A failure comes back as `WorkerLost`."""
         member = self._members.get(worker_id)
-        if member is None or member.outbox is None:
+        if member is None or member.link is None:
             self.shell.post(WorkerLost(worker_id, "there is no link to it"))
             return
-        try:
-            member.outbox.put_nowait(message)
-        except asyncio.QueueFull:
-            self._lose(member, f"{_OUTBOX} messages wait to be sent to it")
+        self._send(member, member.link, message)
 
     def refuse(self, worker_id: WorkerId, reason: str) -> None:
         """Tell a worker that it can't be used, and close its link."""
@@ -171,9 +167,9 @@ class WorkerLinks:
             return
         member.refused = reason
         member.joined = False
-        if member.outbox is not None:
-            with suppress(asyncio.QueueFull):
-                member.outbox.put_nowait(Unwelcome(reason=reason))
+        if member.link is not None:
+            with suppress(PeerUnreachable):
+                member.link.send_now(Unwelcome(reason=reason))
 
     def refusals(self) -> dict[WorkerId, str]:
         """Return the workers that are present and not used, each with the reason."""
@@ -202,7 +198,7 @@ class WorkerLinks:
         self._lose(member, "its lease is over")
 
     def _lose(self, member: _Member, reason: str) -> None:
-        member.outbox = None
+        member.link = None
         if member.joined:
             member.joined = False
             log.warning("worker_lost", worker_id=member.info.worker_id, reason=reason)
@@ -214,11 +210,10 @@ class WorkerLinks:
         """Keep a link to this worker while its lease lives."""
         while not member.refused:
             link = await self.network.dial(member.info.commands, member.info.events)
-            outbox: asyncio.Queue[Message] = asyncio.Queue(_OUTBOX)
-            member.outbox, member.step = outbox, 0
-            outbox.put_nowait(Hello(conductor_id=self.conductor_id, session=next(self._sessions)))
-            writer = asyncio.create_task(self._write(member, link, outbox))
+            member.link, member.step = link, 0
+            hello = Hello(conductor_id=self.conductor_id, session=next(self._sessions))
             try:
+                link.send_now(hello)
                 while True:
                     message = await link.receive()
                     try:
@@ -228,21 +223,18 @@ class WorkerLinks:
             except PeerUnreachable as error:
                 self._lose(member, str(error))
             finally:
-                writer.cancel()
                 await link.close()
             await asyncio.sleep(_REDIAL_S)
 
-    async def _write(
-        self, member: _Member, link: WorkerLink, outbox: asyncio.Queue[Message]
-    ) -> None:
+    def _send(self, member: _Member, link: WorkerLink, message: Message) -> None:
         try:
-            while True:
-                await link.send(await outbox.get())
+            link.send_now(message)
         except PeerUnreachable as error:
             # The worker is gone or accepts no messages: either way it did not get the message.
-            if member.outbox is outbox:
-                self._lose(member, str(error))
-            await link.close()  # which ends the reader too
+            self._lose(member, str(error))
+            link.break_off(str(error))  # which ends the reader too
+        except MessageTooLarge as error:  # a bug of ours costs only this message
+            record_drop("too_large", member.info.commands, error)
 
     def _receive(self, member: _Member, message: AnyMessage | KvEventBatch) -> None:
         if member.refused:
