@@ -354,6 +354,16 @@ async def test_nothing_said_to_a_kvstore_harms_another_clients_blocks(
 EVIL = ("prefill-9", "decode-9", "kvstore-9")
 
 
+class SilentLink:
+    """A link that takes all messages, and whose worker says nothing."""
+
+    def send_now(self, message: Message) -> None:
+        """Take a message."""
+
+    def break_off(self, reason: str) -> None:
+        """Stay up."""
+
+
 def about(message: Message, request_id: RequestId) -> Message:
     """The same of another request."""
     match message:
