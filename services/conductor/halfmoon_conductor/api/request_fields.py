@@ -8,6 +8,7 @@ silently. The constraints written here appear in ``/openapi.json``.
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import (
@@ -172,10 +173,16 @@ class ApiModel(BaseModel):
 def reject_unknown_fields(model: type[BaseModel], body: Any) -> Any:
     """Raise one error for the first unknown field, where pydantic would raise one for each."""
     if isinstance(body, dict):
-        known = {field.alias or name for name, field in model.model_fields.items()}
+        known = _known_fields(model)
         for name in body:
             if name not in known:
                 # A name with half of a surrogate pair can't be encoded.
                 shown_name = name.encode(errors="replace").decode()
                 raise PydanticCustomError("unknown_field", "{field}", {"field": shown_name})
     return body
+
+
+@cache
+def _known_fields(model: type[BaseModel]) -> frozenset[str]:
+    """Return the fields of a model by the names that clients use."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())

@@ -4,10 +4,11 @@ The status is sent with the first event, so that errors before it keep theirs.
 """
 
 import asyncio
+import copy
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from starlette.responses import Response
@@ -52,6 +53,17 @@ class EventTemplate:
         """Return the event with this text."""
         return self._before + msgspec.json.encode(text) + self._after
 
+    def replaced(self, *changes: tuple[bytes, bytes]) -> Self:
+        """Return a template with other bytes before the text: each first bytes become the second.
+
+        Args:
+            changes: bytes that occur once before the text, and what replaces them.
+        """
+        other = copy.copy(self)
+        for old, new in changes:
+            other._before = other._before.replace(old, new, 1)
+        return other
+
 
 class EventStream(Response):
     """Send events as they come. One task advances and closes the generator.
@@ -84,6 +96,10 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             try:
                 async for data in events:
+                    # No event's data has a line end, so these bytes are the last event's.
+                    if data.endswith(DONE):
+                        await self._send(send, data, more=False)
+                        return
                     await self._send(send, data)
             except asyncio.CancelledError:
                 raise
@@ -93,7 +109,7 @@ class EventStream(Response):
                 await self._send(send, self._error_event(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send(self, send: Send, data: bytes) -> None:
+    async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not self._started:
             self._started = True
             await send(
@@ -103,4 +119,4 @@ class EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -19,6 +19,8 @@ from halfmoon_conductor.generation.output_processor import OutputProcessor
 class CompletionSerializer(OpenAiSerializer):
     """Write ``text_completion`` objects."""
 
+    _ends_with_text = True
+
     def __init__(
         self, output: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:

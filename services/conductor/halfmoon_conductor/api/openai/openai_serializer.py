@@ -5,8 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import ClassVar
 from uuid import uuid4
 
+import msgspec
 from pydantic import BaseModel
 
 from halfmoon_conductor.api import sse
@@ -21,11 +23,19 @@ from halfmoon_conductor.api.openai.openai_objects import (
 )
 from halfmoon_conductor.api.openai.shared_fields import SharedFields
 from halfmoon_conductor.api.sse import EventTemplate
+from halfmoon_conductor.engine_io.gateway_interface import Finish
 from halfmoon_conductor.engine_io.output_piece import OutputPiece
 from halfmoon_conductor.generation.output_processor import OutputProcessor
 from halfmoon_conductor.http_server import error_responses
 
 Chunk = CompletionChunk | ChatChunk
+_TemplateKey = tuple[type, str, bool, int, Finish]
+
+#: Templates of earlier answers, with the id and time in them, by all else that is in an event.
+_TEMPLATES: dict[
+    tuple[type, str, bool, int, Finish], tuple[EventTemplate, tuple[bytes, bytes]]
+] = {}
+_MAX_TEMPLATES = 1024
 
 
 @dataclass
@@ -57,6 +67,9 @@ class OpenAiSerializer(ABC):
         body: the client's request.
     """
 
+    #: Whether a choice's last text and its finish are in one event.
+    _ends_with_text: ClassVar[bool] = False
+
     def __init__(
         self, output: OutputProcessor, body: SharedFields, logprobs: LogprobSerializer
     ) -> None:
@@ -79,8 +92,8 @@ class OpenAiSerializer(ABC):
         self._n_prompt_items = n_prompts * per_token
         #: Whether the answer that `whole` returned takes long to write.
         self.is_long = False
-        #: Templates of events that differ in their text only, by choice.
-        self._templates: dict[int, EventTemplate] = {}
+        #: Templates of events that differ in their text only, by choice and finish.
+        self._templates: dict[tuple[int, Finish], EventTemplate] = {}
 
     async def whole(self) -> BaseModel:
         """Return the whole answer once it is complete."""
@@ -109,21 +122,33 @@ class OpenAiSerializer(ABC):
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; the first as soon as the first token exists."""
         started: set[int] = set()
+        n_left, end = len(self.output.choices), b""
         async with aclosing(self.output.pieces()) as pieces:
             async for piece in pieces:
                 if piece.index not in started:
                     started.add(piece.index)
                     for event in await self._opening_events(piece.index):
                         yield event
-                if self._is_text_only and not piece.finish:
-                    if piece.text:
-                        yield self._template(piece.index).fill(piece.text)
-                elif piece.text or piece.finish or self._returns_tokens:
-                    for chunk in self._chunks(piece):
-                        yield self._event(chunk)
+                written = self._written(piece)
+                n_left -= bool(piece.finish)
+                if not n_left:
+                    end = written  # which leaves with what follows it
+                elif written:
+                    yield written
         if self._body.wants_usage_chunk:
-            yield self._event(self._usage_chunk(), self.usage())
-        yield sse.DONE
+            end += self._event(self._usage_chunk(), self.usage())
+        yield end + sse.DONE
+
+    def _written(self, piece: OutputPiece) -> bytes:
+        """Return the events of a piece; empty if there is nothing to say."""
+        if self._is_text_only and (not piece.finish or self._ends_with_text):
+            if not piece.finish and not piece.text:
+                return b""
+            if not piece.finish or self._stop_reason(piece) is None:
+                return self._template(piece.index, piece.finish).fill(piece.text)
+        if piece.text or piece.finish or self._returns_tokens:
+            return b"".join([self._event(chunk) for chunk in self._chunks(piece)])
+        return b""
 
     async def _opening_events(self, index: int) -> list[bytes]:
         """Return the events before a choice's first piece."""
@@ -153,12 +178,27 @@ class OpenAiSerializer(ABC):
             return last.token if last.token in (self._body.stop_token_ids or ()) else None
         return last.stop_string
 
-    def _template(self, index: int) -> EventTemplate:
-        if index not in self._templates:
-            mark = uuid4().hex
-            (chunk,) = self._chunks(OutputPiece(mark, 0, "", index))
-            self._templates[index] = EventTemplate(self._event(chunk), mark)
-        return self._templates[index]
+    def _template(self, index: int, finish: Finish) -> EventTemplate:
+        """Return the template of this answer's events that differ in their text only."""
+        template = self._templates.get((index, finish))
+        if template is None:
+            template = self._templates[index, finish] = self._new_template(index, finish)
+        return template
+
+    def _new_template(self, index: int, finish: Finish) -> EventTemplate:
+        """Return a template: an earlier answer's, with the id and the time of this one."""
+        marks = msgspec.json.encode(self.id), b'"created":%d' % self.output.created
+        key = (type(self), self.model, self._body.wants_usage_chunk, index, finish)
+        if (known := _TEMPLATES.get(key)) is not None:
+            template, earlier = known
+            return template.replaced(*zip(earlier, marks, strict=True))
+        mark = uuid4().hex
+        (chunk,) = self._chunks(OutputPiece(mark, 0, finish, index))
+        template = EventTemplate(self._event(chunk), mark)
+        if len(_TEMPLATES) >= _MAX_TEMPLATES:
+            _TEMPLATES.clear()
+        _TEMPLATES[key] = template, marks
+        return template
 
     def _event(self, chunk: Chunk, usage: CompletionUsage | None = None) -> bytes:
         if self._body.wants_usage_chunk:
