@@ -1,6 +1,7 @@
 """Logs and metrics as whoever operates a service reads them."""
 
 import asyncio
+import contextvars
 import json
 import logging
 from collections.abc import Iterator
@@ -30,9 +31,13 @@ def test_json_lines_say_who_what_when_and_for_which_request(
 ) -> None:
     configure_logging("decode", "decode-0", "info", "json")
     log = structlog.get_logger("test")
-    with bind_request("cmpl-1"):
+
+    def serve() -> None:
+        bind_request("cmpl-1")
         log.info("landed", pages=3)
         logging.getLogger("a.library").warning("%s is odd", "this")
+
+    contextvars.copy_context().run(serve)
     log.info("idle", odd={1, 2} - {2})
     log.debug("unheard")
     landed, odd, idle = lines(capsys)
@@ -53,9 +58,9 @@ async def test_a_request_id_stays_with_its_task(capsys: pytest.CaptureFixture[st
     log = structlog.get_logger("test")
 
     async def serve(request_id: str) -> None:
-        with bind_request(request_id):
-            await asyncio.sleep(0)
-            log.info(request_id)
+        bind_request(request_id)
+        await asyncio.sleep(0)
+        log.info(request_id)
 
     await asyncio.gather(*(serve(str(i)) for i in range(5)))
     assert all(line["request_id"] == line["event"] for line in lines(capsys))

@@ -19,6 +19,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from sys import byteorder
 
 from halfmoon_protocol.errors import ProtocolError
@@ -43,6 +44,7 @@ def check_block_size(block_size: int) -> int:
     return block_size
 
 
+@lru_cache(maxsize=1024)
 def root_hash(*, model: str, salt: str, block_size: int) -> BlockHash:
     """Return the parent of every first block of a model, tenant and block size."""
     check_block_size(block_size)
@@ -74,9 +76,11 @@ def block_hashes(
     if byteorder == "big":
         words.byteswap()
     raw = words.tobytes()
-    parent = root_hash(model=model, salt=salt, block_size=block_size)
-    step = 4 * block_size
+    step = 4 * check_block_size(block_size)
     hashes: list[BlockHash] = []
+    if len(raw) < step:
+        return hashes
+    parent = root_hash(model=model, salt=salt, block_size=block_size)
     for start in range(0, len(raw) - step + 1, step):
         parent = _hash(parent + raw[start : start + step])
         hashes.append(parent)

@@ -173,8 +173,7 @@ class PrefillShell:
     def _begin_step(self, job: PrefillJob, step: Step) -> None:
         job.next_step = step
         if not job.between_steps:
-            with bind_request(job.request_id):  # also on the lines of libraries that steps call
-                job.steps = self._create_task(self._run(job), f"prefill {job.request_id}")
+            job.steps = self._create_task(self._run(job), f"prefill {job.request_id}")
 
     def _create_task(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
         assert self._tasks is not None, "commands are performed while the worker serves"
@@ -182,6 +181,7 @@ class PrefillShell:
 
     async def _run(self, job: PrefillJob) -> None:
         """Take the steps of a request and post what came of each, until none follows at once."""
+        bind_request(job.request_id)  # also on the lines of libraries that steps call
         while (step := job.next_step) is not None:
             job.next_step = None
             event = await self._outcome(job, step)

@@ -43,6 +43,8 @@ class SocketPump:
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
+        # Past the wrapper, which only adds what frames for other kinds of sockets need.
+        self._send: Callable[[bytes, int], object] = super(zmq.Socket, socket).send
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._take: Callable[[Frames], None] = _drop
         self._has_room: Callable[[], bool] = _always
@@ -103,11 +105,10 @@ class SocketPump:
             zmq.Again: the queue is full.
             zmq.ZMQError: EHOSTUNREACH when a ROUTER has no such peer.
         """
-        socket = self.socket
         try:
             for frame in frames[:-1]:
-                socket.send(frame, _MORE_NOBLOCK)
-            socket.send(frames[-1], _NOBLOCK)
+                self._send(frame, _MORE_NOBLOCK)
+            self._send(frames[-1], _NOBLOCK)
         finally:
             # A send, even a failed one, may consume the descriptor's signal that a message arrived
             # or that the peer left. A peer whose queue is full counts as connected until a look

@@ -1,9 +1,7 @@
 """Write structured logs with request ids."""
 
-import contextlib
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Literal
 
 import structlog
@@ -71,8 +69,6 @@ def configure_logging(
         structlog.contextvars.bind_contextvars(service=service)
 
 
-@contextlib.contextmanager
-def bind_request(request_id: str) -> Iterator[None]:
+def bind_request(request_id: str) -> None:
     """Add the request's id to every log line of the current task and of tasks it starts."""
-    with structlog.contextvars.bound_contextvars(request_id=request_id):
-        yield
+    structlog.contextvars.bind_contextvars(request_id=request_id)

@@ -32,6 +32,13 @@ def to_json_line(data: dict[str, Any]) -> str:
 
 DONE = format_event("[DONE]")
 
+_STREAM_HEADERS = (
+    # A proxy that buffers events would undo the streaming.
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
+
 
 class EventTemplate:
     """An event in which only one text varies.
@@ -85,8 +92,7 @@ class EventStream(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
-        # A proxy that buffers events would undo the streaming.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.raw_headers = list(_STREAM_HEADERS)
         self._events = events
         self._error_event = error_event
         self._started = False

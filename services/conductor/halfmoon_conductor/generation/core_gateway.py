@@ -7,8 +7,10 @@ and its answer goes on from there.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import msgspec
 import structlog
@@ -47,8 +49,36 @@ from halfmoon_scheduling.events import (
 log = structlog.get_logger()
 
 _UNAVAILABLE_RETRY_S = 1.0
+#: The finishes that workers report, as the type checker knows them.
+_FINISHES: Mapping[str, Finish] = {finish: finish for finish in get_args(Finish)}
 #: Tokens of one try that prove a request harmless: prefill's token and decode's first.
 _HARMLESS_TOKENS = 2
+
+
+class _OutputQueue:
+    """Hold what one reader is to get, at half the cost of `asyncio.Queue`."""
+
+    __slots__ = ("_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: deque[TokenEvent | ApiError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: TokenEvent | ApiError) -> None:
+        """Add an item, and wake the reader."""
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> TokenEvent | ApiError:
+        """Remove and return the oldest item; wait for one. Only one task may wait."""
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._items.popleft()
 
 
 @dataclass
@@ -57,7 +87,7 @@ class _Stream:
 
     request: GenerationRequest
     #: Tokens and errors for the client, in order; at most `max_new_tokens` and one error.
-    output: asyncio.Queue[TokenEvent | ApiError] = field(default_factory=asyncio.Queue)
+    output: _OutputQueue = field(default_factory=_OutputQueue)
     attempt: int = 0
     #: Tokens handed to `output` so far.
     tokens: list[int] = field(default_factory=list)
@@ -85,7 +115,7 @@ class _Stream:
         """End the request with an error, unless it has ended."""
         if not self.is_over:
             self.is_over = True
-            self.output.put_nowait(error)
+            self.output.put(error)
 
 
 class CoreGateway:
@@ -170,7 +200,9 @@ class CoreGateway:
         if stream.casualties and len(stream.tokens) - stream.n_tokens_before == _HARMLESS_TOKENS:
             stream.casualties = ()
             self._shell.post(RequestProgressed(request_id))
-        ending: Finish = msgspec.convert(finish, Finish) if finish else ""
+        ending: Finish = (
+            _FINISHES[finish] if finish in _FINISHES else msgspec.convert(finish, Finish)
+        )
         stream.is_over = bool(ending)
         # Only with the first token: tokens that a later try finds cached save the client nothing.
         is_first = len(stream.tokens) == 1
@@ -178,9 +210,7 @@ class CoreGateway:
         if score is None:
             score, stream.first_score = stream.first_score, None
         stages = stream.timestamps.stages() if is_first else None
-        stream.output.put_nowait(
-            TokenEvent(token, ending, reported_cached, score, prompt_scores, stages)
-        )
+        stream.output.put(TokenEvent(token, ending, reported_cached, score, prompt_scores, stages))
         return True
 
     def n_left(self, request_id: RequestId) -> int:

@@ -5,10 +5,10 @@ tokenizer, its chat template and its context.
 """
 
 import asyncio
+import os
 import secrets
 from collections.abc import Callable
 from typing import Literal
-from uuid import uuid4
 
 import msgspec
 
@@ -155,7 +155,7 @@ class InputProcessor:
         param: str,
         grammar: str,
     ) -> EngineRequest:
-        request_id, n = f"{prefix}-{uuid4().hex}", body.n or 1
+        request_id, n = f"{prefix}-{os.urandom(16).hex()}", body.n or 1
         salt = context.principal.salt(body.cache_salt)
         if biases := logit_biases_of(body):
             self.encoder.check_token_ids([token for token, _ in biases], "logit_bias")
