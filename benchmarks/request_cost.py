@@ -2,7 +2,8 @@
 
 One prefill, one decode and one kvstore behind a conductor, with the engine that computes next to
 nothing and with the demo model in torch. The same client asks a bare uvicorn, for scale. Processor
-time is the figure to compare: wall-clock time depends on what else the machine does. After the
+time is the figure to compare: wall-clock time depends on what else the machine does. Instructions
+repeat best; they are counted where `perf` can count them. After the
 loads the same cluster idles, and its processes are told to exit one after another.
 """
 
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.cluster import running_cluster
 from benchmarks.conductor.load import Figures, Plan
+from benchmarks.instruction_count import InstructionCount
 from benchmarks.processor_time import processor_seconds
 from halfmoon_cli.common.demo_model import demo_model_folder
 from halfmoon_cli.up.embedded_cluster import EmbeddedCluster
@@ -29,8 +31,12 @@ from halfmoon_metadata.tcp_ports import free_port
 
 FAKE_MODEL = "fake://bench?layers=2&kv_heads=1&head_dim=8"
 SERVICES = ("conductor", "prefill", "decode", "kvstore")
-#: Clients at once, and tokens of each answer.
-LOADS = ((1, 1), (1, 16), (32, 1), (32, 16))
+#: Clients at once, tokens of each answer, and whether answers are streamed.
+LOADS = tuple(
+    (n_clients, n_new, stream)
+    for stream in (True, False)
+    for n_clients, n_new in ((1, 1), (1, 16), (32, 1), (32, 16))
+)
 _PROMPT = msgspec.Raw(b'"Hello"')
 _READY_WITHIN_S = 20.0
 _EXIT_WITHIN_S = 60.0
@@ -42,30 +48,36 @@ class RequestCost(NamedTuple):
     figures: Figures
     #: Processor milliseconds per request, by service.
     processor_ms: dict[str, float]
+    #: Millions of user-mode instructions per request, by service; empty: not counted.
+    instructions: dict[str, float]
 
 
 def run(console: Console, seconds: float = 5.0, idle_s: float = 20.0) -> None:
     """Measure both engines under each load, then idle."""
-    table = Table(title="A trivial request: processor ms by service", box=None)
-    for column in ("engine", "clients", "tokens", "requests/s", "TTFT p50", *SERVICES, "all"):
-        table.add_column(column, justify="right")
+    loads = ("engine", "answer", "clients", "tokens")
+    table = _table("A trivial request: processor ms", *loads, "requests/s", "TTFT p50", *SERVICES)
+    counts = _table("A trivial request: millions of instructions", *loads, *SERVICES)
     with echo_server() as (port, pid):
         for n_clients in (1, 32):
             cost = measure(port, {"echo": [pid]}, n_clients, 1, seconds)
-            _add_row(table, "bare uvicorn", n_clients, 1, cost)
+            _add_rows(table, counts, ("bare uvicorn", "stream", str(n_clients), "1"), cost)
     idle: dict[str, dict[str, float]] = {}
     exits: dict[str, dict[str, float]] = {}
     for name, model in (("fake", FAKE_MODEL), ("torch", str(demo_model_folder()))):
         with running_cluster(model) as cluster:
             services = service_pids(cluster)
             measure(cluster.plan.http_port, services, 8, 4, 1.0)  # warm
-            for n_clients, n_new in LOADS:
-                cost = measure(cluster.plan.http_port, services, n_clients, n_new, seconds)
-                _add_row(table, name, n_clients, n_new, cost)
+            for n_clients, n_new, stream in LOADS:
+                cost = measure(
+                    cluster.plan.http_port, services, n_clients, n_new, seconds, stream=stream
+                )
+                load = name, "stream" if stream else "whole", str(n_clients), str(n_new)
+                _add_rows(table, counts, load, cost)
             idle[name] = _idle_shares(services, idle_s)
             idle[name]["all"] = sum(idle[name].values())
             exits[name] = _exit_seconds(cluster)
     console.print(table)
+    console.print(counts)
     columns = (*SERVICES, "all")
     _print_services(console, f"Idle: share of one core over {idle_s:.0f} s", columns, idle, ".2%")
     _print_services(console, "Seconds from SIGTERM to exit, idle", SERVICES, exits, ".2f")
@@ -80,7 +92,13 @@ def service_pids(cluster: EmbeddedCluster) -> dict[str, list[int]]:
 
 
 def measure(
-    port: int, services: Mapping[str, Iterable[int]], n_clients: int, n_new: int, seconds: float
+    port: int,
+    services: Mapping[str, Iterable[int]],
+    n_clients: int,
+    n_new: int,
+    seconds: float,
+    *,
+    stream: bool = True,
 ) -> RequestCost:
     """Ask again and again with so many clients, and divide the processor time by the requests.
 
@@ -90,6 +108,7 @@ def measure(
         n_clients: connections, each with one request at a time.
         n_new: tokens of each answer.
         seconds: how long to ask.
+        stream: whether answers are streamed.
     """
     plan = Plan(
         port=port,
@@ -102,7 +121,9 @@ def measure(
         prompts=[_PROMPT],
         pids=[],
         min_events=0,
+        stream=stream,
     )
+    counting = InstructionCount(services)
     before = processor_seconds(services)
     client = subprocess.run(
         [sys.executable, "-m", "benchmarks.conductor.load"],
@@ -111,6 +132,7 @@ def measure(
         check=True,
     )
     after = processor_seconds(services)
+    counted = counting.stop()
     figures = msgspec.json.decode(client.stdout, type=Figures)
     if figures.n_failed or not figures.n_requests:
         raise RuntimeError(f"{figures.n_failed} of {figures.n_requests} requests failed")
@@ -118,7 +140,8 @@ def measure(
         service: (after[service] - before[service]) * 1e3 / figures.n_requests
         for service in services
     }
-    return RequestCost(figures, spent_ms)
+    counts = {service: n / 1e6 / figures.n_requests for service, n in counted.items()}
+    return RequestCost(figures, spent_ms, counts)
 
 
 @contextmanager
@@ -162,17 +185,25 @@ def _exit_seconds(cluster: EmbeddedCluster) -> dict[str, float]:
     return seconds
 
 
-def _add_row(table: Table, engine: str, n_clients: int, n_new: int, cost: RequestCost) -> None:
-    figures, spent_ms = cost
-    table.add_row(
-        engine,
-        str(n_clients),
-        str(n_new),
-        f"{figures.n_requests / figures.seconds:.0f}",
-        f"{statistics.median(figures.ttft_s) * 1e3:.1f} ms",
-        *(f"{spent_ms[service]:.2f}" if service in spent_ms else "–" for service in SERVICES),
-        f"{sum(spent_ms.values()):.2f}",
-    )
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=None)
+    for column in (*columns, "all"):
+        table.add_column(column, justify="right")
+    return table
+
+
+def _add_rows(times: Table, counts: Table, load: tuple[str, ...], cost: RequestCost) -> None:
+    figures = cost.figures
+    rate = f"{figures.n_requests / figures.seconds:.0f}"
+    ttft = f"{statistics.median(figures.ttft_s) * 1e3:.1f} ms"
+    times.add_row(*load, rate, ttft, *_by_service(cost.processor_ms))
+    if cost.instructions:
+        counts.add_row(*load, *_by_service(cost.instructions))
+
+
+def _by_service(figures: Mapping[str, float]) -> list[str]:
+    shown = [f"{figures[service]:.2f}" if service in figures else "–" for service in SERVICES]
+    return [*shown, f"{sum(figures.values()):.2f}"]
 
 
 def _print_services(

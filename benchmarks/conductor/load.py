@@ -17,8 +17,9 @@ from typing import Literal, cast
 import msgspec
 import uvloop
 
-_EVENT = b"data: {"
-_END = b"0\r\n\r\n"
+#: What counts as an event, and ends an answer: of a stream, and of a whole answer.
+_STREAM_MARKS = b"data: {", b"0\r\n\r\n"
+_WHOLE_MARKS = b'"usage"', b"}"
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -40,6 +41,8 @@ class Plan(msgspec.Struct, frozen=True):
     pids: list[int]
     #: Events of a complete answer, at least: tokens may be halves of a character.
     min_events: int | None = None
+    #: Whether answers are streamed.
+    stream: bool = True
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -63,6 +66,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, load: "Load") -> None:
         self._load = load
+        self._event, self._end = load.marks
         self._asked_s = self._last_s = 0.0
         self._n_seen = 0
         self._tail = b""
@@ -84,7 +88,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         whole = self._tail + data
-        if n := whole.count(_EVENT):
+        if n := whole.count(self._event):
             if self._n_seen == 0:
                 self._load.on_first(now_s - self._asked_s)
             elif n == 1:
@@ -92,8 +96,8 @@ class Connection(asyncio.Protocol):
             self._last_s = now_s
             self._n_seen += n
             self._load.on_events(n)
-        self._tail = whole[-(len(_EVENT) - 1) :]
-        if whole.endswith(_END):
+        self._tail = whole[-(len(self._event) - 1) :]
+        if whole.endswith(self._end):
             self._load.on_end(self, self._n_seen)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -106,6 +110,7 @@ class Load:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self.marks = _STREAM_MARKS if plan.stream else _WHOLE_MARKS
         self._requests = [_request(plan, prompt) for prompt in plan.prompts]
         self._next = 0
         self._idle: deque[Connection] = deque()
@@ -211,7 +216,7 @@ class Load:
 def _request(plan: Plan, prompt: msgspec.Raw) -> bytes:
     body = (
         b'{"model":"bench","prompt":%s,"max_tokens":%d,"ignore_eos":true,"temperature":0,'
-        b'"stream":true}' % (bytes(prompt), plan.n_new)
+        b'"stream":%s}' % (bytes(prompt), plan.n_new, b"true" if plan.stream else b"false")
     )
     head = (
         "POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"

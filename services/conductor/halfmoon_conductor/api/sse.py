@@ -4,7 +4,6 @@ The status is sent with the first event, so that errors before it keep theirs.
 """
 
 import asyncio
-import copy
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -66,7 +65,8 @@ class EventTemplate:
         Args:
             changes: bytes that occur once before the text, and what replaces them.
         """
-        other = copy.copy(self)
+        other = type(self).__new__(type(self))
+        other._before, other._after = self._before, self._after
         for old, new in changes:
             other._before = other._before.replace(old, new, 1)
         return other

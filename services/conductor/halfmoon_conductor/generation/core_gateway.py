@@ -36,7 +36,7 @@ from halfmoon_protocol.blocks import block_hashes
 from halfmoon_protocol.ids import RequestId, original_request_id, retry_id
 from halfmoon_protocol.kv_layout import KvLayout
 from halfmoon_protocol.logprobs import TokenScore
-from halfmoon_protocol.messages import PrefillDone
+from halfmoon_protocol.messages import PrefillDone, WorkerInfo
 from halfmoon_scheduling.commands import Fail, Reject, Resubmit
 from halfmoon_scheduling.events import (
     Casualty,
@@ -125,6 +125,9 @@ class CoreGateway:
         self._shell = shell
         self._name = served_model_name
         self._created = int(time.time())
+        #: The model's card, and the workers of which it was made.
+        self._card: ModelCard | None = None
+        self._card_workers: list[WorkerInfo] = []
         #: By the client's request id, which `original_request_id` returns for the id of every try.
         self._streams: dict[str, _Stream] = {}
         shell.add_recorder(TtftRecorder(self._timestamps_of).record)
@@ -135,11 +138,15 @@ class CoreGateway:
         cluster = self._shell.core.cluster
         if cluster.layout is None:
             return None
-        return ModelCard(
-            name=self._name or cluster.model,
-            max_context=max(worker.max_context for worker in cluster.workers()),
-            created=self._created,
-        )
+        workers = cluster.workers()
+        if self._card is None or workers != self._card_workers:
+            self._card_workers = workers
+            self._card = ModelCard(
+                name=self._name or cluster.model,
+                max_context=max(worker.max_context for worker in workers),
+                created=self._created,
+            )
+        return self._card
 
     def ready(self) -> bool:
         """Return whether at least one prefill and one decode worker are alive."""

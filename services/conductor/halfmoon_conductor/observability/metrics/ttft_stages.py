@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from halfmoon_protocol.ids import RequestId
-from halfmoon_protocol.messages import DecodeReserved, PrefillDone, PrefillTimes, ReserveDecode
+from halfmoon_protocol.messages import (
+    AnyMessage,
+    DecodeReserved,
+    PrefillDone,
+    PrefillTimes,
+    ReserveDecode,
+)
 from halfmoon_scheduling.commands import AnyCommand, Send
 from halfmoon_scheduling.events import AnyEvent, MessageReceived, RequestArrived
 
@@ -82,25 +88,28 @@ class TtftRecorder:
 
     def record(self, now: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Record the timestamps of one call of the core; see `shell.Recorder`."""
-        match event:
-            case RequestArrived(request=request):
-                if (timestamps := self._find(request.request_id)) is not None:
-                    timestamps.arrived_s, timestamps.prefill = now, None
-                    if timestamps.first_s is None:
-                        timestamps.first_s = now
-            case MessageReceived(message=DecodeReserved(request_id=request_id)):
-                if (timestamps := self._find(request_id)) is not None:
-                    timestamps.reserved_s = now
-            case MessageReceived(message=PrefillDone() as done):
-                if (timestamps := self._find(done.request_id)) is not None:
-                    timestamps.done_s = now
-                    timestamps.prefill = done.times or PrefillTimes(
-                        done.queue_s, 0.0, done.compute_s, done.drain_s
-                    )
-            case _:
-                pass
+        if isinstance(event, RequestArrived):
+            if (timestamps := self._find(event.request.request_id)) is not None:
+                timestamps.arrived_s, timestamps.prefill = now, None
+                if timestamps.first_s is None:
+                    timestamps.first_s = now
+        elif isinstance(event, MessageReceived):
+            self._on_message(now, event.message)
         for command in commands:  # of any request: freed pages may start others
             if not isinstance(command, Send) or not isinstance(command.message, ReserveDecode):
                 continue
             if (timestamps := self._find(command.message.request_id)) is not None:
                 timestamps.reserve_sent_s = now
+
+    def _on_message(self, now: float, message: AnyMessage) -> None:
+        if not isinstance(message, DecodeReserved | PrefillDone):
+            return
+        if (timestamps := self._find(message.request_id)) is None:
+            return
+        if isinstance(message, DecodeReserved):
+            timestamps.reserved_s = now
+        else:
+            timestamps.done_s = now
+            timestamps.prefill = message.times or PrefillTimes(
+                message.queue_s, 0.0, message.compute_s, message.drain_s
+            )
