@@ -115,6 +115,16 @@ def test_a_template_is_filled_in_as_the_whole_event_is_written(text: str) -> Non
     assert filled.count(b"\n") == 2
 
 
+def test_a_template_of_one_answer_serves_another_with_its_own_names() -> None:
+    def written(name: str, text: str) -> bytes:
+        return format_event(to_json_line({"id": name, "choices": [{"text": text}]}))
+
+    template = EventTemplate(written("cmpl-1", "mark"), "mark")
+    other = template.replaced((b'"cmpl-1"', b'"cmpl-22"'))
+    assert _read(other.fill("a")) == _read(written("cmpl-22", "a"))
+    assert _read(template.fill("b")) == _read(written("cmpl-1", "b"))
+
+
 def _read(data: bytes) -> Any:
     return httpx.Response(200, content=data.removeprefix(b"data: ")).json()
 

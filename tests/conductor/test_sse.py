@@ -1,12 +1,12 @@
 """A stream of events that ends when its client does."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 
-from halfmoon_conductor.api.sse import EventStream, format_event
+from halfmoon_conductor.api.sse import DONE, EventStream, format_event
 from halfmoon_conductor.http_server.disconnect import ClientGone, unless_client_gone
 
 
@@ -121,9 +121,52 @@ async def test_work_that_is_done_is_worth_more_than_a_client_that_is_gone() -> N
     assert await unless_client_gone(client.receive, work()) == 7
 
 
-async def test_work_is_over_when_its_client_is_gone_or_its_server_stops() -> None:
+class Connection:
+    """A connection that says when its client is gone."""
+
+    def __init__(self) -> None:
+        self.is_receiving = False
+        self.is_lost = False
+        self.on_gone: Callable[[], None] | None = None
+
+    def hang_up(self) -> None:
+        self.is_lost = True
+        if self.on_gone is not None:
+            self.on_gone()
+
+
+async def never_received() -> dict[str, Any]:
+    raise AssertionError("a connection that tells of its client is not asked for messages")
+
+
+async def test_no_work_begins_for_a_client_that_a_connection_knows_as_gone() -> None:
+    connection, began = Connection(), False
+
+    async def work() -> None:
+        nonlocal began
+        began = True
+
+    connection.hang_up()
+    with pytest.raises(ClientGone):
+        await unless_client_gone(never_received, work(), connection)
+    assert not began
+
+
+async def test_a_connection_is_told_nothing_more_once_its_request_is_answered() -> None:
+    connection = Connection()
+
+    async def work() -> int:
+        return 7
+
+    assert await unless_client_gone(never_received, work(), connection) == 7
+    connection.hang_up()
+    await asyncio.sleep(0)  # a cancellation would be raised here
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+async def test_work_is_over_when_its_client_is_gone_or_its_server_stops(is_told: bool) -> None:
     for server_stops in (False, True):
-        client = Client(takes=0)
+        client, connection = Client(takes=0), Connection() if is_told else None
         began, ended = asyncio.Event(), asyncio.Event()
 
         async def work(
@@ -136,12 +179,26 @@ async def test_work_is_over_when_its_client_is_gone_or_its_server_stops() -> Non
                 await asyncio.sleep(0)  # cleaning up takes a while
                 ended.set()
 
-        task = asyncio.create_task(unless_client_gone(client.receive, work()))
+        receive = never_received if is_told else client.receive
+        task = asyncio.create_task(unless_client_gone(receive, work(), connection))
         await began.wait()
         if server_stops:
             task.cancel()
+        elif connection is not None:
+            connection.hang_up()
         else:
             client.hang_up()
         with pytest.raises(asyncio.CancelledError if server_stops else ClientGone):
             await task
         assert ended.is_set()
+
+
+async def test_the_end_of_a_stream_leaves_with_its_last_event() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield format_event("x")
+        yield format_event("y") + DONE
+
+    client = Client(takes=100)
+    await EventStream(events(), words_of)({"type": "http"}, client.receive, client.send)
+    bodies = [(message["body"], message["more_body"]) for message in client.taken[1:]]
+    assert bodies == [(b"data: x\n\n", True), (b"data: y\n\ndata: [DONE]\n\n", False)]
