@@ -16,8 +16,8 @@ from halfmoon_testing.conductor_http import ScriptedGateway
 
 COMPLETION: dict[str, Any] = {"model": "lab/moon", "max_tokens": 2, "temperature": 0}
 #: Of any Python function, the loop and the scripted gateway included.
-MAX_CALLS_PER_TOKEN = 80
-MAX_CALLS_PER_REQUEST = 480
+MAX_CALLS_PER_TOKEN = 60
+MAX_CALLS_PER_REQUEST = 320
 
 
 class CountingThreads(ThreadPoolExecutor):
