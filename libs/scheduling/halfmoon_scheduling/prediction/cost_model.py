@@ -17,6 +17,9 @@ PREFILL_ALPHA = 0.1
 #: Bounds of a correction. Beyond them the profile is wrong rather than the worker slow, and one
 #: odd observation would count for long.
 MIN_SCALE, MAX_SCALE = 0.1, 10.0
+#: Share of its predicted seconds below which a request counts as the end of an earlier one's pass,
+#: and the most of one pass.
+JOINS_GROUP_BELOW, MAX_GROUP = 0.25, 32
 #: Bytes per second of an unused path: those of a busy 10 Gb/s link.
 PRIOR_BANDWIDTH = 1e9
 #: Smaller transfers measure latency rather than bandwidth.
@@ -50,20 +53,45 @@ class _Correction:
     """Observed over predicted seconds, as the quotient of two running means.
 
     In the mean of quotients a short forward pass would count as much as a long one.
+
+    Requests of one forward pass end together: the first one takes the seconds of the pass, and the
+    others none. Each group of them counts as its sum. Else the others would count most, and each
+    group would leave a correction too small behind.
     """
 
     alpha: float
     observed_s: float
     predicted_s: float
-    #: The quotient, within `MIN_SCALE` and `MAX_SCALE`.
+    #: The quotient with the group, within `MIN_SCALE` and `MAX_SCALE`.
     value: float = 1.0
+    #: The latest group, which the means above lack: its sums, and how many there are.
+    group_observed_s: float = 0.0
+    group_predicted_s: float = 0.0
+    n_group: int = 0
 
     def observe(self, observed_s: float, predicted_s: float) -> None:
+        """Add seconds of one request to the latest group, or begin another one with it."""
+        is_part = observed_s < JOINS_GROUP_BELOW * self.value * predicted_s
+        if not is_part or self.n_group == MAX_GROUP:
+            self.observed_s, self.predicted_s = self._means()
+            self.group_observed_s, self.group_predicted_s, self.n_group = 0.0, 0.0, 0
+        self.group_observed_s += observed_s
+        self.group_predicted_s += predicted_s
+        self.n_group += 1
+        means = self._means()
+        self.value = min(MAX_SCALE, max(MIN_SCALE, means[0] / means[1]))
+
+    def _means(self) -> tuple[float, float]:
+        """Return the means of observed and of predicted seconds with the group."""
+        if not self.n_group:
+            return self.observed_s, self.predicted_s
         # One odd observation must not count for long.
-        observed_s = min(observed_s, MAX_SCALE * predicted_s)
-        self.observed_s += self.alpha * (observed_s - self.observed_s)
-        self.predicted_s += self.alpha * (predicted_s - self.predicted_s)
-        self.value = min(MAX_SCALE, max(MIN_SCALE, self.observed_s / self.predicted_s))
+        group_s = min(self.group_observed_s, MAX_SCALE * self.group_predicted_s)
+        weight = 1 - (1 - self.alpha) ** self.n_group
+        return (
+            self.observed_s + weight * (group_s / self.n_group - self.observed_s),
+            self.predicted_s + weight * (self.group_predicted_s / self.n_group - self.predicted_s),
+        )
 
 
 class CostModel:
