@@ -1,6 +1,8 @@
 """A step here takes a second for each request and a millisecond for each token of context."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halfmoon_protocol.ids import RequestId, WorkerId
 from halfmoon_protocol.messages import DecodeCost, DecodeLoad
@@ -8,6 +10,7 @@ from halfmoon_scheduling.cluster.decode_pool import DecodePool
 from halfmoon_scheduling.placement.estimates import DecodeCandidate
 from halfmoon_scheduling.prediction.cost_model import CostModel
 from halfmoon_scheduling.prediction.decode_forecast import DecodeStay
+from halfmoon_scheduling.prediction.sliding_quantile import WINDOW
 from halfmoon_testing.scheduling_inputs import a_worker
 
 D0, D1 = WorkerId("decode-0"), WorkerId("decode-1")
@@ -171,10 +174,44 @@ def test_the_mean_of_the_pool_follows_all_that_happens_to_its_workers() -> None:
 
 def test_the_uniform_time_is_the_mean_of_those_seen() -> None:
     pool = a_pool()
-    assert pool.decode_time_s == float("inf")
+    assert pool.decode_time_s(0.0) == float("inf")
     for seconds in range(1, 101):
         pool.observe_decode_time(float(seconds))
-    assert pool.decode_time_s == pytest.approx(50.5)
-    given = a_pool(decode_time_s=7.0)
-    given.observe_decode_time(100.0)
-    assert given.decode_time_s == 7.0
+    assert pool.decode_time_s(0.0) == pytest.approx(50.5)
+    fixed = a_pool(decode_time_s=7.0)
+    fixed.observe_decode_time(100.0)
+    assert fixed.decode_time_s(0.0) == 7.0
+
+
+def test_while_few_are_over_those_that_run_count_in_the_uniform_time() -> None:
+    pool = with_one_of_each()  # one runs since 31
+    pool.observe_decode_time(2.0)
+    assert pool.decode_time_s(41.0) == pytest.approx(2 + 10, rel=0.01)
+    for _ in range(WINDOW):
+        pool.observe_decode_time(2.0)
+    assert pool.decode_time_s(41.0) == pytest.approx(2.0)
+    pool.release(D0, RUNNING)
+    pool.check()
+
+
+@given(st.lists(st.floats(0.1, 1000.0), min_size=2, max_size=60))
+def test_the_first_ends_of_answers_that_begin_together_do_not_look_like_all(
+    answers_s: list[float],
+) -> None:
+    """Short ones are over first: their mean alone is too small."""
+    pool = a_pool()
+    for i in range(len(answers_s)):
+        pool.hold(D0, RequestId(f"r{i}"), 1, DecodeStay(1, 0.0))
+        pool.start(D0, RequestId(f"r{i}"), 0.0)
+    over: list[float] = []
+    for seconds, i in sorted((seconds, i) for i, seconds in enumerate(answers_s)):
+        pool.observe_decode_time(seconds)
+        pool.release(D0, RequestId(f"r{i}"))
+        pool.check()
+        over.append(seconds)
+        mean_s = sum(over) / len(over)
+        left_s = (len(answers_s) - len(over)) * seconds
+        allowed_s = mean_s + left_s / len(over)
+        assert mean_s * (1 - 1e-6) <= pool.decode_time_s(seconds) <= allowed_s * (1 + 1e-6)
+        assert pool.decode_time_s(seconds) >= 0.85 * allowed_s
+    assert pool.decode_time_s(over[-1]) == pytest.approx(sum(answers_s) / len(answers_s))

@@ -20,7 +20,7 @@ from halfmoon_scheduling.prediction.decode_forecast import (
     uniform_load_change,
 )
 from halfmoon_scheduling.prediction.mean_decode_step import MeanDecodeStep
-from halfmoon_scheduling.prediction.sliding_quantile import SlidingQuantile
+from halfmoon_scheduling.prediction.sliding_quantile import WINDOW, SlidingQuantile
 
 
 @dataclass(slots=True)
@@ -90,6 +90,8 @@ class DecodePool:
         #: Exactly the claims in state "running", by their start; the others are in `_pending`.
         self._running = DecodeStarts()
         self._pending = DecodeStarts()
+        #: Sum of the starts in `_running`, except for rounding; exactly 0 without any.
+        self._sum_of_starts_s = 0.0
         #: Mean step over all workers, by their running requests.
         self._mean = MeanDecodeStep(costs)
         #: Workers that may have more room since the last `take_workers_with_more_room`.
@@ -194,6 +196,7 @@ class DecodePool:
         assert not stay.running, "a request starts once"
         self._pending.remove(request_id, stay.start_s)
         self._running.add(request_id, now, stay.n_tokens)
+        self._sum_of_starts_s += now
         held.state, stay.running, stay.start_s = "running", True, now
         if held.local_s:
             held.local_s, worker.terms = 0.0, None
@@ -216,6 +219,10 @@ class DecodePool:
             worker.running_tokens = max(0, worker.running_tokens - stay.n_tokens)
             self._update_mean_step(worker)
         (self._running if stay.running else self._pending).remove(request_id, stay.start_s)
+        if stay.running:
+            self._sum_of_starts_s -= stay.start_s
+            if not len(self._running):
+                self._sum_of_starts_s = 0.0  # exactly: sums of fractions drift
         if held.state != "asked":
             self._full.pop(worker_id, None)
         self._roomier.add(worker_id)
@@ -300,13 +307,19 @@ class DecodePool:
         """Learn the seconds that a finished request has decoded for."""
         self._seen_decode_times_s.observe(seconds)
 
-    @property
-    def decode_time_s(self) -> float:
-        """Seconds that every request decodes (t_d) in the uniform forecast."""
+    def decode_time_s(self, now: float) -> float:
+        """Return the seconds that every request decodes (t_d) in the uniform forecast.
+
+        Short answers are over first. So as long as few have been seen, the seconds of those that
+        still run count too: all seconds over all ends are the mean.
+        """
         if self._given_decode_time_s is not None:
             return self._given_decode_time_s
         seen = self._seen_decode_times_s
-        return seen.mean if len(seen) else float("inf")
+        if not len(seen):
+            return inf
+        running_s = max(0.0, len(self._running) * now - self._sum_of_starts_s)
+        return seen.mean + (1 - len(seen) / WINDOW) * running_s / len(seen)
 
     # -- predictions for admission: see `DecodeLoadPredictor` --------------------------------
 
@@ -320,7 +333,9 @@ class DecodePool:
 
     def uniform_tbt_s(self, n_tokens: int, at_s: float, now: float) -> float:
         """Return the mean seconds per step over all workers later, by the uniform forecast."""
-        change = uniform_load_change(self._running, self._pending, now, at_s, self.decode_time_s)
+        change = uniform_load_change(
+            self._running, self._pending, now, at_s, self.decode_time_s(now)
+        )
         return self._mean.mean_s(change.n_requests + 1, change.context_tokens + n_tokens)
 
     def unloaded_tbt_s(self, decode: WorkerId, n_tokens: int) -> float:
@@ -402,7 +417,10 @@ class DecodePool:
         self._pending.check()
         self._mean.check()
         held = [held for worker in self._workers.values() for held in worker.held.values()]
-        assert len(self._running) == sum(1 for one in held if one.stay.running)
+        starts_s = [one.stay.start_s for one in held if one.stay.running]
+        assert len(self._running) == len(starts_s)
+        error_s = abs(self._sum_of_starts_s - sum(starts_s))
+        assert error_s <= 1e-6 * max(1.0, sum(starts_s))
         assert len(self._pending) == sum(1 for one in held if not one.stay.running)
         for worker in self._workers.values():
             assert worker.candidate in (None, self._candidate(worker))
