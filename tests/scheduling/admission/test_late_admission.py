@@ -98,6 +98,18 @@ def went_in(commands: list[AnyCommand]) -> list[str]:
     return list(delivered)
 
 
+def test_with_a_quantile_a_wait_ends_a_tick_before_a_first_token_is_due() -> None:
+    """A deadline is acted on at the next tick: none has yet shown how late that is."""
+    core = Core(admission_quantile=0.9, tbt_slo_s=0.21)
+    core.fill()
+    for i in range(1, 20):
+        core.tick(0.5 * i)
+    core.land("c", ttft_slo_s=5.25)  # due at 14.75
+    assert core.phase("c") is Phase.LANDED
+    assert went_in(core.tick(14.0)) == []
+    assert went_in(core.tick(14.5)) == ["c"]
+
+
 def test_a_request_waits_with_its_first_token_until_another_one_ends() -> None:
     core = Core()
     core.fill()

@@ -44,6 +44,8 @@ class LimitBounds:
         )
         #: Seconds after its time at which a request that waits for decode went on.
         self._lateness = SlidingQuantile()
+        #: Seconds between ticks while there were requests.
+        self._ticks = SlidingQuantile()
 
     # -- bounds ------------------------------------------------------------------------------
 
@@ -61,8 +63,11 @@ class LimitBounds:
 
     @property
     def lateness_s(self) -> float:
-        """Seconds after its time at which nearly all waiting requests have gone on."""
-        return self._lateness.quantile(LATENESS_QUANTILE)
+        """Seconds after its time at which nearly all waiting requests have gone on.
+
+        It is a tick at least: before any has gone on, nothing else is known.
+        """
+        return max(self._lateness.quantile(LATENESS_QUANTILE), self._ticks.quantile(0.5))
 
     # -- observations ------------------------------------------------------------------------
 
@@ -73,6 +78,10 @@ class LimitBounds:
         observed_s = now - state.placed_s
         n_tokens, chosen = len(state.request.token_ids), placement.chosen
         self._ttft.observe(n_tokens, chosen.queue_s, chosen.ttft_s, observed_s, now)
+
+    def on_tick(self, since_s: float) -> None:
+        """Learn the seconds since the tick before."""
+        self._ticks.observe(since_s)
 
     def on_landed_timeout(self, late_s: float) -> None:
         """Learn how late a request goes on whose time to wait for decode is over."""
@@ -94,3 +103,4 @@ class LimitBounds:
         for errors in (self._ttft, self._forecast_tbt, self._joined_tbt):
             errors.check()
         self._lateness.check()
+        self._ticks.check()

@@ -127,6 +127,8 @@ class RequestAdmission:
     def on_tick(self, now: float) -> list[AnyCommand]:
         """Place deferred requests whose turn has come."""
         self._cluster.decodes.on_tick(now)
+        if self._bounds is not None and not self._table.is_empty:
+            self._bounds.on_tick(now - self._ticked_s)
         self._ticked_s = now
         if self._mode.checks_limits:
             self._table.waiting.reconsider()  # its first token may be late by now
