@@ -1,9 +1,10 @@
 """Find what a cluster can serve, drive it at more, and watch it recover."""
 
 import asyncio
+import math
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.model import VOCABULARY
@@ -26,6 +27,8 @@ SATURATED_BY = 16
 #: times that of a request that is alone.
 PROBES, PROBE_WITHIN = 3, 2.0
 _REQUEST_LIMIT_S = 120.0
+#: Seconds between two reports of a run.
+_REPORT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class OverloadRun:
     """One run of a load."""
 
     records: list[BenchRecord]
+    #: When it began by the clock of the records, and how long requests arrived, seconds.
+    began_s: float
     seconds: float
     memory: MemorySamples
     #: Seconds from the last arrival until the cluster was back to normal; None: never.
@@ -65,6 +70,40 @@ class OverloadRun:
     def n_good(self, slo: Slo) -> int:
         """Count the requests that finished within both limits."""
         return sum(not slo.missed(record) for record in self.records)
+
+    def share_good(self, slo: Slo, until_s: float = math.inf) -> float:
+        """Return the share of the admitted that finished within both limits.
+
+        Args:
+            slo: the limits.
+            until_s: only those that arrived in so many first seconds count.
+        """
+        return _share_good([r for r in self.records if r.scheduled_s - self.began_s < until_s], slo)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """The state of a run, shown while it lasts."""
+
+    at_s: float
+    seconds: float
+    n_sent: int
+    #: Requests that have ended since the last report: to look at all each time would delay some.
+    ended: Sequence[BenchRecord]
+
+    def describe(self, slo: Slo) -> str:
+        """Return it in a line."""
+        n_refused = sum(record.outcome == "refused" for record in self.ended)
+        return (
+            f"{self.at_s:.0f} of {self.seconds:.0f} s, {self.n_sent:,} sent; since the last line"
+            f" {n_refused / max(1, len(self.ended)):.0%} refused,"
+            f" {_share_good(self.ended, slo):.1%} of the admitted within limits"
+        )
+
+
+def _share_good(records: Sequence[BenchRecord], slo: Slo) -> float:
+    admitted = [record for record in records if record.outcome != "refused"]
+    return sum(not slo.missed(record) for record in admitted) / max(1, len(admitted))
 
 
 class LoadDriver:
@@ -127,9 +166,23 @@ class LoadDriver:
     # -- at a rate ---------------------------------------------------------------------------
 
     async def overload(
-        self, rate_per_s: float, seconds: float, pids: Mapping[str, int], alone: Slo
+        self,
+        rate_per_s: float,
+        seconds: float,
+        pids: Mapping[str, int],
+        alone: Slo,
+        *,
+        report: Callable[[RunReport], None] = lambda _: None,
     ) -> OverloadRun:
-        """Send Poisson arrivals at a rate, and then probes until the cluster is back to normal."""
+        """Send Poisson arrivals at a rate, and then probes until the cluster is back to normal.
+
+        Args:
+            rate_per_s: arrivals per second.
+            seconds: for so long.
+            pids: processes whose memory is sampled, by name.
+            alone: TTFT and TBT of requests that are alone.
+            report: called every ten seconds, and at the end of arrivals.
+        """
         memory = MemorySamples(pids)
         began_s = self._clock()
         chains = self._arrivals(rate_per_s, seconds)
@@ -146,13 +199,18 @@ class LoadDriver:
         sampling = asyncio.create_task(memory.sample_forever())
         try:
             loading = asyncio.create_task(generator.run())
-            await asyncio.sleep(seconds)
+            n_reported = 0
+            while (left_s := began_s + seconds - self._clock()) > 0:
+                await asyncio.sleep(min(_REPORT_S, left_s))
+                ended = progress.records[n_reported:]
+                n_reported += len(ended)
+                report(RunReport(self._clock() - began_s, seconds, progress.n_sent, ended))
             recovered_s = await self._recover(alone)
             await loading
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
-        return OverloadRun(progress.records, seconds, memory, recovered_s)
+        return OverloadRun(progress.records, began_s, seconds, memory, recovered_s)
 
     async def _recover(self, alone: Slo) -> float | None:
         """Send probes one after the other until enough in a row are as fast as alone."""
