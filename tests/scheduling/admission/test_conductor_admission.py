@@ -29,7 +29,6 @@ from halfmoon_scheduling.events import (
     Tick,
     WorkerJoined,
 )
-from halfmoon_scheduling.prediction.sliding_quantile import WINDOW
 from halfmoon_scheduling.requests.request_state import Phase
 from halfmoon_testing.scheduling_inputs import a_landing, a_prefill_done, a_request, a_worker
 
@@ -194,26 +193,25 @@ def test_predicted_lets_those_go_that_have_decoded_for_the_uniform_time() -> Non
 
 def test_predicted_learns_the_decode_time_from_what_ends() -> None:
     core = Core(admission="predicted")
-    for i in range(WINDOW):
-        core.decode(f"a{i}")
-        core.now += 50.0
-        core.finish(f"a{i}")
-    began_s = core.now
+    core.decode("a")
+    core.now = 50.0
+    core.finish("a")
     core.decode("b", "c")
-    core.now = began_s + 39.0
+    core.now = 89.0
     assert not core.let_in(core.arrive("d"))
-    core.now = began_s + 40.0
+    core.now = 90.0
     assert core.let_in(core.arrive("e"))
 
 
-def test_predicted_does_not_take_the_first_short_answer_for_all() -> None:
-    core = Core(admission="predicted")
+@pytest.mark.parametrize("quantile", [0.0, 0.9])
+def test_with_a_quantile_the_first_short_answer_is_not_taken_for_all(quantile: float) -> None:
+    core = Core(admission="predicted", admission_quantile=quantile, tbt_slo_s=0.21)
     core.decode("a", "b")
     core.now = 1.0
     core.finish("a")
     core.decode("c")
     core.now = 20.0  # both have decoded for 19 s and more, and another would join at 30
-    assert not core.let_in(core.arrive("d"))
+    assert core.let_in(core.arrive("d")) == (quantile == 0)
 
 
 def test_lookahead_holds_back_what_predicted_would_refuse_without_being_told_to() -> None:

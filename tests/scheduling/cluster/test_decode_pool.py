@@ -19,7 +19,7 @@ COST = DecodeCost(d0_s=0.0, d1_s=1.0, d2_s=0.001)
 
 
 def a_pool(*workers: str, decode_time_s: float | None = None) -> DecodePool:
-    pool = DecodePool(CostModel(), decode_time_s=decode_time_s)
+    pool = DecodePool(CostModel(), decode_time_s=decode_time_s, counts_running=True)
     for worker in workers or ("decode-0",):
         pool.join(a_worker(worker, decode_cost=COST, n_blocks=100))
     return pool
@@ -181,6 +181,15 @@ def test_the_uniform_time_is_the_mean_of_those_seen() -> None:
     fixed = a_pool(decode_time_s=7.0)
     fixed.observe_decode_time(100.0)
     assert fixed.decode_time_s(0.0) == 7.0
+
+
+def test_those_that_run_count_in_the_uniform_time_only_where_told_so() -> None:
+    pool = DecodePool(CostModel())
+    pool.join(a_worker("decode-0", decode_cost=COST, n_blocks=100))
+    pool.hold(D0, RUNNING, 20, DecodeStay(400, 30.0))
+    pool.start(D0, RUNNING, 31.0)
+    pool.observe_decode_time(2.0)
+    assert pool.decode_time_s(41.0) == 2.0
 
 
 def test_while_few_are_over_those_that_run_count_in_the_uniform_time() -> None:

@@ -34,6 +34,7 @@ class Cluster:
         *,
         block_size: int | None = None,
         decode_time_s: float | None = None,
+        counts_running: bool = False,
     ) -> None:
         """Start without workers.
 
@@ -41,6 +42,7 @@ class Cluster:
             costs: predictions, which learn from loads.
             block_size: tokens per block that every layout must have; None: any.
             decode_time_s: see `DecodePool`.
+            counts_running: likewise.
         """
         self._costs = costs
         self._block_size = block_size
@@ -51,7 +53,7 @@ class Cluster:
         self._infos: dict[WorkerId, WorkerInfo] = {}
         #: Exactly the prefill workers of `_infos`; likewise `decodes` for decode workers.
         self.prefills = PrefillPool(costs)
-        self.decodes = DecodePool(costs, decode_time_s=decode_time_s)
+        self.decodes = DecodePool(costs, decode_time_s=decode_time_s, counts_running=counts_running)
         #: Home of each prefill worker, computed on demand since kvstores last changed.
         self._homes: dict[WorkerId, WorkerId | None] = {}
         #: Workers that take new work, by role, computed on demand since workers last changed.

@@ -75,14 +75,22 @@ class _Full:
 class DecodePool:
     """Track live decode workers, our claims on them, and their future load."""
 
-    def __init__(self, costs: CostModel, *, decode_time_s: float | None = None) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        *,
+        decode_time_s: float | None = None,
+        counts_running: bool = False,
+    ) -> None:
         """Start without workers.
 
         Args:
             costs: predictions, which learn from loads.
             decode_time_s: seconds that every request decodes, for the uniform forecast. None: the
                 mean of recently finished requests, and infinite until there is one.
+            counts_running: whether that mean counts running requests while few have finished.
         """
+        self._counts_running = counts_running
         self._costs = costs
         self._given_decode_time_s = decode_time_s
         self._seen_decode_times_s = SlidingQuantile()
@@ -310,14 +318,16 @@ class DecodePool:
     def decode_time_s(self, now: float) -> float:
         """Return the seconds that every request decodes (t_d) in the uniform forecast.
 
-        Short answers are over first. So as long as few have been seen, the seconds of those that
-        still run count too: all seconds over all ends are the mean.
+        Short answers are over first. So with `counts_running`, and as long as few have been seen,
+        the seconds of those that still run count too: all seconds over all ends are the mean.
         """
         if self._given_decode_time_s is not None:
             return self._given_decode_time_s
         seen = self._seen_decode_times_s
         if not len(seen):
             return inf
+        if not self._counts_running:
+            return seen.mean
         running_s = max(0.0, len(self._running) * now - self._sum_of_starts_s)
         return seen.mean + (1 - len(seen) / WINDOW) * running_s / len(seen)
 

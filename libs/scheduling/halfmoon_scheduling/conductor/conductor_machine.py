@@ -90,7 +90,10 @@ class Conductor:
         self.config = config
         self.costs = CostModel(prior_bandwidth=config.prior_bandwidth)
         self.cluster = Cluster(
-            self.costs, block_size=config.block_size, decode_time_s=config.decode_time_s
+            self.costs,
+            block_size=config.block_size,
+            decode_time_s=config.decode_time_s,
+            counts_running=config.admission_quantile > 0,
         )
         self.index = PrefixIndex()
         self._kvstores = KvstoreDirectory(config, self.cluster, self.index)
