@@ -2,14 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmoon_engine.interface import Draw, Engine, Run
+from halfmoon_engine.native.extension import native_extension
 from halfmoon_engine.sampling.sampler import choose_tokens, uniform_draw
 from halfmoon_protocol.sampling import Sampling
 
@@ -20,10 +23,25 @@ def logits_of(seed: int, n_rows: int = 1) -> torch.Tensor:
     return 3 * torch.randn(n_rows, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def drawn(logits: torch.Tensor, sampling: Sampling, n: int = 4000) -> Counter[int]:
+Choose = Callable[..., list[int]]
+Drawn = Callable[..., Counter[int]]
+
+
+@pytest.fixture(scope="module")
+def choose(native: Any) -> Choose:
+    """`choose_tokens`, with and without the extension."""
+    return partial(choose_tokens, native=native_extension(native))
+
+
+@pytest.fixture(scope="module")
+def drawn(choose: Choose) -> Drawn:
     """Draws of one distribution at many positions."""
-    rows = logits.expand(n, -1)
-    return Counter(choose_tokens(rows, [Draw(sampling)] * n, range(n)))
+
+    def draws(logits: torch.Tensor, sampling: Sampling, n: int = 4000) -> Counter[int]:
+        rows = logits.expand(n, -1)
+        return Counter(choose(rows, [Draw(sampling)] * n, range(n)))
+
+    return draws
 
 
 samplings = st.builds(
@@ -41,14 +59,12 @@ samplings = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.tuples(samplings, st.integers(0, 10**6)), min_size=1, max_size=6))
-def test_a_draw_is_the_same_in_any_batch(rows: list[tuple[Sampling, int]]) -> None:
+def test_a_draw_is_the_same_in_any_batch(choose: Choose, rows: list[tuple[Sampling, int]]) -> None:
     logits = logits_of(1, len(rows))
     draws = [Draw(sampling, (1, 2, 2, 3), 1) for sampling, _ in rows]
     positions = [position for _, position in rows]
-    together = choose_tokens(logits, draws, positions)
-    alone = [
-        choose_tokens(logits[i : i + 1], [draw], [positions[i]])[0] for i, draw in enumerate(draws)
-    ]
+    together = choose(logits, draws, positions)
+    alone = [choose(logits[i : i + 1], [draw], [positions[i]])[0] for i, draw in enumerate(draws)]
     assert together == alone
 
 
@@ -59,12 +75,18 @@ def test_dice_are_a_function_of_seed_and_position(seed: int, position: int) -> N
     assert uniform_draw(seed, position) != uniform_draw(seed ^ 1, position)
 
 
+@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**40))
+def test_dice_are_those_of_numpys_philox(seed: int, position: int) -> None:
+    generator = np.random.Philox(key=np.array([seed, position], dtype=np.uint64))
+    assert uniform_draw(seed, position) == (int(generator.random_raw()) >> 11) * 2.0**-53
+
+
 def test_dice_are_uniform() -> None:
     counts = Counter(int(10 * uniform_draw(5, i)) for i in range(20_000))
     assert all(abs(counts[tenth] - 2000) < 250 for tenth in range(10))
 
 
-def test_frequencies_follow_the_probabilities() -> None:
+def test_frequencies_follow_the_probabilities(drawn: Drawn) -> None:
     logits = logits_of(2)
     for temperature in (1.0, 0.5):
         counts = drawn(logits, Sampling(temperature=temperature, seed=9))
@@ -73,7 +95,7 @@ def test_frequencies_follow_the_probabilities() -> None:
             assert abs(counts[token] / 4000 - float(probabilities[token])) < 0.04
 
 
-def test_temperature_zero_and_top_k_one_are_greedy() -> None:
+def test_temperature_zero_and_top_k_one_are_greedy(drawn: Drawn) -> None:
     logits = logits_of(3)
     best = int(logits[0].argmax())
     for sampling in (
@@ -86,26 +108,26 @@ def test_temperature_zero_and_top_k_one_are_greedy() -> None:
         assert set(drawn(logits, sampling, 50)) == {best}
 
 
-def test_top_k_keeps_the_k_best() -> None:
+def test_top_k_keeps_the_k_best(drawn: Drawn) -> None:
     logits = logits_of(4)
     best = set(logits[0].topk(5).indices.tolist())
     assert set(drawn(logits, Sampling(temperature=2.0, top_k=5))) == best
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_it(drawn: Drawn) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert set(drawn(logits, Sampling(top_p=0.79))) == {0, 1}
     assert set(drawn(logits, Sampling(top_p=0.81))) == {0, 1, 2}
     assert set(drawn(logits, Sampling(top_p=0.49))) == {0}
 
 
-def test_min_p_is_relative_to_the_best() -> None:
+def test_min_p_is_relative_to_the_best(drawn: Drawn) -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert set(drawn(logits, Sampling(min_p=0.25))) == {0, 1, 2}
     assert set(drawn(logits, Sampling(min_p=0.35))) == {0, 1}
 
 
-def test_top_p_is_taken_of_what_top_k_left() -> None:
+def test_top_p_is_taken_of_what_top_k_left(drawn: Drawn) -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     # Of 0.4 and 0.3 the first has 0.57 of the mass.
     assert set(drawn(logits, Sampling(top_k=2, top_p=0.5))) == {0}
@@ -123,7 +145,7 @@ def test_top_p_is_taken_of_what_top_k_left() -> None:
     ],
 )
 def test_penalties_look_at_prompt_and_output_as_they_should(
-    sampling: Sampling, expected: list[float]
+    choose: Choose, sampling: Sampling, expected: list[float]
 ) -> None:
     from halfmoon_engine.sampling.sampler import apply_penalties
 
@@ -134,7 +156,7 @@ def test_penalties_look_at_prompt_and_output_as_they_should(
     assert scores.tolist() == pytest.approx(expected)
     best = expected.index(max(expected))
     kept = logits.clone()
-    assert choose_tokens(logits, [draw], [3]) == [best]
+    assert choose(logits, [draw], [3]) == [best]
     assert logits.equal(kept)
 
 

@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmoon_engine.sampling.weighted_draw import (
-    Scores,
-    draw_token,
-    likely_tokens,
-    pick_weighted,
-)
+from halfmoon_engine.sampling.exact_weights import Scores
+from halfmoon_engine.sampling.weighted_draw import draw_token, likely_tokens, pick_weighted
 from halfmoon_protocol.sampling import Sampling
 
 

@@ -1,4 +1,4 @@
-"""Compute paged attention, linears and whole decoders in C++.
+"""Compute paged attention, linears and whole decoders, and draw tokens, in C++.
 
 The kernels take the widest instructions that the processor has. Optional: `make native` builds
 them, and halfmoon-engine computes with torch where they are missing.
@@ -10,9 +10,11 @@ from halfmoon_engine_native._native import (
     Linear,
     Pool,
     attend,
+    choose_tokens,
     instruction_set,
     instruction_sets,
     linear_unpacked,
+    score_tokens,
     set_threads,
     threads,
     use_instruction_set,
@@ -25,9 +27,11 @@ __all__ = [
     "Linear",
     "Pool",
     "attend",
+    "choose_tokens",
     "instruction_set",
     "instruction_sets",
     "linear_unpacked",
+    "score_tokens",
     "set_threads",
     "threads",
     "use_instruction_set",

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 class Linear:
@@ -107,6 +107,17 @@ def attend(
 def linear_unpacked(
     weights: Any, dtype: str, n_out: int, n_in: int, x: Any, y: Any, n_rows: int
 ) -> None: ...
+
+# A row: (log2(e) / temperature or 0, min-p's gap, top-k, top-p, die, biases, penalties, allowed).
+# The last three may be None: ((token, bias), …); (history, tokens of the prompt in it, repetition,
+# presence, frequency); a byte for each token. Scores are float32, changed meanwhile and restored.
+def choose_tokens(scores: Any, n_vocab: int, rows: Sequence[tuple[Any, ...]]) -> list[int]: ...
+
+# Of each row (log probability, rank, ((token, log probability), …)); None where its highest score
+# is no finite number.
+def score_tokens(
+    scores: Any, n_vocab: int, tokens: Sequence[int], n_top: int
+) -> list[tuple[float, int, tuple[tuple[int, float], ...]] | None]: ...
 def instruction_sets() -> tuple[str, ...]: ...
 def instruction_set() -> str: ...
 def use_instruction_set(name: str, /) -> None: ...

@@ -71,6 +71,10 @@ struct BatchObject {
   int64_t n_tokens;
 };
 
+// Functions of sampling.cpp.
+PyObject *choose_tokens(PyObject *, PyObject *args, PyObject *kwargs);
+PyObject *score_tokens(PyObject *, PyObject *args, PyObject *kwargs);
+
 extern PyTypeObject LinearType, PoolType, BatchType, DecoderType;
 
 } // namespace halfmoon

@@ -19,3 +19,4 @@
 #include "buffers.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "sampling.h"

@@ -91,6 +91,9 @@ struct LinearCall {
   float multiplier;
 };
 
+struct DrawCall;
+struct ScoreCall;
+
 struct Kernels {
   const char *name;
 
@@ -124,6 +127,11 @@ struct Kernels {
   // Convert n numbers.
   void (*to_float)(const void *from, DType dtype, float *to, int64_t n);
   void (*from_float)(const float *from, void *to, DType dtype, int64_t n);
+
+  // Draw the token of one row of scores; see sampling.h.
+  int64_t (*draw_token)(const DrawCall &);
+  // Compute one row's log probabilities; false where its highest score is no finite number.
+  bool (*score_token)(ScoreCall &);
 };
 
 // The best table that this processor can run, or the one that `name` asks for; nullptr if it can't.

@@ -13,6 +13,7 @@
 #include "linear_finish.inl"
 #include "linear.inl"
 #include "linear_unpacked.inl"
+#include "sampling.inl"
 #include "table.inl"
 #else
 namespace halfmoon { namespace avx512 { const Kernels *table() { return nullptr; } } }

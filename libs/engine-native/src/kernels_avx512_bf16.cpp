@@ -14,6 +14,7 @@
 #include "linear_finish.inl"
 #include "linear.inl"
 #include "linear_unpacked.inl"
+#include "sampling.inl"
 #include "table.inl"
 #else
 namespace halfmoon { namespace avx512_bf16 { const Kernels *table() { return nullptr; } } }

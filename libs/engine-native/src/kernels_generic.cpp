@@ -11,4 +11,5 @@
 #include "linear_finish.inl"
 #include "linear.inl"
 #include "linear_unpacked.inl"
+#include "sampling.inl"
 #include "table.inl"

@@ -12,6 +12,7 @@
 #include "linear_finish.inl"
 #include "linear.inl"
 #include "linear_unpacked.inl"
+#include "sampling.inl"
 #include "table.inl"
 #else
 namespace halfmoon { namespace neon { const Kernels *table() { return nullptr; } } }

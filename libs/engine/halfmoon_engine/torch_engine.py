@@ -6,6 +6,7 @@ Only rows that draw a token, or whose scores are wanted, go through the model's 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class TorchEngine:
         max_context: int,
         eos_token_ids: tuple[int, ...],
         grammars: GrammarMasks | None = None,
+        native: Any | None = None,
     ) -> None:
         """Wrap a probed model.
 
@@ -59,6 +61,7 @@ class TorchEngine:
             max_context: tokens of the longest sequence.
             eos_token_ids: tokens that end a generation.
             grammars: compiles and follows them; None: requests with one get no token.
+            native: the extension's module, which draws and scores tokens; None: numpy does.
         """
         self._runner = runner
         self._name = name
@@ -67,6 +70,7 @@ class TorchEngine:
         self._eos_token_ids = eos_token_ids
         self._n_vocab = n_vocab
         self._grammars = grammars
+        self._native = native
         #: Pages of the attached pool; 0 before `attach`.
         self._n_pages = 0
 
@@ -148,7 +152,7 @@ class TorchEngine:
             chosen = self._choose(logits[: len(drawing)], draws, ends, masks)
             for i, each in zip(drawing, chosen, strict=True):
                 result[i] = each
-        report_prompt_logprobs(logits, runs, result)
+        report_prompt_logprobs(logits, runs, result, self._native)
         return result
 
     @torch.inference_mode()
@@ -210,6 +214,7 @@ class TorchEngine:
             [draws[row] for row in ready],
             [positions[row] for row in ready],
             {i: may for i, row in enumerate(ready) if isinstance(may := known[row], np.ndarray)},
+            self._native,
         )
         for row, token in zip(ready, tokens, strict=True):
             chosen[row] = token
@@ -222,8 +227,10 @@ class TorchEngine:
         if isinstance(allowed, GrammarFailed):
             log.warning("a grammar was not followed: %s", allowed.reason)
             return allowed
-        (token,) = choose_tokens(late.logits[None], [late.draw], [late.position], {0: allowed})
-        report_drawn_logprob(late.logits, late.draw, token)
+        (token,) = choose_tokens(
+            late.logits[None], [late.draw], [late.position], {0: allowed}, self._native
+        )
+        report_drawn_logprob(late.logits, late.draw, token, self._native)
         return token
 
     def _check_tokens(self, tokens: NDArray[np.int64]) -> None:

@@ -21,7 +21,7 @@ from halfmoon_engine.checkpoints.compute_dtype import compute_dtype
 from halfmoon_engine.checkpoints.fingerprint import fingerprint
 from halfmoon_engine.checkpoints.meta_model import check_config_matches_files, check_loaded_weights
 from halfmoon_engine.interface import Device
-from halfmoon_engine.native.extension import NativeMode
+from halfmoon_engine.native.extension import NativeMode, native_extension
 from halfmoon_engine.runners.runner_choice import choose_runner, has_native_form
 from halfmoon_engine.sampling.grammar_masks import GrammarMasks
 from halfmoon_engine.torch_engine import TorchEngine
@@ -94,6 +94,7 @@ def load_torch_engine(
         max_context=longest,
         eos_token_ids=eos_token_ids,
         grammars=grammars,
+        native=native_extension(native),
     )
 
 

@@ -1,22 +1,23 @@
 """Choose tokens from logits, row by row of a batch, each row by its own parameters.
 
 The order is vLLM's: biases, penalties, grammar, temperature, min-p, top-k, top-p, draw. A row's
-draw takes one number from a counter-based generator keyed by (seed, position). So it is the same in
-any batch, on any worker, and when it is repeated.
+draw takes one number from a counter-based generator keyed by (seed, position). So equal logits give
+the same token in any batch, on any worker, with or without the extension, and when it is repeated.
 """
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from halfmoon_engine.interface import Draw
-from halfmoon_engine.sampling.weighted_draw import Scores, draw_token
+from halfmoon_engine.sampling.exact_weights import Scores
+from halfmoon_engine.sampling.native_draw import choose_natively
+from halfmoon_engine.sampling.weighted_draw import AllowedTokens, draw_token, is_greedy
 
-#: True for each token that is allowed: [vocab].
-AllowedTokens = NDArray[np.bool_]
+_WORD = 2**64 - 1
 
 
 def choose_tokens(
@@ -24,6 +25,7 @@ def choose_tokens(
     draws: Sequence[Draw],
     positions: Sequence[int],
     allowed: Mapping[int, AllowedTokens] = MappingProxyType({}),
+    native: Any | None = None,
 ) -> list[int]:
     """Choose one token per row.
 
@@ -32,8 +34,9 @@ def choose_tokens(
         draws: how to choose each.
         positions: of the token to choose, in its sequence: what its dice are keyed by.
         allowed: by row, the tokens that its grammar allows; rows without one may draw any.
+        native: the extension's module, which chooses the same tokens faster; None: numpy does.
     """
-    greedy = [draw.sampling.temperature == 0 or draw.sampling.top_k == 1 for draw in draws]
+    greedy = [is_greedy(draw.sampling) for draw in draws]
     changed = [
         i in allowed or draw.sampling.penalises or bool(draw.sampling.logit_bias)
         for i, draw in enumerate(draws)
@@ -41,6 +44,13 @@ def choose_tokens(
     if logits.device.type != "cpu" and all(greedy) and not any(changed):
         return [int(token) for token in logits.argmax(dim=-1).tolist()]
     scores: Scores = logits.float().cpu().numpy()
+    if native is not None:
+        dice = [
+            0.0 if first else uniform_draw(draw.sampling.seed, position)
+            for first, draw, position in zip(greedy, draws, positions, strict=True)
+        ]
+        masks = [allowed.get(i) for i in range(len(draws))]
+        return choose_natively(native, scores, draws, dice, masks)
     if all(greedy) and not any(changed):
         return [int(token) for token in scores.argmax(axis=1)]
     tokens: list[int] = []
@@ -92,6 +102,14 @@ def apply_penalties(scores: Scores, draw: Draw) -> None:
 
 
 def uniform_draw(seed: int, position: int) -> float:
-    """Return the number in [0, 1) of a seed and a position: Philox-4x64 keyed by both."""
-    bits = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw()
-    return float(int(bits) >> 11) * 2.0**-53
+    """Return the number in [0, 1) of a seed and a position: Philox-4x64 keyed by both.
+
+    It is the first of numpy's `Philox(key=[seed, position])`, whose making takes longer than that.
+    """
+    a, b, c, d, first_key, second_key = 1, 0, 0, 0, seed, position
+    for _ in range(10):
+        x, y = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157
+        a, b, c, d = (y >> 64) ^ b ^ first_key, y & _WORD, (x >> 64) ^ d ^ second_key, x & _WORD
+        first_key = (first_key + 0x9E3779B97F4A7C15) & _WORD
+        second_key = (second_key + 0xBB67AE8584CAA73B) & _WORD
+    return (a >> 11) * 2.0**-53
