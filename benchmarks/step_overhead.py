@@ -1,8 +1,8 @@
 """Measure Python's part of a decode step: an engine's forward without the model's arithmetic.
 
 The model's call is replaced by one that returns prepared logits, and its own time is subtracted.
-What remains is checks, the plan, tokens, sampling and log probabilities. It is processor time of
-the calling thread, so other programs on the machine do not count.
+What remains is checks, the plan, tokens, sampling and log probabilities. Wall time has two threads;
+processor time is that of the whole process with one thread, so other programs do not count in it.
 """
 
 import time
@@ -28,6 +28,7 @@ BATCHES = (1, 8, 16)
 CONTEXT, BLOCK_SIZE = 2048, 64
 #: Of Llama 2 and Qwen 3. Some twenty tokens have nearly all of the mass.
 VOCABULARIES = (32_000, 151_936)
+THREADS = 2
 KINDS = {
     "greedy": Sampling(temperature=0.0),
     "temperature 1": Sampling(seed=1),
@@ -35,28 +36,34 @@ KINDS = {
     "top-k 40": Sampling(top_k=40, seed=1),
     "greedy, penalties": Sampling(temperature=0.0, presence_penalty=0.5, repetition_penalty=1.1),
     "greedy, 5 logprobs": Sampling(temperature=0.0, logprobs=5),
+    "all of them": Sampling(
+        top_p=0.95, top_k=40, min_p=0.01, presence_penalty=0.5, logprobs=5, seed=1
+    ),
 }
 
 
 def run(console: Console, repeats: int = 30) -> None:
     """Measure by way of sampling, size of the batch, and what computes the model."""
     table = Table(
-        title=f"Python's part of a decode step, µs, contexts of {CONTEXT} tokens",
+        title=(
+            f"A decode step without the model, contexts of {CONTEXT} tokens: "
+            f"µs of processor time / of wall time with {THREADS} threads"
+        ),
         box=None,
     )
     table.add_column("computed by")
     table.add_column("vocabulary", justify="right")
-    table.add_column("sampling")
+    table.add_column("sampling", no_wrap=True)
     for n in BATCHES:
         table.add_column(f"batch {n}", justify="right")
     modes: list[NativeMode] = ["off"] if native_extension() is None else ["off", "on"]
     for mode in modes:
-        name = "torch" if mode == "off" else "the extension"
+        name = "torch" if mode == "off" else "native"
         for n_vocab in VOCABULARIES:
             with _engine(mode, n_vocab) as (engine, call):
                 for kind, sampling in KINDS.items():
                     steps = [_steps(n, sampling) for n in BATCHES]
-                    cells = [f"{_overhead_us(engine, call, step, repeats):.0f}" for step in steps]
+                    cells = [_cell(engine, call, step, repeats) for step in steps]
                     table.add_row(name, f"{n_vocab:,}", kind, *cells)
     console.print(table)
 
@@ -68,6 +75,7 @@ class _Call:
         import numpy as np
 
         dice = np.random.default_rng(1)
+        self.clock: Callable[[], float] = time.process_time
         self.seconds = 0.0
         self.logits = 2 * dice.standard_normal((max(BATCHES), n_vocab), dtype=np.float32)
         self.logits[:, dice.integers(n_vocab, size=20)] += 12.0
@@ -76,16 +84,16 @@ class _Call:
         """Return logits as a model of transformers does."""
         import torch
 
-        start = time.thread_time()
+        start = self.clock()
         result = torch.from_numpy(self.logits[: len(options["logits_to_keep"])].copy())[None]
-        self.seconds += time.thread_time() - start
+        self.seconds += self.clock() - start
         return SimpleNamespace(logits=result)
 
     def natively(self, batch: Any, tokens: Any, rows: Any, n: int, out: Any, *_: Any) -> None:
         """Write logits as the extension's decoder does."""
-        start = time.thread_time()
+        start = self.clock()
         out[:] = self.logits[:n]
-        self.seconds += time.thread_time() - start
+        self.seconds += self.clock() - start
 
 
 @contextmanager
@@ -135,6 +143,25 @@ def _steps(n: int, sampling: Sampling) -> Callable[[], Sequence[Run]]:
     return runs
 
 
+def _cell(
+    engine: "TorchEngine", call: _Call, runs: Callable[[], Sequence[Run]], repeats: int
+) -> str:
+    times: list[float] = []
+    for threads, clock in ((1, time.process_time), (THREADS, time.perf_counter)):
+        _set_threads(threads)
+        call.clock = clock
+        times.append(_overhead_us(engine, call, runs, repeats))
+    return " / ".join(f"{each:.0f}" for each in times)
+
+
+def _set_threads(n: int) -> None:
+    import torch
+
+    torch.set_num_threads(n)
+    if (native := native_extension()) is not None:
+        native.set_threads(n)
+
+
 def _overhead_us(
     engine: "TorchEngine", call: _Call, runs: Callable[[], Sequence[Run]], repeats: int
 ) -> float:
@@ -142,7 +169,7 @@ def _overhead_us(
     for _ in range(repeats + 1):
         batch = runs()
         call.seconds = 0.0
-        start = time.thread_time()
+        start = call.clock()
         engine.forward(batch)
-        seconds.append(time.thread_time() - start - call.seconds)
+        seconds.append(call.clock() - start - call.seconds)
     return sorted(seconds[1:])[repeats // 2] * 1e6
