@@ -107,6 +107,7 @@ def attend(
 def linear_unpacked(
     weights: Any, dtype: str, n_out: int, n_in: int, x: Any, y: Any, n_rows: int
 ) -> None: ...
+def join_pages(pages: Sequence[Sequence[int]], n_pages: int) -> bytearray: ...
 
 # A row: (log2(e) / temperature or 0, min-p's gap, top-k, top-p, die, biases, penalties, allowed).
 # The last three may be None: ((token, bias), …); (history, tokens of the prompt in it, repetition,

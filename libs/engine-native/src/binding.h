@@ -71,7 +71,8 @@ struct BatchObject {
   int64_t n_tokens;
 };
 
-// Functions of sampling.cpp.
+// Of pages.cpp and sampling.cpp.
+PyObject *join_pages(PyObject *, PyObject *args, PyObject *kwargs);
 PyObject *choose_tokens(PyObject *, PyObject *args, PyObject *kwargs);
 PyObject *score_tokens(PyObject *, PyObject *args, PyObject *kwargs);
 

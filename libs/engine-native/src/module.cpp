@@ -460,6 +460,8 @@ PyMethodDef functions[] = {
      "Compute causal attention of a batch over its pool."},
     {"linear_unpacked", with_keywords(linear_unpacked), METH_VARARGS | METH_KEYWORDS,
      "Compute y = x·Wᵀ over weights that stay row-major."},
+    {"join_pages", with_keywords(join_pages), METH_VARARGS | METH_KEYWORDS,
+     "Join lists of pages into int32 numbers, each checked to be in a pool."},
     {"choose_tokens", with_keywords(choose_tokens), METH_VARARGS | METH_KEYWORDS,
      "Choose a token for each row of scores."},
     {"score_tokens", with_keywords(score_tokens), METH_VARARGS | METH_KEYWORDS,

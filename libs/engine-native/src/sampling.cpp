@@ -41,16 +41,16 @@ struct Rows {
   }
 };
 
-// A sequence as a list or tuple, released with its scope.
+// A sequence as a tuple, of a length that stays; released with its scope.
 struct Items {
   PyObject *object;
 
-  Items(PyObject *sequence, const char *what) : object(PySequence_Fast(sequence, what)) {}
+  explicit Items(PyObject *sequence) : object(PySequence_Tuple(sequence)) {}
   Items(const Items &) = delete;
   Items &operator=(const Items &) = delete;
   ~Items() { Py_XDECREF(object); }
-  int64_t n() const { return PySequence_Fast_GET_SIZE(object); }
-  PyObject *operator[](int64_t i) const { return PySequence_Fast_GET_ITEM(object, i); }
+  int64_t n() const { return PyTuple_GET_SIZE(object); }
+  PyObject *operator[](int64_t i) const { return PyTuple_GET_ITEM(object, i); }
 };
 
 bool check_vocabulary(int64_t n_vocab) {
@@ -83,7 +83,7 @@ template <typename T> T *room_for(int64_t n) {
 
 // Read ((token, bias), …).
 bool read_biases(PyObject *object, int64_t n_vocab, ScoreChanges &changes) {
-  Items pairs(object, "biases are no sequence");
+  Items pairs(object);
   if (!pairs.object || !(changes.biased = room_for<int32_t>(pairs.n())) ||
       !(changes.biases = room_for<float>(pairs.n())))
     return false;
@@ -114,7 +114,7 @@ bool read_penalties(PyObject *object, int64_t n_vocab, ScoreChanges &changes) {
   if (!PyArg_ParseTuple(object, "OLfdd", &history, &n_prompt, &changes.repetition,
                         &changes.presence, &changes.frequency))
     return false;
-  Items tokens(history, "a history is no sequence");
+  Items tokens(history);
   if (!tokens.object || !(changes.history = room_for<int32_t>(tokens.n())))
     return false;
   if (n_prompt < 0 || tokens.n() > INT32_MAX) {
@@ -222,7 +222,7 @@ PyObject *choose_tokens(PyObject *, PyObject *args, PyObject *kwargs) {
                                    &n_vocab, &row_objects) ||
       !check_vocabulary(n_vocab))
     return nullptr;
-  Items items(row_objects, "rows are no sequence");
+  Items items(row_objects);
   if (!items.object)
     return nullptr;
   Rows rows(items.n());
@@ -288,7 +288,7 @@ PyObject *score_tokens(PyObject *, PyObject *args, PyObject *kwargs) {
                                    &n_vocab, &token_objects, &n_top) ||
       !check_vocabulary(n_vocab))
     return nullptr;
-  Items items(token_objects, "tokens are no sequence");
+  Items items(token_objects);
   if (!items.object)
     return nullptr;
   int64_t n = items.n();

@@ -6,13 +6,15 @@ from halfmoon_engine.interface import Run
 from halfmoon_protocol.kv_layout import KvLayout
 
 
-def check_batch(runs: Sequence[Run], layout: KvLayout, n_pages: int, max_context: int) -> None:
+def check_batch(
+    runs: Sequence[Run], layout: KvLayout, n_pages: int | None, max_context: int
+) -> None:
     """Refuse a batch that would read or write outside of its sequences' pages.
 
     Args:
         runs: the batch.
         layout: of the pool.
-        n_pages: pages in the pool.
+        n_pages: pages in the pool; None: the caller checks itself that each is in it.
         max_context: tokens of the longest sequence that the model allows.
 
     Raises:
@@ -33,7 +35,7 @@ def check_batch(runs: Sequence[Run], layout: KvLayout, n_pages: int, max_context
                 f"run {i} ends at {end} tokens, its {len(run.pages)} pages "
                 f"hold {len(run.pages) * layout.block_size}"
             )
-        if min(run.pages) < 0 or max(run.pages) >= n_pages:
+        if n_pages is not None and (min(run.pages) < 0 or max(run.pages) >= n_pages):
             raise ValueError(f"run {i} names page {max(run.pages)}, the pool has {n_pages}")
 
 

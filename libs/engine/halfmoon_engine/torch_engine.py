@@ -134,7 +134,8 @@ class TorchEngine:
         """
         if not self._n_pages:
             raise PoolNotAttached("this engine has no pool yet; call attach(memory) first")
-        check_batch(runs, self._layout, self._n_pages, self._max_context)
+        n_pages = None if self._runner.checks_pages else self._n_pages
+        check_batch(runs, self._layout, n_pages, self._max_context)
         if not runs:
             return []
         asked = self._request_masks(runs)  # child processes compute these during the forward

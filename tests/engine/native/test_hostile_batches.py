@@ -190,3 +190,29 @@ def test_instruction_sets_and_threads_out_of_range_are_refused() -> None:
     for n in (0, -1, 257, 2**40):
         with pytest.raises(REFUSED):
             _native.set_threads(n)
+
+
+@pytest.mark.parametrize(
+    ("pages", "n_pages"),
+    [
+        ([[0], [1, 6]], 6),
+        ([[-1]], 6),
+        ([[2**70]], 6),
+        ([["a"]], 6),
+        ([[0.5]], 6),
+        ([0], 6),
+        (7, 6),
+        ([[0]], 0),
+        ([[0]], -1),
+        ([[0]], 2**31),
+    ],
+)
+def test_pages_outside_of_the_pool_are_not_joined(pages: Any, n_pages: int) -> None:
+    with pytest.raises(REFUSED):
+        _native.join_pages(pages, n_pages)
+
+
+@given(pages=st.lists(st.lists(st.integers(0, 2**31 - 2)), max_size=5))
+def test_pages_are_joined_in_order(pages: list[list[int]]) -> None:
+    joined = np.frombuffer(_native.join_pages(pages, 2**31 - 1), np.int32)
+    assert joined.tolist() == [page for run in pages for page in run]

@@ -22,9 +22,13 @@ def open_native_pool(native: Any, memory: memoryview, layout: KvLayout) -> Any:
 
 
 def native_batch(native: Any, pool: Any, runs: Sequence[Run]) -> Any:
-    """Return the extension's form of a batch; it checks pages and positions once more."""
+    """Return the extension's form of a batch.
+
+    Raises:
+        ValueError: a page that is not in the pool, or positions beyond a run's pages.
+    """
     lengths = np.fromiter((len(run.token_ids) for run in runs), np.int64, len(runs))
     starts = np.fromiter((run.start for run in runs), np.int64, len(runs))
     n_pages = np.fromiter((len(run.pages) for run in runs), np.int64, len(runs))
-    pages = np.concatenate([np.asarray(run.pages, dtype=np.int32) for run in runs])
+    pages = native.join_pages([run.pages for run in runs], pool.n_pages)
     return native.Batch(pool, lengths, starts, n_pages, pages)

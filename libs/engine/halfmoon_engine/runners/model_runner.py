@@ -18,6 +18,11 @@ class ModelRunner(Protocol):
         """Name of what computes, for the log and for operators."""
         ...
 
+    @property
+    def checks_pages(self) -> bool:
+        """Whether `logits` refuses a page that is not in the pool, with a ValueError."""
+        ...
+
     def attach(self, memory: memoryview) -> int:
         """Use this memory as the pool; return its pages.
 
@@ -38,7 +43,7 @@ class ModelRunner(Protocol):
         before_layer: LayerHook | None,
         after_layer: LayerHook | None,
     ) -> torch.Tensor:
-        """Run a checked batch over the attached pool.
+        """Run a batch over the attached pool; it is checked, but for what `checks_pages` says.
 
         Args:
             runs: the batch.

@@ -53,6 +53,11 @@ class TransformersRunner:
             return "torch"
         return f"torch, attention by {self._native.instruction_set()} kernels"
 
+    @property
+    def checks_pages(self) -> bool:
+        """Never: the caller checks them."""
+        return False
+
     def attach(self, memory: memoryview) -> int:
         """Use this memory as the pool; a device gets a mirror of the same size."""
         pool: KvPool = (
