@@ -20,7 +20,7 @@ class ModelRunner(Protocol):
 
     @property
     def checks_pages(self) -> bool:
-        """Whether `logits` refuses a page that is not in the pool, with a ValueError."""
+        """Return whether `logits` raises ValueError for a page that is not in the pool."""
         ...
 
     def attach(self, memory: memoryview) -> int:

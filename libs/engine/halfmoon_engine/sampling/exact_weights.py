@@ -1,7 +1,7 @@
 """Compute a token's weight, exp((score - highest) / temperature), with the same bits everywhere.
 
-A seed promises the same tokens on any worker, so that workers with and without the extension, and
-with any processor, must agree on each bit. Hence:
+A seed promises the same tokens on any worker. So workers with and without the extension, and with
+any processor, must agree on each bit. Hence:
 
 - A weight comes of single additions and multiplications in float32, which IEEE 754 defines. No two
   of them may be fused. Relative error of the exponential: below 2e-7.
