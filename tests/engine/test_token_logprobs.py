@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from halfmoon_engine.interface import Draw, Engine, PromptScoring, Run
 from halfmoon_engine.load import open_engine
+from halfmoon_engine.native.extension import native_extension
 from halfmoon_engine.sampling.sampler import choose_tokens
 from halfmoon_engine.sampling.token_logprobs import compute_logprobs, report_prompt_logprobs
 from halfmoon_protocol.logprobs import TokenScore
@@ -101,3 +102,26 @@ def test_biases_come_before_penalties_and_leave_the_scores_alone() -> None:
     penalised = Sampling(temperature=0.0, logit_bias=((2, 3.0), (0, -0.1)), repetition_penalty=2.0)
     assert choose_tokens(logits, [Draw(penalised, (2,), 1)], [1]) == [0]
     assert logits.tolist() == [[2.0, 1.0, 0.0]]
+
+
+def test_rows_of_a_batch_are_scored_each_as_it_wants(native: Any) -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(6))
+    told: dict[int, list[TokenScore]] = {}
+    wishes = {0: 2, 1: None, 2: 5, 3: 0}
+    runs = [
+        Run([1], 0, [0], Draw(Sampling(logprobs=n_top), on_logprobs=_keep(told, row)))
+        for row, n_top in wishes.items()
+    ]
+    # The last one's token is not chosen yet.
+    report_prompt_logprobs(logits, runs, [7, 8, 9, None], native_extension(native))
+    assert set(told) == {0, 2}
+    for row, token in ((0, 7), (2, 9)):
+        (expected,) = compute_logprobs(logits[row : row + 1], [token], wishes[row] or 0)
+        (score,) = told[row]
+        assert score.rank == expected.rank
+        assert score.logprob == pytest.approx(expected.logprob, abs=1e-5)
+        assert [each for each, _ in score.top] == [each for each, _ in expected.top]
+
+
+def _keep(told: dict[int, list[TokenScore]], row: int) -> Callable[[Sequence[TokenScore]], None]:
+    return lambda scores: told.setdefault(row, []).extend(scores)
