@@ -15,7 +15,7 @@ pytest.importorskip(
 )
 
 from halfmoon_engine.interface import Draw
-from halfmoon_engine.sampling.exact_weights import exponent_scale
+from halfmoon_engine.sampling.exact_weights import exact_weights, exponent_scale
 from halfmoon_engine.sampling.sampler import choose_tokens
 from halfmoon_engine.sampling.token_logprobs import compute_logprobs
 from halfmoon_engine.sampling.weighted_draw import draw_token, min_p_gap
@@ -85,6 +85,21 @@ def test_a_draw_is_numpys(
     instruction_set: str, scores: Floats, sampling: Sampling, die: float
 ) -> None:
     assert drawn(scores, sampling, die) == draw_token(scores, sampling, die)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_draws_beside_the_edges_of_tokens_are_numpys(
+    instruction_set: str, temperature: float, spread: float
+) -> None:
+    """One weight with another last bit would move all edges after it."""
+    scores = make_scores(7, 300, spread, 6, 0.0)
+    weights = exact_weights(scores, scores.max(), temperature).astype(np.float64)
+    edges = (weights.cumsum() / weights.sum())[:-1]
+    sampling = Sampling(temperature=temperature)
+    for die in (*(edges * (1 - 2.0**-45)), *(edges * (1 + 2.0**-45))):
+        if die < 1:
+            assert drawn(scores, sampling, die) == draw_token(scores, sampling, die)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
