@@ -224,6 +224,13 @@ inline ManyRows many_rows(Scratch &scratch, int64_t n_rows, int64_t head_dim, in
           n_keys, dims / a_word, divide_up(head_dim, a_word), n_keys / a_word * kPanel};
 }
 
+// Take keys that a row does not see out of its scores.
+inline void mask_scores(float *scores, int64_t n, int64_t first, int64_t end) {
+  fill(scores, at_most(at_least(first, 0), n), -__builtin_inff());
+  end = at_most(at_least(end, 0), n);
+  fill(scores + end, n - end, -__builtin_inff());
+}
+
 // Bring kTileRows rows from `first` on up to date with the packed keys at … at+n-1.
 template <bool pairs>
 inline void attend_tile(const Plan &plan, const Task &task, const ManyRows &rows, int64_t first,

@@ -131,6 +131,28 @@ template <DType dtype> inline Floats load_numbers(const char *p, int64_t n) {
 #endif
 }
 
+// Load the first n ≤ 2·kLanes numbers into two vectors, and zeros: in the order of memory, or of
+// bfloat16 numbers the even ones and the odd ones, which takes fewer instructions.
+template <DType dtype>
+inline __attribute__((always_inline)) void load_two(const char *p, int64_t n, Floats &first,
+                                                    Floats &second) {
+  constexpr int64_t size = kNumberBytes<dtype>;
+  char numbers[2 * kLanes * size];
+  if (n < 2 * kLanes) {
+    memset(numbers, 0, sizeof numbers);
+    memcpy(numbers, p, static_cast<size_t>(n * size));
+    p = numbers;
+  }
+  if constexpr (dtype == DType::bfloat16) {
+    Words words = *reinterpret_cast<const Words *>(p);
+    first = bits_to_floats(words << 16);
+    second = bits_to_floats(words & 0xffff0000u);
+  } else {
+    first = load_numbers<dtype>(p);
+    second = load_numbers<dtype>(p + kLanes * size);
+  }
+}
+
 // The lower or upper halves of two vectors, alternating: a0 b0 a1 b1 …
 #if HALFMOON_LANES == 16
 template <typename V> inline V zip_low(V a, V b) {
