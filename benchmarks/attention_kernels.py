@@ -57,6 +57,10 @@ DECODE = [
     Case(before - 1, 1, batch, head_dim, 8, n_shared)
     for head_dim, n_shared in ((64, 4), (128, 2))
     for before, batch in ((512, 1), (512, 16), (4096, 1), (4096, 8), (32_768, 1))
+] + [
+    Case(2047, 1, batch, head_dim, n_kv_heads, 2)
+    for head_dim, n_kv_heads in ((64, 4), (128, 8))
+    for batch in (8, 16)
 ]
 PREFILL = [
     Case(before, n_tokens, 1, head_dim, 8, n_shared)

@@ -6,14 +6,16 @@ namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
 // Tokens of one step: first their keys are read, then their values.
 constexpr int64_t kStepTokens = 16;
-// Tokens whose keys, or values, are read at the same time: of more, reads are further from the
-// order of memory, and slower.
-constexpr int kTokensAtOnce = 2;
+// Tokens whose keys, or values, are read at the same time. Of more, reads are further from the
+// order of memory, and slower; but narrow rows are bound by instructions.
+constexpr int kFewAtOnce = 2, kMostAtOnce = 4;
+constexpr int64_t kNarrowBytes = 1024;
 // Rows are fetched so many bytes, and at most one step, before they are read.
 constexpr int64_t kFetchBytes = 8 * 1024;
 constexpr int64_t kCacheLine = 64;
 
-// Always inline: GCC takes a function that only prefetches for one without effects, and drops calls.
+// Always inline: GCC takes a function that only prefetches for one without effects, and drops
+// its calls.
 inline __attribute__((always_inline)) void fetch_ahead(const char *const *rows, int64_t n,
                                                        int64_t offset, int64_t n_bytes) {
   for (int64_t i = 0; i < n; ++i) {
@@ -49,12 +51,11 @@ inline __attribute__((always_inline)) void multiply_some(const float *queries, i
   }
 }
 
-// products[t, r] = a vector whose sum is queries[r]·keys[t], for R rows and kTokensAtOnce.
-template <DType dtype, int R>
+// products[t, r] = a vector whose sum is queries[r]·keys[t], for R rows and T tokens.
+template <DType dtype, int R, int T>
 __attribute__((noinline)) void multiply_keys(const float *queries, int64_t dims, int64_t head_dim,
                                              const char *const *keys, int64_t offset,
                                              Floats *products, int64_t stride) {
-  constexpr int T = kTokensAtOnce;
   Floats sums[T][R] = {};
   const char *at[T];
 #pragma GCC unroll 4
@@ -72,9 +73,9 @@ __attribute__((noinline)) void multiply_keys(const float *queries, int64_t dims,
       products[t * stride + r] = sums[t][r];
 }
 
-// sums[r] = sums[r]·keep[r] + Σ weights[t, r]·values[t] for R rows, kTokensAtOnce tokens and 2·V
+// sums[r] = sums[r]·keep[r] + Σ weights[t, r]·values[t] for R rows, T tokens and 2·V
 // vectors from one dimension on, of which the values have n_numbers.
-template <DType dtype, int R, int V, bool scaled>
+template <DType dtype, int R, int V, int T, bool scaled>
 inline void add_values(float *sums, int64_t dims, const float *keep, const float *weights,
                        int64_t n_lanes, const char *const *values, int64_t offset,
                        int64_t n_numbers) {
@@ -88,8 +89,8 @@ inline void add_values(float *sums, int64_t dims, const float *keep, const float
       if (scaled)
         totals[r][v] *= keep[r];
     }
-#pragma GCC unroll 2
-  for (int t = 0; t < kTokensAtOnce; ++t) {
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) {
     const char *value = values[t] + offset;
     Floats numbers[2 * V];
 #pragma GCC unroll 4
@@ -121,7 +122,7 @@ struct FewRows {
   float *total;     // like `most`; the sums of a row's lanes are its total weight
   float *keep;      // like `most`
   float *scores;    // [kStepTokens, lanes]
-  Floats *products; // [kTokensAtOnce, lanes]
+  Floats *products; // [kMostAtOnce, lanes]
   int64_t dims;     // head_dim in whole pairs of vectors
   int64_t n_lanes;
 };
@@ -132,13 +133,13 @@ inline FewRows few_rows(Scratch &scratch, int64_t n, int64_t head_dim) {
   if (n <= kLanes / 2)
     n_lanes = kLanes / 2;
   int64_t n_floats =
-      2 * n * dims + 3 * in_vectors + (kStepTokens + kTokensAtOnce * kLanes) * n_lanes;
+      2 * n * dims + 3 * in_vectors + (kStepTokens + kMostAtOnce * kLanes) * n_lanes;
   float *at = reinterpret_cast<float *>(scratch.take(static_cast<size_t>(n_floats) * 4));
   FewRows rows{};
   rows.dims = dims;
   rows.n_lanes = n_lanes;
   rows.products = reinterpret_cast<Floats *>(at);
-  rows.queries = at + kTokensAtOnce * kLanes * n_lanes;
+  rows.queries = at + kMostAtOnce * kLanes * n_lanes;
   rows.sums = rows.queries + n * dims;
   rows.most = rows.sums + n * dims;
   rows.total = rows.most + in_vectors;
@@ -174,29 +175,29 @@ template <DType dtype> void to_memory_order(const float *row, float *to, int64_t
 typedef const char *StepRows[4 * kStepTokens];
 
 // scores[t, lane] of a step.
-template <DType dtype>
+template <DType dtype, int T>
 void score_step(const Task &task, const FewRows &rows, const char *const *keys, int64_t ahead,
                 int64_t head_dim) {
   int64_t n_rows = task.n_rows, dims = rows.dims, head_bytes = head_dim * kNumberBytes<dtype>;
-  for (int64_t t = 0; t < kStepTokens; t += kTokensAtOnce, keys += kTokensAtOnce) {
+  for (int64_t t = 0; t < kStepTokens; t += T, keys += T) {
     for (int64_t h = 0; h < task.n_heads; ++h) {
       int64_t offset = (task.first_head + h) * head_bytes;
-      fetch_ahead(keys + ahead, kTokensAtOnce, offset, head_bytes);
+      fetch_ahead(keys + ahead, T, offset, head_bytes);
       const float *queries = rows.queries + h * n_rows * dims;
       Floats *products = rows.products + h * n_rows;
       int64_t r = 0;
       for (; r + 4 <= n_rows; r += 4)
-        multiply_keys<dtype, 4>(queries + r * dims, dims, head_dim, keys, offset, products + r,
-                                rows.n_lanes);
+        multiply_keys<dtype, 4, T>(queries + r * dims, dims, head_dim, keys, offset, products + r,
+                                   rows.n_lanes);
       for (; r + 2 <= n_rows; r += 2)
-        multiply_keys<dtype, 2>(queries + r * dims, dims, head_dim, keys, offset, products + r,
-                                rows.n_lanes);
+        multiply_keys<dtype, 2, T>(queries + r * dims, dims, head_dim, keys, offset, products + r,
+                                   rows.n_lanes);
       for (; r < n_rows; ++r)
-        multiply_keys<dtype, 1>(queries + r * dims, dims, head_dim, keys, offset, products + r,
-                                rows.n_lanes);
+        multiply_keys<dtype, 1, T>(queries + r * dims, dims, head_dim, keys, offset, products + r,
+                                   rows.n_lanes);
     }
     float *scores = rows.scores + t * rows.n_lanes;
-    for (int64_t i = 0; i < kTokensAtOnce * rows.n_lanes; i += kLanes) {
+    for (int64_t i = 0; i < T * rows.n_lanes; i += kLanes) {
       Floats products[kLanes];
 #pragma GCC unroll 16
       for (int lane = 0; lane < kLanes; ++lane)
@@ -242,7 +243,7 @@ inline void weigh_step(const FewRows &rows) {
   }
 }
 
-template <DType dtype, int R, bool scaled>
+template <DType dtype, int R, int T, bool scaled>
 inline void add_rows(const FewRows &rows, int64_t head_dim, int64_t row, int64_t t,
                      const char *const *values, int64_t offset) {
   constexpr int64_t step = 2 * kLanes;
@@ -250,11 +251,11 @@ inline void add_rows(const FewRows &rows, int64_t head_dim, int64_t row, int64_t
   const float *weights = rows.scores + t * rows.n_lanes + row;
   for (int64_t d = 0; d < head_dim;) {
     int64_t left = head_dim - d, width = left >= V * step ? V * step : step;
-    auto compute = add_values<dtype, R, 1, scaled>;
+    auto compute = add_values<dtype, R, 1, T, scaled>;
     if (left >= V * step) {
-      compute = add_values<dtype, R, V, scaled>;
+      compute = add_values<dtype, R, V, T, scaled>;
     } else if (V == 4 && left >= 2 * step) {
-      compute = add_values<dtype, R, 2, scaled>;
+      compute = add_values<dtype, R, 2, T, scaled>;
       width = 2 * step;
     }
     compute(rows.sums + row * rows.dims + d, rows.dims, rows.keep + row, weights, rows.n_lanes,
@@ -263,19 +264,19 @@ inline void add_rows(const FewRows &rows, int64_t head_dim, int64_t row, int64_t
   }
 }
 
-template <DType dtype, bool scaled>
+template <DType dtype, int T, bool scaled>
 void add_block(const Task &task, const FewRows &rows, const char *const *values, int64_t t,
                int64_t ahead, int64_t head_dim) {
   int64_t n_rows = task.n_rows, head_bytes = head_dim * kNumberBytes<dtype>;
   for (int64_t h = 0; h < task.n_heads; ++h) {
     int64_t offset = (task.first_head + h) * head_bytes, r = h * n_rows, end = r + n_rows;
-    fetch_ahead(values + ahead, kTokensAtOnce, offset, head_bytes);
+    fetch_ahead(values + ahead, T, offset, head_bytes);
     for (; r + 4 <= end; r += 4)
-      add_rows<dtype, 4, scaled>(rows, head_dim, r, t, values, offset);
+      add_rows<dtype, 4, T, scaled>(rows, head_dim, r, t, values, offset);
     for (; r + 2 <= end; r += 2)
-      add_rows<dtype, 2, scaled>(rows, head_dim, r, t, values, offset);
+      add_rows<dtype, 2, T, scaled>(rows, head_dim, r, t, values, offset);
     for (; r < end; ++r)
-      add_rows<dtype, 1, scaled>(rows, head_dim, r, t, values, offset);
+      add_rows<dtype, 1, T, scaled>(rows, head_dim, r, t, values, offset);
   }
 }
 
@@ -290,8 +291,9 @@ inline void find_step(const Plan &plan, const Task &task, int64_t at, const char
   }
 }
 
-template <DType dtype>
-void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
+// K: tokens whose keys are read at the same time. V: of values.
+template <DType dtype, int K, int V>
+void attend_few_at_once(const Plan &plan, const Task &task, Scratch &scratch) {
   const AttentionCall &call = *plan.call;
   int64_t n = task.n_heads * task.n_rows, head_dim = call.pool.head_dim;
   FewRows rows = few_rows(scratch, n, head_dim);
@@ -302,7 +304,7 @@ void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
     to_loaded_order<dtype>(query, rows.dims);
   }
   int64_t row_bytes = task.n_heads * head_dim * kNumberBytes<dtype>;
-  int64_t ahead = at_most(2 * kStepTokens, at_least(kTokensAtOnce, kFetchBytes / row_bytes));
+  int64_t ahead = at_most(2 * kStepTokens, at_least(V, kFetchBytes / row_bytes));
   int64_t start = call.runs[task.run].start;
   int64_t last = start + (task.first_row + task.n_rows - 1) / plan.n_shared;
   StepRows found;
@@ -312,16 +314,16 @@ void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
     memcpy(found, found + 2 * kStepTokens, sizeof found / 2);
     if (at + kStepTokens < task.to)
       find_step(plan, task, at + kStepTokens, found + 2 * kStepTokens);
-    score_step<dtype>(task, rows, found, ahead, head_dim);
+    score_step<dtype, K>(task, rows, found, ahead, head_dim);
     if (call.softcap > 0)
       cap_scores(rows.scores, kStepTokens * rows.n_lanes, call.softcap);
     if (n_keys < kStepTokens || at + n_keys > start + 1 || first_key(call, last) > at)
       mask_step(plan, task, rows, at, n_keys);
     weigh_step(rows);
     const char *const *values = found + kStepTokens;
-    add_block<dtype, true>(task, rows, values, 0, ahead, head_dim);
-    for (int64_t t = kTokensAtOnce; t < kStepTokens; t += kTokensAtOnce)
-      add_block<dtype, false>(task, rows, values + t, t, ahead, head_dim);
+    add_block<dtype, V, true>(task, rows, values, 0, ahead, head_dim);
+    for (int64_t t = V; t < kStepTokens; t += V)
+      add_block<dtype, V, false>(task, rows, values + t, t, ahead, head_dim);
   }
   if (rows.n_lanes < kLanes)
     store(rows.total, load(rows.total) + exchange<kLanes / 2>(load(rows.total)));
@@ -333,6 +335,16 @@ void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
     memcpy(sums + n * (plan.dims + 1), rows.total, static_cast<size_t>(n) * 4);
   }
   end_task(plan, task, sums, rows.most, rows.total);
+}
+
+template <DType dtype>
+void attend_few(const Plan &plan, const Task &task, Scratch &scratch) {
+  int64_t row_bytes = task.n_heads * plan.call->pool.head_dim * kNumberBytes<dtype>;
+  // Numbers of two bytes take more instructions a byte. Where registers are few, so are tokens.
+  if (kLanes == 16 && row_bytes <= kNarrowBytes)
+    attend_few_at_once<dtype, kMostAtOnce, kNumberBytes<dtype> == 2 ? 8 : 4>(plan, task, scratch);
+  else
+    attend_few_at_once<dtype, kFewAtOnce, kFewAtOnce>(plan, task, scratch);
 }
 
 }}} // namespace
