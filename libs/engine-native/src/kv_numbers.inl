@@ -144,7 +144,8 @@ inline __attribute__((always_inline)) void load_two(const char *p, int64_t n, Fl
     p = numbers;
   }
   if constexpr (dtype == DType::bfloat16) {
-    Words words = *reinterpret_cast<const Words *>(p);
+    Words words; // rows of an odd number of bfloat16 begin between words
+    memcpy(&words, p, sizeof words);
     first = bits_to_floats(words << 16);
     second = bits_to_floats(words & 0xffff0000u);
   } else {
