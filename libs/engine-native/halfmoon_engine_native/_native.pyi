@@ -1,6 +1,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+FORWARD_PARTS: tuple[str, ...]
+
 class Linear:
     def __init__(
         self,
@@ -90,6 +92,7 @@ class Decoder:
         logits: Any,
         before_layer: Callable[[int], None] | None = None,
         after_layer: Callable[[int], None] | None = None,
+        part_times: Any | None = None,
     ) -> None: ...
 
 def write_kv(batch: Batch, layer: int, keys: Any, values: Any) -> None: ...

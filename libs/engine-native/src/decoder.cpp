@@ -71,12 +71,6 @@ void norm_heads(const Kernels &kernels, const Norm &norm, float *heads, int64_t 
   }
 }
 
-void multiply(const Linear &linear, const float *x, int64_t x_stride, int64_t n_rows, float *y,
-              int64_t y_stride, Activation activation, bool accumulate, float multiplier) {
-  linear.table->linear(
-      {linear.packed, x, x_stride, n_rows, y, y_stride, activation, accumulate, multiplier});
-}
-
 class Forward {
 public:
   Forward(const Kernels &kernels, const Decoder &decoder, const ForwardCall &call, Scratch *scratch)
@@ -126,6 +120,7 @@ private:
   }
 
   void embed() {
+    PartTimer timer(call_.times, Part::embedding);
     int64_t hidden = decoder_.hidden;
     size_t row_bytes = static_cast<size_t>(hidden) * size_of(decoder_.embedding_dtype);
     over_rows(call_.n_tokens, [&](int64_t begin, int64_t end) {
@@ -143,15 +138,14 @@ private:
 
   bool run_layer(int64_t index) {
     int32_t number = static_cast<int32_t>(index);
-    if (call_.before_layer && !call_.before_layer(call_.context, number))
+    if (!call_hook(call_.before_layer, number))
       return false;
     int64_t run = 0, token = 0; // the first that no block has taken
     for (int64_t begin = 0; begin < call_.n_tokens; begin += kBlockRows) {
       int64_t n = call_.n_tokens - begin < kBlockRows ? call_.n_tokens - begin : kBlockRows;
       int64_t n_runs = cut_runs(n, &run, &token);
       compute_kv(decoder_.layers[index], number, begin, n, n_runs);
-      if (begin + n == call_.n_tokens && call_.after_layer &&
-          !call_.after_layer(call_.context, number))
+      if (begin + n == call_.n_tokens && !call_hook(call_.after_layer, number))
         return false;
       if (index + 1 == decoder_.n_layers)
         run_last_rows(decoder_.layers[index], number, begin, n, n_runs);
@@ -160,6 +154,11 @@ private:
                  x_ + begin * decoder_.hidden);
     }
     return true;
+  }
+
+  bool call_hook(bool (*hook)(void *, int32_t), int32_t number) {
+    PartTimer timer(call_.times, Part::hooks);
+    return !hook || hook(call_.context, number);
   }
 
   // Fill the block's runs, with rows counted from the block's first; return how many there are.
@@ -189,21 +188,24 @@ private:
     const float *x = x_ + begin * hidden;
     const float *h = x;
     if (layer.norm.kind != Norm::Kind::none) {
-      over_rows(n, [&](int64_t from, int64_t to) {
-        norm_rows(kernels_, layer.norm, x + from * hidden, hidden, block_.h + from * hidden, hidden,
-                  hidden, to - from);
-      });
+      norm_block(layer.norm, x, n, block_.h);
       h = block_.h;
     }
-    multiply(layer.qkv, h, hidden, n, block_.qkv, qkv_width_, Activation::none, false, 1);
+    multiply(Part::qkv, layer.qkv, h, hidden, n, block_.qkv, qkv_width_);
+    place_rows(layer, n);
+    PartTimer timer(call_.times, Part::kv_write);
+    kernels_.write_kv({call_.pool, number, block_.runs, n_runs, block_.qkv + q_width_, qkv_width_,
+                       block_.qkv + q_width_ + kv_width_, qkv_width_});
+  }
+
+  void place_rows(const Layer &layer, int64_t n) {
+    PartTimer timer(call_.times, Part::rotary);
     bool normed = layer.q_norm.kind != Norm::Kind::none || layer.k_norm.kind != Norm::Kind::none;
     if (normed || layer.rope >= 0)
       over_rows(n, [&](int64_t from, int64_t to) {
         for (int64_t row = from; row < to; ++row)
           place_heads(layer, block_.qkv + row * qkv_width_, block_.positions[row]);
       });
-    kernels_.write_kv({call_.pool, number, block_.runs, n_runs, block_.qkv + q_width_, qkv_width_,
-                       block_.qkv + q_width_ + kv_width_, qkv_width_});
   }
 
   // Norm one token's queries and keys and turn them to its position.
@@ -222,27 +224,41 @@ private:
   void run_rows(const Layer &layer, int32_t number, int64_t n_runs, const float *queries, int64_t n,
                 float *x) {
     int64_t hidden = decoder_.hidden;
-    kernels_.attend({call_.pool, number, block_.runs, n_runs, queries, qkv_width_, block_.attended,
-                     q_width_, static_cast<int32_t>(decoder_.n_heads), layer.scale, layer.window,
-                     layer.softcap, layer.sinks});
+    attend(layer, number, n_runs, queries);
     const float *h = block_.h;
     if (decoder_.parallel) {
       // From x as it was before attention.
       if (layer.mlp_norm.kind != Norm::Kind::none)
         norm_block(layer.mlp_norm, x, n, block_.h);
-      add(layer.out, layer.out_norm, block_.attended, q_width_, n, x);
+      add(Part::out, layer.out, layer.out_norm, block_.attended, q_width_, n, x);
     } else {
-      add(layer.out, layer.out_norm, block_.attended, q_width_, n, x);
+      add(Part::out, layer.out, layer.out_norm, block_.attended, q_width_, n, x);
       if (layer.mlp_norm.kind != Norm::Kind::none)
         norm_block(layer.mlp_norm, x, n, block_.h);
       else
         h = x;
     }
-    multiply(layer.up, h, hidden, n, block_.mid, layer.mlp_width, layer.activation, false, 1);
-    add(layer.down, layer.mlp_out_norm, block_.mid, layer.mlp_width, n, x);
+    multiply(Part::up, layer.up, h, hidden, n, block_.mid, layer.mlp_width, layer.activation);
+    add(Part::down, layer.down, layer.mlp_out_norm, block_.mid, layer.mlp_width, n, x);
+  }
+
+  void attend(const Layer &layer, int32_t number, int64_t n_runs, const float *queries) {
+    PartTimer timer(call_.times, Part::attention);
+    kernels_.attend({call_.pool, number, block_.runs, n_runs, queries, qkv_width_, block_.attended,
+                     q_width_, static_cast<int32_t>(decoder_.n_heads), layer.scale, layer.window,
+                     layer.softcap, layer.sinks});
+  }
+
+  void multiply(Part part, const Linear &linear, const float *x, int64_t x_width, int64_t n_rows,
+                float *y, int64_t y_width, Activation activation = Activation::none,
+                bool accumulate = false, float multiplier = 1) {
+    PartTimer timer(call_.times, part);
+    linear.table->linear(
+        {linear.packed, x, x_width, n_rows, y, y_width, activation, accumulate, multiplier});
   }
 
   void norm_block(const Norm &norm, const float *x, int64_t n, float *out) {
+    PartTimer timer(call_.times, Part::norms);
     int64_t hidden = decoder_.hidden;
     over_rows(n, [&](int64_t from, int64_t to) {
       norm_rows(kernels_, norm, x + from * hidden, hidden, out + from * hidden, hidden, hidden,
@@ -251,15 +267,16 @@ private:
   }
 
   // x += multiplier·norm(linear(from))
-  void add(const Linear &linear, const Norm &norm, const float *from, int64_t width, int64_t n,
-           float *x) {
+  void add(Part part, const Linear &linear, const Norm &norm, const float *from, int64_t width,
+           int64_t n, float *x) {
     int64_t hidden = decoder_.hidden;
     float multiplier = decoder_.residual_multiplier;
     if (norm.kind == Norm::Kind::none) {
-      multiply(linear, from, width, n, x, hidden, Activation::none, true, multiplier);
+      multiply(part, linear, from, width, n, x, hidden, Activation::none, true, multiplier);
       return;
     }
-    multiply(linear, from, width, n, block_.h2, hidden, Activation::none, false, 1);
+    multiply(part, linear, from, width, n, block_.h2, hidden);
+    PartTimer timer(call_.times, Part::norms);
     over_rows(n, [&](int64_t begin, int64_t end) {
       float *added = block_.h2 + begin * hidden, *to = x + begin * hidden;
       norm_rows(kernels_, norm, added, hidden, added, hidden, hidden, end - begin);
@@ -299,13 +316,15 @@ private:
     if (call_.n_rows == 0)
       return;
     norm_block(decoder_.final_norm, chosen_, call_.n_rows, chosen_);
-    if (decoder_.head.packed)
-      multiply(decoder_.head, chosen_, hidden, call_.n_rows, call_.logits, decoder_.n_logits,
-               Activation::none, false, 1);
-    else
-      kernels_.linear_unpacked(decoder_.head_weights, decoder_.head_dtype, decoder_.n_logits,
-                               hidden, chosen_, hidden, call_.n_rows, call_.logits,
-                               decoder_.n_logits);
+    if (decoder_.head.packed) {
+      multiply(Part::head, decoder_.head, chosen_, hidden, call_.n_rows, call_.logits,
+               decoder_.n_logits);
+      return;
+    }
+    PartTimer timer(call_.times, Part::head);
+    kernels_.linear_unpacked(decoder_.head_weights, decoder_.head_dtype, decoder_.n_logits,
+                             hidden, chosen_, hidden, call_.n_rows, call_.logits,
+                             decoder_.n_logits);
   }
 
   static void copy(float *to, const float *from, int64_t n) {
@@ -327,7 +346,12 @@ private:
 
 ForwardResult run_forward(const Kernels &kernels, const Decoder &decoder, const ForwardCall &call,
                           Scratch *scratch) {
-  return Forward(kernels, decoder, call, scratch).run();
+  if (call.times)
+    time_threads(true);
+  ForwardResult result = Forward(kernels, decoder, call, scratch).run();
+  if (call.times)
+    time_threads(false);
+  return result;
 }
 
 void free_scratch(Scratch *scratch) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "part_times.h"
 
 namespace halfmoon {
 
@@ -85,6 +86,7 @@ struct ForwardCall {
   bool (*before_layer)(void *context, int32_t layer);
   bool (*after_layer)(void *context, int32_t layer);
   void *context;
+  PartTime *times = nullptr; // [kParts], added to; nullptr: parts are not timed
 };
 
 enum class ForwardResult { done, no_memory, stopped };

@@ -344,21 +344,23 @@ bool check_forward(const Decoder &decoder, const BatchObject &batch, const int64
 
 PyObject *forward(PyObject *object, PyObject *args, PyObject *kwargs) {
   static const char *names[] = {"batch", "tokens",       "rows",        "n_rows",
-                                "logits", "before_layer", "after_layer", nullptr};
+                                "logits", "before_layer", "after_layer", "part_times", nullptr};
   DecoderObject *self = object_of(object);
   Decoder &decoder = self->decoder;
-  PyObject *batch_object, *tokens, *rows, *logits;
+  PyObject *batch_object, *tokens, *rows, *logits, *part_times = Py_None;
   Hooks hooks{Py_None, Py_None};
   long long n_rows;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOLO|OO", const_cast<char **>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOLO|OOO", const_cast<char **>(names),
                                    &BatchType, &batch_object, &tokens, &rows, &n_rows, &logits,
-                                   &hooks.before, &hooks.after))
+                                   &hooks.before, &hooks.after, &part_times))
     return nullptr;
   BatchObject *batch = reinterpret_cast<BatchObject *>(batch_object);
-  Buffer token_data, row_data, logit_data;
+  Buffer token_data, row_data, logit_data, time_data;
   if (!token_data.take(tokens, "tokens", batch->n_tokens * 8, false) ||
       !row_data.take(rows, "rows", product(n_rows, 8), false) ||
       !logit_data.take(logits, "logits", product(product(n_rows, decoder.n_logits), 4), true) ||
+      (part_times != Py_None &&
+       !time_data.take(part_times, "part_times", kParts * sizeof(PartTime), true)) ||
       !check_forward(decoder, *batch, token_data.as<int64_t>(), row_data.as<int64_t>(), n_rows))
     return nullptr;
   if (self->busy) {
@@ -375,6 +377,7 @@ PyObject *forward(PyObject *object, PyObject *args, PyObject *kwargs) {
   call.n_rows = n_rows;
   call.logits = logit_data.as<float>();
   call.context = &hooks;
+  call.times = part_times != Py_None ? time_data.as<PartTime>() : nullptr;
   if (hooks.before != Py_None)
     call.before_layer = [](void *context, int32_t layer) {
       return call_hook(static_cast<Hooks *>(context)->before, layer);
@@ -406,7 +409,8 @@ PyMethodDef methods[] = {
     {"set_rope", with_keywords(set_rope), METH_VARARGS | METH_KEYWORDS,
      "Set the cosines and sines of a table, each [n_positions, n_pairs]."},
     {"forward", with_keywords(forward), METH_VARARGS | METH_KEYWORDS,
-     "Run a batch and write the logits of the chosen rows, which rise."},
+     "Run a batch and write the logits of the chosen rows, which rise. part_times: float64, for each\n"
+     "of FORWARD_PARTS its seconds, and seconds in which threads had nothing to do; added to."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject make_type() {

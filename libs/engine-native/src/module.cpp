@@ -2,6 +2,7 @@
 // transformers wrote them; whole decoders are in decoder_type.cpp.
 #include "binding.h"
 #include "parallel.h"
+#include "part_times.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -520,5 +521,11 @@ PyMODINIT_FUNC PyInit__native() {
       Py_DECREF(module);
       return nullptr;
     }
+  PyObject *parts = PyTuple_New(kParts);
+  for (int i = 0; parts && i < kParts; ++i)
+    PyTuple_SET_ITEM(parts, i, PyUnicode_FromString(kPartNames[i]));
+  if (!parts || PyModule_AddObjectRef(module, "FORWARD_PARTS", parts) != 0)
+    Py_CLEAR(module);
+  Py_XDECREF(parts);
   return module;
 }

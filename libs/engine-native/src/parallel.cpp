@@ -5,6 +5,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 namespace halfmoon {
@@ -61,6 +62,9 @@ struct Pool {
   void *context = nullptr;
   int n_helpers = 0; // started threads
   std::atomic<bool> stop{false};
+  std::atomic<bool> timed{false};
+  std::atomic<int64_t> helped_ns{0};
+  int64_t waited_ns = 0; // the caller's
   pthread_t helpers[kMaxThreads];
   pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER;
 };
@@ -111,7 +115,10 @@ void *help(void *argument) {
       return nullptr;
     seen = pool.round.load();
     if (enter()) {
+      int64_t began = pool.timed.load(std::memory_order_relaxed) ? now_ns() : 0;
       take_tasks(start.thread);
+      if (began != 0)
+        pool.helped_ns.fetch_add(now_ns() - began);
       leave();
     }
   }
@@ -188,6 +195,16 @@ void set_threads(int n) {
 
 int threads() { return n_threads.load(); }
 
+int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+void time_threads(bool on) { pool.timed.store(on); }
+
+ThreadTimes thread_times() { return {pool.helped_ns.load(), pool.waited_ns}; }
+
 void run_tasks(int64_t n_tasks, TaskFunction function, void *context) {
   if (n_tasks <= 0)
     return;
@@ -203,7 +220,10 @@ void run_tasks(int64_t n_tasks, TaskFunction function, void *context) {
     pool.next.store(0, std::memory_order_relaxed);
     begin_round();
     take_tasks(0);
+    int64_t began = pool.timed.load(std::memory_order_relaxed) ? now_ns() : 0;
     end_round();
+    if (began != 0)
+      pool.waited_ns += now_ns() - began;
   }
   pthread_mutex_unlock(&pool.callers);
 }

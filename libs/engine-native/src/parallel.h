@@ -20,6 +20,15 @@ constexpr int kMaxThreads = 256;
 // (callers of other threads wait). `thread` is 0 … threads()-1: index of per-thread scratch.
 void run_tasks(int64_t n_tasks, TaskFunction function, void *context);
 
+// What threads did in rounds of tasks while `time_threads` was on.
+struct ThreadTimes {
+  int64_t helped_ns; // computing, of all threads but the caller
+  int64_t waited_ns; // of the caller, for the last of the others
+};
+void time_threads(bool on);
+ThreadTimes thread_times();
+int64_t now_ns();
+
 template <typename F> inline void parallel_for(int64_t n_tasks, F &&f) {
   run_tasks(
       n_tasks,
