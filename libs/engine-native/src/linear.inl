@@ -1,12 +1,13 @@
 // Packed linears: cut a call into tasks, and run the kernels of linear_kernel.inl in them.
 //
 // Few rows: a task takes some panels, each one stream from memory, and all rows; x is prepared once.
-// Many rows: a task takes a block of rows, which it prepares in the second-level cache, and a group of
-// panels. Each part of a panel comes into the first-level cache once and is multiplied by all rows.
+// Many rows: a task takes a block of rows and a group of panels. A thread prepares the rows in its
+// second-level cache and keeps them for its next tasks of the same block. Each part of a panel comes into the first-level cache once and is multiplied by all rows.
 namespace halfmoon { namespace HALFMOON_ISA { namespace {
 
 constexpr int64_t kSharedRows = 256; // x is prepared once for all tasks up to here
 constexpr int64_t kTaskBytes = 512 << 10; // prepared rows of a task: half of a second-level cache
+constexpr int kTasksOfThread = 64; // small ones, so that all threads end together
 constexpr int64_t kFusedRows = 2 * kGroupRows; // from here on 16-bit weights are widened first
 
 struct LinearJob {
@@ -19,6 +20,7 @@ struct LinearJob {
   bool rounds;           // x to bfloat16
   bool widens;           // a panel's part to float32
   const uint32_t *ready; // x prepared for all tasks: [n_blocks][n_rows][kRowWords]; or nullptr
+  uint64_t number = 0; // of a job without `ready`, from 1 on
   int64_t n_blocks() const { return (w->n_in + block_inputs - 1) / block_inputs; }
 };
 
@@ -68,6 +70,26 @@ void prepare_rows(const LinearJob &job, int64_t row, int64_t n_rows, int64_t blo
             reinterpret_cast<float *>(to));
 }
 
+// What a thread's scratch of rows holds.
+struct PreparedRows {
+  uint64_t job_number = 0;
+  int64_t row = 0;
+};
+thread_local PreparedRows prepared;
+uint64_t n_jobs = 0;
+
+const uint32_t *prepare_block(const LinearJob &job, int64_t row, int64_t n_rows) {
+  int64_t n_blocks = job.n_blocks(), block_words = n_rows * kRowWords;
+  uint32_t *rows = static_cast<uint32_t *>(
+      scratch(ScratchSlot::rows, static_cast<size_t>(n_blocks * block_words) * 4));
+  if (prepared.job_number == job.number && prepared.row == row)
+    return rows;
+  for (int64_t block = 0; block < n_blocks; ++block)
+    prepare_rows(job, row, n_rows, block, rows + block * block_words);
+  prepared = {job.number, row};
+  return rows;
+}
+
 // Compute panels `panel` … `end`-1 of y for some rows.
 void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, int64_t end) {
   const LinearCall &call = *job.call;
@@ -77,11 +99,7 @@ void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, 
   int64_t block_words = call.n_rows * kRowWords;
   if (!job.ready) {
     block_words = n_rows * kRowWords;
-    uint32_t *rows = static_cast<uint32_t *>(
-        scratch(ScratchSlot::rows, static_cast<size_t>(n_blocks * block_words) * 4));
-    for (int64_t block = 0; block < n_blocks; ++block)
-      prepare_rows(job, row, n_rows, block, rows + block * block_words);
-    x = rows;
+    x = prepare_block(job, row, n_rows);
   }
   float *sums = static_cast<float *>(
       scratch(ScratchSlot::sums, static_cast<size_t>(n_rows * kPanelOutputs) * 4));
@@ -104,6 +122,8 @@ void multiply(const LinearJob &job, int64_t row, int64_t n_rows, int64_t panel, 
     for (int64_t group = 0; group < n_groups; ++group) {
       int64_t first = n_rows * group / n_groups, last = n_rows * (group + 1) / n_groups;
       float *to = sums + first * kPanelOutputs;
+      if (block == n_blocks - 1)
+        prefetch_results(call, w, p, row + first, last - first);
       job.kernels[last - first](x + block * block_words + first * kRowWords, part, steps, to,
                                 block == 0, ahead + group * steps * ahead_bytes, ahead_bytes);
       if (block == n_blocks - 1)
@@ -157,19 +177,19 @@ void multiply_few(const LinearJob &job) {
   }
 }
 
-void multiply_many(const LinearJob &job) {
+void multiply_many(LinearJob &job) {
+  job.number = __atomic_add_fetch(&n_jobs, 1, __ATOMIC_RELAXED);
   int64_t n_panels = job.w->n_panels, n_rows = job.call->n_rows;
   int64_t group_bytes = job.n_blocks() * kGroupRows * kRowWords * 4;
   int64_t row_groups = kTaskBytes / group_bytes;
   int64_t task_rows = (row_groups < 2 ? 2 : row_groups > 8 ? 8 : row_groups) * kGroupRows;
   int64_t n_parts = (n_rows + task_rows - 1) / task_rows;
-  // Enough tasks that the last ones keep all threads busy.
   int64_t group = 32;
-  while (group > 4 && n_parts * ((n_panels + group - 1) / group) < 16 * threads())
+  while (group > 2 && n_parts * ((n_panels + group - 1) / group) < kTasksOfThread * threads())
     group /= 2;
   int64_t n_groups = (n_panels + group - 1) / group;
   parallel_for(n_parts * n_groups, [&](int64_t i, int) {
-    int64_t part = i % n_parts, g = i / n_parts;
+    int64_t part = i / n_groups, g = i % n_groups;
     int64_t first = n_rows * part / n_parts, last = n_rows * (part + 1) / n_parts;
     multiply(job, first, last - first, n_panels * g / n_groups, n_panels * (g + 1) / n_groups);
   });

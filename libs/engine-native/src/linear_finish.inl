@@ -42,6 +42,17 @@ inline void put(const LinearCall &call, float *y, Floats result, int64_t n_colum
     y[i] = call.accumulate ? y[i] + result[i] : result[i];
 }
 
+// Fetch the lines of y that `finish` will write, while the last sums are computed.
+inline void prefetch_results(const LinearCall &call, const Packed &w, int64_t panel, int64_t row,
+                             int64_t n_rows) {
+  const float *y = call.y + row * call.y_stride + panel * w.columns();
+  for (int64_t r = 0; r < n_rows; ++r, y += call.y_stride) {
+    __builtin_prefetch(y, 1);
+    if (!w.gated)
+      __builtin_prefetch(y + kLanes, 1);
+  }
+}
+
 // Store the sums [n_rows][kPanelOutputs] of a panel as columns of y from `row` on.
 void finish(const LinearCall &call, const Packed &w, int64_t panel, int64_t row, int64_t n_rows,
             const float *sums) {

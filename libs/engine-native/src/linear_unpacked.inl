@@ -71,23 +71,56 @@ struct UnpackedBfloat16 {
 };
 #endif
 
-// Add the lanes, halves first.
-inline float add_lanes(Floats v) {
 #if HALFMOON_LANES == 16
-  auto eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+constexpr int kTreeLeaves = 16;
+
+// Add the lanes of 16 vectors, halves first; returns all sums, that of vector i in lane_of_sum(i).
+// Two vectors share an addition: one alone takes as many instructions as 16 take here by three.
+inline Floats add_lanes(const Floats (&v)[kTreeLeaves]) {
+  Floats eights[8], fours[4], twos[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    Floats a = v[2 * i], b = v[2 * i + 1];
+    eights[i] =
+        __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+        __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    Floats a = eights[2 * i], b = eights[2 * i + 1];
+    fours[i] =
+        __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    Floats a = fours[2 * i], b = fours[2 * i + 1];
+    twos[i] =
+        __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+        __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+  return __builtin_shufflevector(twos[0], twos[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12,
+                                 28, 14, 30) +
+         __builtin_shufflevector(twos[0], twos[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13,
+                                 29, 15, 31);
+}
+constexpr int lane_of_sum(int i) {
+  return (i & 1) << 2 | (i & 2) << 2 | (i & 4) >> 1 | (i & 8) >> 3;
+}
 #else
-  auto eight = v;
-#endif
-#if HALFMOON_LANES >= 8
-  auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
-              __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+constexpr int kTreeLeaves = 1;
+inline Floats add_lanes(const Floats (&v)[1]) {
+#if HALFMOON_LANES == 8
+  auto four = __builtin_shufflevector(v[0], v[0], 0, 1, 2, 3) +
+              __builtin_shufflevector(v[0], v[0], 4, 5, 6, 7);
 #else
-  auto four = eight;
+  auto four = v[0];
 #endif
   auto two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
-  return two[0] + two[1];
+  return Floats{two[0] + two[1]};
 }
+constexpr int lane_of_sum(int) { return 0; }
+#endif
 
 struct UnpackedJob {
   const char *weights;
@@ -98,9 +131,10 @@ struct UnpackedJob {
   int64_t y_stride;
 };
 
-// Products of N rows of weights from `o` on with R rows of x from `row` on.
+// Products of N rows of weights from `o` on with R rows of x from `row` on, the `group`-th of
+// `n_groups` groups of rows of x.
 template <typename Kind, int N, int R>
-void dot_rows(const UnpackedJob &job, int64_t o, int64_t row) {
+void dot_rows(const UnpackedJob &job, int64_t o, int64_t row, int64_t group, int64_t n_groups) {
   const char *w = job.weights + o * job.n_in * Kind::kSize;
   const char *x = job.x + row * job.x_bytes;
   int64_t row_bytes = job.n_in * Kind::kSize, whole = job.n_in / Kind::kStep;
@@ -116,16 +150,32 @@ void dot_rows(const UnpackedJob &job, int64_t o, int64_t row) {
       for (int n = 0; n < N; ++n)
         sums[n][r] = Kind::add(sums[n][r], weights[n], xs + r * job.x_bytes);
   };
-  // Meanwhile fetch the next rows.
-  const char *ahead = w + N * row_bytes;
-  for (int64_t i = 0; i < whole; ++i) {
+  // Meanwhile fetch the next rows of weights: each group of rows of x its share of them.
+  const char *next = w + N * row_bytes;
+  constexpr int kAhead = N == 1 ? 1 : N / 2;
+  if (n_groups == 1) {
+    for (int64_t i = 0; i < whole; ++i) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
-      __builtin_prefetch(ahead + n * row_bytes, 0, kPrefetchHint);
-    ahead += Kind::kStep * Kind::kSize;
-    step(w, row_bytes, x);
-    w += Kind::kStep * Kind::kSize;
-    x += Kind::kStep * Kind::kXBytes;
+      for (int n = 0; n < N; ++n)
+        __builtin_prefetch(next + n * row_bytes, 0, kPrefetchHint);
+      next += Kind::kStep * Kind::kSize;
+      step(w, row_bytes, x);
+      w += Kind::kStep * Kind::kSize;
+      x += Kind::kStep * Kind::kXBytes;
+    }
+  } else {
+    int64_t first = N * group / n_groups, last = N * (group + 1) / n_groups - 1;
+    const char *ahead[kAhead];
+    for (int n = 0; n < kAhead; ++n)
+      ahead[n] = next + (first + n < last ? first + n : last) * row_bytes;
+    for (int64_t i = 0; i < whole; ++i) {
+#pragma GCC unroll 8
+      for (int n = 0; n < kAhead; ++n)
+        __builtin_prefetch(ahead[n] + i * Kind::kStep * Kind::kSize, 0, kPrefetchHint);
+      step(w, row_bytes, x);
+      w += Kind::kStep * Kind::kSize;
+      x += Kind::kStep * Kind::kXBytes;
+    }
   }
   int64_t rest = job.n_in - whole * Kind::kStep;
   if (rest > 0) {
@@ -134,9 +184,18 @@ void dot_rows(const UnpackedJob &job, int64_t o, int64_t row) {
       memcpy(padded[n], w + n * row_bytes, static_cast<size_t>(rest * Kind::kSize));
     step(padded[0], Kind::kStep * Kind::kSize, x);
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n)
-      job.y[(row + r) * job.y_stride + o + n] = add_lanes(sums[n][r]);
+  constexpr int kSums = N * R;
+#pragma GCC unroll 8
+  for (int first = 0; first < kSums; first += kTreeLeaves) {
+    Floats leaves[kTreeLeaves];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTreeLeaves; ++i)
+      leaves[i] = first + i < kSums ? sums[(first + i) % N][(first + i) / N] : Floats{};
+    float totals[kLanes];
+    store(totals, add_lanes(leaves));
+    for (int i = 0; i < kTreeLeaves && first + i < kSums; ++i)
+      job.y[(row + (first + i) / N) * job.y_stride + o + (first + i) % N] = totals[lane_of_sum(i)];
+  }
 }
 
 // Rows of x of one block of weights, in equal groups of at most kXAt.
@@ -145,12 +204,12 @@ template <typename Kind, int N> void dot_all_rows(const UnpackedJob &job, int64_
   for (int64_t group = 0; group < n_groups; ++group) {
     int64_t row = job.n_rows * group / n_groups;
     switch (job.n_rows * (group + 1) / n_groups - row) {
-    case 1: dot_rows<Kind, N, 1>(job, o, row); break;
-    case 2: dot_rows<Kind, N, 2>(job, o, row); break;
-    case 3: if constexpr (kXAt >= 3) dot_rows<Kind, N, 3>(job, o, row); break;
-    case 4: if constexpr (kXAt >= 4) dot_rows<Kind, N, 4>(job, o, row); break;
-    case 5: if constexpr (kXAt >= 5) dot_rows<Kind, N, 5>(job, o, row); break;
-    default: if constexpr (kXAt >= 6) dot_rows<Kind, N, 6>(job, o, row); break;
+    case 1: dot_rows<Kind, N, 1>(job, o, row, group, n_groups); break;
+    case 2: dot_rows<Kind, N, 2>(job, o, row, group, n_groups); break;
+    case 3: if constexpr (kXAt >= 3) dot_rows<Kind, N, 3>(job, o, row, group, n_groups); break;
+    case 4: if constexpr (kXAt >= 4) dot_rows<Kind, N, 4>(job, o, row, group, n_groups); break;
+    case 5: if constexpr (kXAt >= 5) dot_rows<Kind, N, 5>(job, o, row, group, n_groups); break;
+    default: if constexpr (kXAt >= 6) dot_rows<Kind, N, 6>(job, o, row, group, n_groups); break;
     }
   }
 }
