@@ -60,8 +60,8 @@ class ProfiledEngine:
         import numpy as np
         import torch
 
+        import halfmoon_engine_native as native
         from halfmoon_engine.load import open_engine
-        from halfmoon_engine_native import _native as native
 
         engine: Any = open_engine(
             folder, block_size=BLOCK_SIZE, dtype=precision, device="cpu", threads=threads

@@ -5,6 +5,7 @@ them, and halfmoon-engine computes with torch where they are missing.
 """
 
 from halfmoon_engine_native._native import (
+    FORWARD_PARTS,
     Batch,
     Decoder,
     Linear,
@@ -23,6 +24,7 @@ from halfmoon_engine_native._native import (
 )
 
 __all__ = [
+    "FORWARD_PARTS",
     "Batch",
     "Decoder",
     "Linear",

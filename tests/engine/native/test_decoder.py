@@ -1,6 +1,7 @@
 """Whole decoders in C++: blocks of rows, chosen rows, hooks, and hostile arguments."""
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,50 @@ def test_a_batch_of_another_pool_shape_is_refused() -> None:
     decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
     with pytest.raises(ValueError, match="a pool of 2 layers"):
         decoder.forward(batch, np.zeros(1, np.int64), np.array([0]), 1, np.zeros(32, np.float32))
+
+
+def timed_forward(times: Any, **hooks: Any) -> None:
+    decoder = small_decoder()
+    decoder.set_rope(0, np.ones((16, 4), np.float32), np.ones((16, 4), np.float32))
+    decoder.forward(
+        pool_and_batch([3], [0]),
+        np.zeros(3, np.int64),
+        np.array([2]),
+        1,
+        np.zeros(32, np.float32),
+        part_times=times,
+        **hooks,
+    )
+
+
+def test_the_time_of_each_part_is_added_where_it_is_asked_for() -> None:
+    times = np.zeros((len(native.FORWARD_PARTS), 2))
+    timed_forward(times)
+    once = times.copy()
+    assert (once[:, 0] > 0).all()
+    timed_forward(times)
+    assert (times[:, 0] > once[:, 0]).all()
+
+
+def test_a_hook_is_a_part_of_its_own_in_which_other_threads_are_idle() -> None:
+    began_and_ended: list[int] = []
+
+    def burn(_: int) -> None:
+        began_and_ended.append(time.monotonic_ns())
+        sum(range(300_000))
+        began_and_ended.append(time.monotonic_ns())
+
+    native.set_threads(2)
+    times = np.zeros((len(native.FORWARD_PARTS), 2))
+    timed_forward(times, before_layer=burn)
+    seconds, idle = times[native.FORWARD_PARTS.index("hooks")]
+    assert seconds >= (began_and_ended[1] - began_and_ended[0]) * 1e-9
+    assert idle == pytest.approx(seconds)
+
+
+def test_times_of_another_number_of_parts_are_refused() -> None:
+    with pytest.raises(ValueError, match="part_times"):
+        timed_forward(np.zeros((len(native.FORWARD_PARTS) - 1, 2)))
 
 
 def test_threads_can_change_between_forwards(

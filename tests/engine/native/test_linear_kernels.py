@@ -186,6 +186,39 @@ def test_a_row_gives_the_same_bits_in_any_batch(isa: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("isa", native.instruction_sets())
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_many_rows_of_one_call_are_not_those_of_the_call_before(isa: str, n_threads: int) -> None:
+    native.use_instruction_set(isa)
+    native.set_threads(n_threads)
+    linear = native.Linear(numbers(1, 300, 40), "float32", 300, 40)
+    for seed in (2, 3, 4):
+        x = numbers(seed, 700, 40)
+        many, few = np.zeros((700, 300), np.float32), np.zeros((1, 300), np.float32)
+        linear.run(x, many, 700)
+        for row in (0, 350, 699):
+            linear.run(x[row : row + 1], few, 1)
+            assert np.array_equal(few[0], many[row])
+
+
+@pytest.mark.parametrize("isa", native.instruction_sets())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_gives_the_same_bits_in_any_batch_over_row_major_weights(
+    isa: str, dtype: str
+) -> None:
+    native.use_instruction_set(isa)
+    native.set_threads(2)
+    n_out, n_in = 67, 150
+    weights, _ = stored(numbers(1, n_out, n_in), dtype)
+    x = numbers(2, 40, n_in)
+    many = np.zeros((40, n_out), np.float32)
+    native.linear_unpacked(weights, dtype, n_out, n_in, x, many, 40)
+    for n_rows in (*range(1, 18), 33):
+        few = np.zeros((n_rows, n_out), np.float32)
+        native.linear_unpacked(weights, dtype, n_out, n_in, x[:n_rows], few, n_rows)
+        assert np.array_equal(few, many[:n_rows])
+
+
+@pytest.mark.parametrize("isa", native.instruction_sets())
 def test_packed_weights_keep_their_size(isa: str) -> None:
     native.use_instruction_set(isa)
     for dtype, size in zip(DTYPES, (4, 2, 2), strict=True):
