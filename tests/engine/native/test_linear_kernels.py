@@ -186,16 +186,15 @@ def test_a_row_gives_the_same_bits_in_any_batch(isa: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("isa", native.instruction_sets())
-@pytest.mark.parametrize("n_threads", [1, 3])
-def test_many_rows_of_one_call_are_not_those_of_the_call_before(isa: str, n_threads: int) -> None:
+def test_many_rows_of_one_call_are_not_those_of_the_call_before(isa: str) -> None:
     native.use_instruction_set(isa)
-    native.set_threads(n_threads)
+    native.set_threads(3)
     linear = native.Linear(numbers(1, 300, 40), "float32", 300, 40)
-    for seed in (2, 3, 4):
-        x = numbers(seed, 700, 40)
-        many, few = np.zeros((700, 300), np.float32), np.zeros((1, 300), np.float32)
-        linear.run(x, many, 700)
-        for row in (0, 350, 699):
+    many, few = np.zeros((300, 300), np.float32), np.zeros((1, 300), np.float32)
+    for seed in range(60):  # which thread begins with which rows differs from call to call
+        x = numbers(seed, 300, 40)
+        linear.run(x, many, 300)
+        for row in (0, 150, 299):
             linear.run(x[row : row + 1], few, 1)
             assert np.array_equal(few[0], many[row])
 
