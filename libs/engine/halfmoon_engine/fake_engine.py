@@ -206,14 +206,22 @@ class FakeEngine:
         check_batch(runs, self._layout, pool.shape[0], self.max_context)
         n_tokens = sum(len(run.token_ids) for run in runs)
         layer_s = (self.model.step_s + self.model.token_s * n_tokens) / self.model.layers
+        watched = before_layer is not None or after_layer is not None
         prefixes: list[HashWords] = []
+        computed: list[HashWords | None] = []
         for layer in range(self.model.layers):
             if before_layer is not None:
                 before_layer(layer)
             if layer == 0:
                 prefixes = [self._run_prefix(pool, run) for run in runs]
-            for run, prefix in zip(runs, prefixes, strict=True):
-                self._write(pool, run, layer, prefix)
+                computed = [self._all_rows(prefix) for prefix in prefixes]
+            for run, prefix, rows in zip(runs, prefixes, computed, strict=True):
+                if rows is None:
+                    self._write(pool, run, layer, self._rows(prefix, layer)[:, None])
+                elif watched:
+                    self._write(pool, run, layer, rows[:, layer : layer + 1])
+                elif layer == 0:
+                    self._write(pool, run, 0, rows)
             if after_layer is not None:
                 after_layer(layer)
             if layer_s > 0:
@@ -321,18 +329,20 @@ class FakeEngine:
             rows[:, 0] = prefix
         return rows
 
-    def _write(self, pool: HashWords, run: Run, layer: int, prefix: HashWords) -> None:
-        """Write a run's KV of a layer; that of all layers with the first one if there is little."""
-        n, n_layers = len(run.token_ids), self.model.layers
-        if n * n_layers * self._row_words <= _WORDS_AT_ONCE:
-            if layer > 0:
-                return
-            layers = slice(0, n_layers)
-            rows = _mix(prefix[:, None] + self._all_word_keys)
-            rows[:, 0] = prefix
-        else:
-            layers, rows = slice(layer, layer + 1), self._rows(prefix, layer)
-        words = rows.reshape(n, -1, 2, self._row_words // 2)
+    def _all_rows(self, prefix: HashWords) -> HashWords | None:
+        """Compute the KV words of all layers, [n, layer, words]; None where they are many."""
+        n_layers = self.model.layers
+        if len(prefix) * n_layers * self._row_words > _WORDS_AT_ONCE:
+            return None
+        rows = _mix(prefix[:, None] + self._all_word_keys)
+        rows[:, 0] = prefix
+        return rows.reshape(len(prefix), n_layers, self._row_words)
+
+    def _write(self, pool: HashWords, run: Run, first: int, rows: HashWords) -> None:
+        """Write a run's KV of some layers from `first` on: [n, layer, words]."""
+        n, n_layers, _ = rows.shape
+        layers = slice(first, first + n_layers)
+        words = rows.reshape(n, n_layers, 2, self._row_words // 2)
         page, slot = divmod(run.start, self._layout.block_size)
         if slot + n <= self._layout.block_size:
             pool[run.pages[page], layers, :, slot : slot + n] = words.transpose(1, 2, 0, 3)
