@@ -177,6 +177,21 @@ async def test_a_group_whose_read_failed_is_read_whole_from_another_replica() ->
     assert await bench.paths() == ["a", "b", "b", "b"]
 
 
+async def test_layers_that_came_before_their_turn_are_read_anew_from_another_replica() -> None:
+    bench = Bench("a", "b")
+    first, *early = await bench.asked("a")
+    for transfer in early:
+        transfer.arrive()
+    first.fail()
+    again = await bench.asked("b")
+    assert [t.group for t in again] == list(ONE_BY_ONE)
+    again[0].arrive()
+    assert not bench.read.layers[1].done(), "bytes of two replicas in one prefix"
+    for transfer in again[1:]:
+        transfer.arrive()
+    assert await bench.paths() == ["b"] * N_LAYERS
+
+
 async def test_one_that_brings_nothing_for_too_long_is_given_up() -> None:
     bench = Bench("a", patience_s=0.01)
     with pytest.raises(TimedOut, match=r"no layer came for 0\.01 s"):

@@ -135,8 +135,8 @@ class LayerArrivals:
         """Announce a group, and those after it that came earlier; in any thread."""
         try:
             report = transfer.result(0)
-        except Exception:
-            return  # the read's task gets it from the transfer
+        except TransferError:
+            return  # `_read_rest` gets it from the transfer, and another replica may take over
         report = msgspec.structs.replace(report, n_bytes=report.n_bytes // len(group))
         with self._lock:
             if replica != self._n_over:
