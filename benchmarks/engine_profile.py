@@ -18,10 +18,8 @@ from typing import Any
 
 from benchmarks.engine.part_limits import GROUPS, Limit, limits, passes_of
 from benchmarks.engine.random_weights import model_folder
+from benchmarks.engine.row_options import add_row_options, chosen_rows
 from benchmarks.engine.rows import (
-    DECODE_BATCHES,
-    DECODE_CONTEXTS,
-    PREFILL_TOKENS,
     Ceilings,
     DecodeRow,
     MeasuredRow,
@@ -157,21 +155,14 @@ def main() -> None:
     add = parser.add_argument
     add("--shapes", default="llama-8x512,qwen3-0.6b", help=f"models, of {', '.join(SHAPES)}")
     add("--dtypes", default=",".join(ITEM_BYTES), help="precisions of weights and KV")
-    add("--prefill", default=_text(PREFILL_TOKENS), help="prompts; empty: none")
-    add("--batches", default=_text(DECODE_BATCHES), help="requests of a decode step; empty: none")
-    add("--contexts", default=_text(DECODE_CONTEXTS), help="tokens of each of those requests")
+    add_row_options(parser)
     add("--threads", type=int, default=2)
     add("--chunk", type=int, default=2048, help="tokens of one forward pass at the most")
     add("--seconds", type=float, default=1.0, help="for each row")
     options = parser.parse_args()
     os.environ["HALFMOON_ENGINE_NATIVE"] = "1"
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
-    rows: list[MeasuredRow] = [PrefillRow(n) for n in _numbers(options.prefill)]
-    rows += [
-        DecodeRow(batch, context)
-        for batch in _numbers(options.batches)
-        for context in _numbers(options.contexts)
-    ]
+    rows = chosen_rows(options)
     for name in options.shapes.split(","):
         for precision in options.dtypes.split(","):
             print(f"\n{_profile(SHAPES[name], precision, rows, options)}", flush=True)
@@ -198,14 +189,6 @@ def _profile(
     title = f"{shape.name}, {precision}"
     said = f"ceilings: {product:,.0f} GFLOP/s, {read:.1f} GB/s read; {options.threads} threads"
     return f"{table(title, found, options.threads)}\n\n{said}"
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",") if word.strip()]
-
-
-def _text(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
 
 
 if __name__ == "__main__":

@@ -18,15 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.rounds import CEILINGS, SYSTEMS, VLLM, Measured, RunChoices, measure_model
-from benchmarks.engine.rows import (
-    DECODE_BATCHES,
-    DECODE_CONTEXTS,
-    PREFILL_TOKENS,
-    DecodeRow,
-    PrefillRow,
-    comparison_table,
-    memory_rows,
-)
+from benchmarks.engine.row_options import add_row_options, chosen_rows
+from benchmarks.engine.rows import PrefillRow, comparison_table, memory_rows
 from benchmarks.engine.shapes import ITEM_BYTES, SHAPES
 from benchmarks.engine.ttft_reuse import measure_reuse
 from benchmarks.vllm_cpu import VERSION, vllm_python
@@ -41,16 +34,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     choices = RunChoices(
         systems=tuple(_chosen(options.systems, SYSTEMS, "--systems")),
-        rows=()
-        if options.only_ttft
-        else (
-            *(PrefillRow(int(n)) for n in _words(options.prefill)),
-            *(
-                DecodeRow(int(batch), int(context))
-                for batch in _words(options.batches)
-                for context in _words(options.contexts)
-            ),
-        ),
+        rows=() if options.only_ttft else chosen_rows(options),
         rounds=options.rounds,
         threads=options.threads,
         chunk=options.chunk,
@@ -90,9 +74,7 @@ def parser() -> argparse.ArgumentParser:
     add("--shapes", default=DEFAULT_SHAPES, help=f"models, of {', '.join(SHAPES)}")
     add("--dtypes", default=",".join(ITEM_BYTES), help="precisions of weights and KV")
     add("--systems", default=f"halfmoon,{VLLM}", help=f"engines, of {', '.join(SYSTEMS)}")
-    add("--prefill", default=_text(PREFILL_TOKENS), help="prompts; empty: none")
-    add("--batches", default=_text(DECODE_BATCHES), help="requests of a decode step; empty: none")
-    add("--contexts", default=_text(DECODE_CONTEXTS), help="tokens of each of those requests")
+    add_row_options(made)
     add("--rounds", type=int, default=5)
     add("--threads", type=int, default=2, help="of each engine, on as many cores")
     add("--chunk", type=int, default=2048, help="tokens of one forward pass of ours at the most")
@@ -179,10 +161,6 @@ def _machine(threads: int, rounds: int, clock: str) -> str:
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _text(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
 
 
 def _chosen(text: str, known: tuple[Any, ...], flag: str) -> list[Any]:
